@@ -1,0 +1,1 @@
+"""Speech tokens to waveform: models, the batching engine, and its Triton face."""

@@ -1,0 +1,135 @@
+"""Settings of the token2wav service: frozen inside, read once at the process edge."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+class HistoryPolicy(str, Enum):
+    """Which earlier frames a chunk may attend to."""
+
+    UPSTREAM = "upstream"
+    """As the original runtime truncates; streams end at 100 s of prompt and audio."""
+    PROMPT_AND_RECENT = "prompt_and_recent"
+    """The whole prompt and the newest frames: constant memory and cost for any length."""
+    AUTO = "auto"
+    """`upstream` until its limit would be passed, `prompt_and_recent` from there on."""
+
+
+class NoiseSource(str, Enum):
+    """Where the flow's initial noise comes from."""
+
+    COUNTER = "counter"
+    """A counter-based function of (seed, absolute frame): repeatable, different for every frame."""
+    UPSTREAM = "upstream"
+    """One frozen buffer for all streams, indexed by the attention cache's length."""
+
+
+class Crossfade(str, Enum):
+    """Window that joins consecutive vocoder outputs."""
+
+    NORMALISED = "normalised"
+    """The two halves sum to 1."""
+    UPSTREAM = "upstream"
+    """Hamming: the halves sum to 1.08."""
+
+
+class SourcePhase(str, Enum):
+    """How the harmonic source starts in each vocoder call."""
+
+    CONTINUOUS = "continuous"
+    """Goes on where the previous call ended."""
+    UPSTREAM = "upstream"
+    """Restarts at zero, which makes the phase jump after every overlap."""
+
+
+@dataclass(frozen=True)
+class SynthesisPolicy:
+    """Choices that change what is heard; `upstream` values exist for parity."""
+
+    history: HistoryPolicy = HistoryPolicy.AUTO
+    estimator_recent_frames: int = 100
+    """Newest mel frames (50 Hz) the DiT keeps beside the prompt."""
+    conformer_recent_frames: int = 250
+    """Newest mel frames (50 Hz) the conformer keeps beside the prompt."""
+    noise: NoiseSource = NoiseSource.COUNTER
+    crossfade: Crossfade = Crossfade.NORMALISED
+    source_phase: SourcePhase = SourcePhase.CONTINUOUS
+    ode_steps: int = 10
+    """Euler steps of the flow's solver."""
+
+
+@dataclass(frozen=True)
+class Token2WavConfig:
+    """Everything the engine needs to start."""
+
+    model_dir: Path
+    """Directory with flow.yaml, flow.pt, hift.pt and the two ONNX files."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    """dtype of the flow; the vocoder is always float32."""
+    max_batch_size: int = 16
+    """Streams in one step at most."""
+    batch_window_us: int = 0
+    """Microseconds a step waits for more streams to join it."""
+    max_streams: int = 64
+    """Open streams at most; one more is refused."""
+    voice_cache_bytes: int = 512 * MIB
+    idle_timeout_s: float = 60.0
+    """An open stream that gets no chunk for so long is aborted."""
+    num_threads: int | None = None
+    """CPU threads for torch; None leaves torch's choice."""
+    synthesis: SynthesisPolicy = SynthesisPolicy()
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, str]) -> Token2WavConfig:
+        """Read flat string settings (field names of this class and of `SynthesisPolicy`).
+
+        Raises:
+            ValueError: an unknown name, a missing model_dir, or a value that does not parse.
+        """
+        own = {f.name for f in dataclasses.fields(cls)} - {"synthesis"}
+        policy = {f.name for f in dataclasses.fields(SynthesisPolicy)}
+        unknown = sorted(set(settings) - own - policy)
+        if unknown:
+            raise ValueError(f"unknown settings {unknown}; known are {sorted(own | policy)}")
+        if "model_dir" not in settings:
+            raise ValueError("model_dir is missing: give the directory that holds flow.yaml and flow.pt")
+        synthesis = SynthesisPolicy(**{k: _PARSERS[k](v) for k, v in settings.items() if k in policy})  # type: ignore[arg-type]
+        return cls(**{k: _PARSERS[k](v) for k, v in settings.items() if k in own}, synthesis=synthesis)  # type: ignore[arg-type]
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise ValueError(f"got {value}, expected at least {minimum}")
+        return value
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "model_dir": Path,
+    "device": str,
+    "dtype": str,
+    "max_batch_size": _at_least(1),
+    "batch_window_us": _at_least(0),
+    "max_streams": _at_least(1),
+    "voice_cache_bytes": _at_least(1),
+    "idle_timeout_s": float,
+    "num_threads": _at_least(1),
+    "history": HistoryPolicy,
+    "estimator_recent_frames": _at_least(0),
+    "conformer_recent_frames": _at_least(0),
+    "noise": NoiseSource,
+    "crossfade": Crossfade,
+    "source_phase": SourcePhase,
+    "ode_steps": _at_least(1),
+}

@@ -1,0 +1,72 @@
+"""What goes over the wire to token2wav: Triton model and tensor names, error codes, token limits.
+
+Imported by clients, so it needs numpy at most and never torch.
+
+A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the row):
+
+    operation       inputs                                      responses
+    register_voice  reference_wav | reference_audio             voice_id, prompt_speech_tokens, then FINAL
+    open            voice_id [seed, priority]                   stream_id; stays open until the stream ends,
+                                                                then stream_summary with FINAL
+    push            stream_id, chunk_index, token_ids, is_last  waveform, then FINAL
+    abort           stream_id                                   FINAL
+
+Cancelling the `open` request, or losing the connection that carries it, aborts the stream.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+TOKEN2WAV_MODEL = "token2wav_dit"
+DROP_IN_MODEL = "cosyvoice2_dit"
+AUDIO_TOKENIZER_MODEL = "audio_tokenizer"
+SPEAKER_EMBEDDING_MODEL = "speaker_embedding"
+
+SPEECH_VOCAB_SIZE = 6561
+"""Speech tokens are 0..6560 (finite scalar quantisation, 3 levels in 8 dimensions)."""
+TOKEN_RATE_HZ = 25
+SAMPLE_RATE_HZ = 24_000
+SAMPLES_PER_TOKEN = SAMPLE_RATE_HZ // TOKEN_RATE_HZ
+PROMPT_SAMPLE_RATE_HZ = 16_000
+LOOKAHEAD_TOKENS = 3
+"""A chunk that is not the last carries this many tokens of context beyond those it speaks."""
+DEFAULT_PRIORITY = 10
+"""Priority classes are 1 (first) to 10, as Triton counts them."""
+
+
+class Operation(str, Enum):
+    """Value of the `operation` tensor."""
+
+    REGISTER_VOICE = "register_voice"
+    OPEN = "open"
+    PUSH = "push"
+    ABORT = "abort"
+
+
+class ErrorCode(str, Enum):
+    """Machine-readable cause; stands before the first colon of every error message on the wire."""
+
+    INVALID_REQUEST = "INVALID_REQUEST"
+    INVALID_PROMPT = "INVALID_PROMPT"
+    INVALID_CHUNK = "INVALID_CHUNK"
+    VOICE_NOT_FOUND = "VOICE_NOT_FOUND"
+    STREAM_NOT_FOUND = "STREAM_NOT_FOUND"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+def encode_error(code: ErrorCode, message: str) -> str:
+    """Write an error for a channel that carries text only (Triton's stream responses)."""
+    return f"{code.value}: {message}"
+
+
+def decode_error(text: str) -> tuple[ErrorCode, str]:
+    """Read what `encode_error` wrote; text in any other form is INTERNAL."""
+    head, _, rest = text.partition(": ")
+    try:
+        return ErrorCode(head), rest
+    except ValueError:
+        return ErrorCode.INTERNAL, text

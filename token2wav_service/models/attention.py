@@ -1,0 +1,61 @@
+"""Which keys a chunk's queries see, and at what distance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from token2wav_service.models.causal import valid_mask
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Mask and distances of one attention over [history | own chunk]."""
+
+    mask: Tensor
+    """[B, 1, Q or 1, K] bool, true where the key may be seen."""
+    relative: Tensor
+    """[Q, K] int64, query position minus key position."""
+    relative_min: int
+    """Smallest value in `relative`."""
+    relative_max: int
+    """Largest value in `relative`."""
+
+
+def chunk_plan(history_lengths: Tensor, history_size: int, chunk_lengths: Tensor, chunk_size: int) -> AttentionPlan:
+    """Let every query see the valid history and its whole own chunk.
+
+    History is aligned to the right, so that the distance of a key is the same in every row whatever the
+    row's history length.
+
+    Args:
+        history_lengths: [B] valid history columns (the last ones).
+        history_size: padded history columns.
+        chunk_lengths: [B] valid columns of the chunk (the first ones).
+        chunk_size: padded chunk columns.
+    """
+    device = chunk_lengths.device
+    seen = valid_mask(history_lengths, history_size).flip(1)
+    own = valid_mask(chunk_lengths, chunk_size)
+    keys = torch.arange(history_size + chunk_size, device=device)
+    queries = torch.arange(chunk_size, device=device) + history_size
+    return AttentionPlan(
+        mask=torch.cat([seen, own], 1)[:, None, None, :],
+        relative=queries[:, None] - keys[None, :],
+        relative_min=1 - chunk_size,
+        relative_max=history_size + chunk_size - 1,
+    )
+
+
+def relative_sinusoids(plan: AttentionPlan, width: int, dtype: torch.dtype) -> Tensor:
+    """Return [R, width], row j the encoding of distance `relative_min + j`: sin on even, cos on odd channels.
+
+    Source: specification section 4 (Transformer-XL style encoding in closed form), angles in float64.
+    """
+    distance = torch.arange(plan.relative_min, plan.relative_max + 1, device=plan.relative.device, dtype=torch.float64)
+    channel = torch.arange(0, width, 2, device=plan.relative.device, dtype=torch.float64)
+    angle = distance[:, None] * torch.exp(channel * (-math.log(10000.0) / width))[None, :]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(dtype)

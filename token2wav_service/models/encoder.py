@@ -1,0 +1,242 @@
+"""Conformer encoder: embedded speech tokens at 25 Hz to hidden frames at 50 Hz, whole or in chunks.
+
+It knows nothing of token ids, voices or mel; its state is passed in and out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from token2wav_service.models.attention import AttentionPlan, chunk_plan, relative_sinusoids
+from token2wav_service.models.causal import causal_tail, valid_mask
+from token2wav_service.models.config import EncoderConfig
+
+LAYER_NORM_EPS = 1e-12
+"""Of the blocks' own norms; embed and after_norm use 1e-5."""
+
+
+@dataclass(frozen=True)
+class EncoderHistory:
+    """What earlier chunks left, padded to one batch (history aligned to the right on time).
+
+    Shapes: L1 blocks, L2 up-blocks, h heads, d head_dim, C width; S tokens and F frames of padded history.
+    """
+
+    token_kv: Tensor
+    """[L1, B, h, S, 2d] keys then values of the blocks, time ascending."""
+    frame_kv: Tensor
+    """[L2, B, h, F, 2d] the same of the up-blocks."""
+    token_lengths: Tensor
+    """[B] valid history tokens."""
+    frame_lengths: Tensor
+    """[B] valid history frames."""
+    lookahead_tail: Tensor
+    """[B, C, 2] columns the look-ahead layer's second convolution continues from."""
+    upsample_tail: Tensor
+    """[B, C, 4] columns the upsampling convolution continues from."""
+
+
+@dataclass(frozen=True)
+class EncoderUpdate:
+    """What this chunk adds to the history; same layout, own chunk only (padded on the right)."""
+
+    token_kv: Tensor
+    frame_kv: Tensor
+    lookahead_tail: Tensor
+    upsample_tail: Tensor
+
+
+@dataclass(frozen=True)
+class EncoderPlans:
+    """Attention plans of the two rates; given by callers who want another mask than a chunk's own."""
+
+    tokens: AttentionPlan
+    frames: AttentionPlan
+
+
+class _Embed(nn.Module):
+    """Linear, LayerNorm, then times sqrt(width)."""
+
+    def __init__(self, input_size: int, output_size: int) -> None:
+        super().__init__()
+        self.out = nn.Sequential(nn.Linear(input_size, output_size), nn.LayerNorm(output_size, eps=1e-5))
+        self.scale = math.sqrt(output_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.out(x) * self.scale)
+
+
+class _PreLookahead(nn.Module):
+    def __init__(self, channels: int, lookahead: int) -> None:
+        super().__init__()
+        self.lookahead = lookahead
+        self.conv1 = nn.Conv1d(channels, channels, lookahead + 1)
+        self.conv2 = nn.Conv1d(channels, channels, 3)
+
+    def forward(self, x: Tensor, size: int, lengths: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix in the look-ahead; x is [B, at least size + lookahead, C], the result [B, size, C]."""
+        y = functional.leaky_relu(self.conv1(x[:, : size + self.lookahead].transpose(1, 2)))
+        columns = torch.cat([tail, y], 2)
+        mixed = self.conv2(columns).transpose(1, 2) + x[:, :size]
+        return mixed, causal_tail(columns, lengths, tail.shape[2])
+
+
+class _RelativeAttention(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.output_size
+        self.heads, self.head_dim = config.attention_heads, config.head_dim
+        self.linear_q = nn.Linear(width, width)
+        self.linear_k = nn.Linear(width, width, bias=config.key_bias)
+        self.linear_v = nn.Linear(width, width)
+        self.linear_out = nn.Linear(width, width)
+        self.linear_pos = nn.Linear(width, width, bias=False)
+        self.pos_bias_u = nn.Parameter(torch.zeros(self.heads, self.head_dim))
+        self.pos_bias_v = nn.Parameter(torch.zeros(self.heads, self.head_dim))
+
+    def forward(self, x: Tensor, plan: AttentionPlan, sinusoids: Tensor, history_kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to [history | x]; returns the output and this chunk's [B, h, T, 2d] keys and values."""
+        q, k, v = (self._split(layer(x)) for layer in (self.linear_q, self.linear_k, self.linear_v))
+        own_kv = torch.cat([k, v], -1)
+        keys, values = torch.cat([history_kv, own_kv], 2).chunk(2, -1)
+        positions = self.linear_pos(sinusoids).view(-1, self.heads, self.head_dim)
+        by_distance = torch.einsum("bhqd,rhd->bhqr", q + self.pos_bias_v[:, None], positions)
+        index = (plan.relative - plan.relative_min)[None, None].expand(*by_distance.shape[:2], -1, -1)
+        bias = by_distance.gather(3, index) / math.sqrt(self.head_dim)
+        bias = bias.masked_fill(~plan.mask, float("-inf"))
+        mixed = functional.scaled_dot_product_attention(q + self.pos_bias_u[:, None], keys, values, attn_mask=bias)
+        return self.linear_out(mixed.transpose(1, 2).flatten(2)), own_kv
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(width, hidden)
+        self.w_2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.w_2(functional.silu(self.w_1(x))))
+
+
+class _Block(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.self_attn = _RelativeAttention(config)
+        self.feed_forward = _FeedForward(config.output_size, config.linear_units)
+        self.norm_mha = nn.LayerNorm(config.output_size, eps=LAYER_NORM_EPS)
+        self.norm_ff = nn.LayerNorm(config.output_size, eps=LAYER_NORM_EPS)
+
+    def forward(self, x: Tensor, plan: AttentionPlan, sinusoids: Tensor, history_kv: Tensor) -> tuple[Tensor, Tensor]:
+        attended, own_kv = self.self_attn(self.norm_mha(x), plan, sinusoids, history_kv)
+        x = x + attended
+        return x + self.feed_forward(self.norm_ff(x)), own_kv
+
+
+class _Upsample(nn.Module):
+    KERNEL = 5
+
+    def __init__(self, channels: int, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+        self.conv = nn.Conv1d(channels, channels, self.KERNEL)
+
+    def forward(self, x: Tensor, lengths: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+        columns = torch.cat([tail, x.transpose(1, 2).repeat_interleave(self.factor, dim=2)], 2)
+        return self.conv(columns).transpose(1, 2), causal_tail(columns, lengths * self.factor, tail.shape[2])
+
+
+class ConformerEncoder(nn.Module):
+    """The upstream UpsampleConformerEncoderV2, with its parameter names.
+
+    Source: specification section 4; relative positions in closed form, so any history length works.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.output_size
+        self.embed = _Embed(config.input_size, width)
+        self.pre_lookahead_layer = _PreLookahead(width, config.pre_lookahead_len)
+        self.encoders = nn.ModuleList(_Block(config) for _ in range(config.num_blocks))
+        self.up_layer = _Upsample(width, config.up_stride)
+        self.up_embed = _Embed(config.input_size, width)
+        self.up_encoders = nn.ModuleList(_Block(config) for _ in range(config.num_up_blocks))
+        self.after_norm = nn.LayerNorm(width, eps=1e-5)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        is_last: Tensor,
+        history: EncoderHistory | None = None,
+        *,
+        plans: EncoderPlans | None = None,
+        upstream_padding_leak: bool = False,
+    ) -> tuple[Tensor, Tensor, EncoderUpdate]:
+        """Encode one chunk of every row, or the whole utterance (no history, last).
+
+        Args:
+            x: [B, N, C] embedded tokens, padded on the right; unless a row is last, its final
+                `pre_lookahead_len` valid tokens are context only.
+            lengths: [B] valid tokens per row, look-ahead included.
+            is_last: [B] bool; a last row's look-ahead is silence.
+            history: what earlier chunks left; None starts from nothing.
+            plans: attention to use instead of [history | own chunk].
+            upstream_padding_leak: reproduce upstream's whole-utterance batches, in which the look-ahead of a
+                shorter row reads its padding.
+
+        Returns:
+            Hidden frames [B, 2T, C] where T is the longest row without look-ahead; [B] valid frames per row;
+            what the chunk adds to the history.
+        """
+        spoken = torch.where(is_last, lengths, lengths - self.config.pre_lookahead_len)
+        # No longer than the input: a non-last batch needs no padding columns for its look-ahead.
+        size = x.shape[1] if bool(is_last.any()) else x.shape[1] - self.config.pre_lookahead_len
+        history = history or self.empty_history(x)
+        plans = plans or self._plans(history, spoken, size)
+        embedded = self.embed(x)
+        if not upstream_padding_leak:
+            embedded = embedded * valid_mask(lengths, x.shape[1])[:, :, None].to(embedded.dtype)
+        embedded = functional.pad(embedded, (0, 0, 0, self.config.pre_lookahead_len))
+        hidden, lookahead_tail = self.pre_lookahead_layer(embedded, size, spoken, history.lookahead_tail)
+        hidden, token_kv = self._stack(self.encoders, hidden, plans.tokens, history.token_kv)
+        hidden, upsample_tail = self.up_layer(hidden, spoken, history.upsample_tail)
+        hidden, frame_kv = self._stack(self.up_encoders, self.up_embed(hidden), plans.frames, history.frame_kv)
+        update = EncoderUpdate(token_kv, frame_kv, lookahead_tail, upsample_tail)
+        return self.after_norm(hidden), spoken * self.config.up_stride, update
+
+    def empty_history(self, like: Tensor) -> EncoderHistory:
+        """Return a history of length 0 for a batch shaped as `like` [B, ...]."""
+        c, b = self.config, like.shape[0]
+        none = torch.zeros(b, dtype=torch.long, device=like.device)
+        return EncoderHistory(
+            token_kv=like.new_zeros(c.num_blocks, b, c.attention_heads, 0, 2 * c.head_dim),
+            frame_kv=like.new_zeros(c.num_up_blocks, b, c.attention_heads, 0, 2 * c.head_dim),
+            token_lengths=none,
+            frame_lengths=none,
+            lookahead_tail=like.new_zeros(b, c.output_size, 2),
+            upsample_tail=like.new_zeros(b, c.output_size, _Upsample.KERNEL - 1),
+        )
+
+    def _plans(self, history: EncoderHistory, spoken: Tensor, size: int) -> EncoderPlans:
+        stride = self.config.up_stride
+        return EncoderPlans(
+            tokens=chunk_plan(history.token_lengths, history.token_kv.shape[3], spoken, size),
+            frames=chunk_plan(history.frame_lengths, history.frame_kv.shape[3], spoken * stride, size * stride),
+        )
+
+    def _stack(self, blocks: nn.ModuleList, x: Tensor, plan: AttentionPlan, kv: Tensor) -> tuple[Tensor, Tensor]:
+        sinusoids = relative_sinusoids(plan, self.config.output_size, x.dtype)
+        own = []
+        for block, layer_kv in zip(blocks, kv, strict=True):
+            x, own_kv = block(x, plan, sinusoids, layer_kv)
+            own.append(own_kv)
+        return x, torch.stack(own)

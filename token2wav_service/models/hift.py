@@ -1,0 +1,139 @@
+"""HiFT vocoder: mel to audio through a harmonic source and an inverse STFT. All in float32.
+
+It knows nothing of streams; the joins between chunks are in `vocoder_stream.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+from token2wav_service.models.config import HiFTConfig
+from token2wav_service.models.f0 import F0Predictor
+from token2wav_service.models.source import HarmonicSource
+
+FINAL_LEAKY_SLOPE = 0.01
+"""Of the activation before conv_post; the stages use the configured slope."""
+MAX_MAGNITUDE = 100.0
+
+
+class HiFT(nn.Module):
+    """The upstream HiFTGenerator, with its parameter names. Source: specification section 8."""
+
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__()
+        self.config = config
+        stages = range(len(config.upsample_rates))
+        channels = [config.base_channels // 2**i for i in range(len(config.upsample_rates) + 1)]
+        spectrum = config.istft_n_fft + 2
+        self.m_source = HarmonicSource(config)
+        self.f0_predictor = F0Predictor(config.in_channels, config.f0_cond_channels)
+        self.conv_pre = weight_norm(nn.Conv1d(config.in_channels, channels[0], 7, padding=3))
+        self.ups = nn.ModuleList(
+            weight_norm(nn.ConvTranspose1d(channels[i], channels[i + 1], kernel, rate, padding=(kernel - rate) // 2))
+            for i, (rate, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
+        )
+        self.source_downs = nn.ModuleList(
+            _source_down(spectrum, channels[i + 1], stride) for i, stride in enumerate(_source_strides(config))
+        )
+        self.source_resblocks = nn.ModuleList(
+            _ResBlock(channels[i + 1], config.source_resblock_kernel_sizes[i], config.source_resblock_dilation_sizes[i])
+            for i in stages
+        )
+        self.resblocks = nn.ModuleList(
+            _ResBlock(channels[i + 1], kernel, dilations)
+            for i in stages
+            for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+        )
+        self.conv_post = weight_norm(nn.Conv1d(channels[-1], spectrum, 7, padding=3))
+        self.register_buffer("window", torch.hann_window(config.istft_n_fft, periodic=True), persistent=False)
+        self.window: Tensor
+
+    def forward(self, mel: Tensor, source: Tensor) -> Tensor:
+        """Decode mel with a given source.
+
+        Args:
+            mel: [B, 80, T] float32.
+            source: [B, 1, 480 T] from `m_source`, possibly with a cached beginning.
+
+        Returns:
+            [B, 480 T] samples within +-audio_limit.
+        """
+        spectrum = self.stft(source.squeeze(1))
+        x = self.conv_pre(mel)
+        last = len(self.ups) - 1
+        per_stage = len(self.config.resblock_kernel_sizes)
+        for stage, up in enumerate(self.ups):
+            x = up(functional.leaky_relu(x, self.config.lrelu_slope))
+            if stage == last:
+                x = functional.pad(x, (1, 0), mode="reflect")
+            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
+            blocks = list(self.resblocks[stage * per_stage : (stage + 1) * per_stage])
+            x = torch.stack([block(x) for block in blocks]).mean(0)
+        return self._istft(self.conv_post(functional.leaky_relu(x, FINAL_LEAKY_SLOPE)))
+
+    def stft(self, samples: Tensor) -> Tensor:
+        """Map source samples [B, N] to [B, n_fft + 2, N / hop + 1]: real parts, then imaginary ones."""
+        c = self.config
+        spectrum = torch.stft(samples, c.istft_n_fft, c.istft_hop, window=self.window, return_complex=True)
+        return torch.cat([spectrum.real, spectrum.imag], 1)
+
+    def _istft(self, x: Tensor) -> Tensor:
+        c = self.config
+        bins = c.istft_n_fft // 2 + 1
+        magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
+        phase = torch.sin(x[:, bins:])
+        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        samples = torch.istft(spectrum, c.istft_n_fft, c.istft_hop, window=self.window)
+        return samples.clamp(-c.audio_limit, c.audio_limit)
+
+
+class Snake(nn.Module):
+    """x + sin^2(a x) / a with one a per channel."""
+
+    EPSILON = 1e-9
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.alpha[None, :, None]
+        return x + torch.sin(x * alpha) ** 2 / (alpha + self.EPSILON)
+
+
+class _ResBlock(nn.Module):
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(_same_conv(channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(_same_conv(channels, kernel, 1) for _ in dilations)
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = zip(self.convs1, self.convs2, self.activations1, self.activations2, strict=True)
+        for conv1, conv2, snake1, snake2 in layers:
+            x = x + conv2(snake2(conv1(snake1(x))))
+        return x
+
+
+def _same_conv(channels: int, kernel: int, dilation: int) -> nn.Module:
+    conv = nn.Conv1d(channels, channels, kernel, dilation=dilation, padding=(kernel - 1) * dilation // 2)
+    weight_norm(conv)
+    return conv
+
+
+def _source_strides(config: HiFTConfig) -> list[int]:
+    """STFT frames per column of each stage: the product of the later stages' rates (15, 3, 1)."""
+    strides = [1]
+    for rate in reversed(config.upsample_rates[1:]):
+        strides.insert(0, strides[0] * rate)
+    return strides
+
+
+def _source_down(spectrum: int, channels: int, stride: int) -> nn.Module:
+    if stride == 1:
+        return nn.Conv1d(spectrum, channels, 1)
+    return nn.Conv1d(spectrum, channels, 2 * stride, stride, padding=stride // 2)

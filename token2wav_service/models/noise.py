@@ -1,0 +1,79 @@
+"""Gaussian noise as a function of (seed, domain, position): the same on every call, in every batch, at any time."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_WORDS = 4
+"""32-bit words per counter."""
+
+
+class NoiseDomain(IntEnum):
+    """Keeps the noise of different uses apart."""
+
+    FLOW = 0
+    SOURCE = 1
+
+
+def counter_normal(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: NoiseDomain) -> Tensor:
+    """Draw standard normals.
+
+    Args:
+        seeds: [B] int64, 0 or more.
+        starts: [B] int64, absolute position (frame) of each row's first column.
+        positions: columns to draw.
+        width: values per position.
+        domain: what the noise is for.
+
+    Returns:
+        [B, positions, width] float32; each value depends on its seed, domain, position and index alone.
+    """
+    blocks = -(-width // _WORDS)
+    shape = (seeds.shape[0], positions, blocks)
+    position = starts[:, None] + torch.arange(positions, device=seeds.device)[None, :]
+    block = torch.arange(blocks, device=seeds.device)
+    counter = (
+        block[None, None, :].expand(shape),
+        (position & _MASK)[:, :, None].expand(shape),
+        (position >> 32)[:, :, None].expand(shape),
+        torch.full((), int(domain), device=seeds.device, dtype=torch.int64).expand(shape),
+    )
+    words = philox_4x32(counter, ((seeds & _MASK)[:, None, None], (seeds >> 32)[:, None, None]))
+    pairs = [_box_muller(words[0], words[1]), _box_muller(words[2], words[3])]
+    return torch.stack([value for pair in pairs for value in pair], -1).flatten(2)[:, :, :width]
+
+
+def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Return four words in 0..2^32-1 (as int64) per counter.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; Philox4x32-10.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    # int64 products wrap, which leaves all 64 bits right; the mask undoes the arithmetic shift.
+    product = b * a
+    return (product >> 32) & _MASK, product & _MASK
+
+
+def _box_muller(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    # float64 keeps all 32 bits, so the radius is finite and the angle exact.
+    radius = torch.sqrt(-2 * torch.log((first.double() + 1) / 2.0**32))
+    angle = second.double() * (2 * math.pi / 2.0**32)
+    return (radius * torch.cos(angle)).float(), (radius * torch.sin(angle)).float()

@@ -1,0 +1,78 @@
+"""Harmonic source: the sines and noise that excite the vocoder. All in float32.
+
+Source: specification section 8; `SourcePhase.CONTINUOUS` goes beyond it by carrying the phase over calls.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from token2wav_service.config import SourcePhase
+from token2wav_service.models.config import HiFTConfig
+
+SINE_AMPLITUDE_RATIO = 3.0
+"""Unvoiced noise has a third of the sine's amplitude."""
+
+
+class HarmonicSource(nn.Module):
+    """Sines of the pitch and its harmonics, merged to one channel."""
+
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.harmonics = config.nb_harmonics + 1
+        self.l_linear = nn.Linear(self.harmonics, 1)
+
+    def forward(self, f0: Tensor, noise: Tensor, phase: Tensor) -> Tensor:
+        """Make the source signal.
+
+        Args:
+            f0: [B, T] pitch in Hz.
+            noise: [B, N, H] standard normal, N = 480 T, H harmonics; zeros switch the noise off.
+            phase: [B, H, N] radians, from `harmonic_phase`.
+
+        Returns:
+            [B, 1, N] source in +-1.
+        """
+        return self.merge(self.sines(f0, phase), f0, noise)
+
+    def sines(self, f0: Tensor, phase: Tensor) -> Tensor:
+        """Return [B, N, H] sines, zero where unvoiced."""
+        return (self.config.nsf_alpha * torch.sin(phase)).transpose(1, 2) * self.voiced(f0)
+
+    def voiced(self, f0: Tensor) -> Tensor:
+        """Return [B, N, 1], 1 where the pitch is above the threshold."""
+        voiced = (f0 > self.config.nsf_voiced_threshold).float()
+        return voiced.repeat_interleave(self.config.frame_samples, dim=1)[:, :, None]
+
+    def merge(self, sines: Tensor, f0: Tensor, noise: Tensor) -> Tensor:
+        """Add noise to the sines and merge the harmonics; [B, 1, N]."""
+        voiced = self.voiced(f0)
+        amplitude = self.config.nsf_sigma * voiced + self.config.nsf_alpha / SINE_AMPLITUDE_RATIO * (1 - voiced)
+        return torch.tanh(self.l_linear(sines + noise * amplitude)).transpose(1, 2)
+
+    def phase(self, f0: Tensor, continuity: SourcePhase) -> tuple[Tensor, Tensor]:
+        """Integrate the pitch.
+
+        Returns:
+            Phase [B, H, N] in radians starting at 0, and [B, H, T] its value at the frames' right edges (used
+            to continue in a later call).
+        """
+        samples = self.config.frame_samples
+        numbers = torch.arange(1, self.harmonics + 1, device=f0.device, dtype=f0.dtype)
+        cycles = (f0[:, None, :] * numbers[:, None] / self.config.sampling_rate) % 1
+        at_frames = samples * 2 * math.pi * torch.cumsum(cycles, dim=2)
+        phase = functional.interpolate(at_frames, scale_factor=samples, mode="linear")
+        half = samples // 2
+        step = samples * 2 * math.pi * cycles
+        following = torch.cat([step[:, :, 1:], step[:, :, -1:]], 2)
+        if continuity is SourcePhase.CONTINUOUS:
+            # Upstream holds the phase for the first and last half frame; here it goes on at the edge's pitch.
+            ramp = (torch.arange(half, device=f0.device, dtype=f0.dtype) + 0.5) / samples
+            phase[:, :, -half:] = at_frames[:, :, -1:] + step[:, :, -1:] * ramp
+            phase[:, :, :half] = at_frames[:, :, :1] - step[:, :, :1] * ramp.flip(0)
+        return phase, at_frames + following / 2

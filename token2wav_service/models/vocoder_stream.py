@@ -1,0 +1,151 @@
+"""Chunked vocoding: runs HiFT over a batch of streams' mel chunks and joins the outputs.
+
+Source: specification section 9; differs in the default cross-fade, source phase and noise (see `SynthesisPolicy`),
+and in that a stream's first frames may be fewer than the overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from token2wav_service.config import SourcePhase, SynthesisPolicy
+from token2wav_service.models.crossfade import crossfade, crossfade_window
+from token2wav_service.models.hift import HiFT
+from token2wav_service.models.noise import NoiseDomain, counter_normal
+
+OVERLAP_FRAMES = 8
+"""Mel frames (160 ms) that consecutive vocoder calls share; that much audio is always held back."""
+
+
+@dataclass(frozen=True)
+class VocoderState:
+    """What the vocoder remembers of one stream; never changed in place."""
+
+    mel_tail: Tensor
+    """[80, at most 8] frames to be vocoded again."""
+    frames: int = 0
+    """Frames taken in so far, the tail's included."""
+    source_tail: Tensor | None = None
+    """[3840] source samples under the tail; None before the first vocoder call."""
+    speech_tail: Tensor | None = None
+    """[3840] samples held back."""
+    phase: Tensor | None = None
+    """[H] radians of the source at the tail's right edge."""
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.mel_tail, self.source_tail, self.speech_tail, self.phase)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+@dataclass(frozen=True)
+class VocoderInput:
+    """One stream's part of a batch."""
+
+    state: VocoderState
+    mel: Tensor
+    """[80, F] new frames, float32."""
+    seed: int
+    is_last: bool
+
+    @property
+    def is_ready(self) -> bool:
+        """False while a stream has too few frames to leave any overlap for the next call."""
+        return self.is_last or self.total_frames >= OVERLAP_FRAMES
+
+    @property
+    def total_frames(self) -> int:
+        return int(self.state.mel_tail.shape[1] + self.mel.shape[1])
+
+
+class StreamVocoder:
+    """Vocodes chunks of many streams; holds the model and the cross-fade window, no stream's state."""
+
+    def __init__(self, hift: HiFT, policy: SynthesisPolicy) -> None:
+        self.hift = hift
+        self.policy = policy
+        self.overlap = OVERLAP_FRAMES * hift.config.frame_samples
+        device = next(hift.parameters()).device
+        self.window = crossfade_window(policy.crossfade, self.overlap).to(device)
+
+    def initial_state(self) -> VocoderState:
+        """Return the state of a stream that has not begun."""
+        return VocoderState(self.window.new_zeros(self.hift.config.in_channels, 0, dtype=torch.float32))
+
+    def forward(
+        self, rows: Sequence[VocoderInput], *, noise: Tensor | None = None, source: Tensor | None = None
+    ) -> tuple[list[Tensor], list[VocoderState], Tensor]:
+        """Vocode rows of equal `total_frames`, all ready.
+
+        Args:
+            rows: the streams' inputs.
+            noise: [B, N, H] to use instead of the streams' own; for parity.
+            source: [B, 1, N] to use instead of one made from the mel; for parity (the phase is then not carried).
+
+        Returns:
+            Samples to deliver per row ([N] float32), the new states, and the source [B, 1, N] that was used.
+        """
+        mel = torch.cat([torch.stack([r.state.mel_tail for r in rows]), torch.stack([r.mel for r in rows])], 2)
+        edge: Tensor | None = None
+        if source is None:
+            source, edge = self._source(mel, rows, noise)
+        speech = self.hift(mel, source)
+        delivered, states = [], []
+        for index, row in enumerate(rows):
+            row_edge = None if edge is None else edge[index].clone()
+            samples, state = self._join(row, mel[index], speech[index], source[index, 0], row_edge)
+            delivered.append(samples)
+            states.append(state)
+        return delivered, states, source
+
+    def hold(self, row: VocoderInput) -> VocoderState:
+        """Take in the frames of a row that is not ready."""
+        mel = torch.cat([row.state.mel_tail, row.mel], 1)
+        return VocoderState(mel, row.state.frames + row.mel.shape[1])
+
+    def _source(self, mel: Tensor, rows: Sequence[VocoderInput], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        module = self.hift.m_source
+        f0 = self.hift.f0_predictor(mel)
+        phase, edges = module.phase(f0, self.policy.source_phase)
+        tail = rows[0].state.mel_tail.shape[1]
+        offset = self._phase_offset(rows, edges, tail)
+        source = module(f0, self._noise(rows, mel.shape[2]) if noise is None else noise, phase + offset[:, :, None])
+        for index, row in enumerate(rows):
+            if row.state.source_tail is not None:
+                source[index, 0, : row.state.source_tail.shape[0]] = row.state.source_tail
+        return source, (edges[:, :, -1] + offset) % (2 * torch.pi)
+
+    def _phase_offset(self, rows: Sequence[VocoderInput], edges: Tensor, tail: int) -> Tensor:
+        """[B, H] what to add so that the phase goes on where the previous call's ended."""
+        offset = torch.zeros_like(edges[:, :, 0])
+        if self.policy.source_phase is SourcePhase.CONTINUOUS:
+            for index, row in enumerate(rows):
+                if row.state.phase is not None:
+                    offset[index] = (row.state.phase - edges[index, :, tail - 1]) % (2 * torch.pi)
+        return offset
+
+    def _noise(self, rows: Sequence[VocoderInput], frames: int) -> Tensor:
+        device = self.window.device
+        seeds = torch.tensor([r.seed for r in rows], dtype=torch.int64, device=device)
+        starts = torch.tensor([r.state.frames - r.state.mel_tail.shape[1] for r in rows], device=device)
+        harmonics = self.hift.m_source.harmonics
+        width = self.hift.config.frame_samples * harmonics
+        return counter_normal(seeds, starts, frames, width, NoiseDomain.SOURCE).view(len(rows), -1, harmonics)
+
+    def _join(
+        self, row: VocoderInput, mel: Tensor, speech: Tensor, source: Tensor, edge: Tensor | None
+    ) -> tuple[Tensor, VocoderState]:
+        if row.state.speech_tail is not None:
+            speech = crossfade(speech, row.state.speech_tail, self.window)
+        state = VocoderState(
+            mel_tail=mel[:, -OVERLAP_FRAMES:].clone(),
+            frames=row.state.frames + row.mel.shape[1],
+            source_tail=source[-self.overlap :].clone(),
+            speech_tail=speech[-self.overlap :].clone(),
+            phase=edge,
+        )
+        return (speech if row.is_last else speech[: -self.overlap]), state

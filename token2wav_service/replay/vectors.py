@@ -1,0 +1,71 @@
+"""Reads a folder of golden vectors: tensors by call number, configurations, weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from token2wav_service.errors import CheckpointError
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class VectorFolder:
+    """One folder of a golden set, e.g. `a_dit`."""
+
+    path: Path
+
+    @property
+    def kind(self) -> str:
+        """The name behind the ordering letter: `dit` of `a_dit`."""
+        return self.path.name.split("_", 1)[-1]
+
+    def tensors(self, name: str) -> Tensors:
+        """Read one .safetensors file.
+
+        Raises:
+            CheckpointError: the file is missing.
+        """
+        path = self.path / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: the folder is not laid out like the golden vectors")
+        return load_file(path)
+
+    def json(self, name: str) -> Any:
+        """Read one .json file."""
+        return json.loads((self.path / name).read_text("utf-8"))
+
+    def optional_json(self, name: str) -> dict[str, Any]:
+        """Read one .json file, or nothing where it is not there."""
+        return dict(self.json(name)) if (self.path / name).is_file() else {}
+
+    def matching(self, pattern: str) -> Iterator[Path]:
+        """Yield the folder's files that match, by name."""
+        yield from sorted(self.path.glob(pattern))
+
+    def label(self, file: Path, output: str) -> str:
+        """Name an output in a report."""
+        return f"{self.path.name}/{file.stem}.{output}"
+
+
+def calls(tensors: Tensors) -> list[Tensors]:
+    """Split `cN.`-prefixed tensors by call, in order."""
+    found: dict[int, Tensors] = {}
+    for key, value in tensors.items():
+        match = re.fullmatch(r"c(\d+)\.(.+)", key)
+        if match:
+            found.setdefault(int(match[1]), {})[match[2]] = value
+    return [found[number] for number in sorted(found)]
+
+
+def step_counts(tensors: Tensors) -> list[int]:
+    """Return N of every `nN.`-prefixed group."""
+    return sorted({int(m[1]) for key in tensors if (m := re.match(r"n(\d+)\.", key))})
