@@ -80,6 +80,8 @@ class Token2WavConfig:
     """Microseconds a step waits for more streams to join it."""
     max_streams: int = 64
     """Open streams at most; one more is refused."""
+    max_chunk_tokens: int = 1500
+    """Tokens (25 Hz) in one chunk at most: a minute of audio."""
     voice_cache_bytes: int = 512 * MIB
     idle_timeout_s: float = 60.0
     """An open stream that gets no chunk for so long is aborted."""
@@ -122,6 +124,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "max_batch_size": _at_least(1),
     "batch_window_us": _at_least(0),
     "max_streams": _at_least(1),
+    "max_chunk_tokens": _at_least(4),
     "voice_cache_bytes": _at_least(1),
     "idle_timeout_s": float,
     "num_threads": _at_least(1),

@@ -12,6 +12,7 @@ import yaml
 from torch import Tensor, nn
 
 from token2wav_service.errors import CheckpointError
+from token2wav_service.features import speaker_encoder, speech_tokenizer
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
@@ -22,9 +23,7 @@ FLOW_YAML = "flow.yaml"
 FLOW_WEIGHTS = "flow.pt"
 HIFT_WEIGHTS = "hift.pt"
 HIFT_CONFIG = "hift_config.json"
-SPEAKER_ENCODER = "campplus.onnx"
-SPEECH_TOKENIZER = "speech_tokenizer_v2_25hz.onnx"
-REQUIRED_FILES = (FLOW_YAML, FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, SPEECH_TOKENIZER)
+REQUIRED_FILES = (FLOW_YAML, FLOW_WEIGHTS, HIFT_WEIGHTS, speaker_encoder.FILE_NAME, speech_tokenizer.FILE_NAME)
 
 
 def missing_files(model_dir: Path) -> list[str]:

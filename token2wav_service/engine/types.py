@@ -88,3 +88,21 @@ class StreamSummary:
     """Tokens in each window pushed, look-ahead included."""
     samples: int = 0
     """Samples delivered."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A moment's counters; totals count from the start."""
+
+    open_streams: int
+    voices: int
+    voice_bytes: int
+    state_bytes: int
+    """Held by open streams, beyond what they share with their voices."""
+    steps: int
+    batch_size_histogram: dict[int, int]
+    """Streams in a step -> steps of that size."""
+    chunks: int
+    audio_seconds: float
+    finished: int
+    aborted: int

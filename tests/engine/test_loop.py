@@ -1,0 +1,116 @@
+"""The engine's thread: callbacks once each, idle streams, shutdown."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
+from token2wav_service.engine.loop import EngineLoop
+from token2wav_service.engine.types import AudioChunk, StreamOptions, StreamStatus, StreamSummary, TokenChunk
+from token2wav_service.errors import EngineStoppedError, InvalidPromptError, StreamAbortedError, Token2WavError
+
+WAIT_S = 30.0
+
+
+class Listener:
+    """Collects what a loop calls back."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self.loop = loop
+        self.results: queue.Queue[AudioChunk | Token2WavError] = queue.Queue()
+        self.ends: queue.Queue[StreamSummary] = queue.Queue()
+        voice_id = loop.register_voice(make_prompt()).result(WAIT_S).voice_id
+        self.stream_id = loop.open_stream(voice_id, StreamOptions(), self.ends.put)
+
+    def push(self, index: int, count: int, last: bool) -> None:
+        self.loop.push(TokenChunk(self.stream_id, index, tokens_of(count, index), last), self.results.put)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def loop(clock: ManualClock) -> Iterator[EngineLoop]:
+    loop = EngineLoop(make_engine(clock))
+    loop.start()
+    yield loop
+    loop.stop()
+    assert loop.stats().open_streams == 0
+
+
+def test_a_stream_gets_each_result_and_one_end(loop: EngineLoop) -> None:
+    listener = Listener(loop)
+    listener.push(0, 18, False)
+    listener.push(1, 10, True)
+    indices = [listener.results.get(timeout=WAIT_S) for _ in range(2)]
+    assert [chunk.index for chunk in indices if isinstance(chunk, AudioChunk)] == [0, 1]
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    assert listener.ends.empty()
+
+
+def test_abort_answers_every_waiting_chunk(loop: EngineLoop) -> None:
+    listener = Listener(loop)
+    for index in range(6):
+        listener.push(index, 18, False)
+    loop.abort(listener.stream_id)
+    outcomes = [listener.results.get(timeout=WAIT_S) for _ in range(6)]
+    assert isinstance(outcomes[-1], StreamAbortedError)
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_a_failed_chunk_answers_those_behind_it(loop: EngineLoop) -> None:
+    listener = Listener(loop)
+    blocker = threading.Event()
+    loop.push(
+        TokenChunk(listener.stream_id, 0, tokens_of(18, 0), False),
+        lambda result: (blocker.wait(WAIT_S), listener.results.put(result))[1],
+    )
+    loop.push(TokenChunk(listener.stream_id, 1, (POISON, 1, 2, 3), False), listener.results.put)
+    listener.push(2, 18, True)
+    blocker.set()
+    first, failed, dropped = (listener.results.get(timeout=WAIT_S) for _ in range(3))
+    assert isinstance(first, AudioChunk)
+    assert "poisoned" in str(failed) and "ended before this chunk ran" in str(dropped)
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_an_idle_stream_is_aborted(loop: EngineLoop, clock: ManualClock) -> None:
+    listener = Listener(loop)
+    clock.time_s += loop.engine.config.idle_timeout_s + 1
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_stop_ends_streams_and_refuses_later_calls() -> None:
+    loop = EngineLoop(make_engine())
+    loop.start()
+    listener = Listener(loop)
+    loop.stop()
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+    with pytest.raises(EngineStoppedError, match="shutting down"):
+        listener.push(0, 18, False)
+    with pytest.raises(EngineStoppedError):
+        loop.register_voice(make_prompt())
+
+
+def test_a_callback_that_raises_harms_nobody(loop: EngineLoop) -> None:
+    def explode(result: object) -> None:
+        raise RuntimeError("caller's own fault")
+
+    first, second = Listener(loop), Listener(loop)
+    loop.push(TokenChunk(first.stream_id, 0, tokens_of(18, 0), True), explode)
+    second.push(0, 18, True)
+    assert isinstance(second.results.get(timeout=WAIT_S), AudioChunk)
+    assert first.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+
+
+def test_a_bad_prompt_fails_its_future_only(loop: EngineLoop) -> None:
+    silent = make_prompt()
+    with pytest.raises(InvalidPromptError):
+        loop.register_voice(type(silent)(silent.samples * 0)).result(WAIT_S)
+    assert loop.stats().voices == 0

@@ -1,0 +1,297 @@
+"""The engine: opens streams, takes their chunks, runs the ready ones in batches, frees what ends.
+
+Every method may be called from any thread; `step` from one thread at a time. It knows nothing of the wire.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cosydit.clock import Clock
+from token2wav_service.config import HistoryPolicy, Token2WavConfig
+from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
+from token2wav_service.engine.model_runner import ChunkOutcome, ChunkWork, ModelRunner
+from token2wav_service.engine.scheduler import Scheduler
+from token2wav_service.engine.stream import Stream
+from token2wav_service.engine.types import (
+    AudioChunk,
+    EngineStats,
+    StreamOptions,
+    StreamStatus,
+    StreamSummary,
+    TokenChunk,
+)
+from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.errors import (
+    CapacityError,
+    InvalidChunkError,
+    InvalidRequestError,
+    StreamAbortedError,
+    StreamNotFoundError,
+    Token2WavError,
+)
+from token2wav_service.models.history import UPSTREAM_LIMIT_FRAMES
+
+logger = logging.getLogger(__name__)
+
+MEL_RATE_HZ = 50
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """What became of one accepted chunk."""
+
+    stream_id: str
+    index: int
+    outcome: AudioChunk | Token2WavError
+    ended: StreamSummary | None
+    """Set when the stream ended with this chunk."""
+
+
+class Token2WavEngine:
+    """Continuous batching of many streams over one set of models."""
+
+    def __init__(self, config: Token2WavConfig, voices: VoiceStore, runner: ModelRunner, clock: Clock) -> None:
+        self.config = config
+        self.voices = voices
+        self._runner = runner
+        self._clock = clock
+        self._scheduler = Scheduler(config.max_batch_size)
+        self._lock = threading.Lock()
+        self._streams: dict[str, Stream] = {}
+        self._histogram: Counter[int] = Counter()
+        self._chunks = self._samples = self._finished = self._aborted = 0
+
+    def open_stream(self, voice_id: str, options: StreamOptions) -> str:
+        """Open a stream of a registered voice; returns its id.
+
+        Raises:
+            InvalidRequestError: a seed or priority out of range.
+            VoiceNotFoundError: the voice is not cached.
+            CapacityError: as many streams as allowed are open.
+        """
+        _check_options(options)
+        with self._lock:
+            if len(self._streams) >= self.config.max_streams:
+                raise CapacityError(f"{self.config.max_streams} streams are open, the most allowed; retry later")
+            voice = self.voices.cache.acquire(voice_id)
+            now = self._clock.now()
+            stream_id = uuid.uuid4().hex
+            stream = Stream(stream_id, voice, options, voice.state, self._runner.vocoder.initial_state(), now, now)
+            stream.planned_frames = voice.state.frames
+            self._streams[stream_id] = stream
+            return stream_id
+
+    def add_chunk(self, chunk: TokenChunk) -> None:
+        """Accept a stream's next chunk; it runs in a later step.
+
+        Raises:
+            StreamNotFoundError: the stream was never opened or has ended.
+            InvalidChunkError: refused; the stream is as it was.
+        """
+        with self._lock:
+            stream = self._stream(chunk.stream_id)
+            token_ids = self._checked_tokens(stream, chunk)
+            stream.waiting.append(TokenChunk(chunk.stream_id, chunk.index, token_ids, chunk.is_last))
+            stream.next_index += 1
+            stream.has_last = chunk.is_last
+            stream.lookahead = token_ids[-self._runner.flow.lookahead :]
+            stream.planned_frames += self._runner.flow.new_frames(len(token_ids), chunk.is_last)
+            stream.schedule.append(len(token_ids))
+            stream.last_activity_s = self._clock.now()
+
+    def step(self) -> list[ChunkResult]:
+        """Run one batch; returns a result for every chunk in it, none when nothing was ready."""
+        with self._lock:
+            batch = self._scheduler.schedule(self._streams.values())
+            if batch is None:
+                return []
+            works = []
+            for stream in batch.streams:
+                stream.in_step = True
+                stream.status = StreamStatus.RUNNING
+                works.append(_work(stream))
+        outcomes = self._run(works)
+        with self._lock:
+            self._histogram[len(works)] += 1
+            return [self._settle(s, outcome) for s, outcome in zip(batch.streams, outcomes, strict=True)]
+
+    def abort(self, stream_id: str) -> tuple[list[ChunkResult], StreamSummary | None]:
+        """End a stream now and free its state; harmless for a stream that has ended.
+
+        Returns:
+            A `StreamAbortedError` result for every chunk that waited outside a step, and the summary (None if the
+            stream had ended before). A chunk inside a running step gets its result from that step.
+        """
+        with self._lock:
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                return [], None
+            waiting = list(stream.waiting)[1:] if stream.in_step else list(stream.waiting)
+            summary = self._end(stream, StreamStatus.ABORTED)
+            error = StreamAbortedError(f"stream {stream_id} was aborted before this chunk ran")
+            return [ChunkResult(stream_id, chunk.index, error, None) for chunk in waiting], summary
+
+    def has_work(self) -> bool:
+        """True when a step would run something."""
+        with self._lock:
+            return any(stream.is_ready for stream in self._streams.values())
+
+    def ready_streams(self) -> int:
+        """Streams a step could run now."""
+        with self._lock:
+            return sum(stream.is_ready for stream in self._streams.values())
+
+    def idle_streams(self) -> list[str]:
+        """Return ids of streams that have waited for their next chunk longer than allowed."""
+        limit = self._clock.now() - self.config.idle_timeout_s
+        with self._lock:
+            return [s.stream_id for s in self._streams.values() if not s.waiting and s.last_activity_s < limit]
+
+    def open_stream_ids(self) -> list[str]:
+        """Return ids of all open streams."""
+        with self._lock:
+            return list(self._streams)
+
+    def stats(self) -> EngineStats:
+        """Return the counters as they are now."""
+        cache = self.voices.cache.stats()
+        with self._lock:
+            return EngineStats(
+                open_streams=len(self._streams),
+                voices=cache.voices,
+                voice_bytes=cache.used_bytes,
+                state_bytes=sum(stream.state_bytes for stream in self._streams.values()),
+                steps=sum(self._histogram.values()),
+                batch_size_histogram=dict(self._histogram),
+                chunks=self._chunks,
+                audio_seconds=self._samples / SAMPLE_RATE_HZ,
+                finished=self._finished,
+                aborted=self._aborted,
+            )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the books don't balance; for tests and idle moments."""
+        self.voices.cache.check_integrity()
+        with self._lock:
+            open_statuses = (StreamStatus.WAITING, StreamStatus.RUNNING)
+            assert all(stream.status in open_statuses for stream in self._streams.values())
+            in_use = {stream.voice.features.voice_id for stream in self._streams.values()}
+        assert self.voices.cache.stats().pinned_voices == len(in_use)
+
+    def _stream(self, stream_id: str) -> Stream:
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
+        return stream
+
+    def _checked_tokens(self, stream: Stream, chunk: TokenChunk) -> tuple[int, ...]:
+        lookahead = self._runner.flow.lookahead
+        if stream.has_last:
+            raise InvalidChunkError("the stream's last chunk was sent already; open a new stream for more")
+        if chunk.index != stream.next_index:
+            raise InvalidChunkError(f"got chunk {chunk.index}, expected {stream.next_index}: send chunks in order")
+        # An empty last chunk speaks the look-ahead that went before it.
+        token_ids = chunk.token_ids or (stream.lookahead if chunk.is_last else ())
+        least = 1 if chunk.is_last else lookahead + 1
+        if len(token_ids) < least:
+            kind = "the only chunk of a stream" if chunk.is_last else f"a chunk with {lookahead} look-ahead tokens"
+            raise InvalidChunkError(f"got {len(token_ids)} tokens, expected at least {least} in {kind}")
+        if len(token_ids) > self.config.max_chunk_tokens:
+            raise InvalidChunkError(
+                f"got {len(token_ids)} tokens, expected at most {self.config.max_chunk_tokens}: send smaller chunks"
+            )
+        vocabulary = self._runner.flow.flow.config.vocab_size
+        wrong = [token for token in token_ids if not 0 <= token < vocabulary]
+        if wrong:
+            raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
+        self._check_limit(stream, self._runner.flow.new_frames(len(token_ids), chunk.is_last))
+        return token_ids
+
+    def _check_limit(self, stream: Stream, new_frames: int) -> None:
+        frames = stream.planned_frames + new_frames
+        if self.config.synthesis.history is HistoryPolicy.UPSTREAM and frames > UPSTREAM_LIMIT_FRAMES:
+            raise InvalidChunkError(
+                f"prompt and audio would reach {frames / MEL_RATE_HZ:.1f} s, history policy `upstream` ends at "
+                f"{UPSTREAM_LIMIT_FRAMES / MEL_RATE_HZ:.0f} s; set history to auto or prompt_and_recent"
+            )
+
+    def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome | Token2WavError]:
+        """Run the batch; if it fails, run each chunk alone, so that only the guilty one pays."""
+        try:
+            outcomes = self._runner.run(works)
+        except Exception as err:
+            if len(works) == 1:
+                logger.exception("a chunk failed")
+                failure = Token2WavError(f"synthesis failed: {err}")
+                failure.__cause__ = err
+                return [failure]
+            logger.warning("a step of %d streams failed (%s); running them one by one", len(works), err)
+            return [outcome for work in works for outcome in self._run([work])]
+        return [_checked_outcome(outcome) for outcome in outcomes]
+
+    def _settle(self, stream: Stream, outcome: ChunkOutcome | Token2WavError) -> ChunkResult:
+        stream.in_step = False
+        chunk = stream.waiting.popleft()
+        if stream.status is StreamStatus.ABORTED:
+            error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
+            return ChunkResult(stream.stream_id, chunk.index, error, None)
+        if isinstance(outcome, Token2WavError):
+            return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
+        stream.flow, stream.vocoder = outcome.flow, outcome.vocoder
+        stream.status = StreamStatus.WAITING
+        now = self._clock.now()
+        stream.last_activity_s = now
+        if len(outcome.samples) and stream.first_audio_s is None:
+            stream.first_audio_s = now
+        stream.samples += len(outcome.samples)
+        self._chunks += 1
+        self._samples += len(outcome.samples)
+        audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last)
+        ended = self._end(stream, StreamStatus.FINISHED) if chunk.is_last else None
+        return ChunkResult(stream.stream_id, chunk.index, audio, ended)
+
+    def _end(self, stream: Stream, status: StreamStatus) -> StreamSummary:
+        stream.status = status
+        del self._streams[stream.stream_id]
+        self.voices.cache.release(stream.voice.features.voice_id)
+        if status is StreamStatus.FINISHED:
+            self._finished += 1
+        else:
+            self._aborted += 1
+        logger.info(
+            "stream %s %s: %d chunks, %.2f s of audio, open for %.3f s",
+            stream.stream_id,
+            status.value,
+            stream.next_index - len(stream.waiting),
+            stream.samples / SAMPLE_RATE_HZ,
+            self._clock.now() - stream.opened_s,
+        )
+        return stream.summary()
+
+
+def _check_options(options: StreamOptions) -> None:
+    if not 0 <= options.seed < 2**63:
+        raise InvalidRequestError(f"got seed {options.seed}, expected 0..2^63-1")
+    if not 1 <= options.priority <= DEFAULT_PRIORITY:
+        raise InvalidRequestError(f"got priority {options.priority}, expected 1 (first) to {DEFAULT_PRIORITY}")
+
+
+def _work(stream: Stream) -> ChunkWork:
+    chunk = stream.waiting[0]
+    return ChunkWork(
+        chunk.token_ids, chunk.is_last, stream.voice.speaker, stream.options.seed, stream.flow, stream.vocoder
+    )
+
+
+def _checked_outcome(outcome: ChunkOutcome) -> ChunkOutcome | Token2WavError:
+    if not np.isfinite(outcome.samples).all():
+        return Token2WavError("synthesis made samples that are not finite; check the checkpoint and the dtype")
+    return outcome

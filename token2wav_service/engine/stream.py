@@ -1,0 +1,69 @@
+"""One utterance being synthesised: its state, its waiting chunks, its books."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.engine.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
+from token2wav_service.engine.voices import Voice
+from token2wav_service.models.flow_state import FlowState
+from token2wav_service.models.vocoder_stream import VocoderState
+
+
+@dataclass
+class Stream:
+    """An open stream; owned by the engine, changed under its lock only."""
+
+    stream_id: str
+    voice: Voice
+    options: StreamOptions
+    flow: FlowState
+    vocoder: VocoderState
+    opened_s: float
+    last_activity_s: float
+    status: StreamStatus = StreamStatus.WAITING
+    waiting: deque[TokenChunk] = field(default_factory=deque)
+    """Accepted chunks that have not run, oldest first."""
+    in_step: bool = False
+    """True while a step runs the first waiting chunk."""
+    next_index: int = 0
+    lookahead: tuple[int, ...] = ()
+    """The newest accepted chunk's look-ahead tokens."""
+    planned_frames: int = 0
+    """Mel frames after all accepted chunks, prompt included."""
+    has_last: bool = False
+    """True once the last chunk was accepted."""
+    schedule: list[int] = field(default_factory=list)
+    samples: int = 0
+    first_audio_s: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True when a chunk can run now."""
+        return bool(self.waiting) and not self.in_step
+
+    @property
+    def runs_dry_s(self) -> float:
+        """Clock time when a listener who plays from the first audio on has nothing left to play."""
+        if self.first_audio_s is None:
+            return self.opened_s
+        return self.first_audio_s + self.samples / SAMPLE_RATE_HZ
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes held beyond what is shared with the voice."""
+        own = self.flow.num_bytes if self.flow is not self.voice.state else 0
+        return own + self.vocoder.num_bytes
+
+    def summary(self) -> StreamSummary:
+        """Return what became of the stream so far."""
+        return StreamSummary(
+            self.stream_id,
+            self.voice.features.voice_id,
+            self.options.seed,
+            self.status,
+            list(self.schedule),
+            self.samples,
+        )

@@ -1,0 +1,171 @@
+"""Prompt audio as callers send it: encoded bytes to mono 16 kHz samples, and the rules a prompt must meet.
+
+It knows nothing of models. Everything is bounded before it is decoded, because the bytes come from outside.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from math import ceil
+
+import numpy as np
+import soundfile
+
+from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
+from token2wav_service.engine.types import FloatArray
+from token2wav_service.errors import InvalidPromptError
+from token2wav_service.features.resample import resample_poly
+
+MAX_PROMPT_SECONDS = 18.0
+"""900 mel frames: with 100 frames of history the most that the estimator's engines are built for."""
+MIN_PROMPT_SECONDS = 0.12
+"""Three speech tokens, the flow's look-ahead."""
+MAX_FILE_BYTES = 32 * 1024 * 1024
+"""More than 18 s in stereo, 96 kHz, 64-bit float."""
+
+_MAX_CHANNELS = 8
+_MIN_RATE_HZ, _MAX_RATE_HZ = 4_000, 192_000
+_SILENCE_PEAK = 1e-3
+"""-60 dB: the loudest deviation from the mean of what still counts as silence."""
+_MAX_PEAK = 2.0
+"""Decoders overshoot 1 a little; beyond this the samples are integers that nobody scaled."""
+_STREAMED_WAV_BYTES = 0x7FFF_0000
+"""Writers that can't seek back declare a length from here up; it says nothing."""
+_ESTIMATED_LENGTH_FORMATS = frozenset({"MP3", "MPEG"})
+"""Their headers only estimate the length, so a shorter body is no sign of damage."""
+
+
+def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> FloatArray:
+    """Decode an audio file of any format, rate and channel count that soundfile reads.
+
+    Args:
+        data: the encoded file.
+        max_seconds: longer files are refused by their header, before they are decoded.
+
+    Returns:
+        [N] mono float32 at 16 kHz.
+
+    Raises:
+        InvalidPromptError: not a sound file, damaged, empty, too large, too long, or with NaN or infinity in it.
+    """
+    _check_size(data)
+    _check_wav_is_whole(data)
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            _check_header(file, max_seconds)
+            samples, rate_hz = _decode(file, max_seconds), int(file.samplerate)
+    except soundfile.SoundFileError as err:
+        raise InvalidPromptError(
+            f"the prompt audio can't be read ({err}); got {len(data)} bytes that start with {data[:4]!r}, expected "
+            f"a complete WAV, FLAC, OGG or MP3 file; re-encode it, for example as 16-bit WAV"
+        ) from err
+    mono: FloatArray = samples.mean(axis=1, dtype=np.float32)
+    _check_finite(mono)
+    return resample_poly(mono, rate_hz, PROMPT_SAMPLE_RATE_HZ)
+
+
+def validate_prompt(samples: FloatArray) -> None:
+    """Refuse a prompt that no voice can be made from.
+
+    Args:
+        samples: [N] mono float32 in +-1 at 16 kHz; 120 ms to 18 s.
+
+    Raises:
+        InvalidPromptError: wrong shape, too short, too long, silent, not finite, or not scaled to +-1.
+    """
+    if samples.ndim != 1:
+        raise InvalidPromptError(f"got a prompt of shape {samples.shape}, expected [N] mono samples; mix it down")
+    seconds = len(samples) / PROMPT_SAMPLE_RATE_HZ
+    if len(samples) < ceil(MIN_PROMPT_SECONDS * PROMPT_SAMPLE_RATE_HZ):
+        raise InvalidPromptError(
+            f"the prompt is {seconds * 1000:.0f} ms long, expected at least {MIN_PROMPT_SECONDS * 1000:.0f} ms "
+            f"of speech; give 3 to 10 seconds for a good likeness"
+        )
+    if len(samples) > MAX_PROMPT_SECONDS * PROMPT_SAMPLE_RATE_HZ:
+        raise _too_long(seconds, MAX_PROMPT_SECONDS)
+    _check_finite(samples)
+    peak = float(np.abs(samples).max())
+    if peak > _MAX_PEAK:
+        raise InvalidPromptError(
+            f"the prompt's samples reach {peak:.4g}, expected float samples in +-1; divide 16-bit samples by 32768"
+        )
+    if float(np.abs(samples - samples.mean()).max()) < _SILENCE_PEAK:
+        raise InvalidPromptError(
+            f"the prompt is silent (peak {peak:.1e}, expected at least {_SILENCE_PEAK}); give a recording of speech"
+        )
+
+
+def _check_size(data: bytes) -> None:
+    if not data:
+        raise InvalidPromptError("the prompt audio is empty (0 bytes); send a WAV, FLAC, OGG or MP3 file")
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidPromptError(
+            f"the prompt audio has {len(data)} bytes, expected at most {MAX_FILE_BYTES}; "
+            f"send at most {MAX_PROMPT_SECONDS:.0f} s of mono speech"
+        )
+
+
+def _check_wav_is_whole(data: bytes) -> None:
+    """Decoders play what is left of a cut WAV without a word, so its chunk lengths are checked here."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return
+    offset, header = 12, struct.Struct("<4sI")
+    while offset + header.size <= len(data):
+        kind, size = header.unpack_from(data, offset)
+        offset += header.size
+        if kind == b"data":
+            if offset + size > len(data) and size < _STREAMED_WAV_BYTES:
+                raise InvalidPromptError(
+                    f"the WAV file is truncated: its header declares {size} bytes of samples and {len(data) - offset} "
+                    f"are there; send the whole file"
+                )
+            return
+        offset += size + size % 2
+    raise InvalidPromptError(
+        f"the WAV file is truncated: its {len(data)} bytes end before any samples; send the whole file"
+    )
+
+
+def _check_header(file: soundfile.SoundFile, max_seconds: float) -> None:
+    if not _MIN_RATE_HZ <= file.samplerate <= _MAX_RATE_HZ:
+        raise InvalidPromptError(
+            f"the prompt's sample rate is {file.samplerate} Hz, expected {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz; "
+            f"resample it"
+        )
+    if file.channels > _MAX_CHANNELS:
+        raise InvalidPromptError(
+            f"the prompt has {file.channels} channels, expected at most {_MAX_CHANNELS}; mix it down to mono"
+        )
+    if file.frames > max_seconds * file.samplerate:
+        raise _too_long(file.frames / file.samplerate, max_seconds)
+
+
+def _decode(file: soundfile.SoundFile, max_seconds: float) -> FloatArray:
+    """Read [N, channels]; one frame more than allowed at most, whatever the header said."""
+    limit = int(max_seconds * file.samplerate)
+    samples: FloatArray = file.read(limit + 1, dtype="float32", always_2d=True)
+    if not len(samples):
+        raise InvalidPromptError("the prompt audio holds no samples; send a recording of speech")
+    if len(samples) > limit:
+        raise _too_long(len(samples) / file.samplerate, max_seconds)
+    if len(samples) < file.frames and file.format not in _ESTIMATED_LENGTH_FORMATS:
+        raise InvalidPromptError(
+            f"the {file.format} file is truncated: {len(samples)} of {file.frames} frames could be read; send all of it"
+        )
+    return samples
+
+
+def _check_finite(samples: FloatArray) -> None:
+    bad = len(samples) - int(np.isfinite(samples).sum())
+    if bad:
+        raise InvalidPromptError(
+            f"{bad} of the prompt's {len(samples)} samples are NaN or infinite, expected finite values in +-1; "
+            f"record or convert it again"
+        )
+
+
+def _too_long(seconds: float, max_seconds: float) -> InvalidPromptError:
+    return InvalidPromptError(
+        f"the prompt is {seconds:.2f} s long, expected at most {max_seconds:.0f} s; cut it to its clearest part"
+    )

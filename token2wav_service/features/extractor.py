@@ -1,0 +1,69 @@
+"""Everything the models need of a voice, from its prompt's samples.
+
+It keeps nothing but the loaded models; `voice_cache.py` remembers voices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from token2wav_service.engine.types import FloatArray, IntArray, VoiceFeatures, VoicePrompt
+from token2wav_service.features import speaker_encoder, speech_tokenizer
+from token2wav_service.features.audio import validate_prompt
+from token2wav_service.features.mel import flow_mel_24k
+from token2wav_service.features.resample import resample_16k_to_24k
+
+FRAMES_PER_TOKEN = 2
+
+
+class PromptFeatureExtractor:
+    """Loads the two prompt models once; safe to call from several threads."""
+
+    def __init__(self, model_dir: Path, onnx_threads: int = 1, device: str = "cpu") -> None:
+        """Open the models.
+
+        Args:
+            model_dir: holds campplus.onnx and speech_tokenizer_v2_25hz.onnx.
+            onnx_threads: CPU threads of one run.
+            device: other than "cpu", the tokenizer runs there where the s3tokenizer package is installed.
+
+        Raises:
+            CheckpointError: a file is missing or does not load.
+        """
+        self._speaker_encoder = speaker_encoder.SpeakerEncoder(model_dir / speaker_encoder.FILE_NAME, onnx_threads)
+        self._tokenizer = speech_tokenizer.open_speech_tokenizer(
+            model_dir / speech_tokenizer.FILE_NAME, device, onnx_threads
+        )
+
+    def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
+        """Compute a voice's features; tokens and mel are cut to the same time.
+
+        Raises:
+            InvalidPromptError: see `validate_prompt`.
+        """
+        validate_prompt(prompt.samples)
+        tokens = self.tokens(prompt.samples)
+        mel = flow_mel_24k(resample_16k_to_24k(prompt.samples))
+        length = min(len(mel) // FRAMES_PER_TOKEN, len(tokens))
+        return VoiceFeatures(
+            voice_id=voice_id_of(prompt.samples),
+            prompt_tokens=tokens[:length],
+            prompt_mel=mel[: FRAMES_PER_TOKEN * length],
+            speaker_embedding=self.speaker_embedding(prompt.samples),
+        )
+
+    def tokens(self, samples: FloatArray) -> IntArray:
+        """Map [N] samples at 16 kHz, at most 30 s, to [T] speech tokens at 25 Hz."""
+        return speech_tokenizer.tokenize_samples(self._tokenizer, samples)
+
+    def speaker_embedding(self, samples: FloatArray) -> FloatArray:
+        """Map [N] samples at 16 kHz to the raw [192] speaker embedding."""
+        return self._speaker_encoder.embed(samples)
+
+
+def voice_id_of(samples: FloatArray) -> str:
+    """Return the SHA-256 of the samples as little-endian float32: equal audio is the same voice, whatever was said."""
+    return hashlib.sha256(np.ascontiguousarray(samples, "<f4").tobytes()).hexdigest()

@@ -1,0 +1,33 @@
+"""One way to open an ONNX file on the CPU: quiet, with a bounded number of threads, with errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime
+
+from token2wav_service.errors import CheckpointError
+
+_ERRORS_ONLY = 3
+
+
+def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
+    """Load `path` for ONNX Runtime's CPU provider.
+
+    Args:
+        threads: CPU threads of one run, at least 1.
+
+    Raises:
+        CheckpointError: the file is missing or is no ONNX model that this runtime can load.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; run `cosydit checkpoint verify` on its directory")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _ERRORS_ONLY
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    # ONNX Runtime has no common base for its own exceptions; all of them mean the same here.
+    except Exception as err:
+        raise CheckpointError(f"{path} does not load in ONNX Runtime ({err}); download or make it again") from err
