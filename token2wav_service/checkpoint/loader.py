@@ -23,7 +23,9 @@ FLOW_YAML = "flow.yaml"
 FLOW_WEIGHTS = "flow.pt"
 HIFT_WEIGHTS = "hift.pt"
 HIFT_CONFIG = "hift_config.json"
-REQUIRED_FILES = (FLOW_YAML, FLOW_WEIGHTS, HIFT_WEIGHTS, speaker_encoder.FILE_NAME, speech_tokenizer.FILE_NAME)
+SPEAKER_ENCODER = speaker_encoder.FILE_NAME
+SPEECH_TOKENIZER = speech_tokenizer.FILE_NAME
+REQUIRED_FILES = (FLOW_YAML, FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, SPEECH_TOKENIZER)
 
 
 def missing_files(model_dir: Path) -> list[str]:

@@ -1,0 +1,127 @@
+"""Loads every part of a checkpoint, the way the services will, and says what is wrong with each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_service.errors import LLMServiceError
+from llm_service.text_encoder import load_text_encoder
+from llm_service.vocab import END_IDS
+from token2wav_service.checkpoint.loader import (
+    FLOW_WEIGHTS,
+    FLOW_YAML,
+    HIFT_WEIGHTS,
+    SPEAKER_ENCODER,
+    SPEECH_TOKENIZER,
+    load_flow,
+    load_hift,
+)
+from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
+from token2wav_service.errors import CheckpointError, Token2WavError
+from token2wav_service.features.audio import load_prompt_audio, validate_prompt
+from token2wav_service.features.speaker_encoder import SpeakerEncoder
+from token2wav_service.features.speech_tokenizer import OnnxSpeechTokenizer, tokenize_samples
+
+_PROBE_SECONDS = 0.5
+_PROBE_TOKENS = 13
+"""ceil of 50 log-mel frames / 4."""
+
+_Check = tuple[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """One part of a checkpoint."""
+
+    name: str
+    problem: str | None
+    """None when it loads and answers as it should."""
+
+
+def verify_checkpoint(directory: Path) -> list[PartReport]:
+    """Check every part, whatever is wrong with the others.
+
+    Args:
+        directory: with token2wav/, llm/ and voices/, or a token2wav directory alone.
+    """
+    return [PartReport(name, _problem(check)) for name, check in _checks(directory)]
+
+
+def _problem(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except (Token2WavError, LLMServiceError, OSError, ValueError) as err:
+        return str(err)
+    return None
+
+
+def _checks(directory: Path) -> Iterator[_Check]:
+    if (directory / FLOW_YAML).is_file():
+        yield from _token2wav_checks(directory)
+        return
+    yield from _token2wav_checks(directory / "token2wav")
+    yield "llm/tokenizer.json", partial(load_text_encoder, directory / "llm")
+    yield "llm/config.json and weights", partial(_check_llm, directory / "llm")
+    names = {"default", *(path.stem for path in (directory / "voices").glob("*.wav"))}
+    for name in sorted(names):
+        yield f"voices/{name}.wav and .txt", partial(_check_voice, directory / "voices", name)
+
+
+def _token2wav_checks(model_dir: Path) -> Iterator[_Check]:
+    yield f"token2wav/{FLOW_YAML} and {FLOW_WEIGHTS}", partial(load_flow, model_dir)
+    yield f"token2wav/{HIFT_WEIGHTS}", partial(load_hift, model_dir)
+    yield f"token2wav/{SPEAKER_ENCODER}", partial(_check_speaker_encoder, model_dir / SPEAKER_ENCODER)
+    yield f"token2wav/{SPEECH_TOKENIZER}", partial(_check_speech_tokenizer, model_dir / SPEECH_TOKENIZER)
+
+
+def _check_speaker_encoder(path: Path) -> None:
+    embedding = SpeakerEncoder(path).embed(_probe())
+    if not np.isfinite(embedding).all():
+        raise CheckpointError(f"{path} answers with NaN or infinity; download or make it again")
+
+
+def _check_speech_tokenizer(path: Path) -> None:
+    ids = tokenize_samples(OnnxSpeechTokenizer(path), _probe())
+    if len(ids) != _PROBE_TOKENS:
+        raise CheckpointError(
+            f"{path} gave {len(ids)} tokens for {_PROBE_SECONDS} s, expected {_PROBE_TOKENS} (25 a second)"
+        )
+
+
+def _check_llm(directory: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = directory / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; download or make the LLM directory again")
+    rows = json.loads(path.read_text("utf-8")).get("vocab_size", 0)
+    if rows <= END_IDS[0]:
+        raise CheckpointError(f"{path}: vocab_size is {rows}, expected more than the end token's id {END_IDS[0]}")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, output_loading_info=True)
+    except Exception as err:  # transformers and safetensors raise many kinds for a damaged directory
+        raise CheckpointError(f"{directory} does not load in Transformers: {err}") from err
+    info = loaded[1]
+    wrong = [*info["missing_keys"], *info["mismatched_keys"]]
+    if wrong:
+        raise CheckpointError(f"{directory}: {len(wrong)} weights are missing or of another shape, e.g. {wrong[:3]}")
+
+
+def _check_voice(directory: Path, name: str) -> None:
+    wav, transcript = directory / f"{name}.wav", directory / f"{name}.txt"
+    validate_prompt(load_prompt_audio(wav.read_bytes()))
+    if not transcript.read_text("utf-8").strip():
+        raise ValueError(f"{transcript} is empty; write what {wav.name} says")
+
+
+def _probe() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Half a second of seeded noise."""
+    samples = int(_PROBE_SECONDS * PROMPT_SAMPLE_RATE_HZ)
+    return (0.1 * np.random.default_rng(0).standard_normal(samples)).astype(np.float32)
