@@ -1,0 +1,153 @@
+"""`cosydit client http|grpc`: speak one text through a running door, write it to a file, say how fast it was."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import wave
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.client import OnAudio, SpeechTiming
+    from gateway.core import FloatArray
+
+DEFAULT_TIMEOUT_S = 120.0
+_PCM16_BYTES = 2
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("client", help="speak one text through a running gateway or Triton")
+    doors = parser.add_subparsers(dest="door", required=True, metavar="DOOR")
+    http = doors.add_parser("http", help="the gateway's POST /v1/audio/speech")
+    http.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway")
+    http.add_argument("--voice", default="default", help="name of a voice the gateway knows")
+    http.add_argument("--seed", type=int, default=None, help="makes the speech repeatable")
+    grpc = doors.add_parser("grpc", help="the drop-in Triton model cosyvoice2_dit")
+    grpc.add_argument("--url", default="127.0.0.1:8001", help="host:port of Triton's gRPC service")
+    grpc.add_argument("--reference-wav", type=Path, default=None, help="audio file of the voice to clone")
+    grpc.add_argument("--reference-text", default=None, help="what is said in the reference")
+    for door in (http, grpc):
+        door.add_argument("--text", required=True, help="what to say")
+        door.add_argument("--out", type=Path, required=True, help="WAV file to write (mono, 16 bit, 24 kHz)")
+        door.add_argument("--play", choices=("yes", "no"), default="no", help="play it as it comes (aplay or ffplay)")
+        door.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server")
+    http.set_defaults(run=run, speak=_http_speaker)
+    grpc.set_defaults(run=run, speak=_grpc_speaker)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Speak; return 0, or 1 with the reason on standard error."""
+    from gateway.client import ClientError
+
+    try:
+        speak = args.speak(args)
+        with _player(args.play == "yes") as play:
+            timing = _write_wav(args.out, speak, play)
+    except (ClientError, OSError, ValueError) as error:
+        print(f"cosydit client: {error}", file=sys.stderr)
+        return 1
+    figures = f"first audio {timing.ttfa_s * 1000:.0f} ms, audio {timing.audio_s:.2f} s, RTF {timing.rtf:.3f}"
+    print(f"{args.out}: {figures}")
+    return 0
+
+
+def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:
+    from cosydit.clock import SystemClock
+    from gateway.client import speak_over_http
+
+    def speak(on_audio: OnAudio) -> SpeechTiming:
+        return speak_over_http(args.url, args.text, args.voice, on_audio, SystemClock(), args.timeout_s, args.seed)
+
+    return speak
+
+
+def _grpc_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:
+    from cosydit.clock import SystemClock
+    from gateway.client import speak_over_grpc
+
+    reference = None if args.reference_wav is None else _load_reference(args.reference_wav)
+
+    def speak(on_audio: OnAudio) -> SpeechTiming:
+        return speak_over_grpc(
+            args.url, args.text, reference, args.reference_text, on_audio, SystemClock(), args.timeout_s
+        )
+
+    return speak
+
+
+def _load_reference(path: Path) -> FloatArray:
+    from gateway.client import ClientError
+
+    try:
+        from token2wav_service.errors import InvalidPromptError
+        from token2wav_service.features.audio import load_prompt_audio
+    except ImportError as error:
+        raise ClientError(f"reading a reference needs the extra cosydit[token2wav] ({error}); install it") from error
+    try:
+        return load_prompt_audio(path.read_bytes())
+    except InvalidPromptError as error:
+        raise ClientError(f"{path}: {error}") from error
+
+
+def _write_wav(path: Path, speak: Callable[[OnAudio], SpeechTiming], play: OnAudio) -> SpeechTiming:
+    """Write the audio beside `path` and move it there once it is whole."""
+    from token2wav_service.contract import SAMPLE_RATE_HZ
+
+    partial_path = path.with_name(path.name + ".part")
+    try:
+        with wave.open(str(partial_path), "wb") as wav:
+            wav.setnchannels(1)
+            wav.setsampwidth(_PCM16_BYTES)
+            wav.setframerate(SAMPLE_RATE_HZ)
+            timing = speak(partial(_write_and_play, wav, play))
+        os.replace(partial_path, path)
+    finally:
+        partial_path.unlink(missing_ok=True)
+    return timing
+
+
+def _write_and_play(wav: wave.Wave_write, play: OnAudio, pcm: bytes) -> None:
+    wav.writeframesraw(pcm)
+    play(pcm)
+
+
+@contextmanager
+def _player(is_wanted: bool) -> Iterator[OnAudio]:
+    if not is_wanted:
+        yield _ignore
+        return
+    player = subprocess.Popen(_player_command(), stdin=subprocess.PIPE)
+    assert player.stdin is not None
+    try:
+        yield partial(_feed, player.stdin)
+    finally:
+        player.stdin.close()
+        player.wait()
+
+
+def _feed(stdin: IO[bytes], pcm: bytes) -> None:
+    stdin.write(pcm)
+
+
+def _player_command() -> list[str]:
+    from gateway.client import ClientError
+    from token2wav_service.contract import SAMPLE_RATE_HZ
+
+    rate = str(SAMPLE_RATE_HZ)
+    if shutil.which("aplay"):
+        return ["aplay", "-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", rate]
+    if shutil.which("ffplay"):
+        return ["ffplay", "-loglevel", "error", "-nodisp", "-autoexit", "-f", "s16le", "-ar", rate, "-i", "-"]
+    raise ClientError("--play yes needs aplay or ffplay; install alsa-utils or ffmpeg, or leave --play out")
+
+
+def _ignore(pcm: bytes) -> None:
+    """Hear nothing."""

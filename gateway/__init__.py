@@ -1,0 +1,1 @@
+"""The thin client between users and the two services; imports no torch."""

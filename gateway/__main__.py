@@ -1,0 +1,37 @@
+"""`python -m gateway`: serve the HTTP door until stopped."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+
+import uvicorn
+
+from gateway.app import build_app, open_gateway
+from gateway.config import parse_args
+from gateway.errors import ConfigError
+
+GRACE_S = 10
+"""Seconds that streams under way may take to end after a stop signal."""
+
+
+def main() -> int:
+    """Read the settings and serve; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        config = parse_args()
+    except ConfigError as error:
+        sys.stderr.write(f"gateway: {error}\n")
+        return 2
+    app = build_app(partial(open_gateway, config), config.max_body_bytes)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host=config.host, port=config.port, log_config=None, timeout_graceful_shutdown=GRACE_S)
+    )
+    server.run()
+    return 0 if server.started else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

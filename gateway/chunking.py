@@ -1,0 +1,212 @@
+"""When to send speech tokens on, and how many: chunk policies and the windows they cut.
+
+Pure: no clock, no network, no audio. The time a policy may look at is passed in.
+
+    tokens    0 ........... 15 .. 18 ................ 40 .. 43 ......
+    window 0  [ hop 15       |la 3]
+    window 1                 [ hop 25                  |la 3]
+    last                                               [ all that remains ]
+
+Source: CosyVoice runtime/triton_trtllm/model_repo/cosyvoice2_dit; differs in that exponential hops may be bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.errors import ConfigError
+from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
+
+DEFAULT_HOP_TOKENS = 15
+"""600 ms: the original runtime's token_hop_len."""
+DEFAULT_MAX_HOP_TOKENS = 100
+"""4 s: one chunk never holds up other streams for longer than it takes to make so much audio."""
+MIN_HOP_TOKENS = 4
+"""160 ms: with a shorter first chunk the vocoder has less than it holds back for its joins."""
+GROWTH_BASE_TOKENS = TOKEN_RATE_HZ
+"""The second exponential hop: 1 s."""
+_DOUBLE_AHEAD = 4
+_SINGLE_AHEAD = 2
+POLICY_NAMES = ("exponential", "equal", "time_based")
+
+
+@dataclass(frozen=True)
+class ChunkProgress:
+    """What a policy may look at when it chooses the next hop."""
+
+    chunks_sent: int
+    tokens_sent: int
+    """Look-ahead not counted."""
+    tokens_pending: int
+    """Received and not yet sent, look-ahead included."""
+    elapsed_s: float
+    """Seconds since the request began."""
+
+
+@dataclass(frozen=True)
+class TokenWindow:
+    """Tokens that go to token2wav in one push."""
+
+    index: int
+    """0, 1, 2, ... within the stream."""
+    start: int
+    """Position of the first token in the stream."""
+    token_ids: tuple[int, ...]
+    """0..6560; unless last, the final 3 are look-ahead and come again in the next window."""
+    is_last: bool
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token in the stream."""
+        return self.start + len(self.token_ids)
+
+
+class ChunkPolicy(Protocol):
+    """Chooses how many tokens the next window speaks; has no state of its own."""
+
+    def next_hop(self, progress: ChunkProgress) -> int:
+        """Return the tokens to speak in the next window, at least 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExponentialChunks:
+    """A short first hop for an early start, then 25, 50, 100, ... up to a bound."""
+
+    first_hop_tokens: int = DEFAULT_HOP_TOKENS
+    max_hop_tokens: int | None = DEFAULT_MAX_HOP_TOKENS
+    """None: unbounded, as the original runtime."""
+
+    def next_hop(self, progress: ChunkProgress) -> int:
+        """Double with every chunk sent."""
+        hop = GROWTH_BASE_TOKENS * 2 ** (progress.chunks_sent - 1) if progress.chunks_sent else self.first_hop_tokens
+        return int(hop) if self.max_hop_tokens is None else min(int(hop), self.max_hop_tokens)
+
+
+@dataclass(frozen=True)
+class FixedChunks:
+    """Every hop alike, but for the first."""
+
+    hop_tokens: int = DEFAULT_HOP_TOKENS
+    first_hop_tokens: int = DEFAULT_HOP_TOKENS
+
+    def next_hop(self, progress: ChunkProgress) -> int:
+        """Return the one hop."""
+        return self.hop_tokens if progress.chunks_sent else self.first_hop_tokens
+
+
+@dataclass(frozen=True)
+class TimeBasedChunks:
+    """Long hops while playback is far behind production, short ones when it catches up."""
+
+    hop_tokens: int = DEFAULT_HOP_TOKENS
+    first_hop_tokens: int = DEFAULT_HOP_TOKENS
+    max_hop_tokens: int | None = DEFAULT_MAX_HOP_TOKENS
+
+    def next_hop(self, progress: ChunkProgress) -> int:
+        """Compare the audio sent with the time it took, in units of the mean time per chunk."""
+        if progress.chunks_sent == 0:
+            return self.first_hop_tokens
+        if progress.chunks_sent == 1:
+            return self._bounded(self.first_hop_tokens)
+        whole_hops = progress.tokens_pending // self.hop_tokens
+        lead = self._lead(progress)
+        if lead > _DOUBLE_AHEAD:
+            return self._bounded((whole_hops + 1) * self.hop_tokens)
+        return self._bounded(whole_hops * self.hop_tokens if lead > _SINGLE_AHEAD else self.hop_tokens)
+
+    def _lead(self, progress: ChunkProgress) -> float:
+        sent_s = progress.tokens_sent / TOKEN_RATE_HZ
+        mean_cost_s = progress.elapsed_s / progress.chunks_sent
+        return (sent_s - progress.elapsed_s) / mean_cost_s if mean_cost_s > 0 else float("inf")
+
+    def _bounded(self, hop: int) -> int:
+        at_least_one = max(hop, self.hop_tokens)
+        return at_least_one if self.max_hop_tokens is None else min(at_least_one, self.max_hop_tokens)
+
+
+@dataclass(frozen=True)
+class ChunkSettings:
+    """The settings a policy is made from, under the original runtime's names."""
+
+    dynamic_chunk_strategy: str = "exponential"
+    """exponential, equal or time_based."""
+    token_hop_len: int = DEFAULT_HOP_TOKENS
+    """Tokens (25 Hz) per hop of `equal`, and the unit of `time_based`."""
+    token_hop_len_first: int = DEFAULT_HOP_TOKENS
+    """Tokens of the first hop."""
+    token_hop_len_max: int | None = DEFAULT_MAX_HOP_TOKENS
+    """Bound of one hop in tokens; None is unbounded."""
+
+    def __post_init__(self) -> None:
+        if self.dynamic_chunk_strategy not in POLICY_NAMES:
+            raise ConfigError(f"got chunk strategy {self.dynamic_chunk_strategy!r}, expected one of {POLICY_NAMES}")
+        for name in ("token_hop_len", "token_hop_len_first", "token_hop_len_max"):
+            tokens = getattr(self, name)
+            if tokens is not None and tokens < MIN_HOP_TOKENS:
+                raise ConfigError(f"got {name}={tokens}, expected at least {MIN_HOP_TOKENS} tokens (160 ms)")
+
+    def policy(self) -> ChunkPolicy:
+        """Make the policy these settings name."""
+        if self.dynamic_chunk_strategy == "equal":
+            return FixedChunks(self.token_hop_len, self.token_hop_len_first)
+        if self.dynamic_chunk_strategy == "time_based":
+            return TimeBasedChunks(self.token_hop_len, self.token_hop_len_first, self.token_hop_len_max)
+        return ExponentialChunks(self.token_hop_len_first, self.token_hop_len_max)
+
+
+class Chunker:
+    """Cuts one stream of tokens into windows and records the schedule."""
+
+    def __init__(self, policy: ChunkPolicy) -> None:
+        """Begin a stream; a chunker serves one only."""
+        self._policy = policy
+        self._tokens: list[int] = []
+        self._start = 0
+        self._schedule: list[int] = []
+        self._hop: int | None = None
+
+    @property
+    def tokens_received(self) -> int:
+        """All tokens pushed so far."""
+        return len(self._tokens)
+
+    @property
+    def schedule(self) -> tuple[int, ...]:
+        """Tokens in each window cut so far, look-ahead included."""
+        return tuple(self._schedule)
+
+    def push(self, token_ids: list[int], elapsed_s: float = 0.0) -> list[TokenWindow]:
+        """Take new tokens and return the windows that are now complete.
+
+        Args:
+            token_ids: speech tokens 0..6560, any number.
+            elapsed_s: seconds since the request began; only `time_based` looks at it.
+        """
+        self._tokens.extend(token_ids)
+        windows = []
+        while (hop := self._ready_hop(elapsed_s)) is not None:
+            windows.append(self._cut(hop + LOOKAHEAD_TOKENS, is_last=False))
+            self._start += hop
+            self._hop = None
+        return windows
+
+    def flush(self) -> TokenWindow:
+        """Return the last window: all that remains, at least 3 tokens if any window went before."""
+        return self._cut(len(self._tokens) - self._start, is_last=True)
+
+    def _ready_hop(self, elapsed_s: float) -> int | None:
+        pending = len(self._tokens) - self._start
+        if self._hop is None and pending <= LOOKAHEAD_TOKENS:
+            return (
+                None  # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog
+            )
+        if self._hop is None:
+            self._hop = self._policy.next_hop(ChunkProgress(len(self._schedule), self._start, pending, elapsed_s))
+        return self._hop if pending >= self._hop + LOOKAHEAD_TOKENS else None
+
+    def _cut(self, size: int, is_last: bool) -> TokenWindow:
+        token_ids = tuple(self._tokens[self._start : self._start + size])
+        self._schedule.append(size)
+        return TokenWindow(len(self._schedule) - 1, self._start, token_ids, is_last)

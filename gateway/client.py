@@ -1,0 +1,201 @@
+"""Small clients of both doors: the HTTP gateway and the drop-in Triton model `cosyvoice2_dit`.
+
+Each speaks one text, hands every piece of audio on as it comes, and reports when it came. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from cosydit.clock import Clock
+from gateway.core import FloatArray
+from gateway.pcm import PCM16_BYTES, to_pcm16
+from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ, decode_error
+
+_HTTP_OK = 200
+_FINAL = "triton_final_response"
+
+OnAudio = Callable[[bytes], None]
+"""Takes signed 16-bit little endian mono PCM at 24 kHz."""
+
+
+class ClientError(Exception):
+    """The door refused, failed or could not be reached; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class SpeechTiming:
+    """When the audio of one text came."""
+
+    ttfa_s: float
+    """From sending the request to its first audio."""
+    total_s: float
+    audio_s: float
+
+    @property
+    def rtf(self) -> float:
+        """Real-time factor: seconds spent per second of audio."""
+        return self.total_s / self.audio_s
+
+
+class _Meter:
+    """Measures one request while its audio passes through."""
+
+    def __init__(self, clock: Clock, on_audio: OnAudio) -> None:
+        self._clock = clock
+        self._on_audio = on_audio
+        self._began_s = clock.now()
+        self._ttfa_s: float | None = None
+        self._bytes = 0
+
+    def hear(self, pcm: bytes) -> None:
+        if not pcm:
+            return
+        if self._ttfa_s is None:
+            self._ttfa_s = self._clock.now() - self._began_s
+        self._bytes += len(pcm)
+        self._on_audio(pcm)
+
+    def timing(self) -> SpeechTiming:
+        if self._ttfa_s is None:
+            raise ClientError("the answer ended without any audio; see the server's log")
+        return SpeechTiming(self._ttfa_s, self._clock.now() - self._began_s, self._bytes / PCM16_BYTES / SAMPLE_RATE_HZ)
+
+
+def speak_over_http(
+    url: str, text: str, voice: str, on_audio: OnAudio, clock: Clock, timeout_s: float, seed: int | None = None
+) -> SpeechTiming:
+    """Speak `text` through POST /v1/audio/speech.
+
+    Args:
+        url: the gateway, e.g. http://127.0.0.1:8080.
+        timeout_s: longest silence of the server.
+
+    Raises:
+        ClientError: refused, failed, broken off, or not reachable.
+    """
+    body: dict[str, Any] = {"model": "cosydit", "input": text, "voice": voice, "response_format": "pcm"}
+    if seed is not None:
+        body["seed"] = seed
+    meter = _Meter(clock, on_audio)
+    try:
+        with (
+            httpx.Client(timeout=timeout_s, trust_env=False) as http,
+            http.stream("POST", f"{url.rstrip('/')}/v1/audio/speech", json=body) as response,
+        ):
+            _check_http(response)
+            _hear_samples(response, meter)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ClientError(f"{url}: {error!r}; is the gateway running there? see its log") from error
+    return meter.timing()
+
+
+def speak_over_grpc(
+    url: str,
+    text: str,
+    reference: FloatArray | None,
+    reference_text: str | None,
+    on_audio: OnAudio,
+    clock: Clock,
+    timeout_s: float,
+) -> SpeechTiming:
+    """Speak `text` through the drop-in model, with the original runtime's tensors.
+
+    Args:
+        url: host:port of Triton's gRPC service.
+        reference: [N] mono float32 samples in +-1 at 16 kHz; None leaves the voice to the server.
+        timeout_s: longest silence of the server.
+
+    Raises:
+        ClientError: refused, failed, broken off, or not reachable.
+    """
+    import tritonclient.grpc as triton
+
+    meter = _Meter(clock, on_audio)
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton.InferenceServerClient(url) as client:
+        client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        is_whole = False
+        try:
+            _send(client, _drop_in_inputs(text, reference, reference_text), answers)
+            while not is_whole:
+                is_whole = _hear_answer(url, answers, meter, timeout_s)
+        finally:
+            client.stop_stream(cancel_requests=not is_whole)
+    return meter.timing()
+
+
+def _send(client: Any, inputs: list[Any], answers: queue.Queue[tuple[Any, Any]]) -> None:
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        client.async_stream_infer(DROP_IN_MODEL, inputs, enable_empty_final_response=True)
+    except InferenceServerException as error:
+        answers.put((None, error))  # NOTE: behind the connection's own error, which says more, if there is one
+
+
+def _check_http(response: httpx.Response) -> None:
+    if response.status_code == _HTTP_OK:
+        return
+    response.read()
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = response.text
+    raise ClientError(f"the gateway answered {response.status_code}: {message}")
+
+
+def _hear_samples(response: httpx.Response, meter: _Meter) -> None:
+    """Pass the body on in whole samples, however the network cut it."""
+    rest = b""
+    for part in response.iter_bytes():
+        pcm = rest + part
+        whole = len(pcm) - len(pcm) % PCM16_BYTES
+        meter.hear(pcm[:whole])
+        rest = pcm[whole:]
+
+
+def _hear_answer(url: str, answers: queue.Queue[tuple[Any, Any]], meter: _Meter, timeout_s: float) -> bool:
+    """Take one answer; return whether it was the last."""
+    try:
+        result, error = answers.get(timeout=timeout_s)
+    except queue.Empty as empty:
+        raise ClientError(f"{url}: no answer within {timeout_s} s; is Triton overloaded? see its log") from empty
+    if error is not None and error.status() is not None:
+        raise ClientError(f"{url}: {error.message()}; is Triton running there? see its log")
+    if error is not None:
+        code, message = decode_error(error.message() or "")
+        raise ClientError(f"{url}: {code.value}: {message}")
+    samples = result.as_numpy("waveform")
+    if samples is not None:
+        meter.hear(to_pcm16(np.ascontiguousarray(samples, dtype=np.float32).ravel()))
+    return bool(result.get_response().parameters[_FINAL].bool_param)
+
+
+def _drop_in_inputs(text: str, reference: FloatArray | None, reference_text: str | None) -> list[Any]:
+    tensors: dict[str, Any] = {"target_text": _text_tensor(text)}
+    if reference is not None:
+        tensors["reference_wav"] = np.ascontiguousarray(reference, dtype=np.float32).reshape(1, -1)
+        tensors["reference_wav_len"] = np.array([[reference.size]], np.int32)
+    if reference_text is not None:
+        tensors["reference_text"] = _text_tensor(reference_text)
+    return [_infer_input(name, value) for name, value in tensors.items()]
+
+
+def _text_tensor(text: str) -> Any:
+    return np.array([[text.encode("utf-8")]], dtype=np.object_)
+
+
+def _infer_input(name: str, value: Any) -> Any:
+    import tritonclient.grpc as triton
+    from tritonclient.utils import np_to_triton_dtype
+
+    tensor = triton.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+    tensor.set_data_from_numpy(value)
+    return tensor

@@ -1,0 +1,169 @@
+"""Settings of the gateway process: read once from the command line, frozen from there on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gateway.chunking import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
+from gateway.errors import ConfigError
+from gateway.llm_client import LLMDeadlines
+from gateway.llm_wire import LLMBackend, PromptForm
+from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
+from gateway.token2wav_client import Token2WavDeadlines
+from gateway.voices import DEFAULT_VOICE
+from llm_service.prompt import LengthLimits
+
+DEFAULT_MAX_BODY_BYTES = 1024 * 1024
+_UNBOUNDED = 0
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Everything the gateway needs to start."""
+
+    tokenizer_dir: Path
+    """The LLM's tokenizer directory (tokenizer.json)."""
+    voices_dir: Path
+    """<name>.wav and <name>.txt for each voice."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    llm_url: str = "http://127.0.0.1:8000"
+    llm_backend: LLMBackend = LLMBackend.EMBEDDED
+    llm_prompt_form: PromptForm = PromptForm.TOKENS
+    llm_model: str | None = None
+    """Name to ask the LLM server for; None takes the first it lists."""
+    llm_max_speech_tokens: int = LengthLimits().max_speech_tokens
+    """Bound of one answer, whatever the text's length (25 a second)."""
+    token2wav_url: str = "127.0.0.1:8001"
+    warm_up_voice: str = DEFAULT_VOICE
+    max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    chunks: ChunkSettings = field(default_factory=ChunkSettings)
+    llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
+    token2wav_deadlines: Token2WavDeadlines = field(default_factory=Token2WavDeadlines)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.llm_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"got LLM URL {self.llm_url!r}, expected something like http://127.0.0.1:8000")
+        host, colon, port = self.token2wav_url.rpartition(":")
+        if not (host and colon and port.isdigit()) or "/" in host:
+            raise ConfigError(f"got token2wav URL {self.token2wav_url!r}, expected host:port of Triton's gRPC service")
+
+
+def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
+    """Read the command line; unknown options end the process with a usage message.
+
+    Raises:
+        ConfigError: a value that can't work.
+    """
+    args = _parser().parse_args(argv)
+    chunks = ChunkSettings(
+        args.dynamic_chunk_strategy,
+        args.token_hop_len,
+        args.token_hop_len_first,
+        None if args.token_hop_len_max == _UNBOUNDED else args.token_hop_len_max,
+    )
+    llm_deadlines = LLMDeadlines(
+        args.llm_connect_timeout_s, args.llm_first_token_timeout_s, args.llm_token_timeout_s, args.llm_total_timeout_s
+    )
+    token2wav_deadlines = Token2WavDeadlines(
+        register_s=args.token2wav_register_timeout_s, push_s=args.token2wav_chunk_timeout_s
+    )
+    return GatewayConfig(
+        tokenizer_dir=args.tokenizer_dir,
+        voices_dir=args.voices_dir,
+        host=args.host,
+        port=args.port,
+        llm_url=args.llm_url,
+        llm_backend=LLMBackend(args.llm_backend),
+        llm_prompt_form=PromptForm(args.llm_prompt_form),
+        llm_model=args.llm_model,
+        llm_max_speech_tokens=args.llm_max_speech_tokens,
+        token2wav_url=args.token2wav_url,
+        warm_up_voice=args.warm_up_voice,
+        max_text_characters=args.max_text_characters,
+        max_body_bytes=args.max_body_bytes,
+        chunks=chunks,
+        llm_deadlines=llm_deadlines,
+        token2wav_deadlines=token2wav_deadlines,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gateway",
+        description="HTTP door: POST /v1/audio/speech, GET /healthz, GET /readyz.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on")
+    parser.add_argument("--voices-dir", type=Path, required=True, help="directory of <name>.wav and <name>.txt")
+    parser.add_argument("--warm-up-voice", default=DEFAULT_VOICE, help="voice of the warm-up synthesis")
+    parser.add_argument(
+        "--max-text-characters", type=_positive_int, default=DEFAULT_MAX_TEXT_CHARACTERS, help="longest text accepted"
+    )
+    parser.add_argument(
+        "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
+    )
+    _add_llm_options(parser)
+    _add_token2wav_options(parser)
+    return parser
+
+
+def _add_llm_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("LLM service")
+    group.add_argument("--llm-url", default="http://127.0.0.1:8000", help="scheme, host and port")
+    group.add_argument("--llm-backend", choices=[b.value for b in LLMBackend], default="embedded", help="server there")
+    group.add_argument("--tokenizer-dir", type=Path, required=True, help="directory of the LLM's tokenizer.json")
+    group.add_argument(
+        "--llm-prompt-form", choices=[f.value for f in PromptForm], default="tokens", help="chat: servers without ids"
+    )
+    group.add_argument("--llm-model", default=None, help="model name; by default the first that the server lists")
+    limit = LengthLimits().max_speech_tokens
+    group.add_argument("--llm-max-speech-tokens", type=_positive_int, default=limit, help="most tokens (25 Hz) a text")
+    limits = LLMDeadlines()
+    for name, seconds, meaning in (
+        ("--llm-connect-timeout-s", limits.connect_s, "seconds to connect"),
+        ("--llm-first-token-timeout-s", limits.first_token_s, "seconds to the first token"),
+        ("--llm-token-timeout-s", limits.between_tokens_s, "seconds between tokens"),
+        ("--llm-total-timeout-s", limits.total_s, "seconds for one text"),
+    ):
+        group.add_argument(name, type=_positive_float, default=seconds, help=meaning)
+
+
+def _add_token2wav_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("token2wav service")
+    group.add_argument("--token2wav-url", default="127.0.0.1:8001", help="host:port of Triton's gRPC service")
+    deadlines = Token2WavDeadlines()
+    group.add_argument(
+        "--token2wav-register-timeout-s", type=_positive_float, default=deadlines.register_s, help="seconds for a voice"
+    )
+    group.add_argument(
+        "--token2wav-chunk-timeout-s", type=_positive_float, default=deadlines.push_s, help="seconds for a chunk"
+    )
+    group.add_argument("--dynamic-chunk-strategy", choices=POLICY_NAMES, default="exponential", help="chunk sizes")
+    group.add_argument("--token-hop-len", type=int, default=DEFAULT_HOP_TOKENS, help="tokens (25 Hz) per chunk")
+    group.add_argument("--token-hop-len-first", type=int, default=DEFAULT_HOP_TOKENS, help="tokens in the first chunk")
+    group.add_argument(
+        "--token-hop-len-max", type=int, default=DEFAULT_MAX_HOP_TOKENS, help="most tokens in a chunk; 0 is unbounded"
+    )
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"got {value}, expected more than 0")
+    return value

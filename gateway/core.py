@@ -1,0 +1,142 @@
+"""The gateway's nouns and the seams to its two services. No network, no torch.
+
+The pipeline sees the services only through `SpeechLM` and `Token2Wav`; tests give it fakes of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.chunking import TokenWindow
+from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """Audio made from one window of tokens; may be empty while the vocoder holds samples back."""
+
+    index: int
+    samples: FloatArray
+    """[N] float32 in +-1 at 24 kHz."""
+    is_last: bool
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of audio."""
+        return len(self.samples) / SAMPLE_RATE_HZ
+
+
+@dataclass(frozen=True)
+class RegisteredVoice:
+    """A voice as token2wav knows it."""
+
+    voice_id: str
+    """Content hash of the prompt's samples."""
+    prompt_speech_tokens: tuple[int, ...]
+    """0..6560, 25 Hz; what the LLM continues from."""
+
+
+@dataclass(frozen=True)
+class SpeechTokenDelta:
+    """What one message of the LLM's stream brought."""
+
+    token_ids: tuple[int, ...]
+    """Speech tokens 0..6560; may be empty."""
+    finish_reason: str | None = None
+    """Set on the last delta only: `stop` (end of speech) or `length` (the bound was hit)."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the LLM draws tokens; the original runtime's values."""
+
+    temperature: float = 0.8
+    top_p: float = 0.95
+    top_k: int = 50
+    repetition_penalty: float = 1.1
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What the LLM speaks, in whose voice."""
+
+    text: str
+    reference_text: str
+    """Transcript of the voice prompt; empty if there is none."""
+    reference_tokens: tuple[int, ...]
+    """Speech tokens 0..6560 of the voice prompt."""
+
+
+@dataclass(frozen=True)
+class InlineVoice:
+    """A voice that comes with the request."""
+
+    audio: bytes | FloatArray
+    """An encoded audio file, or [N] mono float32 samples in +-1 at 16 kHz."""
+    transcript: str = ""
+
+
+class SpeechLM(Protocol):
+    """The LLM service: text in, speech tokens out."""
+
+    def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        """Yield deltas until one has a finish_reason; closing the iterator cancels the request.
+
+        Raises:
+            LLMError: anything the service did wrong.
+        """
+        ...
+
+    async def is_ready(self) -> bool:
+        """Tell whether the service answers now."""
+        ...
+
+
+class Token2WavStream(Protocol):
+    """One open stream of the token2wav service."""
+
+    @property
+    def stream_id(self) -> str:
+        """The service's own name of the stream."""
+        ...
+
+    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+        """Send a window at once; the future holds its audio or a Token2WavError. Pushes may be pipelined."""
+        ...
+
+
+class Token2Wav(Protocol):
+    """The token2wav service: speech tokens in, audio out."""
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        """Compute a voice's features, or find them in the cache.
+
+        Raises:
+            InvalidVoicePromptError: unreadable, silent, too short or too long.
+            Token2WavError: anything the service did wrong.
+        """
+        ...
+
+    def open_stream(
+        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
+    ) -> AbstractAsyncContextManager[Token2WavStream]:
+        """Lease a stream; leaving the context frees it, whatever its state.
+
+        Raises:
+            VoiceEvictedError: the voice must be registered again.
+            Token2WavError: anything the service did wrong.
+        """
+        ...
+
+    async def is_ready(self) -> bool:
+        """Tell whether the service answers now."""
+        ...

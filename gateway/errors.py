@@ -1,0 +1,205 @@
+"""What can go wrong between a caller and its audio, and the one table that turns it into wire codes.
+
+GatewayError
+ +- ConfigError                    settings that can't work (start-up only)
+ +- NotReadyError                  no warm-up synthesis has succeeded yet, or a service stopped answering
+ +- InvalidRequestError            the caller's mistake; repeating it can't help
+ |   +- InvalidTextError           empty, not UTF-8
+ |   +- TextTooLongError
+ |   +- UnsupportedOptionError     a format, speed, ... that this server does not offer
+ |   +- InvalidVoicePromptError    the voice prompt can't be used
+ |   +- VoiceNotFoundError         no voice of that name
+ +- LLMError
+ |   +- LLMUnavailableError        can't be reached, or says it is overloaded
+ |   +- LLMRejectedError           answered 4xx: request and server do not fit
+ |   +- LLMFailedError             answered 5xx
+ |   +- LLMInterruptedError        went away in mid-stream
+ |   +- LLMProtocolError           sent something that is not its contract
+ |   +- LLMDeadlineError
+ |   +- EmptySpeechError           ended without a single speech token
+ +- Token2WavError
+     +- Token2WavUnavailableError  can't be reached
+     +- Token2WavBusyError         no room for another stream or voice
+     +- Token2WavRejectedError     refused what this gateway sent
+     +- Token2WavFailedError       failed inside
+     +- Token2WavInterruptedError  went away, or closed the stream, while it ran
+     +- Token2WavProtocolError     sent something that is not its contract
+     +- Token2WavDeadlineError
+     +- VoiceEvictedError          no longer knows a registered voice
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from token2wav_service.contract import ErrorCode
+
+
+class GatewayError(Exception):
+    """Base of all; the message says what was got, what was expected and what to do."""
+
+    @property
+    def code(self) -> str:
+        """Machine-readable name, e.g. `text_too_long`."""
+        return wire_status(self).code
+
+
+class ConfigError(GatewayError):
+    """The gateway can't start with these settings."""
+
+
+class NotReadyError(GatewayError):
+    """The gateway lives but can't speak now."""
+
+
+class InvalidRequestError(GatewayError):
+    """The request itself is wrong."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        """Keep which parameter was wrong, for the caller's eyes."""
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidTextError(InvalidRequestError):
+    """There is nothing to speak, or it is not text."""
+
+
+class TextTooLongError(InvalidRequestError):
+    """The text passes the limit of one request."""
+
+
+class UnsupportedOptionError(InvalidRequestError):
+    """An option or value that this server does not offer."""
+
+
+class InvalidVoicePromptError(InvalidRequestError):
+    """The voice prompt is unreadable, silent, too short or too long."""
+
+
+class VoiceNotFoundError(InvalidRequestError):
+    """No voice has that name."""
+
+
+class LLMError(GatewayError):
+    """Base of everything the LLM service can do wrong."""
+
+
+class LLMUnavailableError(LLMError):
+    """The LLM service can't be reached or is overloaded."""
+
+
+class LLMRejectedError(LLMError):
+    """The LLM service answered 4xx."""
+
+
+class LLMFailedError(LLMError):
+    """The LLM service answered 5xx or reported an error in its stream."""
+
+
+class LLMInterruptedError(LLMError):
+    """The LLM service went away in mid-stream."""
+
+
+class LLMProtocolError(LLMError):
+    """The LLM service broke its contract."""
+
+
+class LLMDeadlineError(LLMError):
+    """The LLM service did not answer in time."""
+
+
+class EmptySpeechError(LLMError):
+    """The LLM ended before its first speech token."""
+
+
+class Token2WavError(GatewayError):
+    """Base of everything the token2wav service can do wrong."""
+
+
+class Token2WavUnavailableError(Token2WavError):
+    """The token2wav service can't be reached."""
+
+
+class Token2WavBusyError(Token2WavError):
+    """The token2wav service has no room now."""
+
+
+class Token2WavRejectedError(Token2WavError):
+    """The token2wav service refused a chunk or an option of ours."""
+
+
+class Token2WavFailedError(Token2WavError):
+    """The token2wav service failed inside."""
+
+
+class Token2WavInterruptedError(Token2WavError):
+    """The stream ended before its audio was complete."""
+
+
+class Token2WavProtocolError(Token2WavError):
+    """The token2wav service broke its contract."""
+
+
+class Token2WavDeadlineError(Token2WavError):
+    """The token2wav service did not answer in time."""
+
+
+class VoiceEvictedError(Token2WavError):
+    """A registered voice was dropped from token2wav's cache; register it again."""
+
+
+@dataclass(frozen=True)
+class WireStatus:
+    """How one error looks on each wire."""
+
+    code: str
+    """Machine-readable name."""
+    http: int
+    grpc: str
+    """Name of the gRPC status code."""
+    triton: ErrorCode
+    """What an error response of the drop-in Triton model starts with."""
+
+    @property
+    def openai_type(self) -> str:
+        """`type` of an OpenAI-shaped error body."""
+        return "invalid_request_error" if self.http < HTTP_SERVER_ERROR else "server_error"
+
+
+HTTP_SERVER_ERROR = 500
+
+_WIRE: dict[type[GatewayError], WireStatus] = {
+    GatewayError: WireStatus("internal_error", 500, "INTERNAL", ErrorCode.INTERNAL),
+    ConfigError: WireStatus("config_error", 500, "INTERNAL", ErrorCode.INTERNAL),
+    NotReadyError: WireStatus("not_ready", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    InvalidRequestError: WireStatus("invalid_request", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
+    InvalidTextError: WireStatus("invalid_text", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
+    TextTooLongError: WireStatus("text_too_long", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
+    UnsupportedOptionError: WireStatus("unsupported_option", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
+    InvalidVoicePromptError: WireStatus("invalid_voice_prompt", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_PROMPT),
+    VoiceNotFoundError: WireStatus("voice_not_found", 404, "NOT_FOUND", ErrorCode.VOICE_NOT_FOUND),
+    LLMError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
+    LLMUnavailableError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    LLMRejectedError: WireStatus("llm_rejected", 502, "INTERNAL", ErrorCode.INTERNAL),
+    LLMFailedError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
+    LLMInterruptedError: WireStatus("llm_interrupted", 502, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    LLMProtocolError: WireStatus("llm_protocol_error", 502, "INTERNAL", ErrorCode.INTERNAL),
+    LLMDeadlineError: WireStatus("llm_deadline_exceeded", 504, "DEADLINE_EXCEEDED", ErrorCode.UNAVAILABLE),
+    EmptySpeechError: WireStatus("empty_speech", 502, "INTERNAL", ErrorCode.INTERNAL),
+    Token2WavError: WireStatus("token2wav_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
+    Token2WavUnavailableError: WireStatus("token2wav_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    Token2WavBusyError: WireStatus("token2wav_busy", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
+    Token2WavRejectedError: WireStatus("token2wav_rejected", 502, "INTERNAL", ErrorCode.INTERNAL),
+    Token2WavFailedError: WireStatus("token2wav_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
+    Token2WavInterruptedError: WireStatus("token2wav_interrupted", 502, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    Token2WavProtocolError: WireStatus("token2wav_protocol_error", 502, "INTERNAL", ErrorCode.INTERNAL),
+    Token2WavDeadlineError: WireStatus("token2wav_deadline_exceeded", 504, "DEADLINE_EXCEEDED", ErrorCode.UNAVAILABLE),
+    VoiceEvictedError: WireStatus("voice_evicted", 503, "UNAVAILABLE", ErrorCode.VOICE_NOT_FOUND),
+}
+
+
+def wire_status(error: BaseException) -> WireStatus:
+    """Return the wire codes of the nearest class in the table; anything foreign is an internal error."""
+    known = (_WIRE[cls] for cls in type(error).__mro__ if cls in _WIRE)
+    return next(known, _WIRE[GatewayError])

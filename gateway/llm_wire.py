@@ -1,0 +1,200 @@
+"""What stands in the LLM's HTTP requests and events, for each backend. Pure: no HTTP, no time.
+
+Two forms of one contract. `tokens`: POST /v1/completions with a prompt of token ids; events carry token ids. `chat`:
+POST /v1/chat/completions with messages; events carry `<|s_N|>` text, for servers that can't send ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from gateway import errors
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from llm_service.prompt import (
+    EmptyTextError,
+    GenerationBounds,
+    LengthLimits,
+    PromptError,
+    TextEncoder,
+    TextTooLongError,
+    build_chat_messages,
+    build_prompt,
+    generation_bounds,
+)
+from llm_service.vocab import (
+    END_IDS,
+    SpeechTokenTextParser,
+    VocabularyError,
+    is_speech_llm_id,
+    speech_id_from_llm_id,
+)
+
+_ENDED = "stop"
+_GOOD_ENDS = (_ENDED, "length")
+_EXCERPT_CHARACTERS = 200
+
+
+class LLMBackend(str, Enum):
+    """Which server answers; they differ in how token ids are asked for."""
+
+    EMBEDDED = "embedded"
+    VLLM = "vllm"
+    TRTLLM = "trtllm"
+
+
+class PromptForm(str, Enum):
+    """How prompt and answer travel."""
+
+    TOKENS = "tokens"
+    CHAT = "chat"
+
+
+@dataclass(frozen=True)
+class WireRequest:
+    """One HTTP request."""
+
+    path: str
+    body: dict[str, Any]
+
+
+class EventReader(Protocol):
+    """Reads the events of one answer, in order."""
+
+    def read(self, event: str) -> SpeechTokenDelta:
+        """Return what one event brought.
+
+        Raises:
+            LLMProtocolError: not JSON, not the expected shape, or a token that is no speech token.
+            LLMFailedError: the server reports a failure.
+        """
+        ...
+
+
+class LLMWire:
+    """Writes requests and reads events for one backend and form."""
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        backend: LLMBackend = LLMBackend.EMBEDDED,
+        form: PromptForm = PromptForm.TOKENS,
+        limits: LengthLimits | None = None,
+    ) -> None:
+        """Keep the choices; `encoder` also counts text tokens, which bound the answer's length."""
+        self._encoder = encoder
+        self.backend = backend
+        self._form = form
+        self._limits = limits or LengthLimits()
+
+    def request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
+        """Write the request for one utterance.
+
+        Raises:
+            InvalidTextError: the text has no tokens, is not Unicode or spells control tokens.
+            TextTooLongError: its shortest speech passes the limit of one generation.
+        """
+        try:
+            return self._request(utterance, sampling, seed, model)
+        except EmptyTextError as error:
+            raise errors.InvalidTextError(str(error), param="input") from error
+        except TextTooLongError as error:
+            raise errors.TextTooLongError(str(error), param="input") from error
+        except PromptError as error:
+            raise errors.InvalidTextError(str(error), param="input") from error
+
+    def reader(self) -> EventReader:
+        """Begin to read one answer."""
+        return _TokenEvents() if self._form is PromptForm.TOKENS else _ChatEvents()
+
+    def _request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
+        spoken = (self._encoder.encode, utterance.reference_text, utterance.text, utterance.reference_tokens)
+        prompt = build_prompt(*spoken)
+        bounds = generation_bounds(prompt.target_text_tokens, self._limits)
+        body = {"model": model, "stream": True, **_sampling_fields(sampling, bounds, seed)}
+        if self._form is PromptForm.TOKENS:
+            ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
+            return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
+        messages = build_chat_messages(utterance.reference_text, utterance.text, utterance.reference_tokens)
+        visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
+        return WireRequest("/v1/chat/completions", body | visible | {"messages": messages})
+
+
+class _TokenEvents:
+    """Events of /v1/completions whose choices carry LLM ids."""
+
+    def read(self, event: str) -> SpeechTokenDelta:
+        choice = _choice(event)
+        if choice is None:
+            return SpeechTokenDelta(())
+        llm_ids = choice.get("token_ids") or []
+        if not isinstance(llm_ids, list):
+            raise errors.LLMProtocolError(f"got token_ids of type {type(llm_ids).__name__}, expected a list")
+        if choice.get("text") and not llm_ids:
+            hint = "use the LLM prompt form `chat` for a server that can't send ids"
+            raise errors.LLMProtocolError(f"the LLM sent text without token ids; {hint}")
+        return _delta(llm_ids, _finish_reason(choice))
+
+
+class _ChatEvents:
+    """Events of /v1/chat/completions whose deltas carry `<|s_N|>` text."""
+
+    def __init__(self) -> None:
+        self._parser = SpeechTokenTextParser()
+
+    def read(self, event: str) -> SpeechTokenDelta:
+        choice = _choice(event)
+        if choice is None:
+            return SpeechTokenDelta(())
+        finish_reason = _finish_reason(choice)
+        try:
+            speech_ids = self._parser.feed((choice.get("delta") or {}).get("content") or "")
+            if finish_reason == _ENDED:
+                self._parser.close()
+        except VocabularyError as error:
+            raise errors.LLMProtocolError(f"the LLM sent text that is not speech tokens: {error}") from error
+        return SpeechTokenDelta(tuple(speech_ids), finish_reason)
+
+
+def _sampling_fields(sampling: Sampling, bounds: GenerationBounds, seed: int) -> dict[str, Any]:
+    lengths = {"max_tokens": bounds.max_tokens, "min_tokens": bounds.min_tokens}
+    return {**asdict(sampling), **lengths, "stop_token_ids": list(END_IDS), "seed": seed}
+
+
+def _choice(event: str) -> dict[str, Any] | None:
+    """Return the event's only choice, or None for an event without one (usage)."""
+    try:
+        message = json.loads(event)
+        if not isinstance(message, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        got = f"the LLM sent an event that is not a JSON object: {event[:_EXCERPT_CHARACTERS]!r}"
+        raise errors.LLMProtocolError(f"{got}; is the LLM URL that of an OpenAI-compatible server?") from error
+    if message.get("error"):
+        raise errors.LLMFailedError(f"the LLM reports {str(message['error'])[:_EXCERPT_CHARACTERS]}; see its log")
+    choices = message.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise errors.LLMProtocolError(f"the LLM sent an event without choices: {event[:_EXCERPT_CHARACTERS]!r}")
+    return choices[0] if choices else None
+
+
+def _finish_reason(choice: dict[str, Any]) -> str | None:
+    reason = choice.get("finish_reason")
+    if reason is None or reason in _GOOD_ENDS:
+        return reason
+    raise errors.LLMFailedError(f"the LLM ended with finish_reason {reason!r}, expected one of {_GOOD_ENDS}; try again")
+
+
+def _delta(llm_ids: Sequence[Any], finish_reason: str | None) -> SpeechTokenDelta:
+    speech_ids: list[int] = []
+    for llm_id in llm_ids:
+        if llm_id in END_IDS:
+            return SpeechTokenDelta(tuple(speech_ids), finish_reason or _ENDED)
+        if not isinstance(llm_id, int) or not is_speech_llm_id(llm_id):
+            got = f"the LLM sent id {llm_id!r}, which is neither a speech token nor an end token"
+            raise errors.LLMProtocolError(f"{got}; its head must allow no other tokens")
+        speech_ids.append(speech_id_from_llm_id(llm_id))
+    return SpeechTokenDelta(tuple(speech_ids), finish_reason)

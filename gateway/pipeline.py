@@ -1,0 +1,188 @@
+"""Text in, audio chunks out: the whole path, in one direction.
+
+    text -> prompt -> LLM -> speech tokens -> windows -> token2wav -> audio
+
+The LLM goes on while audio of earlier windows is made, and a slow caller holds both back. Every way out (the end, an
+error, a deadline, a cancelled or departed caller) closes the LLM's response and the token2wav stream before
+`synthesize` returns. Knows the services only by the seams of `core`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from cosydit.clock import Clock, SystemClock
+from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
+from gateway.core import AudioChunk, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream, Utterance
+from gateway.errors import EmptySpeechError, VoiceEvictedError
+from gateway.running_ahead import Ahead, running_ahead
+from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_request, draw_seed
+from gateway.voices import ReadyVoice, VoiceRegistry
+
+logger = logging.getLogger(__name__)
+
+Push = asyncio.Future[AudioChunk]
+
+_END_RECORD = (
+    "request %s ended: stream_id=%s finish_reason=%s tokens=%d chunks=%d audio=%.2fs ttfa=%s total=%.3fs seed=%d"
+)
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """What holds for every request unless it says otherwise."""
+
+    chunk_policy: ChunkPolicy = field(default_factory=ExponentialChunks)
+    max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
+    tokens_ahead: int = 4096
+    """Messages of the LLM kept unread at most."""
+    pushes_ahead: int = 1
+    """Windows queued behind the one whose audio is awaited; one more may be on its way."""
+
+
+class SpeechPipeline:
+    """Speaks texts; serves any number of requests at once."""
+
+    def __init__(
+        self,
+        llm: SpeechLM,
+        token2wav: Token2Wav,
+        voices: VoiceRegistry,
+        settings: PipelineSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Keep the services; their owner closes them."""
+        self._llm = llm
+        self._token2wav = token2wav
+        self._voices = voices
+        self._settings = settings or PipelineSettings()
+        self._clock = clock or SystemClock()
+
+    async def synthesize(
+        self, request: SpeechRequest, result: SpeechResult | None = None
+    ) -> AsyncGenerator[AudioChunk]:
+        """Speak one text.
+
+        Args:
+            request: what to speak and how.
+            result: filled in on the way, for a caller that wants to know more than the audio.
+
+        Yields:
+            Audio in order; the last chunk says so. Chunks may be empty.
+
+        Raises:
+            InvalidRequestError: refused before any service was asked.
+            GatewayError: what went wrong in a service; audio yielded before is good.
+        """
+        job = self._admit(request, result)
+        try:
+            async with (
+                self._opened(job) as stream,
+                running_ahead(self._tokens(job), self._settings.tokens_ahead) as tokens,
+                running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
+            ):
+                async for push in pushes:
+                    yield job.hear(await push)
+        finally:
+            job.end()
+
+    def _admit(self, request: SpeechRequest, result: SpeechResult | None) -> _Job:
+        job = _Job(request, result if result is not None else SpeechResult(), self._clock)
+        check_request(request, self._settings.max_text_characters)
+        self._voices.check(request.voice)
+        return job
+
+    @asynccontextmanager
+    async def _opened(self, job: _Job) -> AsyncIterator[Token2WavStream]:
+        """Lease a stream, registering the voice again if token2wav has dropped it meanwhile."""
+        request, seed = job.request, job.result.seed
+        async with AsyncExitStack() as leases:
+            voice = await self._voices.resolve(request.voice)
+            try:
+                lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
+                stream = await leases.enter_async_context(lease)
+            except VoiceEvictedError:
+                voice = await self._voices.renew(request.voice)
+                lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
+                stream = await leases.enter_async_context(lease)
+            job.open(voice, stream.stream_id)
+            yield stream
+
+    def _tokens(self, job: _Job) -> AsyncGenerator[SpeechTokenDelta]:
+        return self._llm.generate(job.utterance, job.request.sampling, job.result.seed)
+
+    async def _pushes(
+        self, job: _Job, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream
+    ) -> AsyncGenerator[Push]:
+        """Cut tokens into windows and send each as soon as it is complete."""
+        chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy)
+        async for delta in tokens:
+            new_tokens = job.count([delta, *tokens.take_ready()])
+            for window in chunker.push(new_tokens, job.elapsed_s):
+                yield job.send(stream.push(window), len(window.token_ids))
+        if not chunker.tokens_received:
+            raise EmptySpeechError("the LLM ended without a single speech token; try another text, seed or voice")
+        window = chunker.flush()
+        yield job.send(stream.push(window), len(window.token_ids))
+
+
+class _Job:
+    """One request on its way: keeps the accounts, decides nothing."""
+
+    def __init__(self, request: SpeechRequest, result: SpeechResult, clock: Clock) -> None:
+        self.request = request
+        self.result = result
+        self.utterance = Utterance(request.text, "", ())
+        self._clock = clock
+        self._began_s = clock.now()
+        result.request_id = request.request_id
+        result.seed = draw_seed() if request.seed is None else request.seed
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock.now() - self._began_s
+
+    def open(self, voice: ReadyVoice, stream_id: str) -> None:
+        self.result.stream_id = stream_id
+        self.result.voice_id = voice.registered.voice_id
+        # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
+        reference_tokens = voice.registered.prompt_speech_tokens if voice.transcript.strip() else ()
+        self.utterance = Utterance(self.request.text, voice.transcript, reference_tokens)
+
+    def count(self, deltas: list[SpeechTokenDelta]) -> list[int]:
+        new_tokens = [token_id for delta in deltas for token_id in delta.token_ids]
+        self.result.speech_tokens += len(new_tokens)
+        self.result.finish_reason = deltas[-1].finish_reason
+        return new_tokens
+
+    def send(self, push: Push, tokens: int) -> Push:
+        self.result.chunk_schedule.append(tokens)
+        return push
+
+    def hear(self, audio: AudioChunk) -> AudioChunk:
+        self.result.audio_chunks += 1
+        self.result.audio_samples += len(audio.samples)
+        if self.result.ttfa_s is None and len(audio.samples):
+            self.result.ttfa_s = self.elapsed_s
+        return audio
+
+    def end(self) -> None:
+        self.result.total_s = self.elapsed_s
+        level = logging.WARNING if self.result.is_truncated else logging.INFO
+        logger.log(
+            level,
+            _END_RECORD,
+            self.result.request_id,
+            self.result.stream_id,
+            self.result.finish_reason,
+            self.result.speech_tokens,
+            self.result.audio_chunks,
+            self.result.audio_s,
+            self.result.ttfa_s,
+            self.result.total_s,
+            self.result.seed,
+        )

@@ -1,0 +1,68 @@
+"""Tells whether the gateway can speak now: a warm-up synthesis has succeeded and both services still answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from gateway.core import SpeechLM, Token2Wav
+from gateway.errors import GatewayError, NotReadyError
+from gateway.pipeline import SpeechPipeline
+from gateway.speech import SpeechRequest
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TEXT = "Hello."
+DEFAULT_RETRY_S = 2.0
+"""Pause between warm-up attempts while a service is still starting."""
+
+
+class Readiness:
+    """Warms up until it succeeds once, then asks the services each time."""
+
+    def __init__(
+        self,
+        pipeline: SpeechPipeline,
+        llm: SpeechLM,
+        token2wav: Token2Wav,
+        voice: str,
+        retry_s: float = DEFAULT_RETRY_S,
+    ) -> None:
+        """Nothing is asked before `warm_up`."""
+        self._pipeline = pipeline
+        self._llm = llm
+        self._token2wav = token2wav
+        self._voice = voice
+        self._retry_s = retry_s
+        self._reason: str | None = "the warm-up synthesis has not finished yet; wait"
+
+    async def warm_up(self) -> None:
+        """Speak one word, again and again until it works."""
+        while self._reason is not None:
+            try:
+                await self._speak_once()
+                self._reason = None
+                logger.info("warm-up synthesis succeeded; ready")
+            except GatewayError as error:
+                self._reason = f"the warm-up synthesis failed: {error}"
+                logger.warning("warm-up synthesis failed, next try in %.1f s: %s", self._retry_s, error)
+                await asyncio.sleep(self._retry_s)
+
+    async def check(self) -> None:
+        """Return if the gateway can speak now.
+
+        Raises:
+            NotReadyError: it can't, and why.
+        """
+        if self._reason is not None:
+            raise NotReadyError(self._reason)
+        answers = await asyncio.gather(self._llm.is_ready(), self._token2wav.is_ready())
+        silent = [name for name, is_ready in zip(("LLM", "token2wav"), answers, strict=True) if not is_ready]
+        if silent:
+            raise NotReadyError(f"no answer from {' and '.join(silent)}; start it again or see its log")
+
+    async def _speak_once(self) -> None:
+        async with aclosing(self._pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, self._voice))) as audio:
+            async for _ in audio:
+                pass

@@ -1,0 +1,119 @@
+"""What a caller asks the pipeline for and what it is told afterwards; the rules for both.
+
+Pure: every check here happens before any service is asked.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import dataclass, field
+
+from gateway.chunking import ChunkPolicy
+from gateway.core import InlineVoice, Sampling
+from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
+from gateway.voices import DEFAULT_VOICE
+from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
+
+DEFAULT_MAX_TEXT_CHARACTERS = 4096
+"""The OpenAI speech API's limit."""
+HIGHEST_PRIORITY = 1
+LOWEST_PRIORITY = DEFAULT_PRIORITY
+MAX_SEED = 2**63 - 1
+_RANDOM_SEED_BITS = 31
+_LENGTH_FINISH = "length"
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """One text to speak."""
+
+    text: str
+    voice: str | InlineVoice = DEFAULT_VOICE
+    seed: int | None = None
+    """0..2**63-1; None draws one, which the result reports."""
+    priority: int = DEFAULT_PRIORITY
+    """Scheduling class, 1 (first) to 10."""
+    sampling: Sampling = field(default_factory=Sampling)
+    chunk_policy: ChunkPolicy | None = None
+    """None: the pipeline's own."""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass
+class SpeechResult:
+    """What became of a request; filled in while it runs, complete when its audio ends."""
+
+    request_id: str = ""
+    seed: int = 0
+    stream_id: str | None = None
+    voice_id: str | None = None
+    finish_reason: str | None = None
+    """`stop` or `length`; None if the LLM did not come to its end."""
+    speech_tokens: int = 0
+    chunk_schedule: list[int] = field(default_factory=list)
+    """Tokens in each window pushed, look-ahead included."""
+    audio_chunks: int = 0
+    audio_samples: int = 0
+    """24 kHz."""
+    ttfa_s: float | None = None
+    """From the request to its first samples."""
+    total_s: float | None = None
+    """From the request to its end, whatever the end was."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the runaway bound, not the end of the speech, ended it."""
+        return self.finish_reason == _LENGTH_FINISH
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio delivered."""
+        return self.audio_samples / SAMPLE_RATE_HZ
+
+
+def decode_text(raw: bytes) -> str:
+    """Decode text that came as bytes.
+
+    Raises:
+        InvalidTextError: it is not UTF-8.
+    """
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        got = f"the text is not UTF-8 (byte {error.start} is {raw[error.start]:#04x})"
+        raise InvalidTextError(f"{got}; encode it as UTF-8", param="input") from error
+
+
+def check_request(request: SpeechRequest, max_text_characters: int) -> None:
+    """Refuse what can't be spoken.
+
+    Raises:
+        InvalidTextError: blank, or not Unicode.
+        TextTooLongError: longer than the limit.
+        InvalidRequestError: seed or priority out of range.
+    """
+    _check_text(request.text, max_text_characters)
+    if not HIGHEST_PRIORITY <= request.priority <= LOWEST_PRIORITY:
+        expected = f"expected {HIGHEST_PRIORITY} (first) to {LOWEST_PRIORITY}"
+        raise InvalidRequestError(f"got priority {request.priority}, {expected}", param="priority")
+    if request.seed is not None and not 0 <= request.seed <= MAX_SEED:
+        raise InvalidRequestError(f"got seed {request.seed}, expected 0 to 2**63-1", param="seed")
+
+
+def draw_seed() -> int:
+    """Draw the seed of a request that brings none."""
+    return secrets.randbits(_RANDOM_SEED_BITS)
+
+
+def _check_text(text: str, max_characters: int) -> None:
+    if not text.strip():
+        raise InvalidTextError("the text is empty; send at least one word", param="input")
+    if len(text) > max_characters:
+        got = f"the text has {len(text)} characters, the limit is {max_characters}"
+        raise TextTooLongError(f"{got}; split it at sentence ends and send the parts", param="input")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        got = f"character {error.start} of the text is a lone surrogate"
+        raise InvalidTextError(f"{got}; send valid Unicode", param="input") from error

@@ -1,0 +1,245 @@
+"""Asynchronous client of the Triton model `token2wav_dit`: voices, streams, deadlines, typed errors.
+
+One bidirectional gRPC call per stream. Its first request, `open`, stays unanswered-to-the-end and is the lease:
+cancelling the call, or losing the connection, frees the stream on the server. Pushes travel on the same call, in
+order, and may be pipelined. The first error of any of them ends the stream.
+
+Knows nothing of text, of the LLM or of when to cut chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from gateway import errors
+from gateway.chunking import TokenWindow
+from gateway.core import AudioChunk, FloatArray, RegisteredVoice
+from gateway.triton_call import TritonCall, bytes_tensor, text_of
+from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Token2WavDeadlines:
+    """Seconds that each exchange may take."""
+
+    register_s: float = 60.0
+    """From sending a voice prompt to its features; the first one after a start is slow."""
+    open_s: float = 10.0
+    push_s: float = 60.0
+    """From pushing a window to its audio."""
+    stream_s: float = 1800.0
+    """Life of one stream."""
+    close_s: float = 2.0
+    """From the last audio to the stream's summary; then the call is cancelled."""
+    ready_s: float = 3.0
+
+
+class Token2WavClient:
+    """Registers voices and opens streams; one per event loop, closed by its owner."""
+
+    def __init__(self, url: str, deadlines: Token2WavDeadlines | None = None, model: str = TOKEN2WAV_MODEL) -> None:
+        """Connect lazily to `url` (host:port of Triton's gRPC service)."""
+        self._url = url
+        self._deadlines = deadlines or Token2WavDeadlines()
+        self._model = model
+        self._connected: Any = None
+
+    async def close(self) -> None:
+        """Drop the connection; open streams end."""
+        client, self._connected = self._connected, None
+        if client is not None:
+            await client.close()
+
+    async def is_ready(self) -> bool:
+        """Tell whether the server answers and has the model."""
+        try:
+            return bool(await self._client().is_model_ready(self._model, client_timeout=self._deadlines.ready_s))
+        except (InferenceServerException, grpc.RpcError):
+            return False
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        """Have a voice prompt's features computed and cached; see `Token2Wav.register_voice`."""
+        call = TritonCall(self._client(), self._model, self._url, self._deadlines.register_s)
+        try:
+            call.send(Operation.REGISTER_VOICE, "register", _prompt_tensor(audio))
+            result = await call.first_result("voice_id", self._deadlines.register_s)
+            tokens = _required(result, "prompt_speech_tokens")
+            voice_id = text_of(_required(result, "voice_id"))
+            return RegisteredVoice(voice_id, tuple(int(token) for token in tokens.ravel()))
+        except errors.Token2WavRejectedError as error:
+            raise errors.InvalidVoicePromptError(str(error), param="voice") from error
+        finally:
+            call.cancel()
+
+    @asynccontextmanager
+    async def open_stream(
+        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
+    ) -> AsyncIterator[Token2WavCallStream]:
+        """Lease a stream; see `Token2Wav.open_stream`."""
+        call = TritonCall(self._client(), self._model, self._url, self._deadlines.stream_s)
+        try:
+            stream = await self._open(call, voice_id, seed, priority)
+            try:
+                yield stream
+                await stream.finish(self._deadlines.close_s)
+            finally:
+                await stream.abandon()
+        finally:
+            call.cancel()
+
+    async def _open(self, call: TritonCall, voice_id: str, seed: int, priority: int) -> Token2WavCallStream:
+        tensors = {
+            "voice_id": bytes_tensor(voice_id.encode()),
+            "seed": np.array([seed], np.int64),
+            "priority": np.array([priority], np.int32),
+        }
+        call.send(Operation.OPEN, "open", tensors)
+        result = await call.first_result("stream_id", self._deadlines.open_s)
+        return Token2WavCallStream(call, text_of(_required(result, "stream_id")), self._deadlines.push_s)
+
+    def _client(self) -> Any:
+        if self._connected is None:
+            self._connected = triton.InferenceServerClient(self._url)
+        return self._connected
+
+
+class Token2WavCallStream:
+    """An open stream on its own bidirectional call; made by `Token2WavClient.open_stream`."""
+
+    def __init__(self, call: TritonCall, stream_id: str, push_deadline_s: float) -> None:
+        """Start to read the call's responses."""
+        self._call = call
+        self._stream_id = stream_id
+        self._push_deadline_s = push_deadline_s
+        self._waiting: dict[str, _Push] = {}
+        self._failure: errors.GatewayError | None = None
+        self._summary: dict[str, Any] | None = None
+        self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
+
+    @property
+    def stream_id(self) -> str:
+        """The server's own name of the stream."""
+        return self._stream_id
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The server's account of the stream, once it has ended well."""
+        return self._summary
+
+    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+        """Send a window; see `Token2WavStream.push`."""
+        push = _Push(window, asyncio.get_running_loop().create_future())
+        if self._failure is not None:
+            push.fail(self._failure)
+            return push.future
+        request_id = f"push-{window.index}"
+        self._waiting[request_id] = push
+        push.watch(self._push_deadline_s, self._expire)
+        self._call.send(Operation.PUSH, request_id, _window_tensors(self._stream_id, window))
+        return push.future
+
+    async def finish(self, deadline_s: float) -> None:
+        """Say that no more will come and wait for the summary, but not for long."""
+        self._call.end_requests()
+        await asyncio.wait([self._reader], timeout=deadline_s)
+
+    async def abandon(self) -> None:
+        """Cancel what is under way; does nothing after a clean end."""
+        self._call.cancel()
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        self._fail(errors.Token2WavInterruptedError(f"stream {self._stream_id} was closed before its audio came"))
+
+    async def _read(self) -> None:
+        try:
+            while (result := await self._call.next_result()) is not None:
+                self._deliver(result)
+            self._fail(self._call.interrupted("the server closed the stream before its audio was complete"))
+        except errors.GatewayError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("stream %s: unreadable answer from token2wav", self._stream_id)
+            self._fail(errors.Token2WavProtocolError(f"token2wav sent what can't be read ({error}); see the log"))
+
+    def _deliver(self, result: Any) -> None:
+        summary = result.as_numpy("stream_summary")
+        if summary is not None and summary.size:
+            self._summary = json.loads(text_of(summary))
+        samples = result.as_numpy("waveform")
+        push = self._waiting.pop(result.get_response().id, None) if samples is not None else None
+        if push is not None:
+            push.succeed(np.ascontiguousarray(samples, dtype=np.float32).ravel())
+
+    def _expire(self, push: _Push) -> None:
+        got = f"no audio for chunk {push.window.index} of stream {self._stream_id} within {self._push_deadline_s} s"
+        self._fail(errors.Token2WavDeadlineError(f"{got}; the token2wav server is overloaded or stuck: see its log"))
+        self._call.cancel()
+
+    def _fail(self, error: errors.GatewayError) -> None:
+        if self._failure is None:
+            self._failure = error
+        waiting, self._waiting = self._waiting, {}
+        for push in waiting.values():
+            push.fail(self._failure)
+
+
+class _Push:
+    """One window on its way and the future of its audio."""
+
+    def __init__(self, window: TokenWindow, future: asyncio.Future[AudioChunk]) -> None:
+        self.window = window
+        self.future = future
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, deadline_s: float, on_expiry: Callable[[_Push], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(deadline_s, on_expiry, self)
+
+    def succeed(self, samples: FloatArray) -> None:
+        self._settle()
+        if not self.future.done():
+            self.future.set_result(AudioChunk(self.window.index, samples, self.window.is_last))
+
+    def fail(self, error: errors.GatewayError) -> None:
+        self._settle()
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # NOTE: pipelined pushes fail together and only the first may ever be awaited
+
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
+    if isinstance(audio, bytes):
+        return {"reference_audio": bytes_tensor(audio)}
+    return {"reference_wav": np.ascontiguousarray(audio, dtype=np.float32).ravel()}
+
+
+def _window_tensors(stream_id: str, window: TokenWindow) -> dict[str, Any]:
+    return {
+        "stream_id": bytes_tensor(stream_id.encode()),
+        "chunk_index": np.array([window.index], np.int32),
+        "token_ids": np.array(window.token_ids, np.int32),
+        "is_last": np.array([window.is_last], np.bool_),
+    }
+
+
+def _required(result: Any, name: str) -> Any:
+    value = result.as_numpy(name)
+    if value is None:
+        raise errors.Token2WavProtocolError(f"token2wav's answer has no {name!r}; its version differs from ours")
+    return value

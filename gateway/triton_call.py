@@ -1,0 +1,135 @@
+"""One bidirectional call to a Triton model: requests out of a queue, responses as results or typed errors.
+
+Knows how tensors and errors travel, nothing of voices or streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from gateway import errors
+from token2wav_service.contract import ErrorCode, Operation, decode_error
+
+
+class TritonCall:
+    """A call that lives until it is cancelled, broken or ended by the server."""
+
+    def __init__(self, client: Any, model: str, url: str, timeout_s: float) -> None:
+        """Begin the call on a `tritonclient.grpc.aio.InferenceServerClient`; `url` is for messages only."""
+        self._model = model
+        self._url = url
+        self._outbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._is_answered = False
+        self._responses = client.stream_infer(self._requests(), stream_timeout=timeout_s)
+
+    def send(self, operation: Operation, request_id: str, tensors: Mapping[str, Any]) -> None:
+        """Queue a request; `tensors` maps input names to numpy arrays."""
+        named = {"operation": bytes_tensor(operation.value.encode()), **tensors}
+        inputs = [_infer_input(name, value) for name, value in named.items()]
+        self._outbox.put_nowait({"model_name": self._model, "inputs": inputs, "request_id": request_id})
+
+    def end_requests(self) -> None:
+        """Say that no more requests will come."""
+        self._outbox.put_nowait(None)
+
+    def cancel(self) -> None:
+        """Cancel everything that travels on this call; does nothing after its end."""
+        self._responses.cancel()
+
+    async def next_result(self) -> Any | None:
+        """Return the next `InferResult`, or None when the server has ended the call.
+
+        Raises:
+            GatewayError: an error response, or the call broke.
+        """
+        try:
+            result, error = await self._responses.__anext__()
+        except StopAsyncIteration:
+            return None
+        except grpc.RpcError as rpc_error:
+            raise self._from_rpc(rpc_error) from rpc_error
+        if error is not None:
+            raise _from_wire(error.message() or "")
+        self._is_answered = True
+        return result
+
+    async def first_result(self, tensor: str, deadline_s: float) -> Any:
+        """Return the first result that has `tensor`.
+
+        Raises:
+            Token2WavDeadlineError: it did not come in time; the call is cancelled.
+            GatewayError: an error response, or the call broke.
+        """
+        try:
+            return await asyncio.wait_for(self._first_with(tensor), deadline_s)
+        except asyncio.TimeoutError as error:
+            got = f"token2wav at {self._url} did not answer within {deadline_s} s"
+            raise errors.Token2WavDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
+
+    def interrupted(self, what: str) -> errors.Token2WavInterruptedError:
+        """Make the error of a call that ended too early."""
+        return errors.Token2WavInterruptedError(f"token2wav at {self._url}: {what}; try again, and see its log")
+
+    async def _first_with(self, tensor: str) -> Any:
+        while (result := await self.next_result()) is not None:
+            if result.as_numpy(tensor) is not None:
+                return result
+        raise errors.Token2WavProtocolError(
+            f"token2wav at {self._url} ended without {tensor!r}; gateway and server are of different versions"
+        )
+
+    def _from_rpc(self, error: Any) -> errors.GatewayError:
+        code, details = error.code(), error.details()
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.Token2WavDeadlineError(f"token2wav at {self._url}: the call passed its deadline ({details})")
+        if code is grpc.StatusCode.UNAVAILABLE and not self._is_answered:
+            got = f"token2wav at {self._url} can't be reached ({details})"
+            return errors.Token2WavUnavailableError(f"{got}; start it or correct the token2wav URL")
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            return self.interrupted(f"the connection broke in mid-stream ({details})")
+        return errors.Token2WavFailedError(f"token2wav at {self._url} failed: {code.name}: {details}")
+
+    async def _requests(self) -> AsyncIterator[dict[str, Any]]:
+        while (request := await self._outbox.get()) is not None:
+            yield request
+
+
+def bytes_tensor(value: bytes) -> Any:
+    """Return a BYTES tensor of one element."""
+    return np.array([value], dtype=np.object_)
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a BYTES tensor of one element."""
+    return bytes(value.ravel()[0]).decode()
+
+
+_ERROR_CLASSES: dict[ErrorCode, type[errors.GatewayError]] = {
+    ErrorCode.INVALID_REQUEST: errors.Token2WavRejectedError,
+    ErrorCode.INVALID_PROMPT: errors.InvalidVoicePromptError,
+    ErrorCode.INVALID_CHUNK: errors.Token2WavRejectedError,
+    ErrorCode.VOICE_NOT_FOUND: errors.VoiceEvictedError,
+    ErrorCode.STREAM_NOT_FOUND: errors.Token2WavInterruptedError,
+    ErrorCode.RESOURCE_EXHAUSTED: errors.Token2WavBusyError,
+    ErrorCode.UNAVAILABLE: errors.Token2WavUnavailableError,
+    ErrorCode.CANCELLED: errors.Token2WavInterruptedError,
+    ErrorCode.INTERNAL: errors.Token2WavFailedError,
+}
+
+
+def _from_wire(text: str) -> errors.GatewayError:
+    code, message = decode_error(text)
+    return _ERROR_CLASSES[code](f"token2wav: {message}")
+
+
+def _infer_input(name: str, value: Any) -> Any:
+    tensor = triton.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+    tensor.set_data_from_numpy(value)
+    return tensor

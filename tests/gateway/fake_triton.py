@@ -1,0 +1,113 @@
+"""A small gRPC server that speaks token2wav_dit's contract, to test the client over a real connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from token2wav_service.contract import TOKEN2WAV_MODEL, ErrorCode, encode_error
+
+
+@dataclass
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers opens and pushes; what it does wrong is set by the test."""
+
+    register_error: str | None = None
+    open_error: str | None = None
+    push_error: str | None = None
+    is_silent: bool = False
+    ends_early: bool = False
+    open_streams: int = 0
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    silence: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=request.name == TOKEN2WAV_MODEL)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        is_open = False
+        try:
+            async for request in requests:
+                tensors = _read(request)
+                self.requests.append(tensors)
+                operation = tensors["operation"]
+                is_open = is_open or (operation == "open" and self.open_error is None)
+                self.open_streams += operation == "open" and self.open_error is None
+                answer = self._answer(operation, request.id, tensors)
+                if self.is_silent and operation != "open":
+                    await self.silence.wait()
+                if self.ends_early and operation == "push":
+                    return
+                yield answer
+                if tensors.get("is_last"):
+                    summary = json.dumps({"status": "finished"}).encode()
+                    yield _answer_of("open", {"stream_summary": np.array([summary], np.object_)})
+        finally:
+            self.open_streams -= is_open
+
+    def _answer(self, operation: str, request_id: str, tensors: dict[str, Any]) -> Any:
+        if operation == "register_voice":
+            if self.register_error is not None:
+                return service_pb2.ModelStreamInferResponse(error_message=self.register_error)
+            voice = {"voice_id": np.array([b"v1"], np.object_), "prompt_speech_tokens": np.array([4, 5], np.int32)}
+            return _answer_of(request_id, voice)
+        if operation == "open":
+            if self.open_error is not None:
+                return service_pb2.ModelStreamInferResponse(error_message=self.open_error)
+            return _answer_of(request_id, {"stream_id": np.array([b"s1"], np.object_)})
+        if self.push_error is not None:
+            return service_pb2.ModelStreamInferResponse(error_message=self.push_error)
+        return _answer_of(request_id, {"waveform": np.full(len(tensors["token_ids"]) * 10, 0.25, np.float32)})
+
+
+@asynccontextmanager
+async def serving(fake: FakeTriton) -> AsyncIterator[tuple[str, Any]]:
+    """Serve on a free port; yields host:port and the server."""
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", server
+    finally:
+        await server.stop(None)
+
+
+def error(code: ErrorCode, message: str) -> str:
+    """Write an error as the service does."""
+    return encode_error(code, message)
+
+
+def _read(request: Any) -> dict[str, Any]:
+    as_response = service_pb2.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+    for tensor in request.inputs:
+        as_response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    values = {tensor.name: InferResult(as_response).as_numpy(tensor.name) for tensor in request.inputs}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if value.dtype == np.object_:
+        return bytes(value[0]).decode(errors="replace")
+    return value.tolist()
+
+
+def _answer_of(request_id: str, tensors: dict[str, Any]) -> Any:
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.id = request_id
+    for name, value in tensors.items():
+        is_text = value.dtype == np.object_
+        datatype = "BYTES" if is_text else np_to_triton_dtype(value.dtype)
+        response.infer_response.outputs.add(name=name, datatype=datatype, shape=value.shape)
+        raw = serialize_byte_tensor(value).item() if is_text else value.tobytes()
+        response.infer_response.raw_output_contents.append(raw)
+    return response

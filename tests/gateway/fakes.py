@@ -1,0 +1,192 @@
+"""Fakes of the gateway's neighbours: both services at their seams, the clock, and an LLM's HTTP stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import numpy as np
+
+from gateway.chunking import TokenWindow
+from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
+from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.voices import NamedVoice, VoiceRegistry
+from llm_service.vocab import llm_id_from_speech_id
+from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
+
+PROMPT_TOKENS = (7, 8, 9)
+
+
+class ManualClock:
+    """Stands still until told otherwise."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+@dataclass
+class FakeLLM:
+    """Speaks scripted deltas; `gate` holds it back after the first `ungated` deltas."""
+
+    deltas: list[SpeechTokenDelta]
+    error: GatewayError | None = None
+    gate: asyncio.Event | None = None
+    ungated: int = 0
+    ready: bool = True
+    running: int = 0
+    utterances: list[Utterance] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        self.utterances.append(utterance)
+        self.seeds.append(seed)
+        self.running += 1
+        try:
+            for index, delta in enumerate(self.deltas):
+                if self.gate is not None and index >= self.ungated:
+                    await self.gate.wait()
+                await asyncio.sleep(0)
+                yield delta
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.running -= 1
+
+    async def is_ready(self) -> bool:
+        return self.ready
+
+
+class FakeStream:
+    """Answers each window with 960 samples a token, or fails at `fail_at`."""
+
+    def __init__(self, owner: FakeToken2Wav, stream_id: str) -> None:
+        self._owner = owner
+        self.stream_id = stream_id
+        self.windows: list[TokenWindow] = []
+        self.pending: list[tuple[TokenWindow, asyncio.Future[AudioChunk]]] = []
+
+    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
+        self.windows.append(window)
+        self.pending.append((window, future))
+        if not self._owner.is_held:
+            self.answer_all()
+        return future
+
+    def answer_all(self) -> None:
+        for window, future in self.pending:
+            if future.done():
+                continue
+            if self._owner.fail_at == window.index:
+                future.set_exception(self._owner.failure)
+                future.exception()
+                continue
+            spoken = len(window.token_ids) - (0 if window.is_last else LOOKAHEAD_TOKENS)
+            samples = np.full(spoken * SAMPLES_PER_TOKEN, 0.5, np.float32)
+            future.set_result(AudioChunk(window.index, samples, window.is_last))
+        self.pending.clear()
+
+
+@dataclass
+class FakeToken2Wav:
+    """Registers any voice; knows how many streams are open."""
+
+    is_held: bool = False
+    fail_at: int | None = None
+    failure: GatewayError = field(default_factory=lambda: Token2WavInterruptedError("it died; try again"))
+    open_failure: GatewayError | None = None
+    ready: bool = True
+    voices: set[str] = field(default_factory=set)
+    registrations: list[bytes | FloatArray] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
+    open_streams: int = 0
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        self.registrations.append(audio)
+        voice_id = f"voice-{len(self.registrations)}"
+        self.voices.add(voice_id)
+        return RegisteredVoice(voice_id, PROMPT_TOKENS)
+
+    @asynccontextmanager
+    async def open_stream(self, voice_id: str, seed: int, priority: int = 10) -> AsyncIterator[FakeStream]:
+        if self.open_failure is not None:
+            raise self.open_failure
+        if voice_id not in self.voices:
+            raise VoiceEvictedError(f"{voice_id} is not cached; register it")
+        stream = FakeStream(self, f"stream-{len(self.streams)}")
+        self.streams.append(stream)
+        self.open_streams += 1
+        try:
+            yield stream
+        finally:
+            self.open_streams -= 1
+
+    async def is_ready(self) -> bool:
+        return self.ready
+
+
+def speech_deltas(count: int, per_delta: int = 1, finish_reason: str | None = "stop") -> list[SpeechTokenDelta]:
+    """Script `count` tokens 0, 1, 2, ... and an end."""
+    ids = [token % 6561 for token in range(count)]
+    deltas = [SpeechTokenDelta(tuple(ids[at : at + per_delta])) for at in range(0, count, per_delta)]
+    return [*deltas, SpeechTokenDelta((), finish_reason)]
+
+
+def make_pipeline(
+    llm: FakeLLM, token2wav: FakeToken2Wav, voices: list[NamedVoice], settings: PipelineSettings | None = None
+) -> SpeechPipeline:
+    """Put a pipeline together from fakes."""
+    return SpeechPipeline(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
+
+
+class CharacterEncoder:
+    """Stands for the tokenizer: one token a character."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) % 1000 for character in text]
+
+
+class ScriptedBody(httpx.AsyncByteStream):
+    """A response body in pieces; after them it ends, fails, or hangs."""
+
+    def __init__(self, pieces: Iterable[bytes], error: Exception | None = None, hangs: bool = False) -> None:
+        self._pieces = list(pieces)
+        self._error = error
+        self._hangs = hangs
+        self.is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            await asyncio.sleep(0)
+            yield piece
+        if self._hangs:
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def token_event(speech_ids: Iterable[int], finish_reason: str | None = None, extra: Iterable[int] = ()) -> bytes:
+    """Write one event of /v1/completions; `extra` are LLM ids."""
+    llm_ids = [llm_id_from_speech_id(speech_id) for speech_id in speech_ids] + list(extra)
+    choice = {"index": 0, "text": "", "token_ids": llm_ids, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def chat_event(content: str | None, finish_reason: str | None = None) -> bytes:
+    """Write one event of /v1/chat/completions."""
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"

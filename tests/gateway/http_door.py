@@ -1,0 +1,65 @@
+"""Serves the real HTTP application on a free port, with both services faked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+
+from gateway.app import Gateway, build_app
+from gateway.pipeline import SpeechPipeline
+from gateway.readiness import Readiness
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock
+
+MAX_BODY_BYTES = 200_000
+
+
+@dataclass
+class Door:
+    """A running door and what stands behind it."""
+
+    url: str
+    http: httpx.AsyncClient
+    llm: FakeLLM
+    token2wav: FakeToken2Wav
+
+    async def speak(self, **changes: object) -> httpx.Response:
+        body = {"model": "cosydit", "input": "hello", "voice": "default", **changes}
+        return await self.http.post("/v1/audio/speech", json=body)
+
+    async def until_idle(self) -> None:
+        for _ in range(500):
+            if self.llm.running == 0 and self.token2wav.open_streams == 0:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"still busy: {self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
+
+
+@asynccontextmanager
+async def opened_door(llm: FakeLLM, token2wav: FakeToken2Wav, voices: list[NamedVoice]) -> AsyncIterator[Door]:
+    """Start the door and stop it again."""
+
+    @asynccontextmanager
+    async def open_parts() -> AsyncIterator[Gateway]:
+        registry = VoiceRegistry(token2wav, voices)
+        pipeline = SpeechPipeline(llm, token2wav, registry, clock=ManualClock())
+        yield Gateway(pipeline, Readiness(pipeline, llm, token2wav, "default", retry_s=0.01), registry)
+
+    config = uvicorn.Config(build_app(open_parts, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=5, trust_env=False) as http:
+            yield Door(url, http, llm, token2wav)
+    finally:
+        server.should_exit = True
+        await serving

@@ -1,0 +1,105 @@
+"""The package's edges: settings, imports, samples to bytes, the table of wire codes, running ahead."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway import errors
+from gateway.chunking import ExponentialChunks, TimeBasedChunks
+from gateway.config import parse_args
+from gateway.llm_wire import LLMBackend
+from gateway.pcm import to_pcm16
+from gateway.running_ahead import running_ahead
+from token2wav_service.contract import ErrorCode
+
+REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
+
+
+@pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.pipeline"])
+def test_the_gateway_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnxruntime')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_settings_come_from_the_command_line() -> None:
+    config = parse_args(
+        [*REQUIRED, "--llm-backend", "trtllm", "--token-hop-len-max", "0", "--port", "9", "--llm-token-timeout-s", "2"]
+    )
+    assert (config.llm_backend, config.port, config.voices_dir) == (LLMBackend.TRTLLM, 9, Path("voices"))
+    assert config.chunks.policy() == ExponentialChunks(15, None)
+    assert config.llm_deadlines.between_tokens_s == 2
+
+
+def test_the_chunk_strategy_is_a_setting() -> None:
+    config = parse_args([*REQUIRED, "--dynamic-chunk-strategy", "time_based", "--token-hop-len-first", "20"])
+    assert config.chunks.policy() == TimeBasedChunks(15, 20, 100)
+
+
+@pytest.mark.parametrize("option", [["--colour", "red"], ["--llm-backend", "x"], ["--max-text-characters", "0"]])
+def test_unknown_or_impossible_options_end_the_process(option: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_args([*REQUIRED, *option])
+
+
+@pytest.mark.parametrize(
+    "option", [["--llm-url", "127.0.0.1:8000"], ["--token2wav-url", "http://x:1"], ["--token-hop-len", "1"]]
+)
+def test_values_that_cannot_work_are_config_errors(option: list[str]) -> None:
+    with pytest.raises(errors.ConfigError):
+        parse_args([*REQUIRED, *option])
+
+
+def test_samples_are_clipped_scaled_and_truncated() -> None:
+    samples = np.array([0, 1, -1, 2, -2, 0.5, -0.5], np.float32)
+    assert np.frombuffer(to_pcm16(samples), "<i2").tolist() == [0, 32767, -32767, 32767, -32767, 16383, -16383]
+
+
+def test_every_error_has_its_own_row_in_the_table() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.GatewayError)]
+    assert {kind for kind in kinds if kind not in errors._WIRE} == set()
+    assert errors.wire_status(ValueError()).http == 500
+
+
+def test_callers_mistakes_are_4xx_and_the_services_failures_are_not() -> None:
+    for kind, status in errors._WIRE.items():
+        is_callers = issubclass(kind, errors.InvalidRequestError)
+        assert (400 <= status.http < 500) == (is_callers or kind is errors.Token2WavBusyError)
+        assert isinstance(status.triton, ErrorCode)
+
+
+async def counting(limit: int, log: list[str]) -> AsyncGenerator[int]:
+    try:
+        for number in range(limit):
+            log.append(str(number))
+            yield number
+        raise ValueError("the source broke")
+    finally:
+        log.append("closed")
+
+
+async def test_running_ahead_keeps_order_and_raises_the_sources_error_last() -> None:
+    got = []
+    with pytest.raises(ValueError, match="broke"):
+        async with running_ahead(counting(5, []), depth=2) as ahead:
+            async for number in ahead:
+                got += [number, *ahead.take_ready()]
+    assert got == [0, 1, 2, 3, 4]
+
+
+async def test_running_ahead_stops_at_its_depth_and_closes_the_source() -> None:
+    import asyncio
+
+    log: list[str] = []
+    async with running_ahead(counting(100, log), depth=3) as ahead:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(log) == 4, "three kept, one waiting to be kept"
+        assert ahead.take_ready() == [0, 1, 2]
+    assert log[-1] == "closed"

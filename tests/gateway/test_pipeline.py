@@ -1,0 +1,231 @@
+"""The pipeline with both services faked at their seams."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from gateway import errors
+from gateway.chunking import FixedChunks
+from gateway.core import AudioChunk, InlineVoice
+from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech import SpeechRequest, SpeechResult, decode_text
+from gateway.voices import NamedVoice
+from tests.gateway.fakes import PROMPT_TOKENS, FakeLLM, FakeToken2Wav, make_pipeline, speech_deltas
+
+
+async def speak(
+    pipeline: SpeechPipeline, request: SpeechRequest, result: SpeechResult | None = None
+) -> list[AudioChunk]:
+    return [chunk async for chunk in pipeline.synthesize(request, result)]
+
+
+def assert_all_is_freed(llm: FakeLLM, token2wav: FakeToken2Wav) -> None:
+    assert llm.running == 0
+    assert token2wav.open_streams == 0
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def test_every_token_is_heard_and_the_result_tells_all(voices: list[NamedVoice]) -> None:
+    llm, token2wav, result = FakeLLM(speech_deltas(60)), FakeToken2Wav(), SpeechResult()
+    chunks = await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello", seed=5), result)
+    assert sum(len(c.samples) for c in chunks) == 60 * 960 == result.audio_samples
+    assert [c.is_last for c in chunks] == [False, False, True]
+    assert result.chunk_schedule == [18, 28, 20] == [len(w.token_ids) for w in token2wav.streams[0].windows]
+    assert (result.finish_reason, result.speech_tokens, result.seed, result.stream_id) == ("stop", 60, 5, "stream-0")
+    assert not result.is_truncated
+    assert result.ttfa_s is not None and result.total_s is not None
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_the_llm_gets_the_voices_transcript_and_tokens(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(5))
+    await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest("hello", "anna"))
+    assert (llm.utterances[0].reference_text, llm.utterances[0].reference_tokens) == ("I am anna.", PROMPT_TOKENS)
+
+
+async def test_without_a_transcript_the_llm_gets_no_prompt_tokens(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(5))
+    voice = InlineVoice(np.ones(16000, np.float32), " ")
+    await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest("hello", voice))
+    assert llm.utterances[0].reference_tokens == ()
+
+
+async def test_a_seed_is_drawn_used_by_both_services_and_reported(voices: list[NamedVoice]) -> None:
+    llm, seeds = FakeLLM(speech_deltas(5)), []
+    for _ in range(3):
+        result = SpeechResult()
+        await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest("hello"), result)
+        seeds.append(result.seed)
+    assert llm.seeds == seeds
+    assert len(set(seeds)) > 1
+
+
+async def test_audio_is_heard_while_the_llm_still_speaks(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=18)
+    token2wav = FakeToken2Wav()
+    async with aclosing(make_pipeline(llm, token2wav, voices).synthesize(SpeechRequest("hello"))) as audio:
+        first = await asyncio.wait_for(anext(audio), 2)
+        assert len(first.samples) == 15 * 960
+        assert llm.running == 1
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_the_llm_is_read_while_audio_is_awaited(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(200)), FakeToken2Wav(is_held=True)
+    task = asyncio.create_task(speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello")))
+    while llm.running or not (token2wav.streams and token2wav.streams[0].windows):
+        await asyncio.sleep(0)
+    assert len(token2wav.streams[0].windows) > 1, "later windows are pushed before the first one's audio"
+    token2wav.is_held = False
+    token2wav.streams[0].answer_all()
+    assert sum(len(c.samples) for c in await task) == 200 * 960
+
+
+async def test_a_slow_caller_bounds_the_windows_under_way(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(900)), FakeToken2Wav()
+    settings = PipelineSettings(FixedChunks(), pushes_ahead=1)
+    async with aclosing(make_pipeline(llm, token2wav, voices, settings).synthesize(SpeechRequest("hi"))) as audio:
+        await anext(audio)
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        assert len(token2wav.streams[0].windows) == 3
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_a_request_may_bring_its_own_chunk_policy(voices: list[NamedVoice]) -> None:
+    result = SpeechResult()
+    request = SpeechRequest("hello", chunk_policy=FixedChunks(20, 20))
+    await speak(make_pipeline(FakeLLM(speech_deltas(60)), FakeToken2Wav(), voices), request, result)
+    assert result.chunk_schedule == [23, 23, 20]
+
+
+async def test_a_length_finish_is_reported_and_nothing_is_lost(voices: list[NamedVoice]) -> None:
+    result = SpeechResult()
+    llm = FakeLLM(speech_deltas(30, finish_reason="length"))
+    await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest("hello"), result)
+    assert result.is_truncated
+    assert result.audio_samples == 30 * 960
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        pytest.param(SpeechRequest(""), errors.InvalidTextError, id="empty"),
+        pytest.param(SpeechRequest(" \n\t"), errors.InvalidTextError, id="blank"),
+        pytest.param(SpeechRequest("a\ud800b"), errors.InvalidTextError, id="lone surrogate"),
+        pytest.param(SpeechRequest("x" * 100_000), errors.TextTooLongError, id="100 kB"),
+        pytest.param(SpeechRequest("hi", "nobody"), errors.VoiceNotFoundError, id="unknown voice"),
+        pytest.param(SpeechRequest("hi", "../../etc/passwd"), errors.VoiceNotFoundError, id="path as voice"),
+        pytest.param(SpeechRequest("hi", seed=-1), errors.InvalidRequestError, id="seed"),
+        pytest.param(SpeechRequest("hi", priority=11), errors.InvalidRequestError, id="priority"),
+    ],
+)
+async def test_bad_input_is_refused_before_any_service_is_asked(
+    voices: list[NamedVoice], request_: SpeechRequest, expected: type[errors.GatewayError]
+) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(5)), FakeToken2Wav()
+    with pytest.raises(expected):
+        await speak(make_pipeline(llm, token2wav, voices), request_)
+    assert (llm.utterances, token2wav.registrations, token2wav.streams) == ([], [], [])
+
+
+def test_the_text_limit_is_named() -> None:
+    with pytest.raises(errors.TextTooLongError, match="limit is 10"):
+        from gateway.speech import check_request
+
+        check_request(SpeechRequest("x" * 11), 10)
+
+
+def test_bytes_that_are_not_utf8_are_refused() -> None:
+    with pytest.raises(errors.InvalidTextError, match="UTF-8"):
+        decode_text("grün".encode("latin-1"))
+
+
+async def test_an_llm_without_a_single_token_is_a_typed_error(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(0)), FakeToken2Wav()
+    with pytest.raises(errors.EmptySpeechError):
+        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_an_llm_that_dies_midway_fails_after_the_audio_that_was_ready(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(40)[:-1], errors.LLMInterruptedError("it died; try again"))
+    token2wav, heard = FakeToken2Wav(), []
+    with pytest.raises(errors.LLMInterruptedError):
+        async for chunk in make_pipeline(llm, token2wav, voices).synthesize(SpeechRequest("hello")):
+            heard.append(chunk)
+    assert [c.index for c in heard] == [0]
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_an_llm_that_is_down_frees_the_stream(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM([], errors.LLMUnavailableError("down; start it")), FakeToken2Wav()
+    with pytest.raises(errors.LLMUnavailableError):
+        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_a_token2wav_that_dies_midway_stops_the_llm(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(400), gate=asyncio.Event(), ungated=100)
+    token2wav = FakeToken2Wav(fail_at=1)
+    with pytest.raises(errors.Token2WavInterruptedError):
+        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_a_token2wav_without_room_never_starts_the_llm(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(5)), FakeToken2Wav(open_failure=errors.Token2WavBusyError("full; retry"))
+    with pytest.raises(errors.Token2WavBusyError):
+        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello"))
+    assert llm.utterances == []
+    assert_all_is_freed(llm, token2wav)
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["awaiting audio", "awaiting tokens"])
+async def test_cancelling_frees_both_services(voices: list[NamedVoice], is_held: bool) -> None:
+    llm = FakeLLM(speech_deltas(100), gate=asyncio.Event(), ungated=30)
+    token2wav = FakeToken2Wav(is_held=is_held)
+    task = asyncio.create_task(speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello")))
+    while not (token2wav.streams and token2wav.streams[0].windows):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_a_caller_that_stops_listening_frees_both_services(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(500)), FakeToken2Wav()
+    async with aclosing(make_pipeline(llm, token2wav, voices).synthesize(SpeechRequest("hello"))) as audio:
+        async for _ in audio:
+            break
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_an_evicted_voice_is_registered_again(voices: list[NamedVoice]) -> None:
+    token2wav = FakeToken2Wav()
+    pipeline = make_pipeline(FakeLLM(speech_deltas(5)), token2wav, voices)
+    await speak(pipeline, SpeechRequest("one"))
+    token2wav.voices.clear()
+    assert await speak(pipeline, SpeechRequest("two"))
+    assert len(token2wav.registrations) == 2
+
+
+async def test_a_voice_that_is_always_evicted_is_an_error_after_one_retry(voices: list[NamedVoice]) -> None:
+    token2wav = FakeToken2Wav(open_failure=errors.VoiceEvictedError("gone"))
+    with pytest.raises(errors.VoiceEvictedError):
+        await speak(make_pipeline(FakeLLM(speech_deltas(5)), token2wav, voices), SpeechRequest("hello"))
+    assert len(token2wav.registrations) == 2
+
+
+async def test_concurrent_requests_do_not_mix(voices: list[NamedVoice]) -> None:
+    token2wav = FakeToken2Wav()
+    pipeline = make_pipeline(FakeLLM(speech_deltas(80)), token2wav, voices)
+    heard = await asyncio.gather(*(speak(pipeline, SpeechRequest(f"text {i}")) for i in range(8)))
+    assert [sum(len(c.samples) for c in chunks) for chunks in heard] == [80 * 960] * 8
+    assert len(token2wav.registrations) == 1
+    assert token2wav.open_streams == 0
