@@ -1,0 +1,59 @@
+"""`cosydit checkpoint`: makes a small random checkpoint, and checks one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `checkpoint make-random` and `checkpoint verify`."""
+    parser = subparsers.add_parser("checkpoint", help="make a small random checkpoint, or verify one")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    make = actions.add_parser("make-random", help="write a complete small checkpoint; it speaks noise")
+    make.add_argument("directory", type=Path, help="where to write token2wav/, llm/ and voices/")
+    make.add_argument("--seed", type=_seed, default=0, help="equal seeds give equal files (default %(default)s)")
+    make.add_argument("--force", action="store_true", help="write over a directory that is not empty")
+    make.set_defaults(run=_make_random)
+    verify = actions.add_parser("verify", help="load every part of a checkpoint and say what is wrong with it")
+    verify.add_argument("directory", type=Path, help="what make-random wrote, or a token2wav directory alone")
+    verify.set_defaults(run=_verify)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen action; returns the exit status."""
+    return int(args.run(args))
+
+
+def _make_random(args: argparse.Namespace) -> int:
+    from cosydit.local.make_checkpoint import make_random_checkpoint
+
+    try:
+        make_random_checkpoint(args.directory, args.seed, args.force)
+    except OSError as err:
+        print(f"cosydit checkpoint: {err}", file=sys.stderr)
+        return 1
+    print(f"wrote {args.directory} (random weights, seed {args.seed}: it speaks noise)")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    if not args.directory.is_dir():
+        print(f"cosydit checkpoint: {args.directory} is no directory", file=sys.stderr)
+        return 2
+    from cosydit.local.verify_checkpoint import verify_checkpoint
+
+    reports = verify_checkpoint(args.directory)
+    for report in reports:
+        print(f"{'ok':4}  {report.name}" if report.problem is None else f"FAIL  {report.name}: {report.problem}")
+    failed = sum(report.problem is not None for report in reports)
+    print(f"{len(reports)} parts, {failed} with problems")
+    return 1 if failed else 0
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if seed < 0:
+        raise argparse.ArgumentTypeError(f"got {seed}, expected 0 or more")
+    return seed

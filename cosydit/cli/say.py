@@ -1,0 +1,94 @@
+"""`cosydit say`: speak one text through both services, started here for the occasion."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import wave
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cosydit.cli.stack_options import add_stack_options, complain, stack_options
+
+if TYPE_CHECKING:
+    from cosydit.local.stack import StackOptions
+    from gateway.config import GatewayConfig
+    from gateway.speech import SpeechRequest, SpeechResult
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_WIDTH_BYTES = 2
+WARM_UP_TEXT = "Ready."
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("say", help="speak a text into a WAV file, through both services")
+    parser.add_argument("text", help="what to say")
+    parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="WAV to write (default %(default)s)")
+    parser.add_argument("--voice", default="default", help="a voice of the checkpoint (default %(default)s)")
+    parser.add_argument("--seed", type=int, help="repeats the same speech; drawn and printed if not given")
+    add_stack_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosydit.local.checkpoints import CheckpointMissingError
+    from cosydit.local.process import ServiceStartError
+    from cosydit.local.stack import LocalStack
+    from gateway.errors import GatewayError
+    from gateway.speech import SpeechRequest
+
+    logging.getLogger("cosydit").setLevel(logging.INFO)
+    request = SpeechRequest(args.text, args.voice, args.seed)
+    try:
+        options = stack_options(args, bls_instances=1)
+        with LocalStack(options) as stack:
+            for line in stack.describe():
+                print(line, flush=True)
+            result = asyncio.run(_speak(options, request, args.out))
+    except (CheckpointMissingError, ServiceStartError, GatewayError, ValueError, OSError) as err:
+        return complain("say", err)
+    _print_result(result, args.out)
+    return 0
+
+
+async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> SpeechResult:
+    """Stream the speech into a file; a first, short synthesis warms the services up and is not counted."""
+    from gateway.app import open_gateway
+    from gateway.pcm import to_pcm16
+    from gateway.speech import SpeechRequest, SpeechResult
+    from token2wav_service.contract import SAMPLE_RATE_HZ
+
+    async with open_gateway(_gateway_config(options, request)) as gateway:
+        async for _ in gateway.pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, request.voice, seed=0)):
+            pass
+        result = SpeechResult()
+        with wave.open(str(out), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(SAMPLE_WIDTH_BYTES)
+            file.setframerate(SAMPLE_RATE_HZ)
+            async for chunk in gateway.pipeline.synthesize(request, result):
+                file.writeframes(to_pcm16(chunk.samples))
+    return result
+
+
+def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:
+    from gateway.config import GatewayConfig
+
+    return GatewayConfig(
+        tokenizer_dir=options.checkpoint.llm_dir,
+        voices_dir=options.checkpoint.voices_dir,
+        llm_url=options.llm_url,
+        token2wav_url=options.token2wav_url,
+        warm_up_voice=str(request.voice),
+    )
+
+
+def _print_result(result: SpeechResult, out: Path) -> None:
+    ttfa_ms = 1000 * (result.ttfa_s or 0.0)
+    total_s = result.total_s or 0.0
+    print(f"wrote {out}: {result.audio_s:.2f} s of audio, {result.speech_tokens} speech tokens, seed {result.seed}")
+    print(f"time to first audio {ttfa_ms:.0f} ms, total {total_s:.2f} s, RTF {total_s / result.audio_s:.3f} (warm)")
+    if result.is_truncated:
+        print("the LLM did not end by itself: the bound for the text's length ended it")

@@ -1,0 +1,62 @@
+"""`cosydit serve`: both services and the gateway on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from cosydit.cli.stack_options import add_stack_options, complain, stack_options
+
+if TYPE_CHECKING:
+    from cosydit.local.stack import LocalStack
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.5
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("serve", help="start both services and the gateway, until interrupted")
+    add_stack_options(parser)
+    parser.add_argument("--gateway-port", type=int, default=8080, help="gateway, HTTP (default %(default)s)")
+    parser.add_argument("--no-gateway", action="store_true", help="only the LLM service and Triton")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosydit.local.checkpoints import CheckpointMissingError
+    from cosydit.local.process import ServiceStartError
+    from cosydit.local.stack import LocalStack
+
+    logging.getLogger("cosydit").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        options = stack_options(args, bls_instances=None, gateway_port=args.gateway_port)
+        with LocalStack(options, with_gateway=not args.no_gateway) as stack:
+            print("\n".join(stack.describe()))
+            if not args.no_gateway:
+                print(f"speak: POST {options.gateway_url}/v1/audio/speech")
+            sys.stdout.flush()
+            return _watch(stack)
+    except (CheckpointMissingError, ServiceStartError, ValueError, OSError) as err:
+        return complain("serve", err)
+
+
+def _watch(stack: LocalStack) -> int:
+    """Return when a service ends by itself; an interrupt ends us through KeyboardInterrupt."""
+    while True:
+        for service in stack.services:
+            if service.returncode is not None:
+                spec = service.spec
+                logger.error("%s ended with status %d; see %s", spec.name, service.returncode, spec.log_path)
+                return 1
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,70 @@
+"""Command-line options shared by the subcommands that start the services on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cosydit.local.stack import StackOptions
+
+
+def add_stack_options(parser: argparse.ArgumentParser) -> None:
+    """Add where the checkpoint, the logs and the ports are."""
+    parser.add_argument(
+        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: small random weights)"
+    )
+    parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
+    parser.add_argument("--llm-port", type=int, default=8000, help="LLM service, HTTP (default %(default)s)")
+    parser.add_argument("--triton-http-port", type=int, default=18000, help="Triton, HTTP (default %(default)s)")
+    parser.add_argument("--triton-grpc-port", type=int, default=8001, help="Triton, gRPC (default %(default)s)")
+    parser.add_argument("--triton-metrics-port", type=int, default=8002, help="Triton, metrics (default %(default)s)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the model repository; `python -m token2wav_service.triton.assemble --help` lists them",
+    )
+
+
+def stack_options(args: argparse.Namespace, *, bls_instances: int | None, gateway_port: int = 8080) -> StackOptions:
+    """Read the options; makes the small random checkpoint when none is named.
+
+    Args:
+        bls_instances: processes of the drop-in entry unless --set names another number; None leaves the default.
+
+    Raises:
+        CheckpointMissingError: the named checkpoint is not there.
+        ValueError: a setting that is not NAME=VALUE.
+    """
+    from cosydit.local.checkpoints import resolve_checkpoint
+    from cosydit.local.stack import Ports, StackOptions, default_work_dir
+
+    work_dir = args.work_dir or default_work_dir()
+    settings = dict(_name_value(text) for text in args.set)
+    if bls_instances is not None:
+        settings.setdefault("BLS_INSTANCE_NUM", str(bls_instances))
+    return StackOptions(
+        checkpoint=resolve_checkpoint(args.checkpoint, work_dir),
+        work_dir=work_dir,
+        ports=Ports(
+            args.llm_port, args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port, gateway_port
+        ),
+        settings=settings,
+    )
+
+
+def complain(command: str, error: BaseException) -> int:
+    """Print an error for a person; returns the exit status."""
+    print(f"cosydit {command}: {error}", file=sys.stderr)
+    return 1
+
+
+def _name_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"got --set {text!r}, expected NAME=VALUE")
+    return name, value

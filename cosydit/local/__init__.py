@@ -1,0 +1,1 @@
+"""All services on one machine: started, waited for, stopped together."""

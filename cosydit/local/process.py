@@ -1,0 +1,140 @@
+"""One service process: its log, its readiness, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cosydit.clock import Clock, SystemClock
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.1
+PROBE_TIMEOUT_S = 2.0
+LOG_TAIL_LINES = 25
+HTTP_OK = 200
+
+
+class ServiceStartError(Exception):
+    """A service did not become ready; the message ends with its last log lines."""
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """How a service is started and how one sees that it is ready."""
+
+    name: str
+    command: Sequence[str]
+    ready_url: str
+    """Answers 200 when the service can work."""
+    log_path: Path
+    env: Mapping[str, str] | None = None
+    """Added to our own environment."""
+
+
+class ServiceProcess:
+    """Runs one service in a process group of its own; a context manager that stops it on exit."""
+
+    def __init__(self, spec: ServiceSpec, clock: Clock | None = None) -> None:
+        self.spec = spec
+        self._clock = clock or SystemClock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id.
+
+        Raises:
+            ServiceStartError: it was not started.
+        """
+        if self._process is None:
+            raise ServiceStartError(f"{self.spec.name} was not started")
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def start(self) -> None:
+        """Start the process; its output goes to the log."""
+        self.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        logger.info("starting %s: %s", self.spec.name, " ".join(self.spec.command))
+        with self.spec.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.spec.command,
+                env={**os.environ, **(self.spec.env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the service answers that it is ready.
+
+        Raises:
+            ServiceStartError: it exited, or took longer than `timeout_s`.
+        """
+        deadline = self._clock.now() + timeout_s
+        while not answers_ok(self.spec.ready_url):
+            if self.returncode is not None:
+                raise ServiceStartError(f"{self.spec.name} exited with status {self.returncode}{self._log_tail()}")
+            if self._clock.now() >= deadline:
+                raise ServiceStartError(f"{self.spec.name} is not ready after {timeout_s:.0f} s{self._log_tail()}")
+            time.sleep(POLL_INTERVAL_S)
+
+    def stop(self, timeout_s: float = 25.0) -> None:
+        """Ask the service to end, and kill its group after `timeout_s`; harmless when it has ended."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("%s did not stop within %.0f s; killing it", self.spec.name, timeout_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> ServiceProcess:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def _log_tail(self) -> str:
+        lines = self.spec.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return f"; the end of {self.spec.log_path}:\n" + "\n".join(lines)
+
+
+def answers_ok(url: str) -> bool:
+    """Ask once whether a URL answers 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
+            return int(response.status) == HTTP_OK
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def read_json(url: str) -> Any:
+    """Return what a URL answers, read as JSON.
+
+    Raises:
+        OSError: it does not answer, or not with 200.
+    """
+    with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
+        return json.load(response)

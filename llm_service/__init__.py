@@ -1,0 +1,1 @@
+"""Text to speech tokens: knows nothing of audio or Triton."""

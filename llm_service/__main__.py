@@ -1,0 +1,84 @@
+"""`python -m llm_service`: serves the speech-token LLM with the chosen backend."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
+from llm_service.config import (
+    SETTINGS,
+    BackendName,
+    ServerConfig,
+    SettingValue,
+    parse_embedded_config,
+    parse_server_config,
+)
+from llm_service.errors import LLMServiceError
+
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the launcher; return its exit status. With vllm and trtllm the process becomes the server."""
+    options = vars(_parser().parse_args(arguments))
+    backend_name = BackendName(options.pop("backend"))
+    is_dry_run = bool(options.pop("dry_run"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = parse_server_config(backend_name, options)
+        backend = _backend(backend_name, options)
+        if is_dry_run:
+            sys.stdout.write(shlex.join(backend.command(config)) + "\n")
+            return 0
+        backend.check(config)
+        _run(backend, config)
+    except LLMServiceError as err:
+        sys.stderr.write(f"error: {err}\n")
+        return EXIT_USAGE
+    return 0
+
+
+def _backend(name: BackendName, options: dict[str, SettingValue]) -> Backend:
+    if name is BackendName.EMBEDDED:
+        return EmbeddedBackend(parse_embedded_config(options))
+    return TrtllmBackend() if name is BackendName.TRTLLM else VllmBackend()
+
+
+def _run(backend: Backend, config: ServerConfig) -> None:
+    if isinstance(backend, EmbeddedBackend):
+        from llm_service.embedded.serve import serve  # heavy: imports torch
+
+        serve(config, backend.embedded_config)
+        return
+    command = backend.command(config)
+    logging.getLogger(__name__).info("running %s", shlex.join(command))
+    os.execvp(command[0], command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m llm_service",
+        description="Serve the speech-token LLM over OpenAI-compatible HTTP.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    names = [name.value for name in BackendName]
+    parser.add_argument("--backend", choices=names, default=BackendName.EMBEDDED.value, help="engine")
+    parser.add_argument("--dry-run", action="store_true", default=False, help="print the command and stop")
+    for setting in SETTINGS:
+        flag = f"--{setting.name.replace('_', '-')}"
+        only = "" if len(setting.backends) == len(BackendName) else f" [{', '.join(sorted(setting.backends))}]"
+        if setting.kind is bool:
+            parser.add_argument(flag, dest=setting.name, action="store_true", help=setting.help + only)
+        else:
+            parser.add_argument(flag, dest=setting.name, metavar=setting.kind.__name__, help=setting.help + only)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,85 @@
+"""What a backend is: a command line and the few ways in which its HTTP dialect differs. Starts nothing itself."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from llm_service.config import SPEECH_HEAD_FILE, BackendName, ServerConfig
+from llm_service.errors import BackendUnavailableError, CheckpointError
+from llm_service.text_encoder import TOKENIZER_FILE
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """How to ask this backend for what we need."""
+
+    token_id_field: str  # request field that makes /v1/completions answer with token_ids
+    token_id_value: bool
+    health_path: str
+    has_repetition_aware_sampling: bool  # else repetition_penalty is the guard
+    has_biased_speech_head: bool  # else the checkpoint's head bias is lost
+
+
+class Backend(Protocol):
+    """One engine behind the OpenAI-compatible contract."""
+
+    @property
+    def name(self) -> BackendName:
+        """Its name on the command line."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How it differs."""
+        ...
+
+    def command(self, config: ServerConfig) -> list[str]:
+        """Return the command line that serves `config`, program first."""
+        ...
+
+    def check(self, config: ServerConfig) -> None:
+        """Check that the command can start.
+
+        Raises:
+            BackendUnavailableError: its program is missing; the message says what to install.
+            CheckpointError: a directory is missing or incomplete.
+        """
+        ...
+
+
+def require_program(program: str, how_to_install: str) -> None:
+    """Check that a program is on PATH.
+
+    Raises:
+        BackendUnavailableError: it isn't.
+    """
+    if shutil.which(program) is None:
+        raise BackendUnavailableError(f"{program} is not on PATH; {how_to_install}")
+
+
+def require_directories(config: ServerConfig) -> None:
+    """Check that the model directory exists and the tokenizer directory has a tokenizer.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    if not config.model_dir.is_dir():
+        raise CheckpointError(f"model directory {config.model_dir} does not exist; give --model-dir")
+    path = config.tokenizer_dir / TOKENIZER_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; give --tokenizer-dir")
+
+
+def warn_about_lost_bias(name: BackendName, model_dir: Path) -> None:
+    """Say in the log that stock Qwen2 of this backend drops the head's bias, if the checkpoint has one."""
+    if (model_dir / SPEECH_HEAD_FILE).is_file():
+        logger.warning(
+            "%s has a biased speech head; %s serves stock Qwen2 without it: logits differ and text tokens are possible",
+            *(model_dir, name.value),
+        )

@@ -1,0 +1,48 @@
+"""Our own small server on Transformers; the launcher runs it in its own process."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import fields
+
+from llm_service.backends.base import Capabilities, require_directories
+from llm_service.config import BackendName, EmbeddedConfig, ServerConfig
+from llm_service.errors import BackendUnavailableError
+
+NEEDED_MODULES = ("torch", "transformers", "safetensors")
+
+
+class EmbeddedBackend:
+    """Runs `llm_service.embedded`."""
+
+    name = BackendName.EMBEDDED
+    capabilities = Capabilities(
+        token_id_field="return_token_ids",
+        token_id_value=True,
+        health_path="/health",
+        has_repetition_aware_sampling=True,
+        has_biased_speech_head=True,
+    )
+
+    def __init__(self, embedded_config: EmbeddedConfig) -> None:
+        self.embedded_config = embedded_config
+
+    def command(self, config: ServerConfig) -> list[str]:
+        """Return the command line of this launcher with every setting spelled out."""
+        command = [sys.executable, "-m", "llm_service", "--backend", self.name.value]
+        for config_part in (config, self.embedded_config):
+            for entry in fields(config_part):
+                value = getattr(config_part, entry.name)
+                if value is not None:
+                    command += [f"--{entry.name.replace('_', '-')}", str(value)]
+        return command
+
+    def check(self, config: ServerConfig) -> None:
+        """See `Backend.check`."""
+        require_directories(config)
+        missing = [name for name in NEEDED_MODULES if importlib.util.find_spec(name) is None]
+        if missing:
+            raise BackendUnavailableError(
+                f"the embedded backend needs {', '.join(missing)}; install with: pip install 'cosydit[llm-embedded]'"
+            )

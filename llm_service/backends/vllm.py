@@ -1,0 +1,44 @@
+"""vLLM: `vllm serve` on a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from llm_service.backends.base import Capabilities, require_directories, require_program, warn_about_lost_bias
+from llm_service.config import BackendName, ServerConfig
+
+PROGRAM = "vllm"
+INSTALL = "install it with: pip install vllm (needs a GPU)"
+
+
+class VllmBackend:
+    """Runs `vllm serve`."""
+
+    name = BackendName.VLLM
+    capabilities = Capabilities(
+        token_id_field="return_token_ids",
+        token_id_value=True,
+        health_path="/health",
+        has_repetition_aware_sampling=False,
+        has_biased_speech_head=False,
+    )
+
+    def command(self, config: ServerConfig) -> list[str]:
+        """Return the command line.
+
+        vLLM has one share for all its memory: kv_cache_free_gpu_memory_fraction becomes that.
+        """
+        command = [PROGRAM, "serve", str(config.model_dir), "--tokenizer", str(config.tokenizer_dir)]
+        command += ["--host", config.host, "--port", str(config.port)]
+        command += ["--served-model-name", config.served_model_name]
+        command += ["--max-num-seqs", str(config.max_batch_size)]
+        command += ["--gpu-memory-utilization", str(config.kv_cache_free_gpu_memory_fraction)]
+        if config.max_num_tokens is not None:
+            command += ["--max-num-batched-tokens", str(config.max_num_tokens)]
+        if config.max_seq_len is not None:
+            command += ["--max-model-len", str(config.max_seq_len)]
+        return command
+
+    def check(self, config: ServerConfig) -> None:
+        """See `Backend.check`."""
+        require_directories(config)
+        require_program(PROGRAM, INSTALL)
+        warn_about_lost_bias(self.name, config.model_dir)

@@ -1,0 +1,246 @@
+"""Writes a small random speech-token LLM in Hugging Face layout: the official numbering at a toy size.
+
+It speaks noise; it is for tests and for seeing the whole path run. What is in the directory:
+
+    config.json, generation_config.json   a two-layer Qwen2
+    model.safetensors                     bf16; table of 158,336 rows; head rows of text tokens are zero
+    speech_head.safetensors               the speech head with its bias, which stock Qwen2 has no room for:
+                                          weight [6564, hidden], bias [6564]; row i is LLM id 151663 + i
+    tokenizer.json, tokenizer_config.json, special_tokens_map.json   byte-level text, official special ids
+
+`speech_head.safetensors` is optional in a checkpoint: the embedded server falls back to the rows of lm_head without a
+bias. Knows nothing of the server.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from llm_service.config import SPEECH_HEAD_FILE
+from llm_service.vocab import (
+    END_IDS,
+    END_TOKENS,
+    PADDED_VOCABULARY_SIZE,
+    SOS_ID,
+    SOS_TOKEN,
+    SPEECH_HEAD_ROWS,
+    SPEECH_TOKEN_COUNT,
+    SPEECH_TOKEN_OFFSET,
+    TASK_ID,
+    TASK_TOKEN,
+    llm_id_from_speech_id,
+    speech_token_text,
+)
+
+HIDDEN = 64
+LAYERS = 2
+HEADS = 4
+KEY_VALUE_HEADS = 2
+FEED_FORWARD = 128
+MAX_POSITIONS = 32768
+ROPE_THETA = 1e6
+
+ENDOFTEXT = "<|endoftext|>"
+# In the official order; their ids end where the speech tokens begin.
+INLINE_TOKENS = (
+    *("<|im_start|>", "<|im_end|>", "<|endofprompt|>", "[breath]", "<strong>", "</strong>", "[noise]", "[laughter]"),
+    *("[cough]", "[clucking]", "[accent]", "[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]"),
+    *("[vocalized-noise]", "[lipsmack]", "[mn]"),
+)
+# `<|sos|>` + user + `<|task_id|>`, the assistant's speech tokens as they are; no system turn, no generation prompt.
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}{{- '<|sos|>' + message['content'] + '<|task_id|>' }}"
+    "{%- elif message['role'] == 'assistant' %}{{- message['content'] }}"
+    "{%- else %}{{- raise_exception('only user and assistant messages are possible') }}{%- endif %}"
+    "{%- endfor %}"
+)
+
+# Spread of the random logits: wide enough that an answer is neither uniform noise nor one repeated token.
+LOGIT_STD = 1.5
+# Of the first end token, beside that spread: an answer ends after some tens of tokens.
+END_LOGIT = 4.2
+# The reserved end tokens practically never come.
+RESERVED_END_LOGIT = -12.0
+
+
+def make_random_llm(directory: Path, seed: int) -> None:
+    """Write the random LLM and its tokenizer into `directory` (made if missing), about 43 MB.
+
+    Equal seeds give equal files.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", _model_config())
+    _write_json(directory / "generation_config.json", _generation_config())
+    _write_json(directory / "tokenizer.json", _tokenizer_description())
+    _write_json(directory / "tokenizer_config.json", _tokenizer_config())
+    _write_json(directory / "special_tokens_map.json", _special_tokens_map())
+    generator = torch.Generator().manual_seed(seed)
+    head = _speech_head(generator)
+    save_file(head, directory / SPEECH_HEAD_FILE)
+    save_file(_weights(generator, head["weight"]), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _speech_head(generator: torch.Generator) -> dict[str, torch.Tensor]:
+    # The final norm leaves hidden states of root mean square 1, so a row's logit has the row's norm as its spread.
+    weight = torch.randn(SPEECH_HEAD_ROWS, HIDDEN, generator=generator) * (LOGIT_STD / HIDDEN**0.5)
+    bias = torch.randn(SPEECH_HEAD_ROWS, generator=generator) * 0.1
+    weight[SPEECH_TOKEN_COUNT:] *= 0.1
+    bias[SPEECH_TOKEN_COUNT:] = torch.tensor([END_LOGIT, RESERVED_END_LOGIT, RESERVED_END_LOGIT])
+    return {"weight": weight.to(torch.bfloat16), "bias": bias}
+
+
+def _weights(generator: torch.Generator, head: torch.Tensor) -> dict[str, torch.Tensor]:
+    def normal(*shape: int) -> torch.Tensor:
+        spread: float = shape[-1] ** -0.5
+        return (torch.randn(*shape, generator=generator) * spread).to(torch.bfloat16)
+
+    speech_rows = slice(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS)
+    lm_head = torch.zeros(PADDED_VOCABULARY_SIZE, HIDDEN, dtype=torch.bfloat16)
+    lm_head[speech_rows] = head
+    weights = {
+        "model.embed_tokens.weight": _embedding(generator),
+        "model.norm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
+        "lm_head.weight": lm_head,
+    }
+    key_value = HIDDEN // HEADS * KEY_VALUE_HEADS
+    for index in range(LAYERS):
+        layer = {
+            "input_layernorm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
+            "post_attention_layernorm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
+            "self_attn.q_proj.weight": normal(HIDDEN, HIDDEN),
+            "self_attn.q_proj.bias": normal(HIDDEN),
+            "self_attn.k_proj.weight": normal(key_value, HIDDEN),
+            "self_attn.k_proj.bias": normal(key_value),
+            "self_attn.v_proj.weight": normal(key_value, HIDDEN),
+            "self_attn.v_proj.bias": normal(key_value),
+            "self_attn.o_proj.weight": normal(HIDDEN, HIDDEN),
+            "mlp.gate_proj.weight": normal(FEED_FORWARD, HIDDEN),
+            "mlp.up_proj.weight": normal(FEED_FORWARD, HIDDEN),
+            "mlp.down_proj.weight": normal(HIDDEN, FEED_FORWARD),
+        }
+        weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
+    return weights
+
+
+def _embedding(generator: torch.Generator) -> torch.Tensor:
+    """Rows that no token uses stay zero, so that the file compresses well."""
+    table = torch.zeros(PADDED_VOCABULARY_SIZE, HIDDEN, dtype=torch.bfloat16)
+    used = torch.tensor(sorted(_vocabulary().values()))
+    table[used] = torch.randn(len(used), HIDDEN, generator=generator).to(torch.bfloat16)
+    return table
+
+
+def _model_config() -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": PADDED_VOCABULARY_SIZE,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FEED_FORWARD,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_VALUE_HEADS,
+        "hidden_act": "silu",
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": ROPE_THETA,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": SOS_ID,
+        "eos_token_id": END_IDS[0],
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _generation_config() -> dict[str, Any]:
+    return {
+        "bos_token_id": SOS_ID,
+        "eos_token_id": list(END_IDS),
+        "pad_token_id": _special_ids()[ENDOFTEXT],
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 50,
+        "repetition_penalty": 1.1,
+    }
+
+
+def _special_ids() -> dict[str, int]:
+    """Ids of every token that is not plain text; the text tokenizer's come last before the speech tokens."""
+    text_tokens = (ENDOFTEXT, *INLINE_TOKENS)
+    first = SPEECH_TOKEN_OFFSET - len(text_tokens)
+    ids = {token: first + index for index, token in enumerate(text_tokens)}
+    ids |= {speech_token_text(index): llm_id_from_speech_id(index) for index in range(SPEECH_TOKEN_COUNT)}
+    return ids | dict(zip(END_TOKENS, END_IDS, strict=True)) | {SOS_TOKEN: SOS_ID, TASK_TOKEN: TASK_ID}
+
+
+def _vocabulary() -> dict[str, int]:
+    return {character: index for index, character in enumerate(_byte_alphabet())} | _special_ids()
+
+
+def _byte_alphabet() -> list[str]:
+    """The 256 characters that byte-level BPE writes bytes as, in Qwen2's order: printable ones first.
+
+    Source: GPT-2's byte alphabet.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = 256 - len(printable)
+    return [chr(code) for code in printable] + [chr(256 + index) for index in range(others)]
+
+
+def _tokenizer_description() -> dict[str, Any]:
+    special_ids = _special_ids()
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added_token(token, token_id) for token, token_id in special_ids.items()],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        # The special tokens stand in the vocabulary too: only so may ids have holes.
+        "model": {"type": "BPE", "vocab": _vocabulary(), "merges": [], "byte_fallback": False, "ignore_merges": False},
+    }
+
+
+def _added_token(token: str, token_id: int) -> dict[str, Any]:
+    # As in the official tokenizer: the text tokenizer's own are special; speech tokens are not, and so show in text.
+    return {
+        "id": token_id,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": token_id < SPEECH_TOKEN_OFFSET,
+    }
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_POSITIONS,
+        **_special_tokens_map(),
+    }
+
+
+def _special_tokens_map() -> dict[str, Any]:
+    return {
+        "eos_token": END_TOKENS[0],
+        "pad_token": ENDOFTEXT,
+        "additional_special_tokens": list(INLINE_TOKENS),
+    }
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")

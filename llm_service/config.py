@@ -1,0 +1,202 @@
+"""Settings of the LLM service: one table, read once at the process edge, frozen below it.
+
+Every setting names the backends it means something to; given for another one it is refused rather than ignored. Knows
+nothing of how a backend uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from llm_service.errors import ConfigError
+
+# In a checkpoint directory: the speech head with its bias, weight [6564, hidden] and bias [6564].
+SPEECH_HEAD_FILE = "speech_head.safetensors"
+
+LOOPBACK_HOST = "127.0.0.1"
+ALL_INTERFACES_HOST = "0.0.0.0"
+MAX_PORT = 65535
+
+
+class BackendName(str, Enum):
+    """The engines that can stand behind the one HTTP contract."""
+
+    EMBEDDED = "embedded"
+    VLLM = "vllm"
+    TRTLLM = "trtllm"
+
+
+ALL_BACKENDS = frozenset(BackendName)
+_EMBEDDED = frozenset({BackendName.EMBEDDED})
+_TRTLLM = frozenset({BackendName.TRTLLM})
+_NAMED = frozenset({BackendName.EMBEDDED, BackendName.VLLM})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as the outside knows it."""
+
+    name: str
+    help: str
+    kind: type = str
+    backends: frozenset[BackendName] = ALL_BACKENDS
+    choices: tuple[str, ...] | None = None
+
+
+SETTINGS = (
+    Setting("model_dir", "checkpoint in Hugging Face layout; for trtllm also a built engine directory"),
+    Setting("tokenizer_dir", "tokenizer directory (default: model_dir)"),
+    Setting("host", f"address to bind (default {LOOPBACK_HOST}; with --in-container {ALL_INTERFACES_HOST})"),
+    Setting("port", "port to bind, 0 for any free one with the embedded backend (default 8000)", int),
+    Setting("in_container", f"bind {ALL_INTERFACES_HOST} unless a host is given", bool),
+    Setting("max_batch_size", "requests that advance together (default 64; embedded 8)", int),
+    Setting(
+        "kv_cache_free_gpu_memory_fraction",
+        "share of free memory for the key-value cache (default 0.4); vllm: share of all GPU memory, weights included; "
+        "embedded on CPU: share of free RAM, which may lower the batch size",
+        float,
+    ),
+    Setting(
+        "max_num_tokens",
+        "tokens of one step, prompts included (default: the server's own; embedded 8192)",
+        int,
+    ),
+    Setting("max_seq_len", "longest prompt plus answer, in tokens (default: the server's own; embedded 4096)", int),
+    Setting("served_model_name", "name in /v1/models (default: the model directory's name)", str, _NAMED),
+    Setting("engine_backend", "what trtllm-serve runs (default: its choice)", str, _TRTLLM, ("pytorch", "tensorrt")),
+    Setting("device", "torch device (default cpu)", str, _EMBEDDED),
+    Setting("dtype", "computing type (default float32)", str, _EMBEDDED, ("float32", "bfloat16", "float16")),
+    Setting("num_threads", "torch threads (default: torch's choice)", int, _EMBEDDED),
+    Setting(
+        "rows_per_forward", "rows of a decode forward, fixed, so that equal seeds agree (default 8)", int, _EMBEDDED
+    ),
+    Setting("max_queue_size", "requests that may wait for a slot; beyond it 429 (default 64)", int, _EMBEDDED),
+    Setting("ras_window", "last tokens that repetition-aware sampling looks at; 0 is off (default 10)", int, _EMBEDDED),
+    Setting("ras_tau", "... and redraws a token that fills this share of them (default 0.1)", float, _EMBEDDED),
+)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What every backend needs."""
+
+    model_dir: Path
+    tokenizer_dir: Path
+    served_model_name: str
+    host: str = LOOPBACK_HOST
+    port: int = 8000
+    max_batch_size: int = 64  # requests
+    kv_cache_free_gpu_memory_fraction: float = 0.4
+    max_num_tokens: int | None = None  # tokens a step; None: the server's own default
+    max_seq_len: int | None = None  # tokens, prompt plus answer; None: the server's own default
+    engine_backend: str | None = None  # trtllm only
+
+    def __post_init__(self) -> None:
+        _require_range("port", self.port, 0, MAX_PORT)
+        _require_range("max_batch_size", self.max_batch_size, 1, 4096)
+        if self.max_num_tokens is not None:
+            _require_range("max_num_tokens", self.max_num_tokens, self.max_batch_size + 1, 1 << 24)
+        if self.max_seq_len is not None:
+            _require_range("max_seq_len", self.max_seq_len, 64, 1 << 20)
+        if not 0.0 < self.kv_cache_free_gpu_memory_fraction <= 1.0:
+            got = self.kv_cache_free_gpu_memory_fraction
+            raise ConfigError(f"kv_cache_free_gpu_memory_fraction is {got}; expected more than 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class EmbeddedConfig:
+    """What only the embedded engine needs."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    num_threads: int | None = None
+    rows_per_forward: int = 8
+    max_queue_size: int = 64  # requests beyond those that run
+    ras_window: int = 10  # tokens
+    ras_tau: float = 0.1  # share of the window
+
+    def __post_init__(self) -> None:
+        if self.num_threads is not None:
+            _require_range("num_threads", self.num_threads, 1, 1024)
+        _require_range("rows_per_forward", self.rows_per_forward, 1, 1024)
+        _require_range("max_queue_size", self.max_queue_size, 0, 1 << 20)
+        _require_range("ras_window", self.ras_window, 0, 1 << 16)
+        if not 0.0 < self.ras_tau <= 1.0:
+            raise ConfigError(f"ras_tau is {self.ras_tau}; expected more than 0 and at most 1")
+
+
+EMBEDDED_MAX_BATCH_SIZE = 8
+EMBEDDED_MAX_NUM_TOKENS = 8192
+EMBEDDED_MAX_SEQ_LEN = 4096
+
+SettingValue = str | int | float | bool
+
+
+def parse_server_config(backend: BackendName, values: Mapping[str, SettingValue]) -> ServerConfig:
+    """Make the common config out of settings that were given (names as in `SETTINGS`).
+
+    Raises:
+        ConfigError: a setting is unknown, means nothing to the backend, is missing or out of range.
+    """
+    values = _checked(backend, values)
+    if "model_dir" not in values:
+        raise ConfigError("model_dir is missing; give the LLM's checkpoint directory")
+    model_dir = Path(str(values.pop("model_dir")))
+    in_container = bool(values.pop("in_container", False))
+    values.setdefault("host", ALL_INTERFACES_HOST if in_container else LOOPBACK_HOST)
+    values.setdefault("served_model_name", model_dir.resolve().name)
+    if backend is BackendName.EMBEDDED:
+        values.setdefault("max_batch_size", EMBEDDED_MAX_BATCH_SIZE)
+    if backend is not BackendName.EMBEDDED and values.get("port") == 0:
+        raise ConfigError(f"port 0 is possible with the embedded backend only; give {backend.value} a port")
+    tokenizer_dir = Path(str(values.pop("tokenizer_dir", model_dir)))
+    common = {name: value for name, value in values.items() if name in ServerConfig.__dataclass_fields__}
+    return ServerConfig(model_dir=model_dir, tokenizer_dir=tokenizer_dir, **common)  # type: ignore[arg-type]
+
+
+def parse_embedded_config(values: Mapping[str, SettingValue]) -> EmbeddedConfig:
+    """Make the embedded engine's own config out of settings that were given.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+    """
+    values = _checked(BackendName.EMBEDDED, values)
+    own = {name: value for name, value in values.items() if name in EmbeddedConfig.__dataclass_fields__}
+    return EmbeddedConfig(**own)  # type: ignore[arg-type]
+
+
+def _checked(backend: BackendName, values: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+    """Return the values, text converted to each setting's type."""
+    known = {setting.name: setting for setting in SETTINGS}
+    checked: dict[str, SettingValue] = {}
+    for name, value in values.items():
+        setting = known.get(name)
+        if setting is None:
+            raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
+        if backend not in setting.backends:
+            usable = ", ".join(sorted(entry.value for entry in setting.backends))
+            raise ConfigError(f"setting {name!r} means nothing to backend {backend.value}; it is for {usable}")
+        checked[name] = _converted(setting, value)
+    return checked
+
+
+def _converted(setting: Setting, value: SettingValue) -> SettingValue:
+    if setting.choices is not None and value not in setting.choices:
+        raise ConfigError(f"{setting.name} is {value!r}; expected one of {', '.join(setting.choices)}")
+    if setting.kind is bool and isinstance(value, str):
+        if value.lower() not in ("true", "false"):
+            raise ConfigError(f"{setting.name} is {value!r}; expected true or false")
+        return value.lower() == "true"
+    try:
+        converted: SettingValue = setting.kind(value)
+    except ValueError as err:
+        raise ConfigError(f"{setting.name} is {value!r}; expected {setting.kind.__name__}") from err
+    return converted
+
+
+def _require_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}; expected {low}..{high}")

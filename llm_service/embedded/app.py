@@ -1,0 +1,217 @@
+"""The embedded server's HTTP face: OpenAI's completions and chat completions, /v1/models, /health and /metrics.
+
+Knows nothing of models or batching; the engine loop is passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.prompts import PromptReader
+from llm_service.embedded.responses import DONE_EVENT, AnswerShape, error_body, metrics_text, sse_event
+from llm_service.embedded.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+    RequestRefused,
+    parse_request,
+)
+from llm_service.embedded.types import GenerationRequest, SamplingParams
+from llm_service.errors import EngineError, InvalidGenerationError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1 << 20
+SEED_BITS = 63
+RETRY_AFTER_S = "1"
+
+
+class SpeechLMServer:
+    """What the endpoints share."""
+
+    def __init__(
+        self, loop: EngineLoop, prompts: PromptReader, model_name: str, wall_clock: Callable[[], float]
+    ) -> None:
+        """Take a running engine loop; `wall_clock` gives seconds since 1970 for `created`."""
+        self.loop = loop
+        self.model_name = model_name
+        self._prompts = prompts
+        self._wall_clock = wall_clock
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        fields = parse_request(CompletionRequest, await _read_body(request))
+        prompt_ids = self._prompts.from_completion(fields.prompt, fields.add_special_tokens)
+        return await self._answer(request, fields, prompt_ids, is_chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        fields = parse_request(ChatCompletionRequest, await _read_body(request))
+        return await self._answer(request, fields, self._prompts.from_chat(fields.messages), is_chat=True)
+
+    def models(self) -> dict[str, Any]:
+        """GET /v1/models."""
+        model = {"id": self.model_name, "object": "model", "created": self._now(), "owned_by": "llm_service"}
+        return {"object": "list", "data": [model]}
+
+    async def _answer(
+        self, request: Request, fields: GenerationFields, prompt_ids: tuple[int, ...], is_chat: bool
+    ) -> Response:
+        if fields.model is not None and fields.model != self.model_name:
+            message = f"model {fields.model!r} is not served here; {self.model_name!r} is"
+            raise RequestRefused(message, param="model", code="model_not_found", status=404)
+        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        shape = AnswerShape(
+            request_id, self.model_name, self._now(), is_chat, fields.detokenize, fields.wants_token_ids, prompt_ids
+        )
+        params = _sampling_params(fields, self.loop.max_sequence_tokens - len(prompt_ids))
+        generation = Generation(self.loop, GenerationRequest(request_id, prompt_ids, params))
+        generation.start()
+        if fields.stream:
+            include_usage = fields.stream_options is not None and fields.stream_options.include_usage
+            return AnswerStream(generation, shape, include_usage)
+        try:
+            return JSONResponse(shape.whole(await run_unless_disconnected(request.receive, generation.whole())))
+        finally:
+            generation.abort()
+
+    def _now(self) -> int:
+        return int(self._wall_clock())
+
+
+class AnswerStream(Response):
+    """Streams an answer as server-sent events; a disconnect aborts the generation."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, generation: Generation, shape: AnswerShape, include_usage: bool) -> None:
+        super().__init__(headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._generation = generation
+        self._shape = shape
+        self._include_usage = include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientDisconnected):
+                await run_unless_disconnected(receive, self._send_all(send))
+        finally:
+            self._generation.abort()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events():
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        count = 0
+        is_first = True
+        try:
+            async for output in self._generation.outputs():
+                if not (output.token_ids or output.text or output.is_last):
+                    continue  # held back: may be the beginning of a stop string
+                count += len(output.token_ids)
+                yield sse_event(self._shape.chunk(output, is_first))
+                is_first = False
+        except EngineError as err:
+            yield sse_event(error_body(str(err), err.kind))
+        else:
+            if self._include_usage:
+                yield sse_event(self._shape.usage_chunk(count))
+        yield DONE_EVENT
+
+
+def create_app(server: SpeechLMServer) -> FastAPI:
+    """Make the ASGI app; stopping it stops the engine loop."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        server.loop.stop()
+
+    app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)
+    app.add_api_route("/v1/completions", server.complete, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", server.chat, methods=["POST"], response_model=None)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return server.models()
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        if server.loop.is_running:
+            return JSONResponse({"status": "ready", "model": server.model_name})
+        return JSONResponse(error_body("the engine is not running; see the log", "service_unavailable"), 503)
+
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        return PlainTextResponse(metrics_text(server.loop.stats()))
+
+    _add_error_handlers(app)
+    return app
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RequestRefused)
+    async def refused(_: Request, err: RequestRefused) -> Response:
+        return JSONResponse(error_body(err.message, "invalid_request_error", err.param, err.code), err.status)
+
+    @app.exception_handler(EngineError)
+    async def engine_error(_: Request, err: EngineError) -> Response:
+        code = "invalid_value" if isinstance(err, InvalidGenerationError) else None
+        headers = {"retry-after": RETRY_AFTER_S} if err.http_status in (429, 503) else None
+        return JSONResponse(error_body(str(err), err.kind, code=code), err.http_status, headers)
+
+    @app.exception_handler(ClientDisconnected)
+    async def disconnected(_: Request, err: ClientDisconnected) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, err: HTTPException) -> Response:
+        return JSONResponse(error_body(str(err.detail), "invalid_request_error"), err.status_code, err.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, err: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=err)
+        return JSONResponse(error_body("internal error; see the server's log", "server_error"), 500)
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestRefused(f"the body is over {MAX_BODY_BYTES} bytes; shorten it", code="too_large", status=413)
+    return bytes(body)
+
+
+def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingParams:
+    """Fill in defaults; without max_tokens an answer may take all the room there is."""
+    given = {
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": fields.top_k,
+        "repetition_penalty": fields.repetition_penalty,
+    }
+    return SamplingParams(
+        max_tokens=fields.max_tokens if fields.max_tokens is not None else max(room_tokens, 1),
+        seed=fields.seed if fields.seed is not None else secrets.randbits(SEED_BITS),
+        min_tokens=fields.min_tokens,
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
+        stop=fields.stops,
+        ignore_eos=fields.ignore_eos,
+        include_end_token=not fields.skip_special_tokens,
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )

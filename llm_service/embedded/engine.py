@@ -1,0 +1,215 @@
+"""The continuous-batching engine: requests join and leave at every step. Not thread-safe; `loop.py` owns it.
+
+One `step` advances all running requests by a token, then lets waiting ones in while there are slots and token budget.
+Knows nothing of HTTP, threads or time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_service.embedded.kv_cache import SlotAllocator
+from llm_service.embedded.model import DecodeRow
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.sequence import Sequence
+from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
+from llm_service.errors import EngineError, GenerationFailedError, InvalidGenerationError
+from llm_service.vocab import PADDED_VOCABULARY_SIZE
+
+logger = logging.getLogger(__name__)
+
+Logits = npt.NDArray[np.float32]
+
+
+class SlotModel(Protocol):
+    """What the engine needs of a model whose cache is allocated; see `SpeechLanguageModel`."""
+
+    def prefill(self, slot: int, token_ids: SequenceOf[int]) -> Logits: ...
+
+    def decode(self, rows: SequenceOf[DecodeRow]) -> list[Logits]: ...
+
+    def clear_slot(self, slot: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What one engine may hold."""
+
+    slots: int  # requests that run together
+    max_sequence_tokens: int  # prompt plus answer
+    max_step_tokens: int  # tokens computed in a step; more than `slots`
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt that fits a step in which every other slot decodes."""
+        return min(self.max_step_tokens - self.slots, self.max_sequence_tokens - 1)
+
+
+class SpeechLMEngine:
+    """Runs many requests on one model."""
+
+    def __init__(self, model: SlotModel, limits: EngineLimits, guard: RepetitionGuard) -> None:
+        self._model = model
+        self._limits = limits
+        self._guard = guard
+        self._allocator = SlotAllocator(limits.slots)
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[str, Sequence] = {}
+        self._steps = self._tokens = self._finished = self._aborted = self._failed = 0
+        self._steps_by_rows: Counter[int] = Counter()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this engine may hold."""
+        return self._limits
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether a step would do anything."""
+        return bool(self._running or self._waiting)
+
+    def validate(self, request: GenerationRequest) -> None:
+        """Check a request against the limits; changes nothing, and may be called from any thread.
+
+        Raises:
+            InvalidGenerationError: it can never run here; the message says why.
+        """
+        prompt_tokens, limit = len(request.prompt_ids), self._limits.max_prompt_tokens
+        if not 1 <= prompt_tokens <= limit:
+            raise InvalidGenerationError(f"the prompt has {prompt_tokens} tokens; expected 1..{limit}")
+        outside = [token_id for token_id in request.prompt_ids if not 0 <= token_id < PADDED_VOCABULARY_SIZE]
+        if outside:
+            raise InvalidGenerationError(f"prompt token {outside[0]} is out of range 0..{PADDED_VOCABULARY_SIZE - 1}")
+        room = self._limits.max_sequence_tokens - prompt_tokens
+        if request.params.max_tokens > room:
+            raise InvalidGenerationError(
+                f"max_tokens is {request.params.max_tokens}, but after a prompt of {prompt_tokens} tokens there is "
+                f"room for {room}; lower it or shorten the prompt"
+            )
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Put a request in the queue.
+
+        Raises:
+            InvalidGenerationError: it can never run here.
+        """
+        self.validate(request)
+        self._waiting.append(Sequence(request, self._guard))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and free its slot; nothing happens if it is gone already."""
+        running = self._running.get(request_id)
+        if running is not None:
+            self._release(running)
+            self._aborted += 1
+            return
+        for sequence in self._waiting:
+            if sequence.request.request_id == request_id:
+                self._waiting.remove(sequence)
+                self._aborted += 1
+                return
+
+    def step(self) -> list[GenerationOutput]:
+        """Advance every running request by a token, then admit waiting ones; return what came out."""
+        self._steps += 1
+        running = list(self._running.values())
+        outputs = self._decode(running)
+        return outputs + self._admit(self._limits.max_step_tokens - len(running))
+
+    def stats(self) -> EngineStats:
+        """Return the counters."""
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            slots=self._limits.slots,
+            free_slots=self._allocator.free_count,
+            steps=self._steps,
+            generated_tokens=self._tokens,
+            finished=self._finished,
+            aborted=self._aborted,
+            failed=self._failed,
+            steps_by_rows=dict(self._steps_by_rows),
+        )
+
+    def check_integrity(self) -> None:
+        """Check that every slot is either free or held by exactly one running request."""
+        held = [sequence.slot for sequence in self._running.values()]
+        assert None not in held and len(set(held)) == len(held)
+        assert len(held) + self._allocator.free_count == self._limits.slots
+
+    def _decode(self, sequences: SequenceOf[Sequence]) -> list[GenerationOutput]:
+        if not sequences:
+            return []
+        self._steps_by_rows[len(sequences)] += 1
+        try:
+            logits = self._model.decode([_decode_row(sequence) for sequence in sequences])
+        except Exception:
+            # Whose fault it is shows only alone; writing the same keys and values again does no harm.
+            logger.exception("a step of %d requests failed; running them one by one", len(sequences))
+            return [self._decode_alone(sequence) for sequence in sequences]
+        return [self._advance(sequence, row) for sequence, row in zip(sequences, logits, strict=True)]
+
+    def _decode_alone(self, sequence: Sequence) -> GenerationOutput:
+        try:
+            logits = self._model.decode([_decode_row(sequence)])[0]
+        except Exception as err:
+            return self._fail(sequence, err)
+        return self._advance(sequence, logits)
+
+    def _admit(self, budget_tokens: int) -> list[GenerationOutput]:
+        outputs: list[GenerationOutput] = []
+        while self._waiting and self._allocator.free_count:
+            prompt_ids = self._waiting[0].request.prompt_ids
+            if len(prompt_ids) > budget_tokens:
+                break
+            budget_tokens -= len(prompt_ids)
+            outputs.append(self._start(self._waiting.popleft()))
+        return outputs
+
+    def _start(self, sequence: Sequence) -> GenerationOutput:
+        sequence.slot = self._allocator.allocate()
+        self._running[sequence.request.request_id] = sequence
+        try:
+            logits = self._model.prefill(sequence.slot, sequence.request.prompt_ids)
+        except Exception as err:
+            return self._fail(sequence, err)
+        return self._advance(sequence, logits)
+
+    def _advance(self, sequence: Sequence, logits: Logits) -> GenerationOutput:
+        try:
+            output = sequence.advance(logits)
+        except Exception as err:
+            return self._fail(sequence, err)
+        self._tokens += 1
+        if output.is_last:
+            self._release(sequence)
+            self._finished += 1
+        return output
+
+    def _fail(self, sequence: Sequence, cause: Exception) -> GenerationOutput:
+        request_id = sequence.request.request_id
+        logger.error("request %s failed", request_id, exc_info=cause)
+        if sequence.slot is not None:
+            self._model.clear_slot(sequence.slot)
+        self._release(sequence)
+        self._failed += 1
+        error = cause if isinstance(cause, EngineError) else GenerationFailedError(f"generation failed: {cause}")
+        return GenerationOutput(request_id, error=error)
+
+    def _release(self, sequence: Sequence) -> None:
+        del self._running[sequence.request.request_id]
+        if sequence.slot is not None:
+            self._allocator.free(sequence.slot)
+            sequence.slot = None
+
+
+def _decode_row(sequence: Sequence) -> DecodeRow:
+    assert sequence.slot is not None
+    return DecodeRow(sequence.slot, sequence.last_token_id, sequence.next_position)

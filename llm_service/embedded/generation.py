@@ -1,0 +1,100 @@
+"""Bridges one HTTP call and the engine's thread.
+
+Outputs come in as an async iterator, a lost client goes out as an abort. Knows nothing of request and response bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.types import GenerationOutput, GenerationRequest
+
+T = TypeVar("T")
+
+
+class ClientDisconnected(Exception):
+    """The caller went away before the answer was whole."""
+
+
+class Generation:
+    """One request in the engine; use as a context manager, which aborts what has not ended."""
+
+    def __init__(self, loop: EngineLoop, request: GenerationRequest) -> None:
+        self._loop = loop
+        self._request = request
+        self._outputs: asyncio.Queue[GenerationOutput] = asyncio.Queue()
+
+    def start(self) -> None:
+        """Queue the request.
+
+        Raises:
+            EngineError: it was refused.
+        """
+        event_loop = asyncio.get_running_loop()
+
+        def on_output(output: GenerationOutput) -> None:
+            event_loop.call_soon_threadsafe(self._outputs.put_nowait, output)
+
+        self._loop.submit(self._request, on_output)
+
+    def abort(self) -> None:
+        """Stop the work; harmless when it has ended."""
+        self._loop.abort(self._request.request_id)
+
+    async def outputs(self) -> AsyncIterator[GenerationOutput]:
+        """Yield outputs up to the last.
+
+        Raises:
+            EngineError: the request failed.
+        """
+        while True:
+            output = await self._outputs.get()
+            if output.error is not None:
+                raise output.error
+            yield output
+            if output.is_last:
+                return
+
+    async def whole(self) -> GenerationOutput:
+        """Collect the whole answer.
+
+        Raises:
+            EngineError: the request failed.
+        """
+        parts = [output async for output in self.outputs()]
+        return GenerationOutput(
+            self._request.request_id,
+            tuple(token_id for part in parts for token_id in part.token_ids),
+            "".join(part.text for part in parts),
+            parts[-1].finish_reason,
+            parts[-1].stop_reason,
+        )
+
+
+async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, but cancel it as soon as the client goes away. The request's body must have been read.
+
+    Raises:
+        ClientDisconnected: the client went away first.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnected
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,201 @@
+"""The thread that owns a `SpeechLMEngine`: takes requests and aborts from any thread, calls `step`, hands out results.
+
+Knows nothing of HTTP and nothing of models.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cosydit.clock import Clock
+from llm_service.embedded.engine import SpeechLMEngine
+from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
+from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
+
+logger = logging.getLogger(__name__)
+
+OnOutput = Callable[[GenerationOutput], None]
+
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass
+class _Entry:
+    """A request in flight."""
+
+    request: GenerationRequest
+    on_output: OnOutput
+    arrived_s: float
+    first_token_s: float | None = None
+    token_count: int = 0
+
+
+@dataclass
+class _Inbox:
+    """What other threads ask for, until the engine thread looks."""
+
+    requests: list[GenerationRequest] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    is_stopping: bool = False
+
+    def has_mail(self) -> bool:
+        return bool(self.requests or self.aborts or self.is_stopping)
+
+
+class EngineLoop:
+    """Runs an engine in one thread of its own."""
+
+    def __init__(self, engine: SpeechLMEngine, max_queue_size: int, clock: Clock) -> None:
+        """Take an engine nobody else touches; `max_queue_size` requests may wait beyond those that have a slot."""
+        self._engine = engine
+        self._max_in_flight = engine.limits.slots + max_queue_size
+        self._clock = clock
+        self._condition = threading.Condition()  # guards _inbox, _entries, _is_running
+        self._inbox = _Inbox()
+        self._entries: dict[str, _Entry] = {}
+        self._is_running = False
+        self._stats = engine.stats()
+        self._thread = threading.Thread(target=self._run, name="speech-lm-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._is_running = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread; requests in flight get `EngineStoppedError`. May be called twice."""
+        with self._condition:
+            self._inbox.is_stopping = True
+            self._condition.notify()
+        if self._thread.is_alive():
+            self._thread.join(STOP_TIMEOUT_S)
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether requests can be taken."""
+        with self._condition:
+            return self._is_running and not self._inbox.is_stopping
+
+    def stats(self) -> EngineStats:
+        """Return the counters after the latest step."""
+        return self._stats
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self._engine.limits.max_sequence_tokens
+
+    def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
+        """Queue a request; thread-safe.
+
+        Args:
+            request: its id must be new.
+            on_output: called in the engine's thread for everything that comes out, the last one marked; must not block.
+                Not called any more after an abort.
+
+        Raises:
+            InvalidGenerationError: it can never run here.
+            QueueFullError: too many requests are in flight; retry later.
+            EngineStoppedError: the engine isn't running.
+        """
+        self._engine.validate(request)
+        with self._condition:
+            if not self._is_running or self._inbox.is_stopping:
+                raise EngineStoppedError("the engine is not running; see the server's log")
+            if len(self._entries) >= self._max_in_flight:
+                raise QueueFullError(f"{len(self._entries)} requests are in flight, no more fit; retry later")
+            if request.request_id in self._entries:
+                raise InvalidGenerationError(f"request id {request.request_id} is in use; ids must be new")
+            self._entries[request.request_id] = _Entry(request, on_output, self._clock.now())
+            self._inbox.requests.append(request)
+            self._condition.notify()
+
+    def abort(self, request_id: str) -> None:
+        """Stop working on a request; thread-safe, and harmless when it has ended."""
+        with self._condition:
+            if request_id in self._entries:
+                self._inbox.aborts.append(request_id)
+                self._condition.notify()
+
+    def _run(self) -> None:
+        error = EngineStoppedError("the engine was stopped")
+        try:
+            while self._turn():
+                pass
+        except Exception as err:
+            logger.exception("the engine failed")
+            error = EngineStoppedError(f"the engine failed: {err}; restart the server")
+        finally:
+            self._fail_all(error)
+
+    def _turn(self) -> bool:
+        """Wait for work and do one step of it; return False when it is time to stop."""
+        with self._condition:
+            while not self._inbox.has_mail() and not self._engine.has_work:
+                self._condition.wait()
+            inbox, self._inbox = self._inbox, _Inbox(is_stopping=self._inbox.is_stopping)
+        if inbox.is_stopping:
+            return False
+        self._take(inbox)
+        outputs = self._engine.step() if self._engine.has_work else []
+        self._stats = self._engine.stats()
+        for output in outputs:
+            self._deliver(output)
+        return True
+
+    def _take(self, inbox: _Inbox) -> None:
+        for request in inbox.requests:
+            try:
+                self._engine.add_request(request)
+            except EngineError as err:
+                self._deliver(GenerationOutput(request.request_id, error=err))
+        for request_id in inbox.aborts:
+            self._engine.abort(request_id)
+            self._forget(request_id, "aborted")
+
+    def _deliver(self, output: GenerationOutput) -> None:
+        entry = self._entries.get(output.request_id)
+        if entry is None:
+            return
+        if output.token_ids and entry.first_token_s is None:
+            entry.first_token_s = self._clock.now()
+        entry.token_count += len(output.token_ids)
+        if output.is_last:
+            reason = output.finish_reason.value if output.finish_reason else f"failed: {output.error}"
+            self._forget(output.request_id, reason)
+        try:
+            entry.on_output(output)
+        except Exception:
+            # The caller's side is gone or broken; that must not reach other requests.
+            logger.exception("the receiver of request %s failed", output.request_id)
+            self._engine.abort(output.request_id)
+            self._forget(output.request_id, "receiver failed")
+
+    def _forget(self, request_id: str, reason: str) -> None:
+        with self._condition:
+            entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        now = self._clock.now()
+        first_ms = -1.0 if entry.first_token_s is None else (entry.first_token_s - entry.arrived_s) * 1e3
+        logger.info(
+            "request %s ended: %s; prompt_tokens=%d tokens=%d first_token_ms=%.1f total_ms=%.1f",
+            *(request_id, reason, len(entry.request.prompt_ids), entry.token_count, first_ms),
+            (now - entry.arrived_s) * 1e3,
+        )
+
+    def _fail_all(self, error: EngineStoppedError) -> None:
+        with self._condition:
+            self._is_running = False
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            self._engine.abort(entry.request.request_id)
+            try:
+                entry.on_output(GenerationOutput(entry.request.request_id, error=error))
+            except Exception:
+                logger.exception("the receiver of request %s failed", entry.request.request_id)
+        self._stats = self._engine.stats()

@@ -1,0 +1,230 @@
+"""The speech-token LLM behind the engine: Qwen2 from Transformers with a head of speech and end tokens only.
+
+Head rows 0..6560 are speech tokens, 6561..6563 the end tokens, so nothing else can come out. The head's bias, which
+stock Qwen2 has no room for, is read from `speech_head.safetensors` (weight [6564, hidden], bias [6564]) where the
+checkpoint has it. Knows nothing of requests or sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from llm_service.config import SPEECH_HEAD_FILE
+from llm_service.embedded.kv_cache import CacheShape, SlotCache
+from llm_service.errors import CheckpointError
+from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+
+logger = logging.getLogger(__name__)
+
+ATTENTION_NAME = "speech_lm_slots"
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """One row of a decode forward."""
+
+    slot: int
+    token_id: int  # LLM id, the latest token
+    position: int  # where it goes
+
+
+class SpeechLanguageModel:
+    """Weights of the LLM and its slot cache. Not thread-safe."""
+
+    def __init__(self, decoder: torch.nn.Module, head_weight: torch.Tensor, head_bias: torch.Tensor) -> None:
+        """Take a Qwen2 decoder without head, and the head: weight [6564, hidden], bias [6564]; use `load`."""
+        self._decoder = decoder
+        self._config: Any = decoder.config
+        self._head_weight = head_weight
+        self._head_bias = head_bias
+        self._cache: SlotCache | None = None
+        self._rows_per_forward = 1
+
+    @classmethod
+    def load(cls, model_dir: Path, device: str, dtype: str) -> SpeechLanguageModel:
+        """Load a checkpoint directory.
+
+        Raises:
+            CheckpointError: the directory is incomplete or of another shape.
+        """
+        if not (model_dir / "config.json").is_file():
+            raise CheckpointError(f"{model_dir / 'config.json'} is missing; give a Hugging Face checkpoint directory")
+        AttentionInterface.register(ATTENTION_NAME, _slot_attention)
+        torch_dtype: torch.dtype = getattr(torch, dtype)
+        try:
+            causal_lm: Any = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=torch_dtype, local_files_only=True, attn_implementation=ATTENTION_NAME
+            )
+        except (OSError, ValueError) as err:
+            raise CheckpointError(f"{model_dir} can't be loaded: {err}") from err
+        causal_lm.to(torch.device(device))
+        weight, bias = _speech_head(model_dir, causal_lm.lm_head.weight.detach())
+        return cls(causal_lm.model, weight.to(device, torch_dtype), bias.to(device, torch_dtype))
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the positions of the model allow, in tokens."""
+        return int(self._config.max_position_embeddings)
+
+    def cache_shape(self, slots: int, positions: int) -> CacheShape:
+        """Return the sizes of a cache of so many slots, each for sequences of so many tokens."""
+        config = self._config
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        # One place more than a request may use: unused rows of a forward write there.
+        return CacheShape(config.num_hidden_layers, slots, config.num_key_value_heads, positions + 1, head_size)
+
+    def cache_bytes(self, shape: CacheShape) -> int:
+        """Return what a cache of this shape takes, in bytes."""
+        return shape.bytes(self._head_weight.dtype)
+
+    def allocate_cache(self, shape: CacheShape, rows_per_forward: int) -> None:
+        """Allocate the slots; a decode forward always has `rows_per_forward` rows (or all slots, if they are fewer)."""
+        self._cache = SlotCache(shape, self._head_weight.device, self._head_weight.dtype)
+        self._rows_per_forward = min(rows_per_forward, shape.slots)
+
+    def clear_slot(self, slot: int) -> None:
+        """Zero a slot's keys and values after a failure."""
+        self._allocated().clear(slot)
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Run a prompt into a slot and return the logits after it, [6564] float32."""
+        device = self._head_weight.device
+        length = len(token_ids)
+        positions = torch.arange(length, device=device).unsqueeze(0)
+        ids = torch.tensor([list(token_ids)], device=device)
+        self._allocated().view(slice(slot, slot + 1), positions, length)
+        logits = self._logits(self._forward(ids, positions, [length])[:, -1])
+        last: npt.NDArray[np.float32] = logits[0]
+        return last
+
+    @torch.inference_mode()
+    def decode(self, rows: Sequence[DecodeRow]) -> list[npt.NDArray[np.float32]]:
+        """Advance requests by a token each; return logits [6564] float32 in the order of `rows`.
+
+        NOTE: every forward covers a fixed run of slots, used or not. Its shape does not depend on who else runs, so a
+        request's logits don't either; attention is computed row by row for the same reason.
+        """
+        logits: dict[int, npt.NDArray[np.float32]] = {}
+        starts = sorted({self._first_slot(row.slot) for row in rows})
+        for start in starts:
+            tile = [row for row in rows if self._first_slot(row.slot) == start]
+            logits |= self._decode_tile(start, tile)
+        return [logits[row.slot] for row in rows]
+
+    def _first_slot(self, slot: int) -> int:
+        """Return the first slot of the forward that covers `slot`; the last forward is moved back to be full."""
+        start = slot // self._rows_per_forward * self._rows_per_forward
+        return min(start, self._allocated().shape.slots - self._rows_per_forward)
+
+    def _decode_tile(self, start: int, rows: Sequence[DecodeRow]) -> dict[int, npt.NDArray[np.float32]]:
+        device = self._head_weight.device
+        cache = self._allocated()
+        # Rows of slots that don't take part write to a slot's last place, which no request uses, and are thrown away.
+        ids = torch.zeros(self._rows_per_forward, 1, dtype=torch.long)
+        positions = torch.full((self._rows_per_forward, 1), cache.shape.positions - 1, dtype=torch.long)
+        lengths = [1] * self._rows_per_forward
+        for row in rows:
+            index = row.slot - start
+            ids[index], positions[index], lengths[index] = row.token_id, row.position, row.position + 1
+        cache.view(slice(start, start + self._rows_per_forward), positions.to(device), max(lengths))
+        logits = self._logits(self._forward(ids.to(device), positions.to(device), lengths)[:, -1])
+        return {row.slot: logits[row.slot - start] for row in rows}
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        """Run ids [B, T] and return hidden states [B, T, hidden]; row b attends to `lengths[b]` places, causally."""
+        # The mask only keeps Transformers from making one: our attention goes by the lengths.
+        unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+        output = self._decoder(
+            input_ids=ids,
+            attention_mask=unused_mask,
+            position_ids=positions,
+            past_key_values=self._allocated(),
+            use_cache=True,
+            slot_lengths=lengths,
+        )
+        hidden: torch.Tensor = output.last_hidden_state
+        return hidden
+
+    def _logits(self, hidden: torch.Tensor) -> npt.NDArray[np.float32]:
+        logits = functional.linear(hidden, self._head_weight, self._head_bias)
+        array: npt.NDArray[np.float32] = logits.float().cpu().numpy()
+        return array
+
+    def _allocated(self) -> SlotCache:
+        if self._cache is None:
+            raise RuntimeError("allocate_cache must be called before the model runs")
+        return self._cache
+
+
+def _speech_head(model_dir: Path, lm_head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weight [6564, hidden] and bias [6564] of the head."""
+    if lm_head.shape[0] < SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS:
+        raise CheckpointError(f"{model_dir}: lm_head has {lm_head.shape[0]} rows, expected {PADDED_VOCABULARY_SIZE}")
+    path = model_dir / SPEECH_HEAD_FILE
+    if not path.is_file():
+        logger.warning("%s is missing: the speech head has no bias", path)
+        return lm_head[SPEECH_TOKEN_OFFSET : SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS].clone(), torch.zeros(
+            SPEECH_HEAD_ROWS
+        )
+    head = load_file(path)
+    expected = {"weight": (SPEECH_HEAD_ROWS, lm_head.shape[1]), "bias": (SPEECH_HEAD_ROWS,)}
+    found = {name: tuple(tensor.shape) for name, tensor in head.items()}
+    if found != expected:
+        raise CheckpointError(f"{path} holds {found}, expected {expected}")
+    return head["weight"], head["bias"]
+
+
+def _slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    slot_lengths: list[int],
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Causal grouped-query attention of each row over its own slot, read in place.
+
+    Row by row: a row's sums then don't depend on how long its neighbours are. Query heads of one group become queries
+    of one head, [heads, T, D] -> [key-value heads, group * T, D], so that keys and values needn't be repeated.
+
+    Args:
+        query: [B, heads, T, D].
+        key: [B, key-value heads, at least the longest slot length, D], as is `value`.
+        attention_mask: unused; see `slot_lengths`.
+        slot_lengths: row b's places in its slot, the T new ones included.
+
+    Returns:
+        [B, T, heads, D], and no weights.
+    """
+    _, heads, length, size = query.shape
+    key_heads = key.shape[1]
+    groups = heads // key_heads
+    outputs = []
+    for row, slot_length in enumerate(slot_lengths):
+        folded = query[row : row + 1].reshape(1, key_heads, groups * length, size)
+        keys, values = key[row : row + 1, :, :slot_length], value[row : row + 1, :, :slot_length]
+        mask = _causal_mask(length, slot_length, groups, query.device) if length > 1 else None
+        output = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
+        outputs.append(output.reshape(heads, length, size))
+    return torch.stack(outputs).transpose(1, 2).contiguous(), None
+
+
+def _causal_mask(length: int, slot_length: int, groups: int, device: torch.device) -> torch.Tensor:
+    """Return [groups * length, slot_length] bool: the last `length` places each see those up to themselves."""
+    allowed = torch.ones(length, slot_length, dtype=torch.bool, device=device).tril(slot_length - length)
+    return allowed.repeat(groups, 1)

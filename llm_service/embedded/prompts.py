@@ -1,0 +1,53 @@
+"""Turns what an endpoint got into prompt ids. Knows the tokenizer; nothing of engines or sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from llm_service.embedded.schema import ChatMessage, RequestRefused
+from llm_service.errors import UnsafeTextError
+from llm_service.text_encoder import TOKENIZER_FILE, load_text_encoder
+from llm_service.vocab import SOS_ID, TASK_ID, SpeechTokenTextParser, VocabularyError, llm_id_from_speech_id
+
+
+class PromptReader:
+    """Reads prompts with the tokenizer of one directory."""
+
+    def __init__(self, tokenizer_dir: Path) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            CheckpointError: it is missing, or numbers its tokens otherwise.
+        """
+        self._encoder = load_text_encoder(tokenizer_dir)
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_dir / TOKENIZER_FILE))
+
+    def from_completion(self, prompt: str | list[int], add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the ids of a raw prompt; a string may spell control and speech tokens."""
+        if isinstance(prompt, str):
+            return tuple(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids)
+        return tuple(prompt)
+
+    def from_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Return sos, the user's text, task_id, and the assistant's speech tokens: what the chat template gives.
+
+        The user's text stays text whatever it spells.
+
+        Raises:
+            RequestRefused: the assistant's content is not speech tokens, or the text can't be encoded.
+        """
+        try:
+            text_ids = self._encoder.encode(messages[0].content)
+        except UnsafeTextError as err:
+            raise RequestRefused(str(err), param="messages.0.content") from err
+        speech = messages[1].content if len(messages) > 1 else ""
+        parser = SpeechTokenTextParser()
+        try:
+            speech_ids = parser.feed(speech)
+            parser.close()
+        except VocabularyError as err:
+            raise RequestRefused(str(err), param="messages.1.content") from err
+        return (SOS_ID, *text_ids, TASK_ID, *(llm_id_from_speech_id(speech_id) for speech_id in speech_ids))

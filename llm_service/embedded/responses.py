@@ -1,0 +1,117 @@
+"""The bodies that the embedded server answers with, in OpenAI's shapes. Pure: knows nothing of engines or sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_service.embedded.types import EngineStats, GenerationOutput
+
+DONE_EVENT = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """How one answer is written."""
+
+    answer_id: str
+    model: str
+    created: int  # seconds since 1970
+    is_chat: bool
+    with_text: bool
+    with_token_ids: bool
+    prompt_ids: Sequence[int]
+
+    def chunk(self, output: GenerationOutput, is_first: bool) -> dict[str, Any]:
+        """Return one streamed chunk."""
+        choice = self._choice(output)
+        text = output.text if self.with_text else ""
+        if self.is_chat:
+            choice["delta"] = {"role": "assistant", "content": text} if is_first else {"content": text}
+        else:
+            choice["text"] = text
+        if is_first and self.with_token_ids:
+            choice["prompt_token_ids"] = list(self.prompt_ids)
+        return self._envelope(is_chunk=True) | {"choices": [choice]}
+
+    def whole(self, output: GenerationOutput) -> dict[str, Any]:
+        """Return the unstreamed answer; `output` holds all of it."""
+        choice = self._choice(output)
+        text = output.text if self.with_text else ""
+        if self.is_chat:
+            choice["message"] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = text
+        if self.with_token_ids:
+            choice["prompt_token_ids"] = list(self.prompt_ids)
+        usage = self.usage(len(output.token_ids))
+        return self._envelope(is_chunk=False) | {"choices": [choice], "usage": usage}
+
+    def usage_chunk(self, completion_tokens: int) -> dict[str, Any]:
+        """Return the last chunk of a stream that asked for usage."""
+        return self._envelope(is_chunk=True) | {"choices": [], "usage": self.usage(completion_tokens)}
+
+    def usage(self, completion_tokens: int) -> dict[str, int]:
+        """Return token counts."""
+        prompt_tokens = len(self.prompt_ids)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+    def _choice(self, output: GenerationOutput) -> dict[str, Any]:
+        reason = output.finish_reason.value if output.finish_reason is not None else None
+        choice: dict[str, Any] = {
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": reason,
+            "stop_reason": output.stop_reason,
+        }
+        if self.with_token_ids:
+            choice["token_ids"] = list(output.token_ids)
+        return choice
+
+    def _envelope(self, is_chunk: bool) -> dict[str, Any]:
+        kind = "text_completion"
+        if self.is_chat:
+            kind = "chat.completion.chunk" if is_chunk else "chat.completion"
+        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def sse_event(body: dict[str, Any]) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def metrics_text(stats: EngineStats) -> str:
+    """Return the counters in Prometheus' text form."""
+    lines: list[str] = []
+    for name, kind, value, help_text in (
+        ("requests_running", "gauge", stats.running, "Requests that hold a slot."),
+        ("requests_waiting", "gauge", stats.waiting, "Requests that wait for a slot."),
+        ("slots", "gauge", stats.slots, "Slots of the key-value cache."),
+        ("slots_free", "gauge", stats.free_slots, "Slots nobody holds."),
+        ("steps_total", "counter", stats.steps, "Engine steps."),
+        ("generated_tokens_total", "counter", stats.generated_tokens, "Tokens drawn, end tokens included."),
+        ("requests_finished_total", "counter", stats.finished, "Requests that ended by themselves."),
+        ("requests_aborted_total", "counter", stats.aborted, "Requests given up by their callers."),
+        ("requests_failed_total", "counter", stats.failed, "Requests that failed while running."),
+    ):
+        lines += [
+            f"# HELP speech_lm_{name} {help_text}",
+            f"# TYPE speech_lm_{name} {kind}",
+            f"speech_lm_{name} {value}",
+        ]
+    lines += ["# HELP speech_lm_decode_steps_total Steps by requests decoded together."]
+    lines += ["# TYPE speech_lm_decode_steps_total counter"]
+    for rows, steps in sorted(stats.steps_by_rows.items()):
+        lines.append(f'speech_lm_decode_steps_total{{rows="{rows}"}} {steps}')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,135 @@
+"""The requests that the embedded server takes, parsed from bytes; an unknown field is an error that names it.
+
+Field names and meanings are OpenAI's, and vLLM's or TensorRT-LLM's for the extensions. Knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from llm_service.vocab import PADDED_VOCABULARY_SIZE
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256  # characters
+MAX_TEMPERATURE = 10.0
+MAX_REPETITION_PENALTY = 10.0
+MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
+
+TokenId = Annotated[int, Field(ge=0, lt=PADDED_VOCABULARY_SIZE)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+class RequestRefused(Exception):
+    """A request body that isn't what the endpoint takes; becomes an error in OpenAI's shape."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value", status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code, self.status = message, param, code, status
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(_Strict):
+    """What else a stream carries."""
+
+    include_usage: bool = False
+
+
+class GenerationFields(_Strict):
+    """Fields of both endpoints. None or absent means the server's default."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Literal[1] = 1
+    max_tokens: Annotated[int, Field(ge=1)] | None = None  # default: all the room there is
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 or -1: no limit
+    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False  # end tokens can't come out at all
+    skip_special_tokens: bool = True  # false: the end token is handed out too
+    return_token_ids: bool = False  # vLLM's way to ask for ids beside the text
+    detokenize: bool = True  # TensorRT-LLM's: false gives ids instead of text
+
+    @model_validator(mode="after")
+    def _bounds_agree(self) -> GenerationFields:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is possible with stream=true only")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_token_ids(self) -> bool:
+        """Tell whether choices carry token_ids."""
+        return self.return_token_ids or not self.detokenize
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions. A string prompt is the raw prompt, control tokens and all."""
+
+    prompt: str | list[int]
+    add_special_tokens: bool = True  # what the tokenizer itself adds to a string prompt; ours adds nothing
+
+
+class ChatMessage(_Strict):
+    """One message; an assistant's content is speech tokens as text, to be continued."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class ChatCompletionRequest(GenerationFields):
+    """POST /v1/chat/completions: a user message, and maybe an assistant message with the prompt speech tokens."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2)]
+
+    @model_validator(mode="after")
+    def _roles_alternate(self) -> ChatCompletionRequest:
+        roles = [message.role for message in self.messages]
+        if roles not in (["user"], ["user", "assistant"]):
+            raise ValueError(f"messages have the roles {roles}; expected a user message, then at most one assistant's")
+        return self
+
+
+RequestT = TypeVar("RequestT", bound=GenerationFields)
+
+
+def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
+    """Parse a body.
+
+    Raises:
+        RequestRefused: it is no JSON, has unknown fields (all are named) or a value out of range.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as err:
+        errors = err.errors(include_url=False, include_context=False, include_input=False)
+    unknown = [_path(error["loc"]) for error in errors if error["type"] == "extra_forbidden"]
+    if unknown:
+        raise RequestRefused(f"unknown fields: {', '.join(unknown)}", param=unknown[0], code="unknown_field")
+    # A union has one error for each of its members, placed below the field's own name.
+    field = str(errors[0]["loc"][0]) if errors[0]["loc"] else None
+    of_field = [error for error in errors if field is None or str(error["loc"][0]) == field]
+    message = "; or ".join(dict.fromkeys(error["msg"] for error in of_field))
+    raise RequestRefused(f"{field}: {message}" if field else message, param=field)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location)

@@ -1,0 +1,134 @@
+"""Puts the embedded server together and runs it: load, size the cache, warm up, then listen.
+
+Nothing is downloaded or converted here; what is missing ends the process with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import time
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+
+from cosydit.clock import Clock, SystemClock
+from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
+from llm_service.embedded.app import SpeechLMServer, create_app
+from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.model import SpeechLanguageModel
+from llm_service.embedded.prompts import PromptReader
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
+from llm_service.errors import CheckpointError, ConfigError, EngineStoppedError
+from llm_service.vocab import SOS_ID, TASK_ID
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 4
+WARM_UP_TIMEOUT_S = 300.0
+SHUTDOWN_TIMEOUT_S = 10
+
+
+def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
+    """Serve until stopped by a signal.
+
+    Raises:
+        ConfigError: the device is missing or the cache does not fit.
+        CheckpointError: the model or tokenizer directory is incomplete.
+    """
+    app = build_app(server_config, embedded_config, SystemClock())
+    uvicorn.run(
+        app,
+        host=server_config.host,
+        port=server_config.port,
+        log_level="info",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+    )
+
+
+def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, clock: Clock) -> FastAPI:
+    """Load the model, warm it up and return the app; its shutdown stops the engine.
+
+    Raises:
+        ConfigError: the device is missing or the cache does not fit.
+        CheckpointError: the model or tokenizer directory is incomplete.
+    """
+    loop = build_loop(server_config, embedded_config, clock)
+    try:
+        prompts = PromptReader(server_config.tokenizer_dir)
+        warm_up(loop)
+    except BaseException:
+        loop.stop()
+        raise
+    return create_app(SpeechLMServer(loop, prompts, server_config.served_model_name, time.time))
+
+
+def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clock: Clock) -> EngineLoop:
+    """Load the model and start an engine loop on it.
+
+    Raises:
+        ConfigError: the device is missing or the cache does not fit.
+        CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
+    """
+    if embedded_config.num_threads is not None:
+        torch.set_num_threads(embedded_config.num_threads)
+    if embedded_config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device is {embedded_config.device}, but torch sees no GPU; use --device cpu")
+    model = SpeechLanguageModel.load(server_config.model_dir, embedded_config.device, embedded_config.dtype)
+    max_seq_len = server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN
+    if max_seq_len > model.max_positions:
+        raise CheckpointError(f"max_seq_len is {max_seq_len}, the model allows {model.max_positions}")
+    slots = _slots_that_fit(model, server_config, max_seq_len, embedded_config.device)
+    model.allocate_cache(model.cache_shape(slots, max_seq_len), embedded_config.rows_per_forward)
+    limits = EngineLimits(slots, max_seq_len, server_config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS)
+    guard = RepetitionGuard(embedded_config.ras_window, embedded_config.ras_tau)
+    loop = EngineLoop(SpeechLMEngine(model, limits, guard), embedded_config.max_queue_size, clock)
+    loop.start()
+    return loop
+
+
+def warm_up(loop: EngineLoop) -> None:
+    """Generate a few tokens and wait for them.
+
+    Raises:
+        EngineError: the generation failed.
+    """
+    outputs: queue.Queue[GenerationOutput] = queue.Queue()
+    params = SamplingParams(max_tokens=WARM_UP_TOKENS, seed=0, ignore_eos=True)
+    loop.submit(GenerationRequest("warm-up", (SOS_ID, 0, TASK_ID), params), outputs.put)
+    while True:
+        try:
+            output = outputs.get(timeout=WARM_UP_TIMEOUT_S)
+        except queue.Empty as err:
+            raise EngineStoppedError(f"the warm-up gave nothing for {WARM_UP_TIMEOUT_S:.0f} s") from err
+        if output.error is not None:
+            raise output.error
+        if output.is_last:
+            return
+
+
+def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_len: int, device: str) -> int:
+    """Return how many slots the share of free memory holds, at most max_batch_size."""
+    slot_bytes = model.cache_bytes(model.cache_shape(1, max_seq_len))
+    share_bytes = int(_free_memory_bytes(device) * config.kv_cache_free_gpu_memory_fraction)
+    slots = min(config.max_batch_size, share_bytes // slot_bytes)
+    if slots < 1:
+        raise ConfigError(
+            f"one slot of {max_seq_len} tokens takes {slot_bytes} bytes, the share of free memory is {share_bytes}; "
+            "lower max_seq_len or raise kv_cache_free_gpu_memory_fraction"
+        )
+    if slots < config.max_batch_size:
+        logger.warning("memory holds %d slots of %d; requests beyond them wait", slots, config.max_batch_size)
+    return slots
+
+
+def _free_memory_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        free_bytes: int = torch.cuda.mem_get_info(torch.device(device))[0]
+        return free_bytes
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,74 @@
+"""The embedded engine's vocabulary: requests, outputs, counters. Knows nothing of HTTP or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from llm_service.errors import EngineError
+
+
+class FinishReason(str, Enum):
+    """Why an answer ended, in OpenAI's words."""
+
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to draw the tokens of one request; ids are LLM ids."""
+
+    max_tokens: int
+    seed: int
+    min_tokens: int = 0
+    temperature: float = 0.8  # 0 is greedy
+    top_p: float = 0.95
+    top_k: int = 50  # 0 or less: no limit
+    repetition_penalty: float = 1.1  # 1 is none
+    stop_token_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False  # end tokens are impossible
+    include_end_token: bool = False  # hand out the end token too, as id and as text
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One answer to make; `request_id` is ours."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]  # LLM ids
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class GenerationOutput:
+    """What one step added to one request. The last one has a finish reason or an error."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()  # LLM ids
+    text: str = ""  # the same tokens as text
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or LLM id that ended it
+    error: EngineError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The engine's counters after its latest step."""
+
+    running: int = 0
+    waiting: int = 0
+    slots: int = 0
+    free_slots: int = 0
+    steps: int = 0
+    generated_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    steps_by_rows: Mapping[int, int] = field(default_factory=dict)  # requests decoded together -> steps

@@ -1,0 +1,87 @@
+"""What can go wrong in the LLM service. Knows nothing of HTTP except each error's status.
+
+LLMServiceError
+ +- VocabularyError            an id or a text that is no speech token
+ +- PromptError
+ |   +- EmptyTextError
+ |   +- UnsafeTextError        the text would smuggle control or speech tokens
+ |   +- TextTooLongError
+ +- ConfigError                a setting is unknown, out of range or unused by the backend
+ +- CheckpointError            a model or tokenizer directory is incomplete or numbered otherwise
+ +- BackendUnavailableError    the backend's program is not installed
+ +- EngineError
+     +- InvalidGenerationError refused before it took any room
+     +- QueueFullError
+     +- EngineStoppedError
+     +- GenerationFailedError  this request failed while running; others are untouched
+"""
+
+from __future__ import annotations
+
+
+class LLMServiceError(Exception):
+    """Base of all errors of this package."""
+
+
+class VocabularyError(LLMServiceError):
+    """An id or a piece of text is not a speech token."""
+
+
+class PromptError(LLMServiceError):
+    """No prompt can be made of these texts and tokens."""
+
+
+class EmptyTextError(PromptError):
+    """The target text has no tokens."""
+
+
+class UnsafeTextError(PromptError):
+    """The text would put control or speech tokens into the prompt."""
+
+
+class TextTooLongError(PromptError):
+    """The text needs more speech tokens than one generation may have."""
+
+
+class ConfigError(LLMServiceError):
+    """A setting is unknown, out of range, or has no meaning for the chosen backend."""
+
+
+class CheckpointError(LLMServiceError):
+    """A model or tokenizer directory is incomplete, or numbers its tokens otherwise."""
+
+
+class BackendUnavailableError(LLMServiceError):
+    """The program that a backend runs is not installed."""
+
+
+class EngineError(LLMServiceError):
+    """Base of what the embedded engine raises; `http_status` and `kind` are what a client sees."""
+
+    http_status = 500
+    kind = "server_error"
+
+
+class InvalidGenerationError(EngineError):
+    """The request can't be run as asked; nothing was changed."""
+
+    http_status = 400
+    kind = "invalid_request_error"
+
+
+class QueueFullError(EngineError):
+    """All slots and all queue places are taken; retry later."""
+
+    http_status = 429
+    kind = "rate_limit_error"
+
+
+class EngineStoppedError(EngineError):
+    """The engine is not running: shutting down, or failed."""
+
+    http_status = 503
+    kind = "service_unavailable"
+
+
+class GenerationFailedError(EngineError):
+    """This request failed while it ran; others go on."""

@@ -1,0 +1,146 @@
+"""Makes the LLM's input out of texts and prompt speech tokens, and bounds the length of its answer.
+
+Pure: an encoder is passed in, and nothing here knows of HTTP, models or audio. The input is
+
+    sos | prompt text | target text | task_id | prompt speech tokens     -> the model goes on with speech tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llm_service.errors import EmptyTextError, PromptError, TextTooLongError, UnsafeTextError
+from llm_service.text_encoder import TextEncoder, load_text_encoder
+from llm_service.vocab import (
+    SOS_ID,
+    SPEECH_TOKENS_PER_SECOND,
+    TASK_ID,
+    contains_protected_token,
+    format_speech_tokens,
+    llm_id_from_speech_id,
+)
+
+__all__ = [
+    "EmptyTextError",
+    "GenerationBounds",
+    "LengthLimits",
+    "PromptError",
+    "SpeechPrompt",
+    "TextEncoder",
+    "TextTooLongError",
+    "UnsafeTextError",
+    "build_chat_messages",
+    "build_prompt",
+    "generation_bounds",
+    "load_text_encoder",
+]
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class SpeechPrompt:
+    """The LLM's input for one utterance."""
+
+    token_ids: tuple[int, ...]  # LLM ids, the whole input
+    target_text_tokens: int  # how many of them are the target text; bounds the answer
+
+
+@dataclass(frozen=True)
+class LengthLimits:
+    """How long an answer may be."""
+
+    min_speech_per_text_token: int = 2
+    max_speech_per_text_token: int = 20
+    max_speech_tokens: int = 2048  # whatever the text: about 82 s
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_speech_per_text_token <= self.max_speech_per_text_token or self.max_speech_tokens < 1:
+            raise PromptError(f"got {self}; expected 0 <= min <= max per text token, and a cap of 1 or more")
+
+
+@dataclass(frozen=True)
+class GenerationBounds:
+    """Bounds of one answer, in speech tokens; what the request's min_tokens and max_tokens are."""
+
+    min_tokens: int
+    max_tokens: int
+
+
+def build_prompt(
+    encode: Encode, prompt_text: str, target_text: str, prompt_speech_tokens: Sequence[int]
+) -> SpeechPrompt:
+    """Build the input as token ids.
+
+    Args:
+        encode: text to LLM ids, never control or speech ids; `TextEncoder.encode`.
+        prompt_text: transcript of the voice prompt; may be empty when there are no prompt speech tokens.
+        target_text: what to say.
+        prompt_speech_tokens: the voice prompt's speech ids, 0..6560.
+
+    Raises:
+        EmptyTextError: the target text has no tokens.
+        UnsafeTextError: a text holds control tokens.
+        VocabularyError: a prompt speech token is out of range.
+    """
+    target_ids = _encode_target(encode, target_text)
+    speech_ids = [llm_id_from_speech_id(int(token)) for token in prompt_speech_tokens]
+    prompt_ids = _checked(encode(prompt_text)) if prompt_text else []
+    return SpeechPrompt((SOS_ID, *prompt_ids, *target_ids, TASK_ID, *speech_ids), len(target_ids))
+
+
+def build_chat_messages(
+    prompt_text: str, target_text: str, prompt_speech_tokens: Sequence[int]
+) -> list[dict[str, str]]:
+    """Build the chat form, for servers that take no token ids; the server's chat template adds sos and task_id.
+
+    Raises:
+        EmptyTextError: the target text is blank.
+        UnsafeTextError: a text spells a control or speech token, which the server would take for one.
+        VocabularyError: a prompt speech token is out of range.
+    """
+    if not target_text.strip():
+        raise EmptyTextError("the target text is empty; send at least one word")
+    if contains_protected_token(prompt_text + target_text):
+        raise UnsafeTextError("the text spells a control token of the form <|...|>; remove it")
+    messages = [{"role": "user", "content": prompt_text + target_text}]
+    if prompt_speech_tokens:
+        messages.append({"role": "assistant", "content": format_speech_tokens(map(int, prompt_speech_tokens))})
+    return messages
+
+
+def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = None) -> GenerationBounds:
+    """Bound the answer to a text of so many tokens: by default 2 to 20 speech tokens each, 25 of them a second.
+
+    Raises:
+        EmptyTextError: there are no text tokens.
+        TextTooLongError: the least answer is longer than the cap; split the text.
+    """
+    limits = limits or LengthLimits()
+    if target_text_tokens < 1:
+        raise EmptyTextError("the target text has no tokens; send at least one word")
+    min_tokens = target_text_tokens * limits.min_speech_per_text_token
+    if min_tokens > limits.max_speech_tokens:
+        seconds = limits.max_speech_tokens / SPEECH_TOKENS_PER_SECOND
+        raise TextTooLongError(
+            f"{target_text_tokens} text tokens need at least {min_tokens} speech tokens, the limit is "
+            f"{limits.max_speech_tokens} ({seconds:.0f} s); split the text"
+        )
+    max_tokens = min(target_text_tokens * limits.max_speech_per_text_token, limits.max_speech_tokens)
+    return GenerationBounds(min_tokens, max(max_tokens, 1))
+
+
+def _encode_target(encode: Encode, target_text: str) -> list[int]:
+    target_ids = _checked(encode(target_text)) if target_text.strip() else []
+    if not target_ids:
+        raise EmptyTextError("the target text is empty; send at least one word")
+    return target_ids
+
+
+def _checked(text_ids: list[int]) -> list[int]:
+    """Refuse what only a wrong encoder yields: an id of the speech part of the table."""
+    first_speech_id = llm_id_from_speech_id(0)
+    if any(token_id >= first_speech_id for token_id in text_ids):
+        raise UnsafeTextError(f"the encoder gave ids from {first_speech_id} on for a text; use TextEncoder.encode")
+    return text_ids

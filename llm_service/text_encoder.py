@@ -1,0 +1,107 @@
+"""Encodes a user's text so that it can't become anything but text.
+
+Wraps a tokenizer directory through the `tokenizers` library. Control and speech tokens spelled in a text are encoded as
+plain characters; the text tokenizer's inline tags (`[breath]`, `<laughter>`, `<strong>`, ...) keep their ids. Knows
+nothing of prompts or models; imports no torch and no transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from llm_service.errors import CheckpointError, UnsafeTextError
+from llm_service.vocab import (
+    CONTROL_TOKENS,
+    END_IDS,
+    END_TOKENS,
+    SOS_ID,
+    SOS_TOKEN,
+    SPEECH_TOKEN_COUNT,
+    SPEECH_TOKEN_OFFSET,
+    TASK_ID,
+    TASK_TOKEN,
+    contains_protected_token,
+    llm_id_from_speech_id,
+    speech_token_text,
+)
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class TextEncoder:
+    """Text to LLM ids, all of them below the speech tokens and none a control token."""
+
+    sos_id = SOS_ID
+    task_id = TASK_ID
+    end_ids = END_IDS
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Wrap a tokenizer whose special flags say what is protected; use `load_text_encoder`."""
+        self._tokenizer = tokenizer
+        ids = (tokenizer.token_to_id(token) for token in CONTROL_TOKENS)
+        self._protected_ids = frozenset(token_id for token_id in ids if token_id is not None)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`; spelled control or speech tokens become plain characters.
+
+        Raises:
+            UnsafeTextError: the text is not valid Unicode, or a protected id came out all the same.
+        """
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeError) as err:
+            raise UnsafeTextError("got a text with lone surrogates; expected valid Unicode") from err
+        for token_id in ids:
+            if token_id >= SPEECH_TOKEN_OFFSET or token_id in self._protected_ids:
+                raise UnsafeTextError(
+                    f"the text encodes to control token {token_id}; remove markup of the form <|...|>"
+                )
+        return ids
+
+
+def load_text_encoder(tokenizer_dir: Path) -> TextEncoder:
+    """Load `tokenizer.json` from a directory and check its numbering.
+
+    Raises:
+        CheckpointError: the file is missing or unreadable, or numbers a token otherwise than `vocab` says.
+    """
+    description = _read_description(tokenizer_dir)
+    for token in description.get("added_tokens", []):
+        token["special"] = contains_protected_token(str(token["content"]))
+    try:
+        tokenizer = Tokenizer.from_str(json.dumps(description))
+    except Exception as err:  # the library raises bare Exception
+        raise CheckpointError(f"{tokenizer_dir / TOKENIZER_FILE} is no tokenizer: {err}") from err
+    check_numbering(tokenizer, tokenizer_dir)
+    tokenizer.encode_special_tokens = True  # special tokens spelled in a text are text
+    return TextEncoder(tokenizer)
+
+
+def check_numbering(tokenizer: Tokenizer, tokenizer_dir: Path) -> None:
+    """Check that speech, end, sos and task tokens have the ids that `vocab` says.
+
+    Raises:
+        CheckpointError: one has not; the message names the first.
+    """
+    expected = {speech_token_text(index): llm_id_from_speech_id(index) for index in range(SPEECH_TOKEN_COUNT)}
+    expected |= dict(zip(END_TOKENS, END_IDS, strict=True)) | {SOS_TOKEN: SOS_ID, TASK_TOKEN: TASK_ID}
+    for token, token_id in expected.items():
+        found = tokenizer.token_to_id(token)
+        if found != token_id:
+            raise CheckpointError(f"{tokenizer_dir}: {token} has id {found}, expected {token_id}; wrong tokenizer?")
+
+
+def _read_description(tokenizer_dir: Path) -> dict[str, list[dict[str, object]]]:
+    path = tokenizer_dir / TOKENIZER_FILE
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise CheckpointError(f"{path} is missing; point to the LLM's tokenizer directory") from err
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"{path} can't be read as JSON: {err}") from err
+    if not isinstance(description, dict):
+        raise CheckpointError(f"{path} holds {type(description).__name__}, expected a JSON object")
+    return description

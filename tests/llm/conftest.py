@@ -1,0 +1,82 @@
+"""Shared by the LLM service's tests: one random checkpoint, one loaded model, one server on a real socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import uvicorn
+
+from cosydit.clock import SystemClock
+from llm_service.checkpoint import make_random_llm
+from llm_service.config import BackendName, EmbeddedConfig, parse_server_config
+from llm_service.embedded.model import SpeechLanguageModel
+from llm_service.embedded.serve import build_app
+
+MODEL_NAME = "random-llm"
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="session")
+def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint."""
+    directory = tmp_path_factory.mktemp("llm")
+    make_random_llm(directory, seed=7)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def model(llm_dir: Path) -> SpeechLanguageModel:
+    """The checkpoint loaded; tests allocate their own cache."""
+    torch.set_num_threads(1)
+    return SpeechLanguageModel.load(llm_dir, "cpu", "float32")
+
+
+@pytest.fixture(scope="module")
+def server_url(llm_dir: Path) -> Iterator[str]:
+    """The embedded server with 4 slots and 2 queue places, on a free port."""
+    config = parse_server_config(
+        BackendName.EMBEDDED,
+        {"model_dir": str(llm_dir), "max_batch_size": 4, "served_model_name": MODEL_NAME, "max_seq_len": 4096},
+    )
+    app = build_app(config, EmbeddedConfig(num_threads=1, max_queue_size=2), SystemClock())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            wait_until(lambda: server.started)
+            yield url
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def client(server_url: str) -> Iterator[httpx.Client]:
+    """A client of the server."""
+    with httpx.Client(base_url=server_url, timeout=WAIT_S) as http:
+        yield http
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for a condition that must come true."""
+    for _ in range(int(WAIT_S / 0.02)):
+        if is_true():
+            return
+        time.sleep(0.02)
+    raise AssertionError("the condition never came true")
+
+
+def read_metrics(client: httpx.Client) -> dict[str, float]:
+    """Return the server's metrics by name, labels included, without their prefix."""
+    lines = client.get("/metrics").text.splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name.removeprefix("speech_lm_"): float(value) for name, value in pairs}

@@ -1,0 +1,164 @@
+"""Settings, backends and their command lines."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from cosydit.clock import SystemClock
+from llm_service.__main__ import main
+from llm_service.backends import TrtllmBackend, VllmBackend
+from llm_service.config import (
+    SETTINGS,
+    BackendName,
+    EmbeddedConfig,
+    parse_embedded_config,
+    parse_server_config,
+)
+from llm_service.embedded.serve import build_loop
+from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError
+
+# For every setting, a value that is not the default.
+VALUES = {
+    "model_dir": "other",
+    "tokenizer_dir": "tok",
+    "host": "10.0.0.1",
+    "port": "9000",
+    "in_container": "true",
+    "max_batch_size": "3",
+    "kv_cache_free_gpu_memory_fraction": "0.7",
+    "max_num_tokens": "999",
+    "max_seq_len": "777",
+    "served_model_name": "voice",
+    "engine_backend": "tensorrt",
+    "device": "cuda:1",
+    "dtype": "bfloat16",
+    "num_threads": "3",
+    "rows_per_forward": "2",
+    "max_queue_size": "5",
+    "ras_window": "7",
+    "ras_tau": "0.3",
+}
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], backend: str, *arguments: str) -> list[str]:
+    assert main(["--backend", backend, "--model-dir", "m", *arguments, "--dry-run"]) == 0
+    return shlex.split(capsys.readouterr().out)
+
+
+def test_trtllm_serve_runs_as_the_original_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = (
+        "trtllm-serve serve engine --tokenizer tok --host 127.0.0.1 --port 8000 "
+        "--max_batch_size 64 --kv_cache_free_gpu_memory_fraction 0.4 --backend tensorrt"
+    )
+    flags = ["--model-dir", "engine", "--tokenizer-dir", "tok", "--engine-backend", "tensorrt"]
+    assert dry_run(capsys, "trtllm", *flags) == expected.split()
+
+
+def test_vllm_gets_the_same_settings_under_its_own_names(capsys: pytest.CaptureFixture[str]) -> None:
+    command = dry_run(capsys, "vllm", "--max-num-tokens", "100", "--max-seq-len", "200")
+    expected = (
+        "vllm serve m --tokenizer m --host 127.0.0.1 --port 8000 --served-model-name m --max-num-seqs 64 "
+        "--gpu-memory-utilization 0.4 --max-num-batched-tokens 100 --max-model-len 200"
+    )
+    assert command == expected.split()
+
+
+@pytest.mark.parametrize("backend", list(BackendName))
+def test_every_accepted_setting_changes_the_command(capsys: pytest.CaptureFixture[str], backend: BackendName) -> None:
+    plain = dry_run(capsys, backend.value)
+    for setting in SETTINGS:
+        flag = [f"--{setting.name.replace('_', '-')}"] + ([] if setting.kind is bool else [VALUES[setting.name]])
+        if backend in setting.backends:
+            assert dry_run(capsys, backend.value, *flag) != plain, setting.name
+        else:
+            assert main(["--backend", backend.value, "--model-dir", "m", *flag, "--dry-run"]) == 2
+            assert setting.name in capsys.readouterr().err
+
+
+def test_the_embedded_command_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    command = dry_run(capsys, "embedded", "--ras-window", "3", "--in-container")
+    assert command[:3] == [sys.executable, "-m", "llm_service"]
+    assert main([*command[3:], "--dry-run"]) == 0
+    assert shlex.split(capsys.readouterr().out) == command
+
+
+def test_all_interfaces_are_bound_in_a_container_only() -> None:
+    common = {"model_dir": "m"}
+    for backend in BackendName:
+        assert parse_server_config(backend, common).host == "127.0.0.1"
+        assert parse_server_config(backend, {**common, "in_container": True}).host == "0.0.0.0"
+        assert parse_server_config(backend, {**common, "in_container": True, "host": "::1"}).host == "::1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        pytest.param({}, "model_dir is missing", id="no model"),
+        pytest.param({"model_dir": "m", "colour": "red"}, "unknown setting 'colour'", id="unknown"),
+        pytest.param({"model_dir": "m", "port": "70000"}, "0..65535", id="port"),
+        pytest.param({"model_dir": "m", "max_batch_size": "many"}, "expected int", id="type"),
+        pytest.param({"model_dir": "m", "kv_cache_free_gpu_memory_fraction": 1.5}, "at most 1", id="share"),
+        pytest.param({"model_dir": "m", "dtype": "int8"}, "expected one of", id="choice"),
+        pytest.param({"model_dir": "m", "in_container": "maybe"}, "true or false", id="bool"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_server_config(BackendName.EMBEDDED, settings)
+
+
+def test_the_embedded_settings_are_read_and_bounded() -> None:
+    config = parse_embedded_config({"model_dir": "m", "ras_tau": "0.5", "num_threads": "2"})
+    assert config == EmbeddedConfig(ras_tau=0.5, num_threads=2)
+    with pytest.raises(ConfigError, match="ras_tau"):
+        EmbeddedConfig(ras_tau=0.0)
+
+
+@pytest.mark.parametrize(("backend", "program"), [(VllmBackend(), "vllm"), (TrtllmBackend(), "trtllm-serve")])
+def test_a_missing_program_is_named_with_how_to_get_it(
+    llm_dir: Path, monkeypatch: pytest.MonkeyPatch, backend: VllmBackend | TrtllmBackend, program: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    config = parse_server_config(backend.name, {"model_dir": str(llm_dir)})
+    with pytest.raises(BackendUnavailableError, match=f"{program} is not on PATH; install"):
+        backend.check(config)
+
+
+def test_a_backend_that_drops_the_head_bias_says_so(
+    llm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    VllmBackend().check(parse_server_config(BackendName.VLLM, {"model_dir": str(llm_dir)}))
+    assert "biased speech head" in caplog.text
+
+
+def test_a_missing_directory_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["--model-dir", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["--model-dir", str(tmp_path)]) == 2
+    assert "tokenizer.json is missing" in capsys.readouterr().err
+
+
+def test_the_share_of_memory_bounds_the_slots(llm_dir: Path) -> None:
+    common = {"model_dir": str(llm_dir), "max_batch_size": 2, "max_seq_len": 64}
+    tiny_share = {**common, "kv_cache_free_gpu_memory_fraction": 1e-12}
+    with pytest.raises(ConfigError, match="one slot"):
+        build_loop(parse_server_config(BackendName.EMBEDDED, tiny_share), EmbeddedConfig(num_threads=1), SystemClock())
+    loop = build_loop(parse_server_config(BackendName.EMBEDDED, common), EmbeddedConfig(num_threads=1), SystemClock())
+    loop.stop()
+    assert loop.stats().slots == 2
+
+
+def test_sequences_longer_than_the_model_allows_are_refused(llm_dir: Path) -> None:
+    config = parse_server_config(BackendName.EMBEDDED, {"model_dir": str(llm_dir), "max_seq_len": 40000})
+    with pytest.raises(CheckpointError, match="32768"):
+        build_loop(config, EmbeddedConfig(num_threads=1), SystemClock())

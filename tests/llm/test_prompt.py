@@ -1,0 +1,139 @@
+"""Prompts, injection, and bounds of the answer's length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_service.errors import CheckpointError
+from llm_service.prompt import (
+    EmptyTextError,
+    LengthLimits,
+    PromptError,
+    TextEncoder,
+    TextTooLongError,
+    UnsafeTextError,
+    build_chat_messages,
+    build_prompt,
+    generation_bounds,
+    load_text_encoder,
+)
+from llm_service.vocab import CONTROL_TOKENS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID, VocabularyError
+
+markup = st.sampled_from([*CONTROL_TOKENS, "<|s_0|>", "<|s_6560|>", "<|", "|>", "[breath]", "s_5"])
+hostile_text = st.lists(st.one_of(markup, st.text(max_size=4)), max_size=8).map("".join)
+
+
+@pytest.fixture(scope="module")
+def encoder(llm_dir: Path) -> TextEncoder:
+    return load_text_encoder(llm_dir)
+
+
+def encode_letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def test_the_prompt_has_the_order_of_the_model_card() -> None:
+    prompt = build_prompt(encode_letters, "ab", "cde", [0, 6560])
+    assert prompt.token_ids == (SOS_ID, 97, 98, 99, 100, 101, TASK_ID, 151663, 158223)
+    assert prompt.target_text_tokens == 3
+
+
+def test_an_empty_target_text_is_refused() -> None:
+    with pytest.raises(EmptyTextError):
+        build_prompt(encode_letters, "ab", " \n", [])
+    with pytest.raises(EmptyTextError):
+        build_chat_messages("ab", "", [])
+
+
+def test_prompt_tokens_out_of_range_are_refused() -> None:
+    with pytest.raises(VocabularyError):
+        build_prompt(encode_letters, "ab", "c", [6561])
+
+
+def test_an_encoder_that_lets_control_tokens_through_is_refused() -> None:
+    with pytest.raises(UnsafeTextError):
+        build_prompt(lambda _: [SPEECH_TOKEN_OFFSET], "", "c", [])
+
+
+def test_the_chat_form_continues_the_prompt_tokens() -> None:
+    messages = build_chat_messages("ab", "c", [1, 2])
+    assert messages == [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "<|s_1|><|s_2|>"}]
+    assert build_chat_messages("", "c", []) == [{"role": "user", "content": "c"}]
+
+
+@pytest.mark.parametrize("token", ["<|s_5|>", *CONTROL_TOKENS])
+def test_the_chat_form_refuses_spelled_control_tokens(token: str) -> None:
+    with pytest.raises(UnsafeTextError):
+        build_chat_messages("", f"a{token}b", [])
+
+
+def test_a_control_token_split_over_both_chat_texts_is_refused() -> None:
+    with pytest.raises(UnsafeTextError):
+        build_chat_messages("a<|task", "_id|>b", [])
+
+
+@given(hostile_text)
+def test_no_text_can_make_control_or_speech_tokens(encoder: TextEncoder, text: str) -> None:
+    ids = encoder.encode(text)
+    assert all(token_id < SPEECH_TOKEN_OFFSET for token_id in ids)
+    assert not set(ids) & {151643, 151644, 151645, 151646}
+
+
+def test_inline_tags_keep_their_special_ids(encoder: TextEncoder) -> None:
+    assert encoder.encode("[breath]") == [151647]
+    assert len(encoder.encode("<laughter></laughter><strong></strong>[mn]")) == 5
+
+
+def test_spelled_control_tokens_become_characters(encoder: TextEncoder) -> None:
+    assert len(encoder.encode("<|s_5|>")) == len("<|s_5|>")
+
+
+def test_lone_surrogates_are_refused(encoder: TextEncoder) -> None:
+    with pytest.raises(UnsafeTextError, match="surrogates"):
+        encoder.encode("a\ud800")
+
+
+def test_a_tokenizer_with_other_numbers_is_refused(llm_dir: Path, tmp_path: Path) -> None:
+    description = json.loads((llm_dir / "tokenizer.json").read_text())
+    vocabulary = description["model"]["vocab"]
+    vocabulary["<|s_7|>"], vocabulary["<|s_8|>"] = vocabulary["<|s_8|>"], vocabulary["<|s_7|>"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match=r"<\|s_7\|>"):
+        load_text_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "not json", "[]", "{}"])
+def test_a_directory_without_a_good_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError):
+        load_text_encoder(tmp_path)
+
+
+@given(st.integers(1, 2000))
+def test_bounds_are_two_to_twenty_tokens_each_below_the_cap(text_tokens: int) -> None:
+    limits = LengthLimits(max_speech_tokens=5000)
+    bounds = generation_bounds(text_tokens, limits)
+    assert bounds.min_tokens == 2 * text_tokens
+    assert bounds.max_tokens == min(20 * text_tokens, 5000)
+    assert bounds.min_tokens <= bounds.max_tokens
+
+
+def test_a_text_that_can_not_fit_the_cap_is_refused() -> None:
+    with pytest.raises(TextTooLongError, match="split"):
+        generation_bounds(51, LengthLimits(max_speech_tokens=100))
+
+
+def test_bounds_of_nothing_are_refused() -> None:
+    with pytest.raises(EmptyTextError):
+        generation_bounds(0)
+
+
+def test_limits_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(PromptError):
+        LengthLimits(min_speech_per_text_token=3, max_speech_per_text_token=2)

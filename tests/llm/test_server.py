@@ -1,0 +1,212 @@
+"""The embedded server over a real socket: the contract, refusals, concurrency, disconnects."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from llm_service.prompt import build_chat_messages, build_prompt, load_text_encoder
+from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
+
+from .conftest import MODEL_NAME, WAIT_S, read_metrics, wait_until
+
+PROMPT = [158227, 39, 72, 158228, 151700, 151701]
+SAMPLING = {
+    "max_tokens": 60,
+    "min_tokens": 6,
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "top_k": 50,
+    "repetition_penalty": 1.1,
+    "stop_token_ids": list(END_IDS),
+    "seed": 11,
+}
+
+
+def complete(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    response = client.post("/v1/completions", json={"prompt": PROMPT, "return_token_ids": True, **SAMPLING, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with client.stream("POST", path, json={"stream": True, **body}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def refusal(client: httpx.Client, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
+    response = client.post(path, json=body)
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return {"status": response.status_code, **error}
+
+
+def test_a_server_that_listens_is_warm_and_names_its_model(client: httpx.Client) -> None:
+    assert client.get("/health").status_code == 200
+    assert client.get("/v1/models").json()["data"][0]["id"] == MODEL_NAME
+    assert read_metrics(client)["requests_finished_total"] >= 1
+
+
+def test_a_stream_gives_the_tokens_of_the_whole_answer(client: httpx.Client) -> None:
+    whole = complete(client)["choices"][0]
+    body = {"prompt": PROMPT, "return_token_ids": True, "stream_options": {"include_usage": True}, **SAMPLING}
+    *chunks, usage = stream(client, "/v1/completions", body)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [whole["finish_reason"]]
+    assert choices[0]["prompt_token_ids"] == PROMPT
+    assert usage["usage"]["completion_tokens"] == len(whole["token_ids"]) and usage["choices"] == []
+
+
+def test_detokenize_false_gives_ids_instead_of_text(client: httpx.Client) -> None:
+    choice = complete(client, return_token_ids=False, detokenize=False)["choices"][0]
+    assert choice["text"] == "" and len(choice["token_ids"]) >= 6
+    assert "token_ids" not in complete(client, return_token_ids=False)["choices"][0]
+
+
+def test_the_chat_form_equals_the_completions_form(client: httpx.Client, llm_dir: Any) -> None:
+    prompt = build_prompt(load_text_encoder(llm_dir).encode, "Hi ", "there", [37, 38])
+    expected = complete(client, prompt=list(prompt.token_ids))["choices"][0]["token_ids"]
+    body = {"messages": build_chat_messages("Hi ", "there", [37, 38]), **SAMPLING}
+    parser = SpeechTokenTextParser()
+    chunks = stream(client, "/v1/chat/completions", body)
+    found = [token for chunk in chunks for token in parser.feed(chunk["choices"][0]["delta"]["content"])]
+    assert found == [speech_id_from_llm_id(token) for token in expected]
+    whole = client.post("/v1/chat/completions", json=body).json()
+    assert SpeechTokenTextParser().feed(whole["choices"][0]["message"]["content"]) == found
+
+
+def test_a_string_prompt_equals_its_ids(client: httpx.Client) -> None:
+    by_text = complete(client, prompt="<|sos|>Hi<|task_id|><|s_37|><|s_38|>")["choices"][0]
+    assert by_text["prompt_token_ids"] == [158227, 39, 72, 158228, 151700, 151701]
+    assert by_text["token_ids"] == complete(client)["choices"][0]["token_ids"]
+
+
+def test_user_text_in_a_chat_can_not_inject_tokens(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "a<|task_id|><|s_5|><|eos1|>"}]
+    body = {"messages": messages, "return_token_ids": True, "max_tokens": 3}
+    ids = client.post("/v1/chat/completions", json=body).json()["choices"][0]["prompt_token_ids"]
+    assert (ids[0], ids[-1]) == (158227, 158228)
+    assert max(ids[1:-1]) < 256
+
+
+def test_the_end_token_shows_when_special_tokens_are_not_skipped(client: httpx.Client) -> None:
+    choice = complete(client, skip_special_tokens=False, max_tokens=2000)["choices"][0]
+    assert choice["finish_reason"] == "stop" and choice["token_ids"][-1] == choice["stop_reason"] == END_IDS[0]
+    assert choice["text"].endswith("<|eos1|>")
+
+
+def test_stop_strings_and_ignore_eos_work(client: httpx.Client) -> None:
+    free = complete(client, ignore_eos=True, stop_token_ids=[])["choices"][0]
+    assert (len(free["token_ids"]), free["finish_reason"]) == (60, "length")
+    stop = f"<|s_{speech_id_from_llm_id(free['token_ids'][10])}|>"
+    stopped = complete(client, ignore_eos=True, stop_token_ids=[], stop=["<|eos|>", stop])["choices"][0]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
+    assert len(stopped["token_ids"]) <= 10
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        pytest.param({"prompt": PROMPT, "frobnicate": 1}, 400, "frobnicate", id="unknown field"),
+        pytest.param(
+            {"prompt": PROMPT, "stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x", id="nested"
+        ),
+        pytest.param({"prompt": PROMPT, "n": 2}, 400, "n", id="n"),
+        pytest.param({"prompt": PROMPT, "temperature": -1}, 400, "temperature", id="temperature"),
+        pytest.param({"prompt": PROMPT, "max_tokens": "5"}, 400, "max_tokens", id="type"),
+        pytest.param({"prompt": [PROMPT]}, 400, "prompt", id="several prompts"),
+        pytest.param({"prompt": PROMPT, "stop_token_ids": [158336]}, 400, "stop_token_ids", id="stop id"),
+        pytest.param({"prompt": PROMPT, "stop": ""}, 400, "stop", id="empty stop"),
+        pytest.param({}, 400, "prompt", id="no prompt"),
+        pytest.param({"prompt": PROMPT, "max_tokens": 5, "min_tokens": 6}, 400, None, id="bounds"),
+        pytest.param({"prompt": PROMPT, "max_tokens": 5000}, 400, None, id="no room"),
+        pytest.param({"prompt": []}, 400, None, id="empty prompt"),
+        pytest.param({"prompt": [0] * 5000}, 400, None, id="long prompt"),
+        pytest.param({"prompt": PROMPT, "model": "other"}, 404, "model", id="model"),
+    ],
+)
+def test_bad_completions_are_refused(
+    client: httpx.Client, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    error = refusal(client, body)
+    assert (error["status"], error["param"], error["type"]) == (status, param, "invalid_request_error")
+    assert param is None or param in error["message"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([], id="none"),
+        pytest.param([{"role": "system", "content": "a"}], id="system"),
+        pytest.param([{"role": "assistant", "content": "<|s_1|>"}], id="assistant first"),
+        pytest.param([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], id="no speech tokens"),
+        pytest.param([{"role": "user", "content": "a"}, {"role": "assistant", "content": "<|s_1"}], id="half a token"),
+        pytest.param([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], id="two users"),
+    ],
+)
+def test_bad_chats_are_refused(client: httpx.Client, messages: list[dict[str, str]]) -> None:
+    assert refusal(client, {"messages": messages}, "/v1/chat/completions")["status"] == 400
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b'{"prompt": "\\ud800"}'])
+def test_bodies_that_are_no_request_are_refused(client: httpx.Client, body: bytes) -> None:
+    response = client.post("/v1/completions", content=body)
+    assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+def test_a_huge_body_and_an_unknown_path_are_refused(client: httpx.Client) -> None:
+    assert refusal(client, {"prompt": "a" * (2 << 20)})["status"] == 413
+    assert refusal(client, {}, "/v1/embeddings")["status"] == 404
+
+
+def test_concurrent_requests_advance_together_and_equal_single_ones(client: httpx.Client) -> None:
+    alone = [complete(client, seed=seed, ignore_eos=True, max_tokens=200) for seed in range(4)]
+    before = read_metrics(client)
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda s: complete(client, seed=s, ignore_eos=True, max_tokens=200), range(4)))
+    after = read_metrics(client)
+    assert [a["choices"][0]["token_ids"] for a in together] == [a["choices"][0]["token_ids"] for a in alone]
+    shared = [f'decode_steps_total{{rows="{rows}"}}' for rows in (2, 3, 4)]
+    assert sum(after.get(name, 0) - before.get(name, 0) for name in shared) > 10
+    assert after["slots_free"] == after["slots"] == 4
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_disconnect_stops_the_work_and_frees_the_slot(server_url: str, client: httpx.Client, is_stream: bool) -> None:
+    aborted = read_metrics(client)["requests_aborted_total"]
+    body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 4000, "stream": is_stream}
+    with httpx.Client(base_url=server_url, timeout=WAIT_S) as other, ThreadPoolExecutor(1) as pool:
+        if is_stream:
+            with other.stream("POST", "/v1/completions", json=body) as response:
+                next(response.iter_lines())
+                assert read_metrics(client)["requests_running"] == 1
+        else:
+            timeout = httpx.Timeout(WAIT_S, read=0.2)
+            waiting = pool.submit(other.post, "/v1/completions", json=body, timeout=timeout)
+            assert isinstance(waiting.exception(), httpx.ReadTimeout)
+    wait_until(lambda: read_metrics(client)["requests_running"] == 0)
+    metrics = read_metrics(client)
+    assert metrics["requests_aborted_total"] == aborted + 1
+    assert metrics["slots_free"] == metrics["slots"]
+
+
+def test_more_requests_than_fit_get_429_and_the_others_finish(client: httpx.Client) -> None:
+    def post(seed: int) -> int:
+        body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 400, "seed": seed}
+        return client.post("/v1/completions", json=body).status_code
+
+    with ThreadPoolExecutor(12) as pool:
+        statuses = list(pool.map(post, range(12)))
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 6
+    assert read_metrics(client)["slots_free"] == 4

@@ -1,0 +1,90 @@
+"""Numbering of speech tokens and the parser of their text form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_service import vocab
+from llm_service.vocab import SpeechTokenTextParser, VocabularyError
+
+speech_ids = st.lists(st.integers(0, vocab.SPEECH_TOKEN_COUNT - 1), max_size=40)
+
+
+def test_the_numbering_is_the_official_one() -> None:
+    assert vocab.llm_id_from_speech_id(0) == 151663
+    assert vocab.llm_id_from_speech_id(6560) == 158223
+    assert vocab.END_IDS == (158224, 158225, 158226)
+    assert (vocab.SOS_ID, vocab.TASK_ID) == (158227, 158228)
+    assert vocab.PADDED_VOCABULARY_SIZE == 158336
+
+
+@given(st.integers(0, vocab.SPEECH_TOKEN_COUNT - 1))
+def test_an_id_survives_the_way_there_and_back(speech_id: int) -> None:
+    assert vocab.speech_id_from_llm_id(vocab.llm_id_from_speech_id(speech_id)) == speech_id
+
+
+@pytest.mark.parametrize("speech_id", [-1, 6561])
+def test_a_speech_id_out_of_range_is_refused(speech_id: int) -> None:
+    with pytest.raises(VocabularyError, match="expected 0..6560"):
+        vocab.llm_id_from_speech_id(speech_id)
+
+
+@pytest.mark.parametrize("llm_id", [0, 151662, 158224, 158228])
+def test_other_llm_ids_are_no_speech_tokens(llm_id: int) -> None:
+    assert not vocab.is_speech_llm_id(llm_id)
+    with pytest.raises(VocabularyError):
+        vocab.speech_id_from_llm_id(llm_id)
+
+
+@given(speech_ids, st.data())
+def test_text_split_anywhere_gives_the_same_tokens(ids: list[int], data: st.DataObject) -> None:
+    text = vocab.format_speech_tokens(ids) + data.draw(st.sampled_from(["", "<|eos1|>"]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
+    parser = SpeechTokenTextParser()
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert [token for piece in pieces for token in parser.feed(piece)] == ids
+    parser.close()
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_parsed_or_refused_and_never_misread(text: str) -> None:
+    parser = SpeechTokenTextParser()
+    try:
+        ids = parser.feed(text)
+        parser.close()
+    except VocabularyError:
+        return
+    assert not text.strip() or vocab.format_speech_tokens(ids) == "".join(text.split()).replace("<|eos1|>", "")
+
+
+def test_tokens_are_given_as_soon_as_they_are_whole() -> None:
+    parser = SpeechTokenTextParser()
+    assert parser.feed("<|s_1|><|s_2") == [1]
+    assert parser.feed("3|") == []
+    assert parser.feed(">") == [23]
+
+
+@pytest.mark.parametrize("text", ["hello", "<|s_6561|>", "<|task_id|>", "<|s_-1|>", "<|s_99999999|>", "<|s_1|>x"])
+def test_text_that_is_no_speech_token_is_refused(text: str) -> None:
+    with pytest.raises(VocabularyError):
+        SpeechTokenTextParser().feed(text)
+
+
+def test_text_that_ends_inside_a_token_is_refused() -> None:
+    parser = SpeechTokenTextParser()
+    parser.feed("<|s_1|><|s_")
+    with pytest.raises(VocabularyError, match="ended inside"):
+        parser.close()
+
+
+def test_vocab_and_prompt_import_no_torch_and_no_transformers() -> None:
+    code = (
+        "import sys, llm_service.vocab, llm_service.prompt; "
+        "sys.exit(bool({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,101 @@
+"""A small tritonclient program against `token2wav_dit`: one bidirectional stream, answers by request id."""
+
+from __future__ import annotations
+
+import queue
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import np_to_triton_dtype
+
+WAIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One message of the server."""
+
+    request_id: str
+    tensors: dict[str, Any]
+    error: str | None
+    is_final: bool
+
+
+class StreamClient:
+    """Sends operations over one gRPC stream and collects what comes back."""
+
+    def __init__(self, address: str) -> None:
+        self._client = grpc_client.InferenceServerClient(address)
+        self._answers: queue.Queue[Answer] = queue.Queue()
+        self._client.start_stream(self._collect)
+
+    def send(self, operation: str, request_id: str, **tensors: Any) -> None:
+        named = {"operation": text(operation), **tensors}
+        inputs = [infer_input(name, value) for name, value in named.items()]
+        self._client.async_stream_infer(
+            "token2wav_dit", inputs, request_id=request_id, enable_empty_final_response=True
+        )
+
+    def next(self) -> Answer:
+        return self._answers.get(timeout=WAIT_S)
+
+    def ask(self, operation: str, request_id: str = "ask", **tensors: Any) -> list[Answer]:
+        """Send one request and return its answers up to the final one."""
+        self.send(operation, request_id, **tensors)
+        answers = [self.next()]
+        while not (answers[-1].is_final or answers[-1].error):
+            answers.append(self.next())
+        return answers
+
+    def open_stream(self) -> Any:
+        """Register a voice, open a stream and return its stream_id tensor; the lease's request id is `lease`."""
+        voice = self.ask("register_voice", reference_wav=np.ones(16000, np.float32))[0].tensors["voice_id"]
+        self.send("open", "lease", voice_id=text(voice[0].decode()))
+        return text(self.next().tensors["stream_id"][0].decode())
+
+    def push(self, stream_id: Any, index: int, first: int, is_last: bool = False) -> None:
+        self.send(
+            "push",
+            f"push-{index}",
+            stream_id=stream_id,
+            chunk_index=np.array([index], np.int32),
+            token_ids=np.array([first, 1, 2, 3, 4], np.int32),
+            is_last=np.array([is_last]),
+        )
+
+    def close(self, cancel: bool = False) -> None:
+        self._client.stop_stream(cancel_requests=cancel)
+        self._client.close()
+
+    def _collect(self, result: Any, error: Any) -> None:
+        if error is not None:
+            self._answers.put(Answer("", {}, error.message(), True))
+            return
+        response = result.get_response()
+        tensors = {output.name: result.as_numpy(output.name) for output in response.outputs}
+        final = response.parameters["triton_final_response"].bool_param
+        self._answers.put(Answer(response.id, tensors, None, final))
+
+
+def infer_input(name: str, value: Any) -> Any:
+    """Wrap a numpy array as a tensor of the request."""
+    tensor = grpc_client.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+    tensor.set_data_from_numpy(value)
+    return tensor
+
+
+def text(value: str) -> Any:
+    """Return a BYTES tensor of one element."""
+    return np.array([value.encode()], dtype=np.object_)
+
+
+def read_metrics(address: str) -> Mapping[str, float]:
+    """Return the server's Prometheus metrics by name, the label `model` and the like dropped."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT_S) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}

@@ -1,0 +1,76 @@
+"""`python -m token2wav_service.triton`: run tritonserver on a model repository in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from token2wav_service.triton.command import (
+    DEFAULT_GRPC_PORT,
+    DEFAULT_HTTP_PORT,
+    DEFAULT_METRICS_PORT,
+    ServerOptions,
+    server_command,
+)
+from token2wav_service.triton.installation import TritonNotFoundError, find_installation
+from token2wav_service.triton.server import TritonProcess, TritonStartError
+
+_USAGE_ERROR = 2
+_POLL_INTERVAL_S = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until the server exits or a signal stops it; return its exit status."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options = ServerOptions(args.model_repository, args.host, args.http_port, args.grpc_port, args.metrics_port)
+    if not args.model_repository.is_dir():
+        sys.stderr.write(
+            f"{args.model_repository} is not a folder: make it with `python -m token2wav_service.triton.assemble`\n"
+        )
+        return _USAGE_ERROR
+    try:
+        if args.dry_run:
+            command = server_command(find_installation(), options, Path("BACKENDS"), "PREFIX")
+            sys.stdout.write(shlex.join(command) + "\n")
+            return 0
+        return _serve(TritonProcess(options))
+    except (TritonNotFoundError, TritonStartError) as err:
+        sys.stderr.write(f"{err}\n")
+        return 1
+
+
+def _serve(process: TritonProcess) -> int:
+    """Run until the server exits by itself (its status is ours) or a signal asks us to stop it (0)."""
+    stopping = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    with process:
+        while process.returncode is None and not stopping.wait(_POLL_INTERVAL_S):
+            pass
+        return process.returncode or 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m token2wav_service.triton", description=__doc__)
+    parser.add_argument("--model-repository", type=Path, required=True, help="folder made by the assembler")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="default %(default)s")
+    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="default %(default)s")
+    parser.add_argument("--metrics-port", type=int, default=DEFAULT_METRICS_PORT, help="default %(default)s")
+    parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Finds a tritonserver on this machine and lays out what its python backend needs.
+
+Two kinds are known: the binary inside the `nvidia-pytriton` wheel (runs anywhere, GPU or not) and a complete
+installation such as the NGC image (`tritonserver` on PATH). Knows nothing of our models or ports.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SUPPORTED_PYTHONS = ("3.10", "3.11", "3.12")
+_COMMAND_TIMEOUT_S = 10.0
+_STUB_NAME = "triton_python_backend_stub"
+
+
+class TritonNotFoundError(Exception):
+    """No usable tritonserver; the message says what to install."""
+
+
+@dataclass(frozen=True)
+class TritonInstallation:
+    """A tritonserver that can be started."""
+
+    binary: Path
+    library_dirs: tuple[Path, ...]
+    """Folders that must come first on LD_LIBRARY_PATH."""
+    python_backend: Path | None
+    """Folder with libtriton_python.so; None when the server finds its own backends."""
+    stub: Path | None
+    """The python backend's stub for `python_version`; None with `python_backend` None."""
+    python_version: str
+    """Version of the interpreter that runs the models, such as 3.11."""
+
+
+def find_installation() -> TritonInstallation:
+    """Return the pytriton wheel's server if it is installed, else the `tritonserver` on PATH.
+
+    Raises:
+        TritonNotFoundError: neither exists, or the wheel can't serve this Python.
+    """
+    root = _wheel_root()
+    if root is not None:
+        return _from_wheel(root)
+    on_path = shutil.which("tritonserver")
+    if on_path is None:
+        raise TritonNotFoundError(
+            "no tritonserver found: install the `triton-embedded` extra (nvidia-pytriton) into this environment, "
+            "or run inside the NGC tritonserver image, which has `tritonserver` on PATH"
+        )
+    return TritonInstallation(Path(on_path), (), None, None, _running_python())
+
+
+def lay_out_backends(installation: TritonInstallation, directory: Path) -> Path | None:
+    """Fill `directory` with the python backend and the stub of our Python, as links.
+
+    Returns:
+        The folder for `--backend-directory`, or None where the server's own default is right.
+    """
+    if installation.python_backend is None or installation.stub is None:
+        return None
+    backend = directory / "backends" / "python"
+    backend.mkdir(parents=True, exist_ok=True)
+    for source in installation.python_backend.iterdir():
+        if source.is_file():
+            _link(source, backend / source.name)
+    _link(installation.stub, backend / _STUB_NAME)
+    return backend.parent
+
+
+def server_environment(installation: TritonInstallation) -> dict[str, str]:
+    """Return the environment to start the server in: this interpreter first on PATH, its library findable.
+
+    Raises:
+        TritonNotFoundError: this interpreter's folder has no `python3`, so the stub would start another.
+    """
+    env = dict(os.environ)
+    env.pop("PYTHONHOME", None)
+    interpreter_dir = Path(sys.executable).parent
+    if not (interpreter_dir / "python3").exists():
+        raise TritonNotFoundError(
+            f"{interpreter_dir} holds no `python3`, and Triton's python backend starts the first `python3` on PATH: "
+            "run from a virtual environment made by `python3 -m venv`"
+        )
+    env["PATH"] = _prepend((interpreter_dir,), env.get("PATH", ""))
+    if installation.library_dirs:
+        env["LD_LIBRARY_PATH"] = _prepend(installation.library_dirs, env.get("LD_LIBRARY_PATH", ""))
+    return env
+
+
+def find_shared_libpython() -> Path:
+    """Return the shared libpython of the running interpreter.
+
+    Raises:
+        TritonNotFoundError: there is none; names the package that brings it.
+    """
+    version = _running_python()
+    name = f"libpython{version}.so.1.0"
+    for folder in _library_folders():
+        if (folder / name).exists():
+            return folder / name
+    raise TritonNotFoundError(
+        f"the shared library {name} is missing, and Triton's python backend embeds it: install the Debian/Ubuntu "
+        f"package libpython{version}, or use a Python built with --enable-shared"
+    )
+
+
+def has_gpu() -> bool:
+    """Say whether the NVIDIA driver shows a device on this machine."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _running_python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _wheel_root() -> Path | None:
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "tritonserver"
+
+
+def _from_wheel(root: Path) -> TritonInstallation:
+    version = _running_python()
+    stub = root / "python_backend_stubs" / version / _STUB_NAME
+    binary = root / "bin" / "tritonserver"
+    if version not in SUPPORTED_PYTHONS or not stub.exists() or not binary.exists():
+        raise TritonNotFoundError(
+            f"the nvidia-pytriton wheel in {root.parent} has no server for Python {version}: "
+            f"use Python {' or '.join(SUPPORTED_PYTHONS)} and nvidia-pytriton 0.7.0"
+        )
+    libraries = root.parent.parent / "nvidia_pytriton.libs"
+    return TritonInstallation(
+        binary=binary,
+        library_dirs=(find_shared_libpython().parent, libraries),
+        python_backend=root / "backends" / "python",
+        stub=stub,
+        python_version=version,
+    )
+
+
+def _library_folders() -> Iterator[Path]:
+    yield Path(sys.base_prefix) / "lib"
+    libdir = sysconfig.get_config_var("LIBDIR")
+    if libdir:
+        yield Path(libdir)
+        multiarch = sysconfig.get_config_var("MULTIARCH")
+        if multiarch:
+            yield Path(libdir) / multiarch
+    yield from _loader_cache_folders()
+
+
+def _loader_cache_folders() -> Iterator[Path]:
+    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
+    if not Path(ldconfig).exists():
+        return
+    listing = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
+    for line in listing.stdout.splitlines():
+        name, _, path = line.partition(" => ")
+        if name.strip().startswith("libpython"):
+            yield Path(path.strip()).parent
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    target.symlink_to(source.resolve())
+
+
+def _prepend(folders: tuple[Path, ...], existing: str) -> str:
+    return os.pathsep.join([*map(str, folders), *([existing] if existing else [])])

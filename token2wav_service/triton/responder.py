@@ -1,0 +1,91 @@
+"""One request's way back to its caller: any number of responses, then exactly one FINAL flag.
+
+Knows Triton's response sender; knows nothing of streams or audio.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from token2wav_service.contract import ErrorCode, encode_error
+from token2wav_service.errors import Token2WavError
+
+logger = logging.getLogger(__name__)
+
+PbUtils = Any
+"""The module `triton_python_backend_utils`, which exists only inside Triton's model processes."""
+Tensor = npt.NDArray[Any]
+
+
+class Responder:
+    """Thread-safe face of a decoupled response sender; after the FINAL flag everything is ignored."""
+
+    def __init__(self, pb_utils: PbUtils, request: Any) -> None:
+        self._pb_utils = pb_utils
+        self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._is_finished = False
+
+    def send(self, tensors: Mapping[str, Tensor]) -> None:
+        """Send one response; more may follow."""
+        with self._lock:
+            if not self._is_finished:
+                self._sender.send(make_response(self._pb_utils, tensors))
+
+    def finish(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send the FINAL flag, with `tensors` if given."""
+        response = None if tensors is None else make_response(self._pb_utils, tensors)
+        self._send_final(response)
+
+    def fail(self, error: BaseException) -> None:
+        """Send an error response with the FINAL flag; anything but a `Token2WavError` is logged and INTERNAL."""
+        self.fail_with(error_text(error))
+
+    def fail_with(self, message: str) -> None:
+        """Send an already encoded error with the FINAL flag."""
+        self._send_final(error_response(self._pb_utils, message))
+
+    def is_cancelled(self) -> bool:
+        """Say whether the caller has left or given up; False once finished."""
+        with self._lock:
+            return not self._is_finished and bool(self._sender.is_cancelled())
+
+    def _send_final(self, response: Any) -> None:
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        with self._lock:
+            if self._is_finished:
+                return
+            self._is_finished = True
+            if response is None:
+                self._sender.send(flags=flags)
+            else:
+                self._sender.send(response, flags=flags)
+
+
+def make_response(pb_utils: PbUtils, tensors: Mapping[str, Tensor]) -> Any:
+    """Build a Triton response of named output tensors."""
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, value) for name, value in tensors.items()])
+
+
+def error_response(pb_utils: PbUtils, message: str) -> Any:
+    """Build a Triton response that carries nothing but an error."""
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(message))
+
+
+def error_text(error: BaseException) -> str:
+    """Write an exception for the wire; logs the unexpected ones with their trace."""
+    if isinstance(error, Token2WavError):
+        return encode_error(error.code, str(error))
+    logger.error("unexpected %s", type(error).__name__, exc_info=error)
+    return encode_error(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}; see the server's log")
+
+
+def text_tensor(text: str) -> Tensor:
+    """Return `text` as a BYTES tensor of shape [1]."""
+    return np.array([text.encode("utf-8")], dtype=np.object_)

@@ -1,0 +1,298 @@
+"""The settings a model repository is assembled from: names, defaults, checks, and the config fields each one sets.
+
+Knows the layout of config.pbtxt; knows nothing of files or of Triton at run time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from token2wav_service.config import SynthesisPolicy, Token2WavConfig
+from token2wav_service.contract import (
+    AUDIO_TOKENIZER_MODEL,
+    DROP_IN_MODEL,
+    SPEAKER_EMBEDDING_MODEL,
+    TOKEN2WAV_MODEL,
+)
+
+ModelConfigMessage = Any
+"""A `tritonclient.grpc.model_config_pb2.ModelConfig`; generated code carries no types."""
+
+LLM_BACKENDS = ("embedded", "vllm", "trtllm")
+PROMPT_FORMS = ("tokens", "chat")
+CHUNK_STRATEGIES = ("exponential", "equal", "time_based")
+MIN_HOP_TOKENS = 4
+"""A shorter first chunk gives the vocoder less than it holds back for its joins."""
+
+
+class SettingsError(ValueError):
+    """Unknown names or values that can't be used; one line each."""
+
+
+class Target(Protocol):
+    """A place in one model's config.pbtxt that a setting fills."""
+
+    @property
+    def model(self) -> str: ...
+
+    def apply(self, config: ModelConfigMessage, value: str) -> None:
+        """Write `value` (already checked) into `config`."""
+        ...
+
+    def describe(self) -> str:
+        """Name the place for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A string parameter, which the model reads when it starts."""
+
+    model: str
+    key: str
+
+    def apply(self, config: ModelConfigMessage, value: str) -> None:
+        config.parameters[self.key].string_value = value
+
+    def describe(self) -> str:
+        return f"{self.model}: parameters[{self.key}]"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the configuration itself, which Triton acts upon."""
+
+    model: str
+    path: str
+    write: Callable[[ModelConfigMessage, str], None]
+
+    def apply(self, config: ModelConfigMessage, value: str) -> None:
+        self.write(config, value)
+
+    def describe(self) -> str:
+        return f"{self.model}: {self.path}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One name the assembler accepts."""
+
+    name: str
+    help: str
+    check: Callable[[str], str]
+    """Returns the value in the form that is stored; raises ValueError saying what was expected."""
+    targets: tuple[Target, ...]
+    default: str | None = None
+    """None: unset unless given."""
+    is_required: bool = False
+
+
+def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Return every set setting, checked and completed with defaults, in the order of `SETTINGS`.
+
+    Raises:
+        SettingsError: unknown names, missing ones, or bad values (all of them at once).
+    """
+    unknown = sorted(set(given) - {setting.name for setting in SETTINGS})
+    problems = [f"unknown setting {name!r}; known are {', '.join(s.name for s in SETTINGS)}" for name in unknown]
+    resolved: dict[str, str] = {}
+    for setting in SETTINGS:
+        raw = given.get(setting.name, setting.default)
+        if raw is None:
+            if setting.is_required:
+                problems.append(f"{setting.name} is missing: {setting.help}")
+            continue
+        try:
+            resolved[setting.name] = setting.check(raw)
+        except ValueError as err:
+            problems.append(f"{setting.name}={raw!r}: {err}")
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return resolved
+
+
+def _integer(minimum: int, maximum: int | None = None) -> Callable[[str], str]:
+    expected = f"an integer of at least {minimum}" + (f" and at most {maximum}" if maximum is not None else "")
+
+    def check(text: str) -> str:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"expected {expected}") from None
+        if value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(f"expected {expected}")
+        return str(value)
+
+    return check
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return text
+
+    return check
+
+
+def _boolean(text: str) -> str:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("expected True or False")
+    return text.capitalize()
+
+
+def _folder(text: str) -> str:
+    if not Path(text).is_dir():
+        raise ValueError("expected an existing folder")
+    return str(Path(text).resolve())
+
+
+def _hop_bound(text: str) -> str:
+    return text if text == "0" else _integer(MIN_HOP_TOKENS)(text)
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected a name, not an empty value")
+    return text
+
+
+def _http_url(text: str) -> str:
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError("expected a URL such as http://localhost:8000")
+    return text.rstrip("/")
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or "/" in text or not port.isdecimal():
+        raise ValueError("expected host:port such as localhost:8001")
+    return text
+
+
+def _engine_value(name: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        Token2WavConfig.from_mapping({"model_dir": ".", name: text})
+        return text
+
+    return check
+
+
+def _set_max_batch_size(config: ModelConfigMessage, value: str) -> None:
+    config.max_batch_size = int(value)
+
+
+def _set_queue_delay(config: ModelConfigMessage, value: str) -> None:
+    config.dynamic_batching.max_queue_delay_microseconds = int(value)
+
+
+def _set_instance_count(config: ModelConfigMessage, value: str) -> None:
+    config.instance_group[0].count = int(value)
+
+
+def _set_decoupled(config: ModelConfigMessage, value: str) -> None:
+    config.model_transaction_policy.decoupled = value == "True"
+
+
+def _engine_settings() -> tuple[Setting, ...]:
+    """Every field of the engine's own configuration that has no name of the original's."""
+    renamed = {"model_dir", "max_batch_size", "batch_window_us", "synthesis"}
+    fields = [*dataclasses.fields(Token2WavConfig), *dataclasses.fields(SynthesisPolicy)]
+    names = [field.name for field in fields if field.name not in renamed]
+    return tuple(
+        Setting(name, f"token2wav engine: {name}", _engine_value(name), (Parameter(TOKEN2WAV_MODEL, name),))
+        for name in names
+    )
+
+
+_FEATURE_MODELS = (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
+_MAX_INSTANCES = 256
+"""More processes than any host serves; catches a slip of the keyboard."""
+
+_ORIGINAL_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "model_dir",
+        "folder with flow.yaml, flow.pt, hift.pt and the two ONNX files",
+        _folder,
+        tuple(Parameter(model, "model_dir") for model in (TOKEN2WAV_MODEL, *_FEATURE_MODELS)),
+        is_required=True,
+    ),
+    Setting(
+        "llm_tokenizer_dir",
+        "Hugging Face folder of the LLM's tokenizer",
+        _folder,
+        (Parameter(DROP_IN_MODEL, "llm_tokenizer_dir"),),
+        is_required=True,
+    ),
+    Setting(
+        "BLS_INSTANCE_NUM",
+        "processes of cosyvoice2_dit",
+        _integer(1, _MAX_INSTANCES),
+        (Field(DROP_IN_MODEL, "instance_group[0].count", _set_instance_count),),
+        default="10",
+    ),
+    Setting(
+        "TRITON_MAX_BATCH_SIZE",
+        "streams in one token2wav step, and requests in one batch of the feature models",
+        _integer(1),
+        (
+            Parameter(TOKEN2WAV_MODEL, "max_batch_size"),
+            *(Field(model, "max_batch_size", _set_max_batch_size) for model in _FEATURE_MODELS),
+        ),
+        default="16",
+    ),
+    Setting(
+        "MAX_QUEUE_DELAY_MICROSECONDS",
+        "time a step or batch waits for company, microseconds",
+        _integer(0),
+        (
+            Parameter(TOKEN2WAV_MODEL, "batch_window_us"),
+            *(
+                Field(model, "dynamic_batching.max_queue_delay_microseconds", _set_queue_delay)
+                for model in _FEATURE_MODELS
+            ),
+        ),
+        default="0",
+    ),
+    Setting(
+        "DECOUPLED_MODE",
+        "True: cosyvoice2_dit streams chunks; False: it answers with one whole waveform",
+        _boolean,
+        (Field(DROP_IN_MODEL, "model_transaction_policy.decoupled", _set_decoupled),),
+        default="True",
+    ),
+)
+
+
+def _drop_in(name: str, help_text: str, check: Callable[[str], str], default: str | None = None) -> Setting:
+    return Setting(name, help_text, check, (Parameter(DROP_IN_MODEL, name),), default=default)
+
+
+_DROP_IN_SETTINGS: tuple[Setting, ...] = (
+    _drop_in("llm_api_base", "URL of the LLM service", _http_url, "http://localhost:8000"),
+    _drop_in("llm_backend", "server behind that URL: " + ", ".join(LLM_BACKENDS), _one_of(*LLM_BACKENDS), "embedded"),
+    _drop_in("llm_prompt_form", "tokens, or chat for servers without token ids", _one_of(*PROMPT_FORMS), "tokens"),
+    _drop_in("llm_model", "model name to ask the LLM service for; unset takes the first it lists", _text),
+    _drop_in("triton_grpc_address", "gRPC address of this Triton, host:port", _address, "localhost:8001"),
+    _drop_in("voices_dir", "folder of <name>.wav and <name>.txt, for requests that bring no voice", _folder),
+    _drop_in("default_voice", "voice in voices_dir of such requests", _text, "default"),
+    _drop_in(
+        "dynamic_chunk_strategy",
+        "how chunks grow: " + ", ".join(CHUNK_STRATEGIES),
+        _one_of(*CHUNK_STRATEGIES),
+        "exponential",
+    ),
+    _drop_in("token_hop_len", "tokens (25 Hz) of a chunk", _integer(MIN_HOP_TOKENS), "15"),
+    _drop_in("token_hop_len_first", "tokens of the first chunk", _integer(MIN_HOP_TOKENS), "15"),
+    _drop_in("token_hop_len_max", "most tokens in a chunk, 0 for no bound", _hop_bound, "100"),
+    _drop_in("requests_per_instance", "requests one process of cosyvoice2_dit serves at once", _integer(1), "4"),
+)
+
+SETTINGS: tuple[Setting, ...] = (*_ORIGINAL_SETTINGS, *_DROP_IN_SETTINGS, *_engine_settings())
+"""Everything the assembler accepts, the original's names first."""
