@@ -96,7 +96,7 @@ class ServiceProcess:
                 raise ServiceStartError(f"{self.spec.name} is not ready after {timeout_s:.0f} s{self._log_tail()}")
             time.sleep(POLL_INTERVAL_S)
 
-    def stop(self, timeout_s: float = 25.0) -> None:
+    def stop(self, timeout_s: float = 40.0) -> None:
         """Ask the service to end, and kill its group after `timeout_s`; harmless when it has ended."""
         if self._process is None:
             return

@@ -1,0 +1,72 @@
+"""`cosydit download`: the official checkpoint, at the commits of the lock file."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+DEFAULT_LOCK = Path("deploy/models.lock.json")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("download", help="fetch the official checkpoint at pinned revisions")
+    parser.add_argument("directory", type=Path, nargs="?", help="checkpoint directory to fill")
+    parser.add_argument("--lock", type=Path, default=DEFAULT_LOCK, help="lock file (default %(default)s)")
+    parser.add_argument("--offline", action="store_true", help="touch no network: fail unless everything is there")
+    parser.add_argument("--update-lock", action="store_true", help="ask the hubs for commits and write the lock file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the lock, fill the directory, or both; returns the exit status."""
+    from cosydit.local.download import DownloadError
+
+    logging.getLogger("cosydit").setLevel(logging.INFO)
+    if args.directory is None and not args.update_lock:
+        return _complain("give a DIRECTORY to fill, or --update-lock")
+    if args.offline and args.update_lock:
+        return _complain("--update-lock asks the hubs, --offline forbids it; give one of them")
+    try:
+        if args.update_lock:
+            _update_lock(args.lock)
+        if args.directory is not None:
+            _download(args.directory, args.lock, args.offline)
+    except (DownloadError, OSError) as err:
+        return _complain(str(err))
+    return 0
+
+
+def _update_lock(lock_path: Path) -> None:
+    from cosydit.local.download import update_lock
+    from cosydit.local.hubs import public_hubs
+
+    for name, locked in update_lock(lock_path, public_hubs()).items():
+        print(f"{name:10} {locked.hub.value} {locked.repository} {locked.revision}")
+    print(f"wrote {lock_path}")
+
+
+def _download(directory: Path, lock_path: Path, is_offline: bool) -> None:
+    from cosydit.local.download import download_models, read_lock
+    from cosydit.local.hubs import public_hubs
+
+    fetched = download_models(directory, read_lock(lock_path), public_hubs(), is_offline=is_offline)
+    print(f"{directory}: fetched {', '.join(fetched)}" if fetched else f"{directory}: complete at the locked commits")
+    _ensure_voices(directory / "voices")
+
+
+def _ensure_voices(directory: Path) -> None:
+    """The official repositories bring no prompt voices; without any the services could not start."""
+    if any(directory.glob("*.wav")):
+        return
+    from token2wav_service.checkpoint.make_voices import make_voices
+
+    make_voices(directory, 0)
+    print(f"{directory}: synthetic prompt voices; put your own <name>.wav and <name>.txt (what it says) beside them")
+
+
+def _complain(message: str) -> int:
+    print(f"cosydit download: {message}", file=sys.stderr)
+    return 1

@@ -1,0 +1,86 @@
+"""Both services for real, on small random weights: a session's shared stack, and helpers to look inside."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cosydit.local.checkpoints import CheckpointLayout
+from cosydit.local.make_checkpoint import make_random_checkpoint
+from cosydit.local.stack import LocalStack, Ports, StackOptions
+from token2wav_service.triton.server import free_ports
+
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class RunningStack:
+    """A stack and its counters."""
+
+    stack: LocalStack
+
+    @property
+    def options(self) -> StackOptions:
+        return self.stack.options
+
+    def token2wav_metric(self, name: str) -> float:
+        return read_metric(f"http://127.0.0.1:{self.options.ports.triton_metrics}/metrics", f"cosydit_token2wav_{name}")
+
+    def llm_metric(self, name: str) -> float:
+        return read_metric(f"{self.options.llm_url}/metrics", f"speech_lm_{name}")
+
+    def wait_idle(self) -> None:
+        """Return when neither service holds anything of any request."""
+        wait_until(lambda: self.token2wav_metric("open_streams") == 0, "token2wav's streams ending")
+        wait_until(lambda: self.token2wav_metric("state_bytes") == 0, "token2wav's state being freed")
+        wait_until(lambda: self.llm_metric("requests_running") == 0, "the LLM's requests ending")
+
+
+def read_metric(url: str, name: str) -> float:
+    with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+        match = re.search(rf"^{re.escape(name)} (\S+)$", response.read().decode(), re.MULTILINE)
+    assert match, f"no metric {name} at {url}"
+    return float(match[1])
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {WAIT_S:.0f} s"
+        time.sleep(0.05)
+
+
+def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) -> StackOptions:
+    return StackOptions(checkpoint, work_dir, Ports(*free_ports(5)), {"BLS_INSTANCE_NUM": "2", **settings})
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointLayout:
+    directory = tmp_path_factory.mktemp("checkpoint") / "random"
+    make_random_checkpoint(directory, seed=0)
+    return CheckpointLayout.under(directory)
+
+
+@pytest.fixture(scope="session")
+def running(checkpoint: CheckpointLayout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    options = make_options(checkpoint, tmp_path_factory.mktemp("stack"))
+    with LocalStack(options, with_gateway=True) as stack:
+        yield RunningStack(stack)
+
+
+@pytest.fixture
+def idle_after(running: RunningStack) -> Iterator[RunningStack]:
+    """The shared stack; the test fails if it leaves anything behind."""
+    yield running
+    running.wait_idle()
+
+
+def pcm_to_floats(pcm: bytes) -> np.ndarray:  # type: ignore[type-arg]
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / 32767

@@ -1,0 +1,85 @@
+"""Services that are down or die in mid-stream: a typed error for the caller, and the survivor left clean."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cosydit.local.checkpoints import CheckpointLayout
+from cosydit.local.process import ServiceProcess
+from cosydit.local.stack import LocalStack, triton_spec
+from gateway.app import Gateway, open_gateway
+from gateway.config import GatewayConfig
+from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
+from gateway.speech import SpeechRequest, SpeechResult
+from tests.e2e.conftest import RunningStack, make_options, wait_until
+
+LONG_TEXT = "A long text keeps both services busy while one of them goes away. " * 8
+
+
+@pytest.fixture
+def mortal(checkpoint: CheckpointLayout, tmp_path: Path) -> Iterator[RunningStack]:
+    """A stack of the test's own, to be broken."""
+    options = make_options(checkpoint, tmp_path, BLS_INSTANCE_NUM="1")
+    with LocalStack(options) as stack:
+        yield RunningStack(stack)
+
+
+@asynccontextmanager
+async def _gateway(running: RunningStack) -> AsyncIterator[Gateway]:
+    options = running.options
+    config = GatewayConfig(
+        tokenizer_dir=options.checkpoint.llm_dir,
+        voices_dir=options.checkpoint.voices_dir,
+        llm_url=options.llm_url,
+        token2wav_url=options.token2wav_url,
+    )
+    async with open_gateway(config) as gateway:
+        yield gateway
+
+
+def _kill(service: ServiceProcess) -> None:
+    os.killpg(service.pid, signal.SIGKILL)
+    wait_until(lambda: service.returncode is not None, f"{service.spec.name}'s death")
+
+
+async def _speak_until_dead(gateway: Gateway, victim: ServiceProcess) -> SpeechResult:
+    result = SpeechResult()
+    async for _ in gateway.pipeline.synthesize(SpeechRequest(LONG_TEXT, seed=0), result):
+        if victim.returncode is None:
+            _kill(victim)
+    return result
+
+
+async def test_the_llm_dying_in_mid_stream_and_staying_down(mortal: RunningStack) -> None:
+    llm = mortal.stack.services[0]
+    async with _gateway(mortal) as gateway:
+        with pytest.raises(LLMError):
+            await _speak_until_dead(gateway, llm)
+        wait_until(lambda: mortal.token2wav_metric("open_streams") == 0, "token2wav's release of the stream")
+        with pytest.raises(LLMUnavailableError, match=mortal.options.llm_url):
+            await _speak_until_dead(gateway, llm)
+        with pytest.raises(NotReadyError):
+            await gateway.readiness.check()
+    assert mortal.token2wav_metric("open_streams") == 0
+
+
+async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal: RunningStack) -> None:
+    triton = mortal.stack.services[1]
+    async with _gateway(mortal) as gateway:
+        with pytest.raises(Token2WavError):
+            await _speak_until_dead(gateway, triton)
+        wait_until(lambda: mortal.llm_metric("requests_running") == 0, "the LLM's release of the request")
+        with pytest.raises(Token2WavUnavailableError):
+            await _speak_until_dead(gateway, triton)
+        with ServiceProcess(triton_spec(mortal.options)) as again:
+            again.wait_ready(120)
+            result = SpeechResult()
+            async for _ in gateway.pipeline.synthesize(SpeechRequest("Back again.", seed=0), result):
+                pass
+            assert result.audio_samples > 0

@@ -1,0 +1,95 @@
+"""Speech through the gateway's door and both services."""
+
+from __future__ import annotations
+
+import io
+import wave
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from tests.e2e.conftest import RunningStack, pcm_to_floats
+from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+
+TEXT = "Numbers one to eight are speaking at the same time."
+
+
+def _speak(running: RunningStack, text: str = TEXT, seed: int = 0, voice: str = "default") -> bytes:
+    body = {"model": "cosydit", "input": text, "voice": voice, "response_format": "pcm", "seed": seed}
+    answer = httpx.post(f"{running.options.gateway_url}/v1/audio/speech", json=body, timeout=120, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def _assert_same_speech(got: bytes, expected: bytes) -> None:
+    a, b = torch.from_numpy(pcm_to_floats(got)), torch.from_numpy(pcm_to_floats(expected))
+    assert a.shape == b.shape
+    assert snr_db(a, b) >= WAVE_SNR_DB
+
+
+def test_wav_comes_out_and_is_not_silent(idle_after: RunningStack) -> None:
+    body = {"model": "cosydit", "input": TEXT, "voice": "default", "response_format": "wav"}
+    answer = httpx.post(f"{idle_after.options.gateway_url}/v1/audio/speech", json=body, timeout=120, trust_env=False)
+    assert answer.headers["content-type"].startswith("audio/")
+    assert answer.headers["x-request-id"]
+    with wave.open(io.BytesIO(answer.content)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24000, 1, 2)
+    assert np.abs(pcm_to_floats(answer.content[44:])).max() > 0.01
+
+
+def test_equal_seeds_give_equal_speech_and_others_do_not(idle_after: RunningStack) -> None:
+    first, again, other = (_speak(idle_after, seed=seed) for seed in (5, 5, 6))
+    _assert_same_speech(again, first)
+    assert other != first
+
+
+def test_eight_concurrent_callers_share_steps_and_hear_what_they_hear_alone(idle_after: RunningStack) -> None:
+    alone = [_speak(idle_after, seed=seed) for seed in range(8)]
+    steps, streams = (idle_after.token2wav_metric(f"step_batch_size_{kind}") for kind in ("count", "sum"))
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda seed: _speak(idle_after, seed=seed), range(8)))
+    for got, expected in zip(together, alone, strict=True):
+        _assert_same_speech(got, expected)
+    new_steps = idle_after.token2wav_metric("step_batch_size_count") - steps
+    new_streams = idle_after.token2wav_metric("step_batch_size_sum") - streams
+    assert new_streams > new_steps, "no step ran more than one stream"
+
+
+def test_a_caller_who_leaves_frees_both_services(idle_after: RunningStack) -> None:
+    url = f"{idle_after.options.gateway_url}/v1/audio/speech"
+    body = {"model": "cosydit", "input": TEXT * 10, "voice": "default", "response_format": "pcm"}
+    with httpx.Client(timeout=120, trust_env=False) as client, client.stream("POST", url, json=body) as answer:
+        next(answer.iter_bytes())
+    idle_after.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        pytest.param({"input": ""}, 400, "invalid_text", id="empty text"),
+        pytest.param({"input": "x" * 100_000}, 400, "text_too_long", id="100 kB of text"),
+        pytest.param({"voice": "nobody"}, 404, "voice_not_found", id="unknown voice"),
+        pytest.param({"response_format": "mp3"}, 400, "unsupported_option", id="unsupported format"),
+    ],
+)
+def test_bad_requests_get_typed_errors_and_harm_nobody(
+    idle_after: RunningStack, change: dict[str, str], status: int, code: str
+) -> None:
+    expected = _speak(idle_after, seed=3)
+    with ThreadPoolExecutor(2) as pool:
+        neighbour = pool.submit(_speak, idle_after, seed=3)
+        body = {"model": "cosydit", "input": TEXT, "voice": "default", "response_format": "pcm"} | change
+        bad = httpx.post(f"{idle_after.options.gateway_url}/v1/audio/speech", json=body, timeout=60, trust_env=False)
+    assert bad.status_code == status
+    error = bad.json()["error"]
+    assert error["code"] == code and error["message"], error
+    _assert_same_speech(neighbour.result(), expected)
+
+
+def test_text_that_is_not_utf8_is_refused(idle_after: RunningStack) -> None:
+    raw = b'{"model": "cosydit", "voice": "default", "input": "\xff\xfe"}'
+    bad = httpx.post(f"{idle_after.options.gateway_url}/v1/audio/speech", content=raw, timeout=60, trust_env=False)
+    assert bad.status_code == 400 and "UTF-8" in bad.json()["error"]["message"]
