@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 SEED_BITS = 63
 RETRY_AFTER_S = "1"
+HTTP_CLIENT_CLOSED_REQUEST = 499
 
 
 class SpeechLMServer:
@@ -174,9 +176,11 @@ def _add_error_handlers(app: FastAPI) -> None:
         headers = {"retry-after": RETRY_AFTER_S} if err.http_status in (429, 503) else None
         return JSONResponse(error_body(str(err), err.kind, code=code), err.http_status, headers)
 
-    @app.exception_handler(ClientDisconnected)
-    async def disconnected(_: Request, err: ClientDisconnected) -> Response:
-        return Response(status_code=499)  # nobody reads it
+    async def disconnected(_: Request, err: Exception) -> Response:
+        return Response(status_code=HTTP_CLIENT_CLOSED_REQUEST)  # nobody reads it
+
+    for kind in (ClientDisconnected, ClientDisconnect):  # in the answer, in the request's body
+        app.add_exception_handler(kind, disconnected)
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, err: HTTPException) -> Response:

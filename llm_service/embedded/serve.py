@@ -13,6 +13,7 @@ import time
 import torch
 import uvicorn
 from fastapi import FastAPI
+from transformers.utils.logging import disable_progress_bar
 
 from cosydit.clock import Clock, SystemClock
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 4
 WARM_UP_TIMEOUT_S = 300.0
-SHUTDOWN_TIMEOUT_S = 10
+SHUTDOWN_TIMEOUT_S = 5
 
 
 def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
@@ -40,6 +41,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
         ConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar in a service's log is noise
     app = build_app(server_config, embedded_config, SystemClock())
     uvicorn.run(
         app,

@@ -1,4 +1,4 @@
-"""The random checkpoint: official numbering, loadable by Transformers and by tokenizers, and our model equals theirs."""
+"""The random checkpoint: official numbering, loadable by others, and our model equals Transformers' own."""
 
 from __future__ import annotations
 

@@ -21,7 +21,15 @@ from llm_service.errors import (
     InvalidGenerationError,
     QueueFullError,
 )
-from llm_service.vocab import END_IDS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID, format_speech_tokens, is_speech_llm_id
+from llm_service.vocab import (
+    END_IDS,
+    SOS_ID,
+    SPEECH_HEAD_ROWS,
+    SPEECH_TOKEN_OFFSET,
+    TASK_ID,
+    format_speech_tokens,
+    is_speech_llm_id,
+)
 
 LIMITS = EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400)
 WAIT_S = 30.0
@@ -122,11 +130,28 @@ def test_the_end_token_is_handed_out_on_request(model: SpeechLanguageModel) -> N
     assert tokens[-1] == END_IDS[0] and last.text.endswith("<|eos1|>")
 
 
-def test_the_guard_keeps_greedy_answers_from_looping(model: SpeechLanguageModel) -> None:
-    greedy = {"temperature": 0.0, "ignore_eos": True, "repetition_penalty": 1.0, "max_tokens": 100}
-    free, _ = run_one(make_engine(model, guard=RepetitionGuard(0)), make_request("a", **greedy))
-    guarded, _ = run_one(make_engine(model), make_request("a", **greedy))
-    assert len(set(guarded)) > len(set(free))
+class StuckModel:
+    """Always wants the same token."""
+
+    def prefill(self, slot: int, token_ids: Sequence[int]) -> Logits:
+        logits = np.zeros(SPEECH_HEAD_ROWS, dtype=np.float32)
+        logits[5] = 60.0
+        return logits
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]:
+        return [self.prefill(row.slot, ()) for row in rows]
+
+    def clear_slot(self, slot: int) -> None:
+        raise AssertionError("nothing fails here")
+
+
+def test_the_guard_keeps_an_answer_from_being_stuck() -> None:
+    request = make_request("a", repetition_penalty=1.0, max_tokens=60, ignore_eos=True)
+    stuck, _ = run_one(SpeechLMEngine(StuckModel(), LIMITS, RepetitionGuard(0)), request)
+    guarded, _ = run_one(SpeechLMEngine(StuckModel(), LIMITS, RepetitionGuard(10, 0.1)), request)
+    assert set(stuck) == {SPEECH_TOKEN_OFFSET + 5}
+    places = [place for place, token in enumerate(guarded) if token == SPEECH_TOKEN_OFFSET + 5]
+    assert len(places) > 1 and np.diff(places).min() > 10
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from llm_service.config import (
     SETTINGS,
     BackendName,
     EmbeddedConfig,
+    SettingValue,
     parse_embedded_config,
     parse_server_config,
 )
@@ -149,8 +150,8 @@ def test_a_missing_directory_is_refused_before_anything_starts(
 
 
 def test_the_share_of_memory_bounds_the_slots(llm_dir: Path) -> None:
-    common = {"model_dir": str(llm_dir), "max_batch_size": 2, "max_seq_len": 64}
-    tiny_share = {**common, "kv_cache_free_gpu_memory_fraction": 1e-12}
+    common: dict[str, SettingValue] = {"model_dir": str(llm_dir), "max_batch_size": 2, "max_seq_len": 64}
+    tiny_share: dict[str, SettingValue] = {**common, "kv_cache_free_gpu_memory_fraction": 1e-12}
     with pytest.raises(ConfigError, match="one slot"):
         build_loop(parse_server_config(BackendName.EMBEDDED, tiny_share), EmbeddedConfig(num_threads=1), SystemClock())
     loop = build_loop(parse_server_config(BackendName.EMBEDDED, common), EmbeddedConfig(num_threads=1), SystemClock())

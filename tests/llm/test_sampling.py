@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ def make_sampler(
     return TokenSampler(params, guard, ROWS, prompt_rows, END_ROWS, stop_rows)
 
 
-def peaked_logits(row: int, height: float = 20.0) -> np.ndarray:
+def peaked_logits(row: int, height: float = 20.0) -> npt.NDArray[np.float32]:
     logits = np.zeros(ROWS, dtype=np.float32)
     logits[row] = height
     return logits
@@ -124,7 +125,8 @@ def test_excluding_every_token_is_an_error() -> None:
 @given(st.lists(st.sampled_from(["ab", "ba", "a", "cab"]), max_size=20), st.sampled_from(["aba", "b", "bb", "cabc"]))
 def test_stop_strings_are_found_wherever_tokens_split_them(tokens: list[str], stop: str) -> None:
     matcher = StopStringFilter((stop,))
-    text, ids, met = "", [], None
+    ids: list[int] = []
+    text, met = "", None
     for index, token in enumerate(tokens):
         released = matcher.push(index, token)
         text, met = text + released.text, released.stop

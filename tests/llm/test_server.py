@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -185,15 +186,14 @@ def test_concurrent_requests_advance_together_and_equal_single_ones(client: http
 def test_a_disconnect_stops_the_work_and_frees_the_slot(server_url: str, client: httpx.Client, is_stream: bool) -> None:
     aborted = read_metrics(client)["requests_aborted_total"]
     body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 4000, "stream": is_stream}
-    with httpx.Client(base_url=server_url, timeout=WAIT_S) as other, ThreadPoolExecutor(1) as pool:
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n"
+    url = httpx.URL(server_url)
+    with socket.create_connection((url.host, url.port or 0), timeout=WAIT_S) as connection:
+        connection.sendall(head.encode() + content)
         if is_stream:
-            with other.stream("POST", "/v1/completions", json=body) as response:
-                next(response.iter_lines())
-                assert read_metrics(client)["requests_running"] == 1
-        else:
-            timeout = httpx.Timeout(WAIT_S, read=0.2)
-            waiting = pool.submit(other.post, "/v1/completions", json=body, timeout=timeout)
-            assert isinstance(waiting.exception(), httpx.ReadTimeout)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: read_metrics(client)["requests_running"] == 1)
     wait_until(lambda: read_metrics(client)["requests_running"] == 0)
     metrics = read_metrics(client)
     assert metrics["requests_aborted_total"] == aborted + 1

@@ -30,7 +30,7 @@ def test_an_id_survives_the_way_there_and_back(speech_id: int) -> None:
 
 @pytest.mark.parametrize("speech_id", [-1, 6561])
 def test_a_speech_id_out_of_range_is_refused(speech_id: int) -> None:
-    with pytest.raises(VocabularyError, match="expected 0..6560"):
+    with pytest.raises(VocabularyError, match=r"expected 0\.\.6560"):
         vocab.llm_id_from_speech_id(speech_id)
 
 
