@@ -101,7 +101,7 @@ def _offline(
     lengths, last = torch.tensor([whole.shape[1]]), torch.tensor([True])
     steps = SynthesisPolicy().ode_steps
     mel, _ = flow(whole, lengths, last, speaker[None], noise.transpose(1, 2), steps, cond=cond)
-    return mel[0, :, prompt_frames:]
+    return torch.as_tensor(mel[0, :, prompt_frames:])
 
 
 def _windows(tokens: Tensor, hops: list[int]) -> list[tuple[Tensor, bool]]:

@@ -82,7 +82,7 @@ class Token2WavClient:
         except errors.Token2WavRejectedError as error:
             raise errors.InvalidVoicePromptError(str(error), param="voice") from error
         finally:
-            call.cancel()
+            await call.finish(self._deadlines.close_s)
 
     @asynccontextmanager
     async def open_stream(

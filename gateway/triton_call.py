@@ -6,6 +6,7 @@ Knows how tensors and errors travel, nothing of voices or streams.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -38,6 +39,17 @@ class TritonCall:
     def end_requests(self) -> None:
         """Say that no more requests will come."""
         self._outbox.put_nowait(None)
+
+    async def finish(self, deadline_s: float) -> None:
+        """Let the server end the call, then drop it.
+
+        A cancel that overtakes an answer's FINAL flag makes Triton 2.51 keep the request for ever, so a call whose
+        answers have all come is ended from this side and read to its end first.
+        """
+        self.end_requests()
+        with contextlib.suppress(errors.GatewayError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._drain(), deadline_s)
+        self.cancel()
 
     def cancel(self) -> None:
         """Cancel everything that travels on this call; does nothing after its end."""
@@ -76,6 +88,10 @@ class TritonCall:
     def interrupted(self, what: str) -> errors.Token2WavInterruptedError:
         """Make the error of a call that ended too early."""
         return errors.Token2WavInterruptedError(f"token2wav at {self._url}: {what}; try again, and see its log")
+
+    async def _drain(self) -> None:
+        while await self.next_result() is not None:
+            pass
 
     async def _first_with(self, tensor: str) -> Any:
         while (result := await self.next_result()) is not None:

@@ -5,10 +5,10 @@ Imported by clients, so it needs numpy at most and never torch.
 A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the row):
 
     operation       inputs                                      responses
-    register_voice  reference_wav | reference_audio             voice_id, prompt_speech_tokens, then FINAL
+    register_voice  reference_wav | reference_audio             voice_id, prompt_speech_tokens with FINAL
     open            voice_id [seed, priority]                   stream_id; stays open until the stream ends,
                                                                 then stream_summary with FINAL
-    push            stream_id, chunk_index, token_ids, is_last  waveform, then FINAL
+    push            stream_id, chunk_index, token_ids, is_last  waveform with FINAL
     abort           stream_id                                   FINAL
 
 Cancelling the `open` request, or losing the connection that carries it, aborts the stream.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 from tests.streaming.flow_factory import VOCAB, make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
-from token2wav_service.engine.model_runner import ChunkOutcome, ChunkWork, ModelRunner
+from token2wav_service.engine.model_runner import ModelRunner, TorchState
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
 from token2wav_service.engine.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.models.flow_stream import StreamFlow
@@ -51,7 +53,7 @@ class PoisonableRunner(ModelRunner):
 
     batches: list[int]
 
-    def run(self, works: list[ChunkWork]) -> list[ChunkOutcome]:  # type: ignore[override]
+    def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:
         self.batches.append(len(works))
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")
@@ -64,7 +66,7 @@ def make_engine(clock: ManualClock | None = None, **changes: object) -> Token2Wa
     flow = StreamFlow(make_flow(), config.synthesis)
     runner = PoisonableRunner(flow, StreamVocoder(make_hift(), config.synthesis))
     runner.batches = []
-    voices = VoiceStore(SeededExtractor(), flow, config.voice_cache_bytes)
+    voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes)
     return Token2WavEngine(config, voices, runner, clock or ManualClock())
 
 

@@ -32,6 +32,14 @@ class Door:
         body = {"model": "cosydit", "input": "hello", "voice": "default", **changes}
         return await self.http.post("/v1/audio/speech", json=body)
 
+    async def until_ready(self) -> None:
+        """Return when the warm-up synthesis is over."""
+        for _ in range(500):
+            if (await self.http.get("/readyz")).status_code == 200:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the door did not become ready")
+
     async def until_idle(self) -> None:
         for _ in range(500):
             if self.llm.running == 0 and self.token2wav.open_streams == 0:

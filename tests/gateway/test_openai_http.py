@@ -41,7 +41,7 @@ async def test_pcm_is_the_bare_samples(voices: Voices) -> None:
 async def test_audio_is_sent_while_the_llm_still_speaks(voices: Voices) -> None:
     llm = FakeLLM(speech_deltas(60))
     async with opened_door(llm, FakeToken2Wav(), voices) as door:
-        await door.until_idle()
+        await door.until_ready()
         llm.gate, llm.ungated = asyncio.Event(), 20
         body = {"model": "m", "input": "hello", "voice": "default"}
         async with door.http.stream("POST", "/v1/audio/speech", json=body) as response:

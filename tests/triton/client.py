@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,10 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import np_to_triton_dtype
 
+from token2wav_service.triton.server import TritonProcess
+
 WAIT_S = 30.0
+POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class StreamClient:
     def __init__(self, address: str) -> None:
         self._client = grpc_client.InferenceServerClient(address)
         self._answers: queue.Queue[Answer] = queue.Queue()
+        self._is_closed = False
         self._client.start_stream(self._collect)
 
     def send(self, operation: str, request_id: str, **tensors: Any) -> None:
@@ -67,9 +73,16 @@ class StreamClient:
             is_last=np.array([is_last]),
         )
 
+    def received(self) -> list[Answer]:
+        """Return what came and was not read yet."""
+        return [self._answers.get_nowait() for _ in range(self._answers.qsize())]
+
     def close(self, cancel: bool = False) -> None:
-        self._client.stop_stream(cancel_requests=cancel)
-        self._client.close()
+        """End the stream: after what is under way, or at once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._client.stop_stream(cancel_requests=cancel)
+            self._client.close()
 
     def _collect(self, result: Any, error: Any) -> None:
         if error is not None:
@@ -79,6 +92,29 @@ class StreamClient:
         tensors = {output.name: result.as_numpy(output.name) for output in response.outputs}
         final = response.parameters["triton_final_response"].bool_param
         self._answers.put(Answer(response.id, tensors, None, final))
+
+
+@contextmanager
+def connected(server: TritonProcess) -> Iterator[StreamClient]:
+    """Connect, and cancel whatever is still open on leaving."""
+    client = StreamClient(server.options.grpc_address)
+    try:
+        yield client
+    finally:
+        client.close(cancel=True)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Poll until `condition` holds; fail naming `what` if it never does."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(POLL_S)
+
+
+def token2wav_metric(server: TritonProcess, name: str) -> float:
+    """Return one of the engine's metrics, 0 before it first appears."""
+    return read_metrics(server.options.metrics_address).get(f"cosydit_token2wav_{name}", 0.0)
 
 
 def infer_input(name: str, value: Any) -> Any:

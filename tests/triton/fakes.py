@@ -41,9 +41,6 @@ class FakeTensor:
     tensor_name: str
     array: Any
 
-    def name(self) -> str:
-        return self.tensor_name
-
     def as_numpy(self) -> Any:
         return self.array
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tests.triton.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from token2wav_service.engine.types import FloatArray
 from token2wav_service.errors import InvalidPromptError
+from token2wav_service.triton.responder import Responder
 from token2wav_service.triton.token2wav_model import Token2WavModel
 
 WAIT_S = 10.0
@@ -153,6 +155,15 @@ def test_priority_and_seed_reach_the_engine(harness: Harness) -> None:
     _, stream_id = harness.open(seed=np.array([2**40], np.int64), priority=np.array([2], np.int32))
     options = harness.engine.streams[stream_id[0].decode()].options
     assert (options.seed, options.priority) == (2**40, 2)
+
+
+def test_an_answered_request_lets_its_sender_go_so_that_the_model_can_unload() -> None:
+    request = FakeRequest({})
+    responder = Responder(FakePbUtils(), request)
+    sender = weakref.ref(request.sender)
+    del request
+    responder.finish()
+    assert sender() is None
 
 
 def test_metrics_follow_the_engine(harness: Harness) -> None:

@@ -16,6 +16,7 @@ from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.hift import fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,13 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     flow = load_flow(config.model_dir).to(config.device, DTYPES[config.dtype])
-    hift = load_hift(config.model_dir).to(config.device)
+    hift = fold_weight_norm(load_hift(config.model_dir)).to(config.device)
     streams = StreamFlow(flow, config.synthesis)
     extractor = PromptFeatureExtractor(config.model_dir, onnx_threads=config.num_threads or 1, device=config.device)
-    voices = VoiceStore(extractor, streams, config.voice_cache_bytes)
+    runner = ModelRunner(streams, StreamVocoder(hift, config.synthesis))
+    voices = VoiceStore(extractor, runner, config.voice_cache_bytes)
     logger.info("token2wav on %s in %s from %s", config.device, config.dtype, config.model_dir)
-    return Token2WavEngine(config, voices, ModelRunner(streams, StreamVocoder(hift, config.synthesis)), clock)
+    return Token2WavEngine(config, voices, runner, clock)
 
 
 def build_engine_loop(config: Token2WavConfig, clock: Clock) -> EngineLoop:

@@ -11,13 +11,14 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cosydit.clock import Clock
 from token2wav_service.config import HistoryPolicy, Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
-from token2wav_service.engine.model_runner import ChunkOutcome, ChunkWork, ModelRunner
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Scheduler
 from token2wav_service.engine.stream import Stream
 from token2wav_service.engine.types import (
@@ -58,7 +59,7 @@ class ChunkResult:
 class Token2WavEngine:
     """Continuous batching of many streams over one set of models."""
 
-    def __init__(self, config: Token2WavConfig, voices: VoiceStore, runner: ModelRunner, clock: Clock) -> None:
+    def __init__(self, config: Token2WavConfig, voices: VoiceStore, runner: Runner[Any, Any], clock: Clock) -> None:
         self.config = config
         self.voices = voices
         self._runner = runner
@@ -82,9 +83,14 @@ class Token2WavEngine:
             if len(self._streams) >= self.config.max_streams:
                 raise CapacityError(f"{self.config.max_streams} streams are open, the most allowed; retry later")
             voice = self.voices.cache.acquire(voice_id)
+            try:
+                state = self._runner.open(voice.state)
+            except BaseException:
+                self.voices.cache.release(voice_id)
+                raise
             now = self._clock.now()
             stream_id = uuid.uuid4().hex
-            stream = Stream(stream_id, voice, options, voice.state, self._runner.vocoder.initial_state(), now, now)
+            stream = Stream(stream_id, voice, options, state, now, now)
             stream.planned_frames = voice.state.frames
             self._streams[stream_id] = stream
             return stream_id
@@ -102,8 +108,8 @@ class Token2WavEngine:
             stream.waiting.append(TokenChunk(chunk.stream_id, chunk.index, token_ids, chunk.is_last))
             stream.next_index += 1
             stream.has_last = chunk.is_last
-            stream.lookahead = token_ids[-self._runner.flow.lookahead :]
-            stream.planned_frames += self._runner.flow.new_frames(len(token_ids), chunk.is_last)
+            stream.lookahead = token_ids[-self._runner.facts.lookahead_tokens :]
+            stream.planned_frames += self._runner.facts.new_frames(len(token_ids), chunk.is_last)
             stream.schedule.append(len(token_ids))
             stream.last_activity_s = self._clock.now()
 
@@ -168,7 +174,7 @@ class Token2WavEngine:
                 open_streams=len(self._streams),
                 voices=cache.voices,
                 voice_bytes=cache.used_bytes,
-                state_bytes=sum(stream.state_bytes for stream in self._streams.values()),
+                state_bytes=sum(stream.state.num_bytes for stream in self._streams.values()),
                 steps=sum(self._histogram.values()),
                 batch_size_histogram=dict(self._histogram),
                 chunks=self._chunks,
@@ -193,7 +199,7 @@ class Token2WavEngine:
         return stream
 
     def _checked_tokens(self, stream: Stream, chunk: TokenChunk) -> tuple[int, ...]:
-        lookahead = self._runner.flow.lookahead
+        lookahead = self._runner.facts.lookahead_tokens
         if stream.has_last:
             raise InvalidChunkError("the stream's last chunk was sent already; open a new stream for more")
         if chunk.index != stream.next_index:
@@ -208,11 +214,11 @@ class Token2WavEngine:
             raise InvalidChunkError(
                 f"got {len(token_ids)} tokens, expected at most {self.config.max_chunk_tokens}: send smaller chunks"
             )
-        vocabulary = self._runner.flow.flow.config.vocab_size
+        vocabulary = self._runner.facts.vocab_size
         wrong = [token for token in token_ids if not 0 <= token < vocabulary]
         if wrong:
             raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
-        self._check_limit(stream, self._runner.flow.new_frames(len(token_ids), chunk.is_last))
+        self._check_limit(stream, self._runner.facts.new_frames(len(token_ids), chunk.is_last))
         return token_ids
 
     def _check_limit(self, stream: Stream, new_frames: int) -> None:
@@ -223,7 +229,7 @@ class Token2WavEngine:
                 f"{UPSTREAM_LIMIT_FRAMES / MEL_RATE_HZ:.0f} s; set history to auto or prompt_and_recent"
             )
 
-    def _run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome | Token2WavError]:
+    def _run(self, works: Sequence[ChunkWork[StreamState]]) -> list[ChunkOutcome[StreamState] | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the guilty one pays."""
         try:
             outcomes = self._runner.run(works)
@@ -237,15 +243,16 @@ class Token2WavEngine:
             return [outcome for work in works for outcome in self._run([work])]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
-    def _settle(self, stream: Stream, outcome: ChunkOutcome | Token2WavError) -> ChunkResult:
+    def _settle(self, stream: Stream, outcome: ChunkOutcome[StreamState] | Token2WavError) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
         if stream.status is StreamStatus.ABORTED:
+            self._runner.close(stream.state)
             error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
             return ChunkResult(stream.stream_id, chunk.index, error, None)
         if isinstance(outcome, Token2WavError):
             return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
-        stream.flow, stream.vocoder = outcome.flow, outcome.vocoder
+        stream.state = outcome.state
         stream.status = StreamStatus.WAITING
         now = self._clock.now()
         stream.last_activity_s = now
@@ -262,6 +269,9 @@ class Token2WavEngine:
         stream.status = status
         del self._streams[stream.stream_id]
         self.voices.cache.release(stream.voice.features.voice_id)
+        if not stream.in_step:
+            # A running step still uses the state; `_settle` closes it then.
+            self._runner.close(stream.state)
         if status is StreamStatus.FINISHED:
             self._finished += 1
         else:
@@ -284,14 +294,12 @@ def _check_options(options: StreamOptions) -> None:
         raise InvalidRequestError(f"got priority {options.priority}, expected 1 (first) to {DEFAULT_PRIORITY}")
 
 
-def _work(stream: Stream) -> ChunkWork:
+def _work(stream: Stream) -> ChunkWork[StreamState]:
     chunk = stream.waiting[0]
-    return ChunkWork(
-        chunk.token_ids, chunk.is_last, stream.voice.speaker, stream.options.seed, stream.flow, stream.vocoder
-    )
+    return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
 
 
-def _checked_outcome(outcome: ChunkOutcome) -> ChunkOutcome | Token2WavError:
+def _checked_outcome(outcome: ChunkOutcome[StreamState]) -> ChunkOutcome[StreamState] | Token2WavError:
     if not np.isfinite(outcome.samples).all():
         return Token2WavError("synthesis made samples that are not finite; check the checkpoint and the dtype")
     return outcome

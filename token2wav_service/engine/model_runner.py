@@ -1,4 +1,7 @@
-"""Runs one batch through the models: tokens to mel in one forward, mel to audio in one per length."""
+"""Runs batches through the plain modules, on any device: tokens to mel in one forward, mel to audio in one per length.
+
+States are values: a batch returns new ones and leaves the old ones unchanged.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,45 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from token2wav_service.engine.types import FloatArray
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.types import VoiceFeatures
 from token2wav_service.models.flow_state import FlowState
 from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderInput, VocoderState
 
 
 @dataclass(frozen=True)
-class ChunkWork:
-    """One stream's chunk and the states it starts from."""
+class TorchVoice:
+    """A voice: the flow after its prompt, from which streams start."""
 
-    token_ids: tuple[int, ...]
-    is_last: bool
-    speaker: Tensor
-    seed: int
     flow: FlowState
-    vocoder: VocoderState
+    speaker: Tensor
+    """[192] on the models' device."""
+
+    @property
+    def frames(self) -> int:
+        """Mel frames of the prompt."""
+        return self.flow.frames
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it holds."""
+        return self.flow.num_bytes + self.speaker.numel() * self.speaker.element_size()
 
 
 @dataclass(frozen=True)
-class ChunkOutcome:
-    """What a chunk made; the states replace the stream's."""
+class TorchState:
+    """One stream's state."""
 
-    samples: FloatArray
-    """[N] float32 at 24 kHz."""
+    voice: TorchVoice
     flow: FlowState
     vocoder: VocoderState
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it holds beyond what it shares with its voice."""
+        own = self.flow.num_bytes if self.flow is not self.voice.flow else 0
+        return own + self.vocoder.num_bytes
 
 
 class ModelRunner:
@@ -43,18 +59,37 @@ class ModelRunner:
     def __init__(self, flow: StreamFlow, vocoder: StreamVocoder) -> None:
         self.flow = flow
         self.vocoder = vocoder
+        self.facts = ModelFacts(flow.flow.config.vocab_size, flow.lookahead, flow.stride)
 
     @torch.inference_mode()
-    def run(self, works: Sequence[ChunkWork]) -> list[ChunkOutcome]:
+    def prepare_voice(self, features: VoiceFeatures) -> TorchVoice:
+        """Run a voice's prompt once."""
+        speaker = torch.from_numpy(features.speaker_embedding)
+        state = self.flow.prepare_voice(
+            torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel), speaker
+        )
+        return TorchVoice(state, speaker.to(self.flow.device))
+
+    def open(self, voice: TorchVoice) -> TorchState:
+        """Return the state of a new stream; it shares the voice's tensors until its first chunk."""
+        return TorchState(voice, voice.flow, self.vocoder.initial_state())
+
+    def close(self, state: TorchState) -> None:
+        """Nothing to do: a state is freed with its last reference."""
+
+    @torch.inference_mode()
+    def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:
         """Run every chunk; the works' states are unchanged, also when this raises."""
         rows = [
-            FlowInput(work.flow, torch.tensor(work.token_ids), work.speaker, work.seed, work.is_last) for work in works
+            FlowInput(w.state.flow, torch.tensor(w.token_ids), w.state.voice.speaker, w.seed, w.is_last) for w in works
         ]
         mels, flows = self.flow.forward(rows)
-        inputs = [VocoderInput(w.vocoder, mel, w.seed, w.is_last) for w, mel in zip(works, mels, strict=True)]
+        inputs = [VocoderInput(w.state.vocoder, mel, w.seed, w.is_last) for w, mel in zip(works, mels, strict=True)]
         samples, vocoders = self._vocode(inputs)
-        arrays = [tensor.float().cpu().numpy() for tensor in samples]
-        return [ChunkOutcome(*parts) for parts in zip(arrays, flows, vocoders, strict=True)]
+        return [
+            ChunkOutcome(wave.float().cpu().numpy(), TorchState(work.state.voice, flow, vocoder))
+            for work, wave, flow, vocoder in zip(works, samples, flows, vocoders, strict=True)
+        ]
 
     def _vocode(self, inputs: Sequence[VocoderInput]) -> tuple[list[Tensor], list[VocoderState]]:
         samples = [row.mel.new_zeros(0) for row in inputs]

@@ -6,10 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.engine.runner import StreamState
 from token2wav_service.engine.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 from token2wav_service.engine.voices import Voice
-from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.vocoder_stream import VocoderState
 
 
 @dataclass
@@ -19,8 +18,7 @@ class Stream:
     stream_id: str
     voice: Voice
     options: StreamOptions
-    flow: FlowState
-    vocoder: VocoderState
+    state: StreamState
     opened_s: float
     last_activity_s: float
     status: StreamStatus = StreamStatus.WAITING
@@ -50,12 +48,6 @@ class Stream:
         if self.first_audio_s is None:
             return self.opened_s
         return self.first_audio_s + self.samples / SAMPLE_RATE_HZ
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes held beyond what is shared with the voice."""
-        own = self.flow.num_bytes if self.flow is not self.voice.state else 0
-        return own + self.vocoder.num_bytes
 
     def summary(self) -> StreamSummary:
         """Return what became of the stream so far."""

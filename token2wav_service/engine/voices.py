@@ -1,19 +1,15 @@
-"""Voices as the engine holds them: features, and the flow's state after the prompt, shared by all streams."""
+"""Voices as the engine holds them: features, and the models' state after the prompt, shared by all streams."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
+from token2wav_service.engine.runner import Runner, VoiceState
 from token2wav_service.engine.types import VoiceFeatures, VoicePrompt
 from token2wav_service.features.audio import validate_prompt
 from token2wav_service.features.extractor import voice_id_of
 from token2wav_service.features.voice_cache import VoiceCache
-from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.flow_stream import StreamFlow
 
 
 class FeatureExtractor(Protocol):
@@ -29,10 +25,8 @@ class Voice:
     """A voice ready for streams."""
 
     features: VoiceFeatures
-    speaker: Tensor
-    """[192] on the models' device."""
-    state: FlowState
-    """The flow after the prompt; streams start from it and never change it."""
+    state: VoiceState
+    """The models after the prompt; streams start from it and never change it."""
 
     @property
     def num_bytes(self) -> int:
@@ -44,9 +38,9 @@ class Voice:
 class VoiceStore:
     """Makes voices once and remembers them under a byte budget; thread-safe."""
 
-    def __init__(self, extractor: FeatureExtractor, flow: StreamFlow, budget_bytes: int) -> None:
+    def __init__(self, extractor: FeatureExtractor, runner: Runner[Any, Any], budget_bytes: int) -> None:
         self._extractor = extractor
-        self._flow = flow
+        self._runner = runner
         self.cache: VoiceCache[Voice] = VoiceCache(budget_bytes)
 
     def register(self, prompt: VoicePrompt) -> VoiceFeatures:
@@ -60,11 +54,6 @@ class VoiceStore:
         voice_id = voice_id_of(prompt.samples)
         return self.cache.get_or_compute(voice_id, lambda: self._make(prompt), lambda voice: voice.num_bytes).features
 
-    @torch.inference_mode()
     def _make(self, prompt: VoicePrompt) -> Voice:
         features = self._extractor.extract(prompt)
-        speaker = torch.from_numpy(features.speaker_embedding)
-        state = self._flow.prepare_voice(
-            torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel), speaker
-        )
-        return Voice(features, speaker.to(self._flow.device), state)
+        return Voice(features, self._runner.prepare_voice(features))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav_service.models.config import HiFTConfig
@@ -88,6 +89,17 @@ class HiFT(nn.Module):
         spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
         samples = torch.istft(spectrum, c.istft_n_fft, c.istft_hop, window=self.window)
         return samples.clamp(-c.audio_limit, c.audio_limit)
+
+
+def fold_weight_norm(hift: HiFT) -> HiFT:
+    """Replace every weight-normed weight by its value, in place: the same function, computed once instead of per call.
+
+    The state dict no longer has upstream's keys; load first.
+    """
+    for module in list(hift.modules()):
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight")
+    return hift.requires_grad_(False)
 
 
 class Snake(nn.Module):

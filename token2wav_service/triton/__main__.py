@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from token2wav_service.triton.command import (
+    DEFAULT_EXIT_TIMEOUT_S,
     DEFAULT_GRPC_PORT,
     DEFAULT_HTTP_PORT,
     DEFAULT_METRICS_PORT,
@@ -29,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until the server exits or a signal stops it; return its exit status."""
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    options = ServerOptions(args.model_repository, args.host, args.http_port, args.grpc_port, args.metrics_port)
+    options = ServerOptions(
+        args.model_repository, args.host, args.http_port, args.grpc_port, args.metrics_port, args.exit_timeout_s
+    )
     if not args.model_repository.is_dir():
         sys.stderr.write(
             f"{args.model_repository} is not a folder: make it with `python -m token2wav_service.triton.assemble`\n"
@@ -40,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             command = server_command(find_installation(), options, Path("BACKENDS"), "PREFIX")
             sys.stdout.write(shlex.join(command) + "\n")
             return 0
-        return _serve(TritonProcess(options))
+        return _serve(TritonProcess(options, ends_with_caller=True))
     except (TritonNotFoundError, TritonStartError) as err:
         sys.stderr.write(f"{err}\n")
         return 1
@@ -68,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="default %(default)s")
     parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="default %(default)s")
     parser.add_argument("--metrics-port", type=int, default=DEFAULT_METRICS_PORT, help="default %(default)s")
+    parser.add_argument(
+        "--exit-timeout-s",
+        type=int,
+        default=DEFAULT_EXIT_TIMEOUT_S,
+        help="seconds a stopping server waits for requests under way (default %(default)s)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")
     return parser
 

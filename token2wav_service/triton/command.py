@@ -17,8 +17,7 @@ DEFAULT_METRICS_PORT = 8002
 MIB = 1024 * 1024
 SHM_REGION_BYTES = MIB
 """First size of a model process's shared memory, and its growth step: the least the python backend takes."""
-EXIT_TIMEOUT_S = 10
-"""How long a stopping server waits for requests under way."""
+DEFAULT_EXIT_TIMEOUT_S = 10
 _STUB_TIMEOUT_S = 120
 _KEEPALIVE_TIME_MS = 30_000
 """Ping a silent client after this long: a vanished host must not hold a stream."""
@@ -34,6 +33,8 @@ class ServerOptions:
     http_port: int = DEFAULT_HTTP_PORT
     grpc_port: int = DEFAULT_GRPC_PORT
     metrics_port: int = DEFAULT_METRICS_PORT
+    exit_timeout_s: int = DEFAULT_EXIT_TIMEOUT_S
+    """How long a stopping server waits for requests under way."""
 
     @property
     def http_address(self) -> str:
@@ -63,7 +64,7 @@ def server_command(
         "--model-control-mode=none",
         "--exit-on-error=true",
         "--disable-auto-complete-config",
-        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        f"--exit-timeout-secs={options.exit_timeout_s}",
         "--log-verbose=0",
         f"--http-address={options.host}",
         f"--http-port={options.http_port}",

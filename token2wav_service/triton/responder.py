@@ -28,14 +28,14 @@ class Responder:
 
     def __init__(self, pb_utils: PbUtils, request: Any) -> None:
         self._pb_utils = pb_utils
-        self._sender = request.get_response_sender()
+        # NOTE: dropped with the FINAL flag: while a sender lives, Triton can't unload the model.
+        self._sender: Any = request.get_response_sender()
         self._lock = threading.Lock()
-        self._is_finished = False
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
         """Send one response; more may follow."""
         with self._lock:
-            if not self._is_finished:
+            if self._sender is not None:
                 self._sender.send(make_response(self._pb_utils, tensors))
 
     def finish(self, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -54,18 +54,18 @@ class Responder:
     def is_cancelled(self) -> bool:
         """Say whether the caller has left or given up; False once finished."""
         with self._lock:
-            return not self._is_finished and bool(self._sender.is_cancelled())
+            return self._sender is not None and bool(self._sender.is_cancelled())
 
     def _send_final(self, response: Any) -> None:
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         with self._lock:
-            if self._is_finished:
+            sender, self._sender = self._sender, None
+            if sender is None:
                 return
-            self._is_finished = True
             if response is None:
-                self._sender.send(flags=flags)
+                sender.send(flags=flags)
             else:
-                self._sender.send(response, flags=flags)
+                sender.send(response, flags=flags)
 
 
 def make_response(pb_utils: PbUtils, tensors: Mapping[str, Tensor]) -> Any:

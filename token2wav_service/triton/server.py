@@ -6,6 +6,7 @@ Knows processes, readiness and shared memory; knows nothing of what the models d
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import logging
 import os
@@ -21,7 +22,7 @@ from types import TracebackType
 
 from cosydit.clock import Clock, SystemClock
 from token2wav_service.triton.assemble import count_instances
-from token2wav_service.triton.command import EXIT_TIMEOUT_S, MIB, SHM_REGION_BYTES, ServerOptions, server_command
+from token2wav_service.triton.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
 from token2wav_service.triton.installation import (
     TritonInstallation,
     find_installation,
@@ -45,6 +46,8 @@ SHM_HEADROOM_BYTES = 16 * MIB
 _SHM_DIR = Path("/dev/shm")
 _STOP_MARGIN_S = 5.0
 """What the server may take beyond its own exit timeout before it is killed."""
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 _POLL_INTERVAL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
 _LOG_TAIL_LINES = 25
@@ -68,6 +71,7 @@ class TritonProcess:
         installation: TritonInstallation | None = None,
         extra_env: Mapping[str, str] | None = None,
         clock: Clock | None = None,
+        ends_with_caller: bool = False,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -75,12 +79,14 @@ class TritonProcess:
             log_path: the server's output goes here; None lets it flow to our own stdout and stderr.
             installation: None searches for one.
             extra_env: added to the environment of the server and its models.
+            ends_with_caller: the server stops when the thread that calls `start` is gone, even if it was killed.
         """
         self.options = options
         self.log_path = log_path
         self._installation = installation or find_installation()
         self._extra_env = dict(extra_env or {})
         self._clock = clock or SystemClock()
+        self._preexec = _stop_with_parent if ends_with_caller else None
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir: Path | None = None
         self._shm_prefix = ""
@@ -143,10 +149,11 @@ class TritonProcess:
         finally:
             connection.close()
 
-    def stop(self, timeout_s: float = EXIT_TIMEOUT_S + _STOP_MARGIN_S) -> None:
-        """Let the server finish and clean up; kill it and its models after `timeout_s`. Idempotent."""
+    def stop(self) -> None:
+        """Let the server finish and clean up; kill it and its models if it takes too long. Idempotent."""
         if self._process is None:
             return
+        timeout_s = self.options.exit_timeout_s + _STOP_MARGIN_S
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(timeout=timeout_s)
@@ -163,12 +170,19 @@ class TritonProcess:
         self.stop()
 
     def _spawn(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        if self.log_path is None:
-            return subprocess.Popen(command, env=env, start_new_session=True, stdin=subprocess.DEVNULL)
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
+        with contextlib.ExitStack() as stack:
+            log = None
+            if self.log_path is not None:
+                self.log_path.parent.mkdir(parents=True, exist_ok=True)
+                log = stack.enter_context(self.log_path.open("ab"))
             return subprocess.Popen(
-                command, env=env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=self._preexec,
             )
 
     def _kill_session(self) -> None:
@@ -230,3 +244,8 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _stop_with_parent() -> None:
+    """Runs in the child before it becomes the server: have Linux send SIGTERM when the parent is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
@@ -32,21 +33,6 @@ MIN_HOP_TOKENS = 4
 
 class SettingsError(ValueError):
     """Unknown names or values that can't be used; one line each."""
-
-
-class Target(Protocol):
-    """A place in one model's config.pbtxt that a setting fills."""
-
-    @property
-    def model(self) -> str: ...
-
-    def apply(self, config: ModelConfigMessage, value: str) -> None:
-        """Write `value` (already checked) into `config`."""
-        ...
-
-    def describe(self) -> str:
-        """Name the place for people."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +72,7 @@ class Setting:
     help: str
     check: Callable[[str], str]
     """Returns the value in the form that is stored; raises ValueError saying what was expected."""
-    targets: tuple[Target, ...]
+    targets: tuple[Parameter | Field, ...]
     default: str | None = None
     """None: unset unless given."""
     is_required: bool = False
@@ -204,11 +190,23 @@ def _engine_settings() -> tuple[Setting, ...]:
     """Every field of the engine's own configuration that has no name of the original's."""
     renamed = {"model_dir", "max_batch_size", "batch_window_us", "synthesis"}
     fields = [*dataclasses.fields(Token2WavConfig), *dataclasses.fields(SynthesisPolicy)]
-    names = [field.name for field in fields if field.name not in renamed]
     return tuple(
-        Setting(name, f"token2wav engine: {name}", _engine_value(name), (Parameter(TOKEN2WAV_MODEL, name),))
-        for name in names
+        Setting(
+            field.name,
+            f"token2wav engine: {field.name}",
+            _engine_value(field.name),
+            (Parameter(TOKEN2WAV_MODEL, field.name),),
+            default=_as_text(field.default),
+        )
+        for field in fields
+        if field.name not in renamed
     )
+
+
+def _as_text(value: object) -> str | None:
+    if value is None:
+        return None
+    return str(value.value) if isinstance(value, Enum) else str(value)
 
 
 _FEATURE_MODELS = (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)

@@ -241,19 +241,19 @@ def _when_done(responder: Responder, use: Callable[[Any], None]) -> Callable[[Fu
     return on_done
 
 
+# NOTE: the FINAL flag travels with the data. A caller that has its answer may cancel its call at once, and a cancel
+# that overtakes a separate FINAL makes Triton 2.51 keep the request for ever, so that the model can't unload.
 def _send_voice(features: VoiceFeatures, responder: Responder) -> None:
-    responder.send(
+    responder.finish(
         {
             "voice_id": text_tensor(features.voice_id),
             "prompt_speech_tokens": features.prompt_tokens.astype(np.int32),
         }
     )
-    responder.finish()
 
 
 def _send_audio(result: AudioChunk | Token2WavError, responder: Responder) -> None:
     if isinstance(result, Token2WavError):
         responder.fail(result)
         return
-    responder.send({"waveform": np.ascontiguousarray(result.samples, dtype=np.float32)})
-    responder.finish()
+    responder.finish({"waveform": np.ascontiguousarray(result.samples, dtype=np.float32)})

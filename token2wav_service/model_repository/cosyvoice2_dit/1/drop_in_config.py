@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gateway.chunking import ChunkSettings
 from gateway.errors import ConfigError
@@ -81,7 +82,7 @@ def _bound(text: str) -> int | None:
     return int(text) or None
 
 
-_PARSERS = {
+_PARSERS: dict[str, Callable[[str], Any]] = {
     "llm_tokenizer_dir": Path,
     "llm_api_base": str,
     "llm_backend": LLMBackend,
@@ -92,7 +93,7 @@ _PARSERS = {
     "default_voice": str,
     "requests_per_instance": int,
 }
-_CHUNK_PARSERS = {
+_CHUNK_PARSERS: dict[str, Callable[[str], Any]] = {
     "dynamic_chunk_strategy": str,
     "token_hop_len": int,
     "token_hop_len_first": int,

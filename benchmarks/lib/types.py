@@ -1,0 +1,101 @@
+"""What goes into a benchmark and what comes out: inputs, per-request records, with their units.
+
+Pure data; knows nothing of networks, files or statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class BenchmarkError(Exception):
+    """A benchmark can't run as asked; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class SpeechInput:
+    """One text to speak and the voice to speak it in."""
+
+    utt: str
+    """Name of the utterance, unique within its list."""
+    text: str
+    prompt_text: str | None = None
+    """Transcript of the prompt; None if the server is to use its own voice."""
+    prompt: Path | bytes | None = None
+    """Audio file of the voice: where it lies, or its bytes. None: the server's own voice."""
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row of an input list that can't be used."""
+
+    utt: str
+    """Its name, or `row N` if it has none."""
+    reason: str
+    """What was got, what was expected and where."""
+
+
+InputRow = SpeechInput | BadRow
+
+
+@dataclass(frozen=True)
+class AudioArrival:
+    """A piece of audio as the client got it."""
+
+    at_s: float
+    """Seconds from sending the request."""
+    audio_s: float
+    """Its own duration in seconds; more than 0."""
+
+
+@dataclass
+class RequestRecord:
+    """What became of one request."""
+
+    request_id: str
+    utt: str
+    sent_s: float
+    """Seconds from the start of the run."""
+    is_warm_up: bool = False
+    arrivals: list[AudioArrival] = field(default_factory=list)
+    total_s: float = 0.0
+    """From sending the request to its end."""
+    error: str | None = None
+    """Why it failed; None if it did not."""
+
+    @property
+    def is_ok(self) -> bool:
+        """True when it ended well and brought audio."""
+        return self.error is None and bool(self.arrivals)
+
+    @property
+    def ttfa_s(self) -> float | None:
+        """Time to first audio in seconds, if any came."""
+        return self.arrivals[0].at_s if self.arrivals else None
+
+    @property
+    def second_chunk_s(self) -> float | None:
+        """Time to the second piece of audio in seconds, if it came."""
+        return self.arrivals[1].at_s if len(self.arrivals) > 1 else None
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio received."""
+        return sum(arrival.audio_s for arrival in self.arrivals)
+
+    @property
+    def rtf(self) -> float | None:
+        """Real-time factor: seconds waited per second of audio."""
+        return self.total_s / self.audio_s if self.arrivals else None
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A finished run."""
+
+    records: list[RequestRecord]
+    """In the order in which they ended, without the warm-up."""
+    warm_up: list[RequestRecord]
+    wall_s: float
+    """From the first request sent to the last one ended, warm-up excluded."""

@@ -1,0 +1,126 @@
+"""Resuming a batch: what counts as done, and what a kill may leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.lib.batch.ledger import Ledger
+from benchmarks.lib.types import BenchmarkError
+
+SAMPLES = np.zeros(2400, np.float32)
+UTTS = frozenset({"a", "b", "c"})
+
+
+def _ledger(tmp_path: Path, audio_format: str = "wav") -> Ledger:
+    return Ledger(tmp_path / "out", audio_format, UTTS)
+
+
+def _finish(ledger: Ledger, utt: str) -> None:
+    path = ledger.write_audio(utt, SAMPLES)
+    ledger.append({"utt": utt, "audio": path.name})
+
+
+def _results(ledger: Ledger) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ledger.results_path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_what_is_written_is_done_after_a_restart(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as ledger:
+        _finish(ledger, "a")
+    with _ledger(tmp_path) as ledger:
+        assert (ledger.is_done("a"), ledger.is_done("b")) == (True, False)
+        assert _results(ledger) == [{"utt": "a", "audio": "a.wav"}]
+
+
+def test_a_kill_between_file_and_line_loses_no_result(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as ledger:
+        ledger.write_audio("a", SAMPLES)
+    with _ledger(tmp_path) as ledger:
+        assert _results(ledger) == [{"utt": "a", "audio": "a.wav", "audio_s": 0.1, "is_recovered": True}]
+
+
+def test_a_torn_line_and_a_partial_file_are_dropped(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as ledger:
+        _finish(ledger, "a")
+    (tmp_path / "out" / ".b.wav.part").write_bytes(b"RIFF")
+    with ledger.results_path.open("a", encoding="utf-8") as results:
+        results.write('{"utt": "b", "aud')
+    with _ledger(tmp_path) as ledger:
+        assert [result["utt"] for result in _results(ledger)] == ["a"]
+        assert not ledger.is_done("b")
+        assert not list((tmp_path / "out").glob(".*.part"))
+
+
+def test_a_line_whose_audio_was_removed_is_not_doubled_by_the_next_run(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as ledger:
+        _finish(ledger, "a")
+    (tmp_path / "out" / "a.wav").unlink()
+    with _ledger(tmp_path) as ledger:
+        assert not ledger.is_done("a")
+        _finish(ledger, "a")
+        assert [result["utt"] for result in _results(ledger)] == ["a"]
+
+
+def test_another_format_is_another_batch(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as ledger:
+        _finish(ledger, "a")
+    with _ledger(tmp_path, "flac") as ledger:
+        assert not ledger.is_done("a")
+        _finish(ledger, "a")
+        assert _results(ledger) == [{"utt": "a", "audio": "a.flac"}]
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.wav").write_bytes(b"not even audio")
+    with _ledger(tmp_path) as ledger:
+        assert _results(ledger) == []
+    assert (tmp_path / "out" / "mine.wav").exists()
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    with _ledger(tmp_path), pytest.raises(BenchmarkError, match="another batch"):
+        _ledger(tmp_path).open()
+
+
+@pytest.mark.parametrize("utt", ["../a", "a/b", ".hidden", "", "x" * 201, "a\nb"])
+def test_names_that_can_not_be_files_are_refused(tmp_path: Path, utt: str) -> None:
+    with pytest.raises(BenchmarkError, match="can't be a file name"):
+        _ledger(tmp_path).is_done(utt)
+
+
+def test_nothing_is_doubled_or_lost_after_kills_at_any_moment(tmp_path: Path) -> None:
+    """A child writes audio as fast as it can and is killed again and again until all is done."""
+    names = [f"u{index}" for index in range(60)]
+    program = (
+        "import sys, numpy as np\n"
+        "from pathlib import Path\n"
+        "from benchmarks.lib.batch.ledger import Ledger\n"
+        "names = sys.argv[2].split(',')\n"
+        "with Ledger(Path(sys.argv[1]), 'wav', names) as ledger:\n"
+        "    print('go', flush=True)\n"
+        "    for name in names:\n"
+        "        if not ledger.is_done(name):\n"
+        "            path = ledger.write_audio(name, np.zeros(240, np.float32))\n"
+        "            ledger.append({'utt': name, 'audio': path.name})\n"
+        "            print(name, flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "out"), ",".join(names)]
+    for lines_before_the_kill in (1, 3, 20, None):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            for seen, _ in enumerate(child.stdout):
+                if seen == lines_before_the_kill:
+                    os.kill(child.pid, signal.SIGKILL)
+    assert child.returncode == 0
+    ledger = Ledger(tmp_path / "out", "wav", names)
+    assert sorted(result["utt"] for result in _results(ledger)) == sorted(names)

@@ -1,0 +1,82 @@
+"""The offline driver: the same engine as in the service, driven until all streams finish."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engine.factory import POISON, PoisonableRunner, audio_of, drain, make_engine, make_prompt, tokens_of
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.types import StreamOptions, TokenChunk
+from token2wav_service.errors import InvalidChunkError, InvalidRequestError, Token2WavError
+from token2wav_service.offline import OfflineUtterance, cut_windows, synthesize_all
+
+
+def _utterance(name: str, tokens: int, seed: int = 0) -> OfflineUtterance:
+    return OfflineUtterance(name, tokens_of(tokens, seed), make_prompt(), StreamOptions(seed))
+
+
+def _runner(engine: Token2WavEngine) -> PoisonableRunner:
+    runner = engine._runner
+    assert isinstance(runner, PoisonableRunner)
+    return runner
+
+
+def test_windows_cover_all_tokens_and_repeat_the_look_ahead_only() -> None:
+    tokens = tuple(range(50))
+    windows = cut_windows(tokens, 20)
+    assert windows == [tokens[:23], tokens[20:43], tokens[40:]]
+    assert cut_windows(tokens[:23], 20) == [tokens[:23]]
+
+
+def test_utterances_run_side_by_side_up_to_the_batch_size() -> None:
+    engine = make_engine(max_batch_size=2)
+    spoken = list(synthesize_all(engine, [_utterance(name, 10) for name in "abcde"]))
+    assert sorted(each.name for each in spoken) == list("abcde")
+    assert _runner(engine).batches == [2, 2, 1]
+    assert engine.stats().open_streams == 0
+    engine.check_integrity()
+
+
+def test_an_utterance_in_windows_equals_the_same_stream_pushed_by_hand() -> None:
+    engine = make_engine()
+    utterance = _utterance("a", 50, seed=4)
+    (spoken,) = synthesize_all(engine, [utterance], window_tokens=20)
+    stream_id = engine.open_stream(engine.voices.register(utterance.prompt).voice_id, utterance.options)
+    for index, window in enumerate(cut_windows(utterance.token_ids, 20)):
+        engine.add_chunk(TokenChunk(stream_id, index, window, index == 2))
+    assert isinstance(spoken.outcome, np.ndarray)
+    assert np.array_equal(spoken.outcome, audio_of(drain(engine), stream_id))
+    assert spoken.summary is not None and spoken.summary.chunk_schedule == [23, 23, 10]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"),
+    [
+        pytest.param((), InvalidRequestError, id="no tokens"),
+        pytest.param((1, 2, 10_000), InvalidChunkError, id="token out of range"),
+        pytest.param((1, 2, POISON, 4), Token2WavError, id="the model fails"),
+    ],
+)
+def test_a_bad_utterance_fails_alone(tokens: tuple[int, ...], error: type[Exception]) -> None:
+    engine = make_engine()
+    utterances = [_utterance("a", 10), OfflineUtterance("bad", tokens, make_prompt()), _utterance("c", 10)]
+    outcomes = {each.name: each.outcome for each in synthesize_all(engine, utterances)}
+    assert isinstance(outcomes["bad"], error)
+    assert isinstance(outcomes["a"], np.ndarray) and isinstance(outcomes["c"], np.ndarray)
+    assert engine.stats().open_streams == 0
+
+
+def test_leaving_early_aborts_what_is_open() -> None:
+    engine = make_engine(max_batch_size=2)
+    spoken = synthesize_all(engine, [_utterance("a", 10), _utterance("b", 60)], window_tokens=10)
+    assert next(spoken).name == "a"
+    assert engine.stats().open_streams == 1
+    spoken.close()  # type: ignore[attr-defined]
+    assert engine.stats().open_streams == 0
+
+
+@pytest.mark.parametrize("window_tokens", [0, 1498])
+def test_windows_that_the_engine_would_refuse_are_refused_at_once(window_tokens: int) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 1497"):
+        synthesize_all(make_engine(), [], window_tokens)

@@ -1,0 +1,182 @@
+"""The streaming benchmark, whole, against small servers that speak the drop-in contract and the gateway's HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import soundfile
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from benchmarks import streaming_grpc
+from benchmarks.lib.doors import DoorOptions, HttpDoor, SpeechJob
+from benchmarks.lib.load import LoadPlan
+from benchmarks.lib.speech_bench import BenchSettings, DoorName, Mode, prepare_jobs, run_bench
+from benchmarks.lib.types import BenchmarkError, SpeechInput
+
+CHUNK = np.full(2400, 0.5, np.float32)
+
+
+class DropIn(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers every text with two chunks and an empty final response; the text `fail` with an error."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            self.requests.append(request)
+            if b"fail" in request.raw_input_contents[0]:
+                yield service_pb2.ModelStreamInferResponse(error_message="INTERNAL: it broke")
+                return
+            yield service_pb2.ModelStreamInferResponse(infer_response=_answer(CHUNK, is_final=False))
+            yield service_pb2.ModelStreamInferResponse(infer_response=_answer(CHUNK, is_final=False))
+            yield service_pb2.ModelStreamInferResponse(infer_response=_answer(None, is_final=True))
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        return _answer(np.concatenate([CHUNK, CHUNK]), is_final=True)
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+        answer = service_pb2.ModelStatisticsResponse()
+        answer.model_stats.add(name="cosyvoice2_dit", inference_count=len(self.requests))
+        return answer
+
+
+def _answer(samples: Any, is_final: bool) -> Any:
+    response = service_pb2.ModelInferResponse(model_name="cosyvoice2_dit")
+    response.parameters["triton_final_response"].bool_param = is_final
+    if samples is not None:
+        response.outputs.add(name="waveform", datatype="FP32", shape=[1, len(samples)])
+        response.raw_output_contents.append(samples.tobytes())
+    return response
+
+
+@pytest.fixture
+async def drop_in() -> AsyncIterator[tuple[DropIn, str]]:
+    servicer, server = DropIn(), grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield servicer, f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+def _settings(log_dir: Path, url: str, mode: Mode, plan: LoadPlan) -> BenchSettings:
+    return BenchSettings(
+        DoorName.TRITON, mode, url, "cosyvoice2_dit", "default", plan, 20.0, url, None, log_dir, is_audio_kept=True
+    )
+
+
+async def test_a_run_leaves_results_samples_table_plot_and_audio(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
+    servicer, url = drop_in
+    jobs = prepare_jobs([SpeechInput("a", "hello"), SpeechInput("b/c", "bye")])
+    settings = _settings(tmp_path, url, Mode.STREAMING, LoadPlan(num_tasks=2, requests=4, warm_up=2))
+    outcome = await run_bench(settings, jobs, {"python": "x"})
+    assert outcome.failures == 0
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert (results["summary"]["requests"], results["summary"]["ttfa_s"]["count"]) == (4, 4)
+    assert {"p50", "p90", "p95", "p99"} < set(results["summary"]["ttfa_s"])
+    assert results["servers"]["triton_statistics"]["cosyvoice2_dit"]["inference_count"] == 4
+    assert results["environment"] == {"python": "x"} and results["warm_up"] == {"requests": 2, "failures": 0}
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [sample["is_warm_up"] for sample in samples] == [True] * 2 + [False] * 4
+    assert {sample["request_id"] for sample in samples} == {request.id for request in servicer.requests}
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+    assert "time to first audio, ms   4" in (tmp_path / "rtf.txt").read_text(encoding="utf-8")
+    audio, rate_hz = soundfile.read(tmp_path / "audio" / "b_c.wav")
+    assert (rate_hz, len(audio)) == (24_000, 2 * len(CHUNK))
+
+
+async def test_requests_carry_the_originals_tensors(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
+    servicer, url = drop_in
+    reference = np.full(1600, 0.25, np.float32)
+    job = SpeechJob(SpeechInput("a", "héllo", "it says"), reference)
+    await run_bench(_settings(tmp_path, url, Mode.STREAMING, LoadPlan()), [job], {})
+    (request,) = servicer.requests
+    shapes = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in request.inputs}
+    assert shapes == {
+        "target_text": ("BYTES", [1, 1]),
+        "reference_wav": ("FP32", [1, 1600]),
+        "reference_wav_len": ("INT32", [1, 1]),
+        "reference_text": ("BYTES", [1, 1]),
+    }
+    assert request.raw_input_contents[0] == b"\x06\x00\x00\x00" + "héllo".encode()
+    assert request.raw_input_contents[1] == reference.tobytes()
+    assert request.parameters["triton_enable_empty_final_response"].bool_param
+
+
+async def test_the_offline_mode_takes_one_whole_waveform(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
+    _, url = drop_in
+    jobs = prepare_jobs([SpeechInput("a", "hello")])
+    outcome = await run_bench(_settings(tmp_path, url, Mode.OFFLINE, LoadPlan()), jobs, {})
+    assert [arrival.audio_s for arrival in outcome.result.records[0].arrivals] == [0.2]
+
+
+async def test_failed_requests_are_counted_and_named(tmp_path: Path, drop_in: tuple[DropIn, str]) -> None:
+    _, url = drop_in
+    jobs = prepare_jobs([SpeechInput("a", "hello"), SpeechInput("b", "fail")])
+    outcome = await run_bench(_settings(tmp_path, url, Mode.STREAMING, LoadPlan(requests=2)), jobs, {})
+    assert outcome.failures == 1
+    assert "FAILED b (" in outcome.table and "INTERNAL: it broke" in outcome.table
+
+
+async def _speak_over_http(handler: Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]) -> list[float]:
+    door = HttpDoor(DoorOptions("http://gateway", 5.0), "default")
+    await door._client.aclose()
+    door._client = httpx.AsyncClient(base_url="http://gateway", transport=httpx.MockTransport(handler))
+    try:
+        return [each async for each in door.speak(SpeechJob(SpeechInput("a", "hello"), None), "id-1")]
+    finally:
+        await door.close()
+
+
+async def test_the_http_door_counts_whole_samples_however_the_body_was_cut() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for piece in (b"\0" * 4801, b"\0" * 4799):
+            yield piece
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["x-request-id"] == "id-1"
+        assert json.loads(request.content)["voice"] == "default"
+        return httpx.Response(200, content=body())
+
+    assert sum(await _speak_over_http(answer)) == pytest.approx(0.2)
+
+
+async def test_the_http_door_reports_a_refusal() -> None:
+    async def refuse(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(404, text="no such voice")
+
+    with pytest.raises(BenchmarkError, match="answered 404: no such voice"):
+        await _speak_over_http(refuse)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        pytest.param(["--door", "http", "--manifest-path", "x"], "by name only", id="prompts over HTTP"),
+        pytest.param(["--door", "http", "--mode", "offline"], "always streams", id="offline over HTTP"),
+        pytest.param(["--reference-audio", "x"], "go together", id="audio without text"),
+        pytest.param(["--voice", "x"], "needs --voices-dir", id="voice by name over Triton"),
+        pytest.param(["--voices-dir", "x", "--use-spk2info-cache", "True"], "sends no reference", id="two voices"),
+        pytest.param(["--manifest-path", "nowhere"], "nowhere can't be read", id="no manifest"),
+    ],
+)
+def test_what_can_not_be_combined_is_refused_before_anything_is_sent(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert streaming_grpc.main(arguments) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_the_command_exits_non_zero_when_requests_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--server-port", "9", "--metrics-port", "0", "--num-requests", "1", "--warm-up", "0", "--no-plot"]
+    assert streaming_grpc.main([*arguments, "--log-dir", str(tmp_path)]) == 1
+    assert "failed: 1" in capsys.readouterr().out

@@ -1,0 +1,191 @@
+"""The assembler: every setting shows in the result, nothing unknown or wrong gets in, nothing half-written stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from token2wav_service.config import Token2WavConfig
+from token2wav_service.contract import (
+    AUDIO_TOKENIZER_MODEL,
+    DROP_IN_MODEL,
+    SPEAKER_EMBEDDING_MODEL,
+    TOKEN2WAV_MODEL,
+)
+from token2wav_service.triton.assemble import TEMPLATES, assemble, count_instances, main, read_config
+from token2wav_service.triton.settings import SETTINGS, SettingsError
+
+MODELS = (TOKEN2WAV_MODEL, DROP_IN_MODEL, AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
+
+
+@pytest.fixture
+def required(tmp_path: Path) -> dict[str, str]:
+    for name in ("token2wav", "llm", "voices"):
+        (tmp_path / name).mkdir()
+    return {"model_dir": str(tmp_path / "token2wav"), "llm_tokenizer_dir": str(tmp_path / "llm")}
+
+
+def configs(repository: Path) -> dict[str, Any]:
+    return {model: read_config(repository / model / "config.pbtxt") for model in MODELS}
+
+
+def parameters(repository: Path, model: str) -> dict[str, str]:
+    return {name: value.string_value for name, value in configs(repository)[model].parameters.items()}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_templates_are_complete_configurations(model: str) -> None:
+    config = read_config(TEMPLATES / model / "config.pbtxt")
+    assert (config.name, config.backend) == (model, "python")
+    assert config.input and config.output and config.instance_group
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*/1/model.py")), ids=lambda path: path.parent.parent.name)
+def test_model_files_are_thin(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 20
+
+
+def test_the_defaults_are_the_originals(tmp_path: Path, required: dict[str, str]) -> None:
+    assemble(tmp_path / "out", required)
+    made = configs(tmp_path / "out")
+    assert made[DROP_IN_MODEL].instance_group[0].count == 10
+    assert made[DROP_IN_MODEL].model_transaction_policy.decoupled
+    assert made[AUDIO_TOKENIZER_MODEL].max_batch_size == 16
+    engine = Token2WavConfig.from_mapping(parameters(tmp_path / "out", TOKEN2WAV_MODEL))
+    assert engine == Token2WavConfig(model_dir=Path(required["model_dir"]))
+
+
+def test_the_originals_settings_take_effect_by_their_names(tmp_path: Path, required: dict[str, str]) -> None:
+    given = {
+        "BLS_INSTANCE_NUM": "3",
+        "TRITON_MAX_BATCH_SIZE": "5",
+        "MAX_QUEUE_DELAY_MICROSECONDS": "700",
+        "DECOUPLED_MODE": "false",
+    }
+    assemble(tmp_path / "out", required | given)
+    made = configs(tmp_path / "out")
+    assert made[DROP_IN_MODEL].instance_group[0].count == 3
+    assert not made[DROP_IN_MODEL].model_transaction_policy.decoupled
+    for model in (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL):
+        assert made[model].max_batch_size == 5
+        assert made[model].dynamic_batching.max_queue_delay_microseconds == 700
+        assert parameters(tmp_path / "out", model)["model_dir"] == required["model_dir"]
+    engine = parameters(tmp_path / "out", TOKEN2WAV_MODEL)
+    assert (engine["max_batch_size"], engine["batch_window_us"]) == ("5", "700")
+    assert parameters(tmp_path / "out", DROP_IN_MODEL)["llm_tokenizer_dir"] == required["llm_tokenizer_dir"]
+    assert count_instances(tmp_path / "out") == 6
+
+
+OWN_SETTINGS = [
+    (DROP_IN_MODEL, "llm_api_base", "http://llm:9000"),
+    (DROP_IN_MODEL, "llm_backend", "trtllm"),
+    (DROP_IN_MODEL, "llm_prompt_form", "chat"),
+    (DROP_IN_MODEL, "llm_model", "speech"),
+    (DROP_IN_MODEL, "triton_grpc_address", "127.0.0.1:9001"),
+    (DROP_IN_MODEL, "default_voice", "ann"),
+    (DROP_IN_MODEL, "dynamic_chunk_strategy", "time_based"),
+    (DROP_IN_MODEL, "token_hop_len", "20"),
+    (DROP_IN_MODEL, "token_hop_len_first", "10"),
+    (DROP_IN_MODEL, "token_hop_len_max", "0"),
+    (DROP_IN_MODEL, "requests_per_instance", "1"),
+    (TOKEN2WAV_MODEL, "device", "cuda:1"),
+    (TOKEN2WAV_MODEL, "dtype", "float16"),
+    (TOKEN2WAV_MODEL, "max_streams", "8"),
+    (TOKEN2WAV_MODEL, "max_chunk_tokens", "300"),
+    (TOKEN2WAV_MODEL, "voice_cache_bytes", "1000"),
+    (TOKEN2WAV_MODEL, "idle_timeout_s", "2.5"),
+    (TOKEN2WAV_MODEL, "num_threads", "1"),
+    (TOKEN2WAV_MODEL, "history", "prompt_and_recent"),
+    (TOKEN2WAV_MODEL, "estimator_recent_frames", "50"),
+    (TOKEN2WAV_MODEL, "conformer_recent_frames", "60"),
+    (TOKEN2WAV_MODEL, "noise", "upstream"),
+    (TOKEN2WAV_MODEL, "crossfade", "upstream"),
+    (TOKEN2WAV_MODEL, "source_phase", "upstream"),
+    (TOKEN2WAV_MODEL, "ode_steps", "5"),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "value"), OWN_SETTINGS, ids=[name for _, name, _ in OWN_SETTINGS])
+def test_a_setting_of_ours_reaches_its_model(
+    tmp_path: Path, required: dict[str, str], model: str, name: str, value: str
+) -> None:
+    assemble(tmp_path / "out", required | {name: value})
+    assert parameters(tmp_path / "out", model)[name] == value
+
+
+def test_every_setting_is_covered_by_a_test_here() -> None:
+    originals = {"model_dir", "llm_tokenizer_dir", "BLS_INSTANCE_NUM", "TRITON_MAX_BATCH_SIZE"}
+    originals |= {"MAX_QUEUE_DELAY_MICROSECONDS", "DECOUPLED_MODE", "voices_dir"}
+    assert {setting.name for setting in SETTINGS} == originals | {name for _, name, _ in OWN_SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BLS_INSTANCE_NUM", "0"),
+        ("BLS_INSTANCE_NUM", "ten"),
+        ("TRITON_MAX_BATCH_SIZE", "-1"),
+        ("MAX_QUEUE_DELAY_MICROSECONDS", "1.5"),
+        ("DECOUPLED_MODE", "yes"),
+        ("model_dir", "/does/not/exist"),
+        ("llm_api_base", "localhost:8000"),
+        ("llm_backend", "gpt"),
+        ("triton_grpc_address", "http://localhost:8001"),
+        ("token_hop_len", "3"),
+        ("history", "all"),
+        ("num_threads", "0"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(tmp_path: Path, required: dict[str, str], name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        assemble(tmp_path / "out", required | {name: value})
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path: Path, required: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=r"unknown setting 'BLS_INSTANCES'; known are .*BLS_INSTANCE_NUM"):
+        assemble(tmp_path / "out", required | {"BLS_INSTANCES": "3"})
+
+
+def test_missing_required_settings_are_all_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"(?s)model_dir is missing.*llm_tokenizer_dir is missing"):
+        assemble(tmp_path / "out", {})
+
+
+def test_assembling_again_replaces_the_repository_and_leaves_nothing_beside_it(
+    tmp_path: Path, required: dict[str, str]
+) -> None:
+    assemble(tmp_path / "place" / "out", required | {"BLS_INSTANCE_NUM": "2"})
+    assemble(tmp_path / "place" / "out", required | {"BLS_INSTANCE_NUM": "4"})
+    assert configs(tmp_path / "place" / "out")[DROP_IN_MODEL].instance_group[0].count == 4
+    assert [path.name for path in (tmp_path / "place").iterdir()] == ["out"]
+
+
+def test_a_folder_that_is_no_repository_is_not_replaced(tmp_path: Path, required: dict[str, str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("precious")
+    with pytest.raises(SettingsError, match="no model repository"):
+        assemble(tmp_path / "out", required)
+    assert (tmp_path / "out" / "thesis.txt").read_text() == "precious"
+
+
+def test_the_command_shows_the_settings_in_effect(
+    tmp_path: Path, required: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [f"{name}={value}" for name, value in required.items()]
+    assert main(["--output", str(tmp_path / "out"), *pairs, "BLS_INSTANCE_NUM=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("BLS_INSTANCE_NUM")]
+    assert row.split()[1:3] == ["2", "given"]
+    assert "instance_group[0].count" in row
+    assert any(line.split()[:3] == ["DECOUPLED_MODE", "True", "default"] for line in lines)
+
+
+@pytest.mark.parametrize("pairs", [["BLS_INSTANCE_NUM"], ["device=cpu", "device=cpu"]], ids=["no value", "twice"])
+def test_the_command_refuses_what_is_no_setting(
+    tmp_path: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--output", str(tmp_path / "out"), *pairs]) == 2
+    assert pairs[0].split("=")[0] in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Turns whole lists of speech tokens into audio: drives the engine until all streams have finished.
+
+The same engine as in the service, without its thread. Knows nothing of texts, files or the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from token2wav_service.contract import LOOKAHEAD_TOKENS
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.types import AudioChunk, FloatArray, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
+from token2wav_service.errors import InvalidRequestError, Token2WavError
+
+DEFAULT_WINDOW_TOKENS = 500
+"""Utterances of up to 20 s are made in one piece; longer ones bound the memory of a step."""
+
+
+@dataclass(frozen=True)
+class OfflineUtterance:
+    """All speech tokens of one utterance and the voice to say them in."""
+
+    name: str
+    """Comes back with the audio; unique among the utterances given together."""
+    token_ids: tuple[int, ...]
+    """0..6560."""
+    prompt: VoicePrompt
+    options: StreamOptions = field(default_factory=StreamOptions)
+
+
+@dataclass(frozen=True)
+class OfflineSpeech:
+    """What became of an utterance."""
+
+    name: str
+    outcome: FloatArray | Token2WavError
+    """[N] float32 in +-1 at 24 kHz, or why there is none."""
+    summary: StreamSummary | None
+    """None if no stream was opened."""
+
+
+def synthesize_all(
+    engine: Token2WavEngine, utterances: Iterable[OfflineUtterance], window_tokens: int = DEFAULT_WINDOW_TOKENS
+) -> Iterator[OfflineSpeech]:
+    """Speak every utterance, as many side by side as the engine's `max_batch_size`; yields each when it has ended.
+
+    An utterance that fails fails alone. Streams still open when the caller stops reading are aborted.
+
+    Args:
+        engine: nothing else may step it meanwhile.
+        utterances: read as streams become free.
+        window_tokens: tokens (25 Hz) that one step speaks of a stream, at least 1.
+
+    Raises:
+        ValueError: `window_tokens` is less than 1 or more than the engine takes in a chunk.
+    """
+    most = engine.config.max_chunk_tokens - LOOKAHEAD_TOKENS
+    if not 1 <= window_tokens <= most:
+        raise ValueError(f"got window_tokens {window_tokens}, expected 1 to {most} (max_chunk_tokens less look-ahead)")
+    return _synthesize(engine, iter(utterances), window_tokens)
+
+
+def cut_windows(token_ids: Sequence[int], window_tokens: int) -> list[tuple[int, ...]]:
+    """Cut tokens into windows of `window_tokens` plus 3 of look-ahead; the last one carries all that remain."""
+    windows = []
+    start = 0
+    while len(token_ids) - start > window_tokens + LOOKAHEAD_TOKENS:
+        windows.append(tuple(token_ids[start : start + window_tokens + LOOKAHEAD_TOKENS]))
+        start += window_tokens
+    return [*windows, tuple(token_ids[start:])]
+
+
+@dataclass
+class _Open:
+    name: str
+    pieces: list[FloatArray] = field(default_factory=list)
+
+
+def _synthesize(
+    engine: Token2WavEngine, utterances: Iterator[OfflineUtterance], window_tokens: int
+) -> Iterator[OfflineSpeech]:
+    streams: dict[str, _Open] = {}
+    is_exhausted = False
+    try:
+        while True:
+            while not is_exhausted and len(streams) < engine.config.max_batch_size:
+                utterance = next(utterances, None)
+                if utterance is None:
+                    is_exhausted = True
+                    break
+                try:
+                    streams[_open(engine, utterance, window_tokens)] = _Open(utterance.name)
+                except Token2WavError as error:
+                    yield OfflineSpeech(utterance.name, error, None)
+            if not streams:
+                return
+            yield from _step(engine, streams)
+    finally:
+        for stream_id in streams:
+            engine.abort(stream_id)
+
+
+def _open(engine: Token2WavEngine, utterance: OfflineUtterance, window_tokens: int) -> str:
+    """Open a stream and queue all its windows; nothing stays open if one is refused."""
+    if not utterance.token_ids:
+        raise InvalidRequestError(f"utterance {utterance.name!r} has no speech tokens; expected at least one")
+    # NOTE: registering a voice that is cached costs a hash; one that was evicted meanwhile is made again.
+    voice_id = engine.voices.register(utterance.prompt).voice_id
+    stream_id = engine.open_stream(voice_id, utterance.options)
+    windows = cut_windows(utterance.token_ids, window_tokens)
+    try:
+        for index, token_ids in enumerate(windows):
+            engine.add_chunk(TokenChunk(stream_id, index, token_ids, is_last=index == len(windows) - 1))
+    except Token2WavError:
+        engine.abort(stream_id)
+        raise
+    return stream_id
+
+
+def _step(engine: Token2WavEngine, streams: dict[str, _Open]) -> Iterator[OfflineSpeech]:
+    for result in engine.step():
+        stream = streams[result.stream_id]
+        if isinstance(result.outcome, AudioChunk):
+            stream.pieces.append(result.outcome.samples)
+        if result.ended is None:
+            continue
+        del streams[result.stream_id]
+        failed = result.outcome if isinstance(result.outcome, Token2WavError) else None
+        yield OfflineSpeech(stream.name, failed or np.concatenate(stream.pieces), result.ended)
