@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = ("say", "serve", "client", "replay", "bench", "batch", "checkpoint", "doctor")
+SUBCOMMANDS = ("say", "serve", "client", "replay", "bench", "batch", "checkpoint", "download", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -46,6 +48,13 @@ async def _gateway(running: RunningStack) -> AsyncIterator[Gateway]:
 def _kill(service: ServiceProcess) -> None:
     os.killpg(service.pid, signal.SIGKILL)
     wait_until(lambda: service.returncode is not None, f"{service.spec.name}'s death")
+    wait_until(lambda: not _is_listening(service.spec.ready_url), "the port's release")
+
+
+def _is_listening(url: str) -> bool:
+    parts = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((parts.hostname or "", parts.port or 0)) == 0
 
 
 async def _speak_until_dead(gateway: Gateway, victim: ServiceProcess) -> SpeechResult:

@@ -1,0 +1,64 @@
+"""`cosydit doctor` tells what the CPU path needs from what is only good to know."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+
+import pytest
+
+from cosydit.cli import doctor as command
+from cosydit.local.doctor import Finding, State, can_run_on_cpu, examine, next_command
+from cosydit.local.stack import Ports
+
+
+def finding(name: str, findings: list[Finding]) -> Finding:
+    return next(each for each in findings if each.name == name)
+
+
+def run_command(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["doctor", *arguments])
+    return command.run(args)
+
+
+def test_the_environment_of_the_tests_can_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("--work-dir", str(tmp_path)) == 0
+    report = capsys.readouterr().out
+    for topic in ("Python", "CPU", "RAM", "/dev/shm", "torch", "ONNX Runtime", "tritonserver", "shared libpython"):
+        assert topic in report
+    assert "next: " in report
+
+
+def test_a_named_checkpoint_that_lacks_parts_fails_and_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "llm").mkdir()
+    assert run_command("--work-dir", str(tmp_path), "--checkpoint", str(tmp_path)) == 1
+    report = capsys.readouterr().out
+    assert "lacks token2wav, voices" in report
+    assert "run_stepaudio2_dit_token2wav.sh 0 1" in report
+
+
+def test_a_port_in_use_is_noted_and_fails_nothing(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        findings = examine(Ports(llm=port), None, tmp_path)
+    assert finding("llm", findings).state is State.NOTE
+    assert f"{port} is in use" in finding("llm", findings).value
+    assert can_run_on_cpu(findings)
+
+
+def test_a_work_directory_that_is_not_there_yet_is_no_problem(tmp_path: Path) -> None:
+    findings = examine(Ports(), None, tmp_path / "not" / "yet")
+    assert "free for" in finding("disk", findings).value
+
+
+def test_a_missing_package_leads_to_the_environment_stage() -> None:
+    findings = [Finding("packages", "torch", "not installed", State.MISSING)]
+    assert not can_run_on_cpu(findings)
+    assert "-1 -1" in next_command(findings)

@@ -1,0 +1,138 @@
+"""The run script's command line: what it refuses, and which commands its stages are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "run_stepaudio2_dit_token2wav.sh"
+
+
+def run_script(
+    *arguments: str, script: Path = SCRIPT, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with a bare environment, so that settings of the machine change nothing."""
+    bare = {"PATH": os.environ["PATH"], "HOME": "/nonexistent-home", "COSYDIT_DEVICE": "cpu", **(env or {})}
+    return subprocess.run(
+        ["bash", str(script), *arguments], capture_output=True, text=True, env=bare, timeout=60, check=False
+    )
+
+
+def copy_script(directory: Path) -> Path:
+    """Copy the script and what it sources to a place without an environment."""
+    shutil.copytree(ROOT / "deploy", directory / "deploy")
+    return Path(shutil.copy(SCRIPT, directory))
+
+
+def planned(*arguments: str, **env: str) -> list[str]:
+    """Return the commands of a dry run."""
+    done = run_script("--dry-run", *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix("+ ") for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        pytest.param([], "expected START and STOP", id="nothing"),
+        pytest.param(["0"], "expected START and STOP", id="no-stop"),
+        pytest.param(["0", "9"], "got 9, expected a stage", id="stage-too-large"),
+        pytest.param(["-2", "0"], "got -2, expected a stage", id="stage-too-small"),
+        pytest.param(["zero", "1"], "got zero, expected a stage", id="no-number"),
+        pytest.param(["0", "1", "2"], "third stage", id="three-stages"),
+        pytest.param(["5", "3"], "START 5 is after STOP 3", id="start-after-stop"),
+        pytest.param(["--colour", "red", "0", "1"], "unknown option --colour", id="unknown-option"),
+        pytest.param(["0", "1", "--llm-port"], "--llm-port needs a value", id="no-value"),
+        pytest.param(["--llm-port", "http", "0", "1"], "LLM_PORT is 'http'", id="bad-port"),
+        pytest.param(["--model", "huge", "0", "1"], "--model is 'huge'", id="bad-model"),
+        pytest.param(["--llm-backend", "abacus", "0", "1"], "--llm-backend is 'abacus'", id="bad-backend"),
+        pytest.param(["--device", "tpu", "0", "1"], "--device is 'tpu'", id="bad-device"),
+        pytest.param(["say"], "say needs a TEXT", id="say-nothing"),
+    ],
+)
+def test_bad_arguments_are_refused_with_the_usage(arguments: list[str], complaint: str) -> None:
+    done = run_script(*arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "usage:" in done.stderr
+
+
+def test_help_is_printed_on_request() -> None:
+    done = run_script("--help")
+    assert done.returncode == 0
+    assert "START STOP" in done.stdout
+
+
+def test_stage_two_hands_the_settings_of_the_original_to_the_assembler() -> None:
+    command = planned("2", "2", "--set", "ode_steps=5", BLS_INSTANCE_NUM="3", DECOUPLED_MODE="False")[0]
+    assert "-m token2wav_service.triton.assemble" in command
+    assert {"BLS_INSTANCE_NUM=3", "DECOUPLED_MODE=False", "ode_steps=5"} <= set(command.split())
+
+
+def test_stage_three_starts_both_services_and_the_gateway_on_the_ports_of_the_original() -> None:
+    llm, triton, gateway = planned("3", "3")
+    assert "-m llm_service --backend embedded" in llm and llm.endswith("--port 8000 --device cpu")
+    assert triton.endswith("--http-port 18000 --grpc-port 8001 --metrics-port 8002")
+    assert "-m gateway --port 8080" in gateway
+
+
+def test_ports_are_settings() -> None:
+    llm, triton, gateway = planned("3", "3", "--llm-port", "1", "--triton-grpc-port", "2", GATEWAY_PORT="3")
+    assert "--port 1 " in llm
+    assert "--grpc-port 2 " in triton
+    assert "--port 3 --llm-url http://127.0.0.1:1 " in gateway and "--token2wav-url 127.0.0.1:2 " in gateway
+
+
+def test_stage_seven_starts_one_llm_and_each_token2wav_server_on_ports_of_its_own() -> None:
+    commands = planned("7", "7", "--token2wav-servers", "3")
+    servers = [command for command in commands if "-m token2wav_service.triton --model-repository" in command]
+    assert sum("-m llm_service" in command for command in commands) == 1
+    assert [server.partition("--http-port")[2].split()[::2] for server in servers] == [
+        ["17000", "18000", "16000"],
+        ["17001", "18001", "16001"],
+        ["17002", "18002", "16002"],
+    ]
+    assert "triton_grpc_address=127.0.0.1:18002" in commands[5]
+
+
+def test_whole_waveform_mode_reaches_the_benchmark() -> None:
+    assert "--mode offline" in planned("4", "4", DECOUPLED_MODE="False")[0]
+    assert "--mode streaming" in planned("4", "4")[0]
+
+
+def test_official_weights_come_through_the_lock_file() -> None:
+    commands = planned("0", "0", "--model", "official", "--offline")
+    download = next(command for command in commands if "cosydit download" in command)
+    assert "--lock" in download and download.endswith("--offline")
+
+
+def test_a_stage_without_its_environment_says_which_stage_makes_it(tmp_path: Path) -> None:
+    done = run_script("2", "3", script=copy_script(tmp_path))
+    assert done.returncode == 1
+    assert "-1 3" in done.stderr
+
+
+def test_only_python_310_to_312_makes_the_environment(tmp_path: Path) -> None:
+    script = copy_script(tmp_path)
+    (tmp_path / "old-python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "old-python").chmod(0o755)
+    done = run_script("-1", "-1", script=script, env={"COSYDIT_PYTHON": str(tmp_path / "old-python")})
+    assert done.returncode == 1
+    assert "no Python 3.10, 3.11 or 3.12" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_offline_batch_uses_the_services_of_the_same_run() -> None:
+    assert "--llm-url http://127.0.0.1:8000 --token2wav-url 127.0.0.1:8001" in planned("3", "5")[-1]
+    alone = planned("5", "5")[0]
+    assert "--llm-url" not in alone and "--token2wav-path" in alone
+
+
+def test_a_manifest_reaches_the_benchmarks() -> None:
+    streaming, batch = planned("4", "5", "--manifest", "texts.txt")
+    assert "--manifest-path texts.txt" in streaming and "--manifest-path texts.txt" in batch
