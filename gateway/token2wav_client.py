@@ -74,8 +74,9 @@ class Token2WavClient:
         """Have a voice prompt's features computed and cached; see `Token2Wav.register_voice`."""
         call = TritonCall(self._client(), self._model, self._url, self._deadlines.register_s)
         try:
-            call.send(Operation.REGISTER_VOICE, "register", _prompt_tensor(audio))
-            result = await call.first_result("voice_id", self._deadlines.register_s)
+            async with self._told_apart():
+                call.send(Operation.REGISTER_VOICE, "register", _prompt_tensor(audio))
+                result = await call.first_result("voice_id", self._deadlines.register_s)
             tokens = _required(result, "prompt_speech_tokens")
             voice_id = text_of(_required(result, "voice_id"))
             return RegisteredVoice(voice_id, tuple(int(token) for token in tokens.ravel()))
@@ -91,7 +92,8 @@ class Token2WavClient:
         """Lease a stream; see `Token2Wav.open_stream`."""
         call = TritonCall(self._client(), self._model, self._url, self._deadlines.stream_s)
         try:
-            stream = await self._open(call, voice_id, seed, priority)
+            async with self._told_apart():
+                stream = await self._open(call, voice_id, seed, priority)
             try:
                 yield stream
                 await stream.finish(self._deadlines.close_s)
@@ -99,6 +101,17 @@ class Token2WavClient:
                 await stream.abandon()
         finally:
             call.cancel()
+
+    @asynccontextmanager
+    async def _told_apart(self) -> AsyncIterator[None]:
+        """Tell a server that is starting or stopping from one that failed: its errors carry no code of their own."""
+        try:
+            yield
+        except errors.Token2WavFailedError as error:
+            if await self.is_ready():
+                raise
+            got = f"token2wav at {self._url} is not serving {self._model} now ({error})"
+            raise errors.Token2WavUnavailableError(f"{got}; try again, or see its log") from error
 
     async def _open(self, call: TritonCall, voice_id: str, seed: int, priority: int) -> Token2WavCallStream:
         tensors = {
