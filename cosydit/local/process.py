@@ -7,11 +7,12 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -119,6 +120,16 @@ class ServiceProcess:
     def _log_tail(self) -> str:
         lines = self.spec.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return f"; the end of {self.spec.log_path}:\n" + "\n".join(lines)
+
+
+def busy_ports(ports: Iterable[int]) -> list[int]:
+    """Return those of our machine's TCP ports that somebody listens on."""
+    busy = []
+    for port in ports:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                busy.append(port)
+    return busy
 
 
 def answers_ok(url: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -12,11 +13,12 @@ from pathlib import Path
 from types import TracebackType
 
 from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.process import ServiceProcess, ServiceSpec, read_json
+from cosydit.local.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports, read_json
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+NUM_SERVICES_WITHOUT_GATEWAY = 2
 
 
 @dataclass(frozen=True)
@@ -77,19 +79,29 @@ class LocalStack:
         """Assemble the repository, start the services and wait until all are ready.
 
         Raises:
-            ServiceStartError: one did not become ready; the others have been stopped.
+            ServiceStartError: a port is taken, or a service did not become ready; the others have been stopped.
         """
+        self._check_ports()
         assemble_repository(self.options)
         with contextlib.ExitStack() as stack:
-            for service in self.services[:2]:
+            for service in self.services[:NUM_SERVICES_WITHOUT_GATEWAY]:
                 stack.enter_context(service)
             for service in self.services:
-                if service not in self.services[:2]:
+                if service not in self.services[:NUM_SERVICES_WITHOUT_GATEWAY]:
                     # The gateway warms both services up, so it comes after they are ready.
                     stack.enter_context(service)
                 service.wait_ready(self.options.ready_timeout_s)
                 logger.info("%s is ready (pid %d)", service.spec.name, service.pid)
             stack.pop_all()
+
+    def _check_ports(self) -> None:
+        ports = dataclasses.asdict(self.options.ports)
+        if len(self.services) == NUM_SERVICES_WITHOUT_GATEWAY:
+            del ports["gateway"]
+        busy = busy_ports(ports.values())
+        if busy:
+            names = [f"{name} {port}" for name, port in ports.items() if port in busy]
+            raise ServiceStartError(f"ports in use: {', '.join(names)}; stop what listens there, or give other ports")
 
     def describe(self) -> list[str]:
         """Return one line per running service: what it is, where, and the server's own word on its version."""

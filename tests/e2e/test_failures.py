@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.process import ServiceProcess
+from cosydit.local.process import ServiceProcess, busy_ports
 from cosydit.local.stack import LocalStack, triton_spec
 from gateway.app import Gateway, open_gateway
 from gateway.config import GatewayConfig
@@ -48,13 +46,6 @@ async def _gateway(running: RunningStack) -> AsyncIterator[Gateway]:
 def _kill(service: ServiceProcess) -> None:
     os.killpg(service.pid, signal.SIGKILL)
     wait_until(lambda: service.returncode is not None, f"{service.spec.name}'s death")
-    wait_until(lambda: not _is_listening(service.spec.ready_url), "the port's release")
-
-
-def _is_listening(url: str) -> bool:
-    parts = urlsplit(url)
-    with socket.socket() as probe:
-        return probe.connect_ex((parts.hostname or "", parts.port or 0)) == 0
 
 
 async def _speak_until_dead(gateway: Gateway, victim: ServiceProcess) -> SpeechResult:
@@ -86,6 +77,8 @@ async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal
         wait_until(lambda: mortal.llm_metric("requests_running") == 0, "the LLM's release of the request")
         with pytest.raises(Token2WavUnavailableError):
             await _speak_until_dead(gateway, triton)
+        ports = (mortal.options.ports.triton_http, mortal.options.ports.triton_grpc)
+        wait_until(lambda: not busy_ports(ports), "the end of the server under the killed launcher")
         with ServiceProcess(triton_spec(mortal.options)) as again:
             again.wait_ready(120)
             result = SpeechResult()

@@ -1,0 +1,80 @@
+# shellcheck shell=bash disable=SC2153
+# The virtual environment of the run script: which Python, torch and extras, and the libraries they need. Sourced;
+# needs DEVICE, VENV, PYTHON, TORCH, CPU_TORCH, CPU_TORCH_INDEX, log and fail (hence SC2153).
+
+make_venv() {
+  local python
+  if is_suitable_python "$PYTHON"; then return; fi
+  if [[ -d $VENV && -z ${COSYDIT_PYTHON:-} ]]; then log "environment: .venv does not work with this project; making it again"; fi
+  python=$(find_python)
+  log "environment: making .venv with $python ($("$python" --version))"
+  "$python" -m venv --clear "$VENV" || fail "$python can't make a virtual environment; install its venv package (Debian: python3-venv)"
+}
+
+find_python() {
+  local candidate
+  local -a candidates=(python3 python3.11 python3.12 python3.10)
+  if [[ -n ${COSYDIT_PYTHON:-} ]]; then candidates=("$COSYDIT_PYTHON"); fi
+  for candidate in "${candidates[@]}"; do
+    if is_suitable_python "$candidate"; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail "no Python 3.10, 3.11 or 3.12 with venv among: ${candidates[*]}; install one, or name it with COSYDIT_PYTHON"
+}
+
+is_suitable_python() {
+  "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null
+}
+
+# Prints which constraints and which ONNX Runtime this machine takes.
+environment_kind() {
+  if [[ $DEVICE == cuda ]]; then echo gpu; else echo cpu; fi
+}
+
+runtime_extras() {
+  local extras
+  extras=token2wav,$(environment_kind),llm-embedded,checkpoint,bench
+  # An installed tritonserver (the NGC image) is used as it is; elsewhere the server comes in a wheel.
+  if ! command -v tritonserver >/dev/null; then extras+=,triton-embedded; fi
+  echo "$extras"
+}
+
+install_torch() {
+  if [[ $(environment_kind) == gpu ]]; then
+    pip_install -c "$1" "$TORCH"
+  elif pip_install -c "$1" "$CPU_TORCH" 2>/dev/null; then
+    return
+  elif ! pip_install --retries 1 -c "$1" --extra-index-url "$CPU_TORCH_INDEX" "$CPU_TORCH" 2>/dev/null; then
+    log "environment: no CPU build of torch within reach; installing the index's own build, which is larger"
+    pip_install -c "$1" "$TORCH"
+  fi
+}
+
+pip_install() {
+  local -a options=(--disable-pip-version-check)
+  if [[ ! -t 1 ]]; then options+=(--quiet); fi
+  "$PYTHON" -m pip install "${options[@]}" "$@"
+}
+
+# Triton's python backend embeds this interpreter, so its shared library must be there.
+ensure_libpython() {
+  local package
+  if [[ ! $(runtime_extras) == *triton-embedded* ]] || has_libpython; then return; fi
+  package=libpython$("$PYTHON" -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')
+  if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+    fail "Triton's python backend needs the shared library of Python: install the package $package and run this again"
+  fi
+  log "environment: installing $package (Triton's python backend embeds Python)"
+  apt_install "$package" || { apt-get update -qq && apt_install "$package"; } || true
+  has_libpython || fail "apt-get could not bring $package; install it, or set COSYDIT_PYTHON to a Python that has its shared library"
+}
+
+has_libpython() {
+  "$PYTHON" -c 'from token2wav_service.triton.installation import find_shared_libpython as f; f()' 2>/dev/null
+}
+
+apt_install() {
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$1" >/dev/null
+}

@@ -1,0 +1,153 @@
+# shellcheck shell=bash disable=SC2034
+# The run script's command line: the manual, the flags and the checks of every setting. Sourced; sets the variables that
+# the run script declares and reads (hence SC2034).
+
+usage() {
+  cat <<'USAGE'
+usage: run_stepaudio2_dit_token2wav.sh [OPTIONS] START STOP     run the stages START..STOP
+       run_stepaudio2_dit_token2wav.sh say TEXT [OPTIONS]       stage -1, then speak TEXT (options of `cosydit say`)
+       run_stepaudio2_dit_token2wav.sh test [PYTEST OPTIONS]    stage -1 with test tools, then lint, types and tests
+
+  -1 environment (.venv)                 4 streaming benchmark over gRPC
+   0 download or make the checkpoint     5 offline batch inference
+   1 verify it; build engines            6 token2wav alone
+   2 assemble the model repository       7 disaggregated: the LLM apart, several token2wav servers
+   3 start both services and gateway     8 benchmark of stage 7
+
+Services that a stage starts run until you stop the script when theirs is the last stage, else until the last stage ends.
+
+  --checkpoint DIR           use this checkpoint: token2wav/, llm/, voices/        (COSYDIT_CHECKPOINT)
+  --model random|official    what stage 0 makes; default random without a GPU      (COSYDIT_MODEL)
+  --offline                  stage 0 touches no network                            (COSYDIT_OFFLINE=1)
+  --device auto|cpu|cuda     default auto: cuda where nvidia-smi works             (COSYDIT_DEVICE)
+  --work-dir DIR             checkpoints, model repository, logs; ~/.cache/cosydit (COSYDIT_HOME)
+  --log-dir DIR              logs and results of this run; default WORK-DIR/logs   (COSYDIT_LOG_DIR)
+  --llm-backend NAME         embedded, vllm or trtllm; by default what is found    (LLM_BACKEND)
+  --set NAME=VALUE           setting of the model repository, repeatable; these also by environment:
+                             BLS_INSTANCE_NUM TRITON_MAX_BATCH_SIZE MAX_QUEUE_DELAY_MICROSECONDS DECOUPLED_MODE
+  --llm-port N               8000                                                  (LLM_PORT)
+  --triton-http-port N       18000                                                 (TRITON_HTTP_PORT)
+  --triton-grpc-port N       8001                                                  (TRITON_GRPC_PORT)
+  --triton-metrics-port N    8002                                                  (TRITON_METRICS_PORT)
+  --gateway-port N           8080                                                  (GATEWAY_PORT)
+  --token2wav-servers N      stage 7: how many, default 2; server i = 0..N-1 listens on    (TOKEN2WAV_SERVERS)
+                             HTTP 17000+i, gRPC 18000+i, metrics 16000+i  (DISAGGREGATED_{HTTP,GRPC,METRICS}_PORT)
+  --manifest FILE            stages 4, 5, 8: lines of utt|prompt_text|prompt_wav|text; default bundled sentences
+                             in the voice `default`                                (COSYDIT_MANIFEST)
+  --num-tasks N              stages 4 and 8: concurrent callers, default 4         (NUM_TASKS)
+  --batch-size N             stage 5: texts in the LLM at once, default 4          (BATCH_SIZE)
+  --token2wav-batch-size N   stage 5: streams in one token2wav step, default 4    (TOKEN2WAV_BATCH_SIZE)
+  --ready-timeout-s N        how long a service may take to start, default 600     (READY_TIMEOUT_S)
+  --dry-run                  print the commands instead of running them
+  COSYDIT_PYTHON             the Python to make .venv with (3.10, 3.11 or 3.12)
+USAGE
+}
+
+parse_options() {
+  START=
+  STOP=
+  while (($# > 0)); do
+    case $1 in
+      -h | --help)
+        usage
+        exit 0
+        ;;
+      --offline) OFFLINE=1 ;;
+      --dry-run) DRY_RUN=1 ;;
+      --*)
+        if (($# < 2)); then fail_usage "$1 needs a value, or is unknown"; fi
+        set_option "$1" "$2"
+        shift
+        ;;
+      *) set_stage "$1" ;;
+    esac
+    shift
+  done
+}
+
+set_option() {
+  case $1 in
+    --checkpoint) CHECKPOINT=$2 ;;
+    --model) MODEL=$2 ;;
+    --device) DEVICE=$2 ;;
+    --work-dir) WORK_DIR=$2 ;;
+    --log-dir) LOG_DIR=$2 ;;
+    --manifest) MANIFEST=$2 ;;
+    --llm-backend) LLM_BACKEND=$2 ;;
+    --set) ASSEMBLER_SETTINGS+=("$2") ;;
+    --llm-port) LLM_PORT=$2 ;;
+    --triton-http-port) TRITON_HTTP_PORT=$2 ;;
+    --triton-grpc-port) TRITON_GRPC_PORT=$2 ;;
+    --triton-metrics-port) TRITON_METRICS_PORT=$2 ;;
+    --gateway-port) GATEWAY_PORT=$2 ;;
+    --token2wav-servers) TOKEN2WAV_SERVERS=$2 ;;
+    --num-tasks) NUM_TASKS=$2 ;;
+    --batch-size) BATCH_SIZE=$2 ;;
+    --token2wav-batch-size) TOKEN2WAV_BATCH_SIZE=$2 ;;
+    --ready-timeout-s) READY_TIMEOUT_S=$2 ;;
+    *) fail_usage "unknown option $1" ;;
+  esac
+}
+
+set_stage() {
+  if [[ ! $1 =~ ^(-1|[0-9]+)$ ]] || (($1 < FIRST_STAGE || $1 > LAST_STAGE)); then
+    fail_usage "got $1, expected a stage, $FIRST_STAGE to $LAST_STAGE"
+  fi
+  if [[ -z $START ]]; then
+    START=$1
+  elif [[ -z $STOP ]]; then
+    STOP=$1
+  else
+    fail_usage "got a third stage, $1; expected START and STOP"
+  fi
+}
+
+check_settings() {
+  if [[ -z $START || -z $STOP ]]; then fail_usage "expected START and STOP"; fi
+  if ((START > STOP)); then fail_usage "START $START is after STOP $STOP"; fi
+  check_numbers
+  resolve_device
+  check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo official || echo random)}" random official
+  check_choice --llm-backend "${LLM_BACKEND:=$(default_llm_backend)}" embedded vllm trtllm
+  WORK_DIR=$(realpath -m -- "$WORK_DIR")
+  LOG_DIR=$(realpath -m -- "${LOG_DIR:-$WORK_DIR/logs}")
+  if [[ -n $CHECKPOINT ]]; then CHECKPOINT=$(realpath -m -- "$CHECKPOINT"); fi
+  if ((START > -1)) && [[ -z $DRY_RUN && ! -x $VENV/bin/cosydit ]]; then fail "there is no $VENV yet; run: bash $0 -1 $STOP"; fi
+  if ((START > 0)) && [[ -z $DRY_RUN && ! -d $(checkpoint_dir) ]]; then fail "$(checkpoint_dir) is missing; run: bash $0 0 $STOP"; fi
+}
+
+check_numbers() {
+  local name
+  for name in LLM_PORT TRITON_HTTP_PORT TRITON_GRPC_PORT TRITON_METRICS_PORT GATEWAY_PORT TOKEN2WAV_SERVERS NUM_TASKS \
+    BATCH_SIZE TOKEN2WAV_BATCH_SIZE READY_TIMEOUT_S DISAGGREGATED_HTTP_PORT DISAGGREGATED_GRPC_PORT \
+    DISAGGREGATED_METRICS_PORT; do
+    if [[ ! ${!name} =~ ^[1-9][0-9]{0,4}$ ]]; then fail_usage "$name is '${!name}', expected a number from 1 to 99999"; fi
+  done
+}
+
+# Args: option, its value, the values it may have...
+check_choice() {
+  local choice
+  for choice in "${@:3}"; do
+    if [[ $2 == "$choice" ]]; then return; fi
+  done
+  fail_usage "$1 is '$2', expected one of: ${*:3}"
+}
+
+resolve_device() {
+  check_choice --device "$DEVICE" auto cpu cuda
+  if [[ $DEVICE != auto ]]; then return; fi
+  if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then DEVICE=cuda; else DEVICE=cpu; fi
+}
+
+default_llm_backend() {
+  if [[ $DEVICE != cuda ]]; then
+    echo embedded
+  elif command -v trtllm-serve >/dev/null; then
+    echo trtllm
+  elif command -v vllm >/dev/null; then
+    echo vllm
+  else
+    echo embedded
+  fi
+}
