@@ -1,6 +1,6 @@
 """When to send speech tokens on, and how many: chunk policies and the windows they cut.
 
-Pure: no clock, no network, no audio. The time a policy may look at is passed in.
+Pure: no clock, no network, no audio. The time and the measurements a policy may look at are passed in.
 
     tokens    0 ........... 15 .. 18 ................ 40 .. 43 ......
     window 0  [ hop 15       |la 3]
@@ -12,10 +12,13 @@ Source: CosyVoice runtime/triton_trtllm/model_repo/cosyvoice2_dit; differs in th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.errors import ConfigError
+from gateway.outlook import Outlook
+from gateway.pace import Pace
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 DEFAULT_HOP_TOKENS = 15
@@ -24,11 +27,18 @@ DEFAULT_MAX_HOP_TOKENS = 100
 """4 s: one chunk never holds up other streams for longer than it takes to make so much audio."""
 MIN_HOP_TOKENS = 4
 """160 ms: with a shorter first chunk the vocoder has less than it holds back for its joins."""
+MIN_AUDIBLE_FIRST_HOP_TOKENS = MIN_HOP_TOKENS + 1
+"""The shortest first chunk from which the vocoder gives any sound."""
 GROWTH_BASE_TOKENS = TOKEN_RATE_HZ
 """The second exponential hop: 1 s."""
 _DOUBLE_AHEAD = 4
 _SINGLE_AHEAD = 2
-POLICY_NAMES = ("exponential", "equal", "time_based")
+_GROWTH = 2
+"""A deadline hop is at most so many times the one before: with an LLM far ahead, listeners' slack grows as fast."""
+_REHEARSED_CHUNKS = 12
+"""How far a first hop is tried out; doubling reaches any usual bound before."""
+POLICY_NAMES = ("exponential", "equal", "time_based", "deadline")
+UNMEASURED = Pace()
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,12 @@ class ChunkProgress:
     """Received and not yet sent, look-ahead included."""
     elapsed_s: float
     """Seconds since the request began."""
+    last_hop_tokens: int = 0
+    """0 before the first window."""
+    hop_considered: int | None = None
+    """What the policy answered when it was last asked for this very window."""
+    pace: Pace = UNMEASURED
+    """Measured speed of the LLM and of token2wav, and the listener's slack; only `deadline` looks at it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ class ChunkPolicy(Protocol):
     """Chooses how many tokens the next window speaks; has no state of its own."""
 
     def next_hop(self, progress: ChunkProgress) -> int:
-        """Return the tokens to speak in the next window, at least 1."""
+        """Return the tokens to speak in the next window, at least 1; asked again whenever tokens have come."""
         ...
 
 
@@ -105,7 +121,9 @@ class TimeBasedChunks:
     max_hop_tokens: int | None = DEFAULT_MAX_HOP_TOKENS
 
     def next_hop(self, progress: ChunkProgress) -> int:
-        """Compare the audio sent with the time it took, in units of the mean time per chunk."""
+        """Compare the audio sent with the time it took, in units of the mean time per chunk; decide once a window."""
+        if progress.hop_considered is not None:
+            return progress.hop_considered
         if progress.chunks_sent == 0:
             return self.first_hop_tokens
         if progress.chunks_sent == 1:
@@ -127,15 +145,58 @@ class TimeBasedChunks:
 
 
 @dataclass(frozen=True)
+class DeadlineChunks:
+    """The shortest first hop that playback can go on from, then the longest hops whose audio comes in time."""
+
+    first_hop_tokens: int | None = None
+    """None: chosen from the measured speed, at most `hop_tokens`."""
+    hop_tokens: int = DEFAULT_HOP_TOKENS
+    """Most tokens of a chosen first hop, and of a hop whose audio will be late whatever its length."""
+    max_hop_tokens: int = DEFAULT_MAX_HOP_TOKENS
+
+    def next_hop(self, progress: ChunkProgress) -> int:
+        """Follow the pace; a hop that will be late anyway is short, but long enough to catch up."""
+        outlook = Outlook(progress.pace, progress.tokens_pending, progress.last_hop_tokens)
+        if progress.chunks_sent == 0:
+            return min(self.first_hop_tokens or self._first_hop(outlook), self.max_hop_tokens)
+        return self._longest_in_time(outlook) or self._shortest(outlook)
+
+    def _first_hop(self, outlook: Outlook) -> int:
+        candidates = range(MIN_AUDIBLE_FIRST_HOP_TOKENS, self.hop_tokens)
+        return candidates.start + bisect_left(candidates, True, key=lambda hop: self._lasts(outlook.after(hop)))
+
+    def _lasts(self, outlook: Outlook) -> bool:
+        """Rehearse the windows to come; whether every one is in time."""
+        for _ in range(_REHEARSED_CHUNKS):
+            hop = self._longest_in_time(outlook)
+            if hop is None or hop == self.max_hop_tokens:
+                return hop is not None
+            outlook = outlook.after(hop)
+        return True
+
+    def _longest_in_time(self, outlook: Outlook) -> int | None:
+        shortest = self._shortest(outlook)
+        longest = min(max(_GROWTH * outlook.last_hop_tokens, shortest), self.max_hop_tokens)
+        candidates = range(shortest, longest + 1)
+        fitting = bisect_left(candidates, True, key=lambda hop: not outlook.is_in_time(hop))
+        return candidates[fitting - 1] if fitting else None
+
+    def _shortest(self, outlook: Outlook) -> int:
+        # NOTE: still shorter hops cost more time than they speak, which only puts off the moment of running dry.
+        bound = min(self.hop_tokens, self.max_hop_tokens)
+        return max(MIN_HOP_TOKENS, min(outlook.sustaining_hop() or bound, bound))
+
+
+@dataclass(frozen=True)
 class ChunkSettings:
     """The settings a policy is made from, under the original runtime's names."""
 
     dynamic_chunk_strategy: str = "exponential"
-    """exponential, equal or time_based."""
+    """exponential, equal, time_based or deadline."""
     token_hop_len: int = DEFAULT_HOP_TOKENS
-    """Tokens (25 Hz) per hop of `equal`, and the unit of `time_based`."""
-    token_hop_len_first: int = DEFAULT_HOP_TOKENS
-    """Tokens of the first hop."""
+    """Tokens (25 Hz) per hop of `equal`, the unit of `time_based`, the bound of what `deadline` chooses first."""
+    token_hop_len_first: int | None = None
+    """Tokens of the first hop; None: 15, but with `deadline` chosen from the measured speed."""
     token_hop_len_max: int | None = DEFAULT_MAX_HOP_TOKENS
     """Bound of one hop in tokens; None is unbounded."""
 
@@ -146,14 +207,19 @@ class ChunkSettings:
             tokens = getattr(self, name)
             if tokens is not None and tokens < MIN_HOP_TOKENS:
                 raise ConfigError(f"got {name}={tokens}, expected at least {MIN_HOP_TOKENS} tokens (160 ms)")
+        if self.dynamic_chunk_strategy == "deadline" and self.token_hop_len_max is None:
+            raise ConfigError("got no bound of a hop, expected one with the strategy deadline: set token_hop_len_max")
 
     def policy(self) -> ChunkPolicy:
         """Make the policy these settings name."""
+        first = DEFAULT_HOP_TOKENS if self.token_hop_len_first is None else self.token_hop_len_first
         if self.dynamic_chunk_strategy == "equal":
-            return FixedChunks(self.token_hop_len, self.token_hop_len_first)
+            return FixedChunks(self.token_hop_len, first)
         if self.dynamic_chunk_strategy == "time_based":
-            return TimeBasedChunks(self.token_hop_len, self.token_hop_len_first, self.token_hop_len_max)
-        return ExponentialChunks(self.token_hop_len_first, self.token_hop_len_max)
+            return TimeBasedChunks(self.token_hop_len, first, self.token_hop_len_max)
+        if self.dynamic_chunk_strategy == "deadline" and self.token_hop_len_max is not None:
+            return DeadlineChunks(self.token_hop_len_first, self.token_hop_len, self.token_hop_len_max)
+        return ExponentialChunks(first, self.token_hop_len_max)
 
 
 class Chunker:
@@ -165,7 +231,8 @@ class Chunker:
         self._tokens: list[int] = []
         self._start = 0
         self._schedule: list[int] = []
-        self._hop: int | None = None
+        self._last_hop = 0
+        self._considered: int | None = None
 
     @property
     def tokens_received(self) -> int:
@@ -184,27 +251,42 @@ class Chunker:
             token_ids: speech tokens 0..6560, any number.
             elapsed_s: seconds since the request began; only `time_based` looks at it.
         """
-        self._tokens.extend(token_ids)
+        self.add(token_ids)
         windows = []
-        while (hop := self._ready_hop(elapsed_s)) is not None:
-            windows.append(self._cut(hop + LOOKAHEAD_TOKENS, is_last=False))
-            self._start += hop
-            self._hop = None
+        while (window := self.next_window(elapsed_s)) is not None:
+            windows.append(window)
         return windows
+
+    def add(self, token_ids: list[int]) -> None:
+        """Take new tokens, 0..6560, any number."""
+        self._tokens.extend(token_ids)
+
+    def next_window(self, elapsed_s: float = 0.0, pace: Pace = UNMEASURED) -> TokenWindow | None:
+        """Cut the next window if it is complete; call it until it returns None, and again when tokens have come.
+
+        Args:
+            elapsed_s: seconds since the request began; only `time_based` looks at it.
+            pace: measured up to now, windows cut before included; only `deadline` looks at it.
+        """
+        pending = len(self._tokens) - self._start
+        if pending <= LOOKAHEAD_TOKENS:
+            return (
+                None  # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog
+            )
+        progress = ChunkProgress(
+            len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
+        )
+        hop = self._considered = self._policy.next_hop(progress)
+        if pending < hop + LOOKAHEAD_TOKENS:
+            return None
+        window = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)
+        self._start += hop
+        self._last_hop, self._considered = hop, None
+        return window
 
     def flush(self) -> TokenWindow:
         """Return the last window: all that remains, at least 3 tokens if any window went before."""
         return self._cut(len(self._tokens) - self._start, is_last=True)
-
-    def _ready_hop(self, elapsed_s: float) -> int | None:
-        pending = len(self._tokens) - self._start
-        if self._hop is None and pending <= LOOKAHEAD_TOKENS:
-            return (
-                None  # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog
-            )
-        if self._hop is None:
-            self._hop = self._policy.next_hop(ChunkProgress(len(self._schedule), self._start, pending, elapsed_s))
-        return self._hop if pending >= self._hop + LOOKAHEAD_TOKENS else None
 
     def _cut(self, size: int, is_last: bool) -> TokenWindow:
         token_ids = tuple(self._tokens[self._start : self._start + size])

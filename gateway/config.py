@@ -149,7 +149,9 @@ def _add_token2wav_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dynamic-chunk-strategy", choices=POLICY_NAMES, default="exponential", help="chunk sizes")
     group.add_argument("--token-hop-len", type=int, default=DEFAULT_HOP_TOKENS, help="tokens (25 Hz) per chunk")
-    group.add_argument("--token-hop-len-first", type=int, default=DEFAULT_HOP_TOKENS, help="tokens in the first chunk")
+    group.add_argument(
+        "--token-hop-len-first", type=int, default=None, help="tokens in the first chunk; None: 15, deadline chooses"
+    )
     group.add_argument(
         "--token-hop-len-max", type=int, default=DEFAULT_MAX_HOP_TOKENS, help="most tokens in a chunk; 0 is unbounded"
     )

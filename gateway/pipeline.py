@@ -16,9 +16,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from cosydit.clock import Clock, SystemClock
-from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
+from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks, TokenWindow
 from gateway.core import AudioChunk, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream, Utterance
 from gateway.errors import EmptySpeechError, VoiceEvictedError
+from gateway.pace import Pace, PaceBook, PaceMeter
 from gateway.running_ahead import Ahead, running_ahead
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_request, draw_seed
 from gateway.voices import ReadyVoice, VoiceRegistry
@@ -61,6 +62,7 @@ class SpeechPipeline:
         self._voices = voices
         self._settings = settings or PipelineSettings()
         self._clock = clock or SystemClock()
+        self._pace_book = PaceBook()
 
     async def synthesize(
         self, request: SpeechRequest, result: SpeechResult | None = None
@@ -91,7 +93,7 @@ class SpeechPipeline:
             job.end()
 
     def _admit(self, request: SpeechRequest, result: SpeechResult | None) -> _Job:
-        job = _Job(request, result if result is not None else SpeechResult(), self._clock)
+        job = _Job(request, result if result is not None else SpeechResult(), self._clock, self._pace_book)
         check_request(request, self._settings.max_text_characters)
         self._voices.check(request.voice)
         return job
@@ -121,30 +123,35 @@ class SpeechPipeline:
         """Cut tokens into windows and send each as soon as it is complete."""
         chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy)
         async for delta in tokens:
-            new_tokens = job.count([delta, *tokens.take_ready()])
-            for window in chunker.push(new_tokens, job.elapsed_s):
-                yield job.send(stream.push(window), len(window.token_ids))
+            chunker.add(job.count([delta, *tokens.take_ready()]))
+            while (window := chunker.next_window(job.elapsed_s, job.pace)) is not None:
+                yield job.send(stream.push(window), window)
         if not chunker.tokens_received:
             raise EmptySpeechError("the LLM ended without a single speech token; try another text, seed or voice")
-        window = chunker.flush()
-        yield job.send(stream.push(window), len(window.token_ids))
+        last = chunker.flush()
+        yield job.send(stream.push(last), last)
 
 
 class _Job:
     """One request on its way: keeps the accounts, decides nothing."""
 
-    def __init__(self, request: SpeechRequest, result: SpeechResult, clock: Clock) -> None:
+    def __init__(self, request: SpeechRequest, result: SpeechResult, clock: Clock, book: PaceBook) -> None:
         self.request = request
         self.result = result
         self.utterance = Utterance(request.text, "", ())
         self._clock = clock
         self._began_s = clock.now()
+        self._meter = PaceMeter(book, clock)
         result.request_id = request.request_id
         result.seed = draw_seed() if request.seed is None else request.seed
 
     @property
     def elapsed_s(self) -> float:
         return self._clock.now() - self._began_s
+
+    @property
+    def pace(self) -> Pace:
+        return self._meter.read()
 
     def open(self, voice: ReadyVoice, stream_id: str) -> None:
         self.result.stream_id = stream_id
@@ -157,11 +164,18 @@ class _Job:
         new_tokens = [token_id for delta in deltas for token_id in delta.token_ids]
         self.result.speech_tokens += len(new_tokens)
         self.result.finish_reason = deltas[-1].finish_reason
+        self._meter.received([len(delta.token_ids) for delta in deltas])
         return new_tokens
 
-    def send(self, push: Push, tokens: int) -> Push:
-        self.result.chunk_schedule.append(tokens)
+    def send(self, push: Push, window: TokenWindow) -> Push:
+        self.result.chunk_schedule.append(len(window.token_ids))
+        self._meter.sent(len(window.token_ids))
+        push.add_done_callback(self._note_answer)
         return push
+
+    def _note_answer(self, push: Push) -> None:
+        if not push.cancelled() and push.exception() is None:
+            self._meter.answered(push.result().duration_s)
 
     def hear(self, audio: AudioChunk) -> AudioChunk:
         self.result.audio_chunks += 1

@@ -40,6 +40,17 @@ class Crossfade(str, Enum):
     """Hamming: the halves sum to 1.08."""
 
 
+class RunnerKind(str, Enum):
+    """What computes the engine's batches."""
+
+    AUTO = "auto"
+    """`slots` on a CUDA device, else `torch`."""
+    TORCH = "torch"
+    """The plain modules, on any device and under every policy."""
+    SLOTS = "slots"
+    """Fused kernels and CUDA graphs over a fixed pool; history `prompt_and_recent`."""
+
+
 class SourcePhase(str, Enum):
     """How the harmonic source starts in each vocoder call."""
 
@@ -85,6 +96,7 @@ class Token2WavConfig:
     voice_cache_bytes: int = 512 * MIB
     idle_timeout_s: float = 60.0
     """An open stream that gets no chunk for so long is aborted."""
+    runner: RunnerKind = RunnerKind.AUTO
     num_threads: int | None = None
     """CPU threads for torch; None leaves torch's choice."""
     synthesis: SynthesisPolicy = SynthesisPolicy()
@@ -127,6 +139,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "max_chunk_tokens": _at_least(4),
     "voice_cache_bytes": _at_least(1),
     "idle_timeout_s": float,
+    "runner": RunnerKind,
     "num_threads": _at_least(1),
     "history": HistoryPolicy,
     "estimator_recent_frames": _at_least(0),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway import errors
-from gateway.chunking import ExponentialChunks, TimeBasedChunks
+from gateway.chunking import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
 from gateway.llm_wire import LLMBackend
 from gateway.pcm import to_pcm16
@@ -40,6 +40,7 @@ def test_settings_come_from_the_command_line() -> None:
 def test_the_chunk_strategy_is_a_setting() -> None:
     config = parse_args([*REQUIRED, "--dynamic-chunk-strategy", "time_based", "--token-hop-len-first", "20"])
     assert config.chunks.policy() == TimeBasedChunks(15, 20, 100)
+    assert parse_args([*REQUIRED, "--dynamic-chunk-strategy", "deadline"]).chunks.policy() == DeadlineChunks()
 
 
 @pytest.mark.parametrize("option", [["--colour", "red"], ["--llm-backend", "x"], ["--max-text-characters", "0"]])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import numpy as np
 import pytest
 
 from gateway import errors
-from gateway.chunking import FixedChunks
-from gateway.core import AudioChunk, InlineVoice
+from gateway.chunking import DeadlineChunks, FixedChunks
+from gateway.core import AudioChunk, InlineVoice, SpeechTokenDelta
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.speech import SpeechRequest, SpeechResult, decode_text
-from gateway.voices import NamedVoice
-from tests.gateway.fakes import PROMPT_TOKENS, FakeLLM, FakeToken2Wav, make_pipeline, speech_deltas
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import PROMPT_TOKENS, FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
 
 
 async def speak(
@@ -101,6 +102,42 @@ async def test_a_request_may_bring_its_own_chunk_policy(voices: list[NamedVoice]
     request = SpeechRequest("hello", chunk_policy=FixedChunks(20, 20))
     await speak(make_pipeline(FakeLLM(speech_deltas(60)), FakeToken2Wav(), voices), request, result)
     assert result.chunk_schedule == [23, 23, 20]
+
+
+class TimedLLM(FakeLLM):
+    """Takes 10 ms for a token, on a clock that nobody else moves."""
+
+    def __init__(self, tokens: int, clock: ManualClock) -> None:
+        super().__init__(speech_deltas(tokens))
+        self._clock = clock
+
+    async def generate(self, *utterance: object) -> AsyncGenerator[SpeechTokenDelta]:
+        for delta in self.deltas:
+            self._clock.seconds += 0.01 * len(delta.token_ids)
+            yield delta
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+
+async def test_the_deadline_policy_goes_by_what_the_pipeline_measures(voices: list[NamedVoice]) -> None:
+    clock, token2wav, results = ManualClock(), FakeToken2Wav(), [SpeechResult(), SpeechResult()]
+    settings = PipelineSettings(DeadlineChunks())
+    pipeline = SpeechPipeline(TimedLLM(300, clock), token2wav, VoiceRegistry(token2wav, voices), settings, clock)
+    for result in results:
+        await speak(pipeline, SpeechRequest("hello"), result)
+        assert result.audio_samples == 300 * 960
+    first, second = (result.chunk_schedule[0] for result in results)
+    assert second < first, "the first request taught the pipeline that chunks cost nothing here"
+    assert max(results[1].chunk_schedule) == 103
+
+
+async def test_a_failed_push_is_no_measurement(voices: list[NamedVoice]) -> None:
+    token2wav = FakeToken2Wav(fail_at=1)
+    pipeline = make_pipeline(FakeLLM(speech_deltas(200)), token2wav, voices, PipelineSettings(DeadlineChunks()))
+    for _ in range(2):
+        with pytest.raises(errors.Token2WavInterruptedError):
+            await speak(pipeline, SpeechRequest("hello"))
+    assert token2wav.open_streams == 0
 
 
 async def test_a_length_finish_is_reported_and_nothing_is_lost(voices: list[NamedVoice]) -> None:

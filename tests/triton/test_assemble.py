@@ -96,6 +96,7 @@ OWN_SETTINGS = [
     (TOKEN2WAV_MODEL, "max_chunk_tokens", "300"),
     (TOKEN2WAV_MODEL, "voice_cache_bytes", "1000"),
     (TOKEN2WAV_MODEL, "idle_timeout_s", "2.5"),
+    (TOKEN2WAV_MODEL, "runner", "torch"),
     (TOKEN2WAV_MODEL, "num_threads", "1"),
     (TOKEN2WAV_MODEL, "history", "prompt_and_recent"),
     (TOKEN2WAV_MODEL, "estimator_recent_frames", "50"),

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
 from cosydit.clock import Clock
 from token2wav_service.checkpoint.loader import load_flow, load_hift, missing_files
-from token2wav_service.config import Token2WavConfig
+from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import EngineLoop
 from token2wav_service.engine.model_runner import ModelRunner
+from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features.extractor import PromptFeatureExtractor
+from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import fold_weight_norm
+from token2wav_service.models.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
 
 logger = logging.getLogger(__name__)
 
+MAX_PROMPT_FRAMES = 900
+"""18 s, the longest prompt that is accepted."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -43,12 +48,33 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
         torch.set_num_threads(config.num_threads)
     flow = load_flow(config.model_dir).to(config.device, DTYPES[config.dtype])
     hift = fold_weight_norm(load_hift(config.model_dir)).to(config.device)
-    streams = StreamFlow(flow, config.synthesis)
     extractor = PromptFeatureExtractor(config.model_dir, onnx_threads=config.num_threads or 1, device=config.device)
-    runner = ModelRunner(streams, StreamVocoder(hift, config.synthesis))
+    runner = _build_runner(config, flow, hift)
     voices = VoiceStore(extractor, runner, config.voice_cache_bytes)
     logger.info("token2wav on %s in %s from %s", config.device, config.dtype, config.model_dir)
     return Token2WavEngine(config, voices, runner, clock)
+
+
+def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any, Any]:
+    """Make what the configuration asks for, warmed up."""
+    is_cuda = torch.device(config.device).type == "cuda"
+    kind = config.runner
+    if kind is RunnerKind.AUTO:
+        kind = RunnerKind.SLOTS if is_cuda else RunnerKind.TORCH
+    if kind is RunnerKind.TORCH:
+        return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
+    # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
+    from token2wav_service.runtime.pool import PoolSizes
+    from token2wav_service.runtime.slot_runner import SlotRunner
+
+    policy = config.synthesis
+    sizes = PoolSizes(
+        config.max_streams, policy.estimator_recent_frames, policy.conformer_recent_frames, MAX_PROMPT_FRAMES
+    )
+    runner = SlotRunner(flow, hift, policy, sizes)
+    if is_cuda:
+        runner.warm_up()
+    return runner
 
 
 def build_engine_loop(config: Token2WavConfig, clock: Clock) -> EngineLoop:

@@ -1,4 +1,4 @@
-"""Runs batches through the plain modules, on any device: tokens to mel in one forward, mel to audio in one per length.
+"""Runs batches through the plain modules, on any device: tokens to mel in one forward, mel to audio in one per overlap.
 
 States are values: a batch returns new ones and leaves the old ones unchanged.
 """
@@ -17,6 +17,9 @@ from token2wav_service.engine.types import VoiceFeatures
 from token2wav_service.models.flow_state import FlowState
 from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderInput, VocoderState
+
+MAX_PADDED_WORK = 1.5
+"""The vocoder's padding is real work without a mask in hardware: rows of very different lengths run apart."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,28 @@ class ModelRunner:
     def _vocode(self, inputs: Sequence[VocoderInput]) -> tuple[list[Tensor], list[VocoderState]]:
         samples = [row.mel.new_zeros(0) for row in inputs]
         states = [row.state for row in inputs]
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        groups: dict[int, list[int]] = defaultdict(list)
         for index, row in enumerate(inputs):
             if row.is_ready:
-                groups[row.total_frames, row.state.mel_tail.shape[1]].append(index)
+                groups[row.state.mel_tail.shape[1]].append(index)
             else:
                 states[index] = self.vocoder.hold(row)
-        for members in groups.values():
+        for members in (part for group in groups.values() for part in _similar(group, inputs)):
             made, new_states, _ = self.vocoder.forward([inputs[index] for index in members])
             for index, wave, state in zip(members, made, new_states, strict=True):
                 samples[index], states[index] = wave, state
         return samples, states
+
+
+def _similar(members: Sequence[int], inputs: Sequence[VocoderInput]) -> list[list[int]]:
+    """Split rows so that padding each part to its longest costs at most half of the work again."""
+    parts: list[list[int]] = []
+    frames = 0
+    for index in sorted(members, key=lambda member: -inputs[member].total_frames):
+        frames += inputs[index].total_frames
+        if parts and inputs[parts[-1][0]].total_frames * (len(parts[-1]) + 1) <= MAX_PADDED_WORK * frames:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+            frames = inputs[index].total_frames
+    return parts

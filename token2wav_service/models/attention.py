@@ -18,7 +18,7 @@ class AttentionPlan:
     mask: Tensor
     """[B, 1, Q or 1, K] bool, true where the key may be seen."""
     relative: Tensor
-    """[Q, K] int64, query position minus key position."""
+    """[Q, K], or [B, Q, K] where rows differ: int64, query position minus key position."""
     relative_min: int
     """Smallest value in `relative`."""
     relative_max: int

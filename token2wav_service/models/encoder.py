@@ -59,6 +59,10 @@ class EncoderPlans:
     frames: AttentionPlan
 
 
+MATRIX_DIMS = 2
+"""Of a table of distances that is the same for every row of the batch."""
+
+
 class _Embed(nn.Module):
     """Linear, LayerNorm, then times sqrt(width)."""
 
@@ -106,7 +110,9 @@ class _RelativeAttention(nn.Module):
         keys, values = torch.cat([history_kv, own_kv], 2).chunk(2, -1)
         positions = self.linear_pos(sinusoids).view(-1, self.heads, self.head_dim)
         by_distance = torch.einsum("bhqd,rhd->bhqr", q + self.pos_bias_v[:, None], positions)
-        index = (plan.relative - plan.relative_min)[None, None].expand(*by_distance.shape[:2], -1, -1)
+        index = plan.relative - plan.relative_min
+        index = index[None, None] if index.dim() == MATRIX_DIMS else index[:, None]
+        index = index.expand(*by_distance.shape[:2], -1, -1)
         bias = by_distance.gather(3, index) / math.sqrt(self.head_dim)
         bias = bias.masked_fill(~plan.mask, float("-inf"))
         mixed = functional.scaled_dot_product_attention(q + self.pos_bias_u[:, None], keys, values, attn_mask=bias)
@@ -179,6 +185,7 @@ class ConformerEncoder(nn.Module):
         history: EncoderHistory | None = None,
         *,
         plans: EncoderPlans | None = None,
+        size: int | None = None,
         upstream_padding_leak: bool = False,
     ) -> tuple[Tensor, Tensor, EncoderUpdate]:
         """Encode one chunk of every row, or the whole utterance (no history, last).
@@ -190,6 +197,7 @@ class ConformerEncoder(nn.Module):
             is_last: [B] bool; a last row's look-ahead is silence.
             history: what earlier chunks left; None starts from nothing.
             plans: attention to use instead of [history | own chunk].
+            size: T, where the caller knows it; None reads it from `is_last`.
             upstream_padding_leak: reproduce upstream's whole-utterance batches, in which the look-ahead of a
                 shorter row reads its padding.
 
@@ -198,8 +206,9 @@ class ConformerEncoder(nn.Module):
             what the chunk adds to the history.
         """
         spoken = torch.where(is_last, lengths, lengths - self.config.pre_lookahead_len)
-        # No longer than the input: a non-last batch needs no padding columns for its look-ahead.
-        size = x.shape[1] if bool(is_last.any()) else x.shape[1] - self.config.pre_lookahead_len
+        if size is None:
+            # No longer than the input: a non-last batch needs no padding columns for its look-ahead.
+            size = x.shape[1] if bool(is_last.any()) else x.shape[1] - self.config.pre_lookahead_len
         history = history or self.empty_history(x)
         plans = plans or self._plans(history, spoken, size)
         embedded = self.embed(x)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from token2wav_service.models.masking import cleared, masked, valid_mask
+
 LAYERS = 5
 
 
@@ -21,6 +23,19 @@ class F0Predictor(nn.Module):
         self.condnet = nn.Sequential(*layers)
         self.classifier = nn.Linear(cond_channels, 1)
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """Map mel [B, 80, T] to pitch [B, T] in Hz (0 or more; below 10 is unvoiced)."""
-        return torch.abs(self.classifier(self.condnet(mel).transpose(1, 2)).squeeze(-1))
+    def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Map mel to pitch.
+
+        Args:
+            mel: [B, 80, T] float32.
+            lengths: [B] int64 valid frames (1 or more) on mel's device; None where all rows are full.
+
+        Returns:
+            [B, T] Hz, 0 or more; below 10 is unvoiced. Without meaning beyond a row's end.
+        """
+        mask = None if lengths is None else valid_mask(lengths, mel.shape[2], mel.dtype)
+        x = cleared(mel, mask)
+        layers = list(self.condnet)
+        for conv, activation in zip(layers[::2], layers[1::2], strict=True):
+            x = activation(masked(conv(x), mask))
+        return torch.abs(self.classifier(x.transpose(1, 2)).squeeze(-1))

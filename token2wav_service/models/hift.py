@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.f0 import F0Predictor
+from token2wav_service.models.masking import add_masked, cleared, masked, overlap_add, reflect_ends, valid_mask
 from token2wav_service.models.source import HarmonicSource
 
 FINAL_LEAKY_SLOPE = 0.01
@@ -40,11 +41,11 @@ class HiFT(nn.Module):
             _source_down(spectrum, channels[i + 1], stride) for i, stride in enumerate(_source_strides(config))
         )
         self.source_resblocks = nn.ModuleList(
-            _ResBlock(channels[i + 1], config.source_resblock_kernel_sizes[i], config.source_resblock_dilation_sizes[i])
+            ResBlock(channels[i + 1], config.source_resblock_kernel_sizes[i], config.source_resblock_dilation_sizes[i])
             for i in stages
         )
         self.resblocks = nn.ModuleList(
-            _ResBlock(channels[i + 1], kernel, dilations)
+            ResBlock(channels[i + 1], kernel, dilations)
             for i in stages
             for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
         )
@@ -52,42 +53,78 @@ class HiFT(nn.Module):
         self.register_buffer("window", torch.hann_window(config.istft_n_fft, periodic=True), persistent=False)
         self.window: Tensor
 
-    def forward(self, mel: Tensor, source: Tensor) -> Tensor:
-        """Decode mel with a given source.
+    def forward(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Decode mel with a given source; every row as if it were alone.
 
         Args:
             mel: [B, 80, T] float32.
             source: [B, 1, 480 T] from `m_source`, possibly with a cached beginning.
+            lengths: [B] int64 valid frames (1 or more) on mel's device, with anything in the padding behind them; None
+                where all rows are full.
 
         Returns:
-            [B, 480 T] samples within +-audio_limit.
+            [B, 480 T] samples within +-audio_limit, 0 beyond a row's end.
         """
-        spectrum = self.stft(source.squeeze(1))
-        x = self.conv_pre(mel)
+        masks = self._masks(lengths, mel)
+        spectrum = self.stft(source.squeeze(1), lengths)
+        x = masked(self.conv_pre(cleared(mel, masks[0])), masks[0])
         last = len(self.ups) - 1
         per_stage = len(self.config.resblock_kernel_sizes)
-        for stage, up in enumerate(self.ups):
+        for stage, (up, mask) in enumerate(zip(self.ups, masks[1:], strict=True)):
             x = up(functional.leaky_relu(x, self.config.lrelu_slope))
             if stage == last:
                 x = functional.pad(x, (1, 0), mode="reflect")
-            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
+            excitation = masked(self.source_downs[stage](spectrum), mask)
+            x = masked(x + self.source_resblocks[stage](excitation, mask), mask)
             blocks = list(self.resblocks[stage * per_stage : (stage + 1) * per_stage])
-            x = torch.stack([block(x) for block in blocks]).mean(0)
-        return self._istft(self.conv_post(functional.leaky_relu(x, FINAL_LEAKY_SLOPE)))
+            x = torch.stack([block(x, mask) for block in blocks]).mean(0)
+        samples = self._istft(self.conv_post(functional.leaky_relu(x, FINAL_LEAKY_SLOPE)), masks[-1])
+        if lengths is None:
+            return samples
+        ends = lengths * self.config.frame_samples
+        return masked(samples, valid_mask(ends, samples.shape[1], samples.dtype)[:, 0])
 
-    def stft(self, samples: Tensor) -> Tensor:
-        """Map source samples [B, N] to [B, n_fft + 2, N / hop + 1]: real parts, then imaginary ones."""
+    def stft(self, samples: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Map source samples [B, N] to [B, n_fft + 2, N / hop + 1]: real parts, then imaginary ones.
+
+        `lengths` counts mel frames, as in `forward`; beyond a row's end the spectrum is 0.
+        """
         c = self.config
-        spectrum = torch.stft(samples, c.istft_n_fft, c.istft_hop, window=self.window, return_complex=True)
-        return torch.cat([spectrum.real, spectrum.imag], 1)
+        if lengths is not None:
+            samples = reflect_ends(samples, lengths * c.frame_samples, c.istft_n_fft // 2)
+        spectrum = torch.stft(
+            samples, c.istft_n_fft, c.istft_hop, window=self.window, center=lengths is None, return_complex=True
+        )
+        parts = torch.cat([spectrum.real, spectrum.imag], 1)
+        if lengths is None:
+            return parts
+        ends = lengths * (c.frame_samples // c.istft_hop) + 1
+        return masked(parts, valid_mask(ends, parts.shape[2], parts.dtype))
 
-    def _istft(self, x: Tensor) -> Tensor:
+    def _masks(self, lengths: Tensor | None, mel: Tensor) -> list[Tensor | None]:
+        """Return the mask at mel frames and after each stage; the last one is also the spectra's."""
+        rates = self.config.upsample_rates
+        if lengths is None:
+            return [None] * (len(rates) + 1)
+        scale = 1
+        masks: list[Tensor | None] = [valid_mask(lengths, mel.shape[2], mel.dtype)]
+        for stage, rate in enumerate(rates):
+            scale *= rate
+            # The last stage is reflected by one column on the left.
+            extra = int(stage == len(rates) - 1)
+            masks.append(valid_mask(lengths * scale + extra, mel.shape[2] * scale + extra, mel.dtype))
+        return masks
+
+    def _istft(self, x: Tensor, mask: Tensor | None) -> Tensor:
         c = self.config
         bins = c.istft_n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
         phase = torch.sin(x[:, bins:])
         spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
-        samples = torch.istft(spectrum, c.istft_n_fft, c.istft_hop, window=self.window)
+        if mask is None:
+            samples = torch.istft(spectrum, c.istft_n_fft, c.istft_hop, window=self.window)
+        else:
+            samples = overlap_add(spectrum, mask, self.window, c.istft_hop)
         return samples.clamp(-c.audio_limit, c.audio_limit)
 
 
@@ -111,12 +148,15 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        alpha = self.alpha[None, :, None]
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map [B, C, T], multiplied by the mask first, to the same shape."""
+        alpha, x = self.alpha[None, :, None], masked(x, mask)
         return x + torch.sin(x * alpha) ** 2 / (alpha + self.EPSILON)
 
 
-class _ResBlock(nn.Module):
+class ResBlock(nn.Module):
+    """Dilated convolutions with snake activations, each added to its input."""
+
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
         super().__init__()
         self.convs1 = nn.ModuleList(_same_conv(channels, kernel, dilation) for dilation in dilations)
@@ -124,10 +164,11 @@ class _ResBlock(nn.Module):
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map [B, C, T] to the same shape; x must be 0 where `mask` is, and so is the result."""
         layers = zip(self.convs1, self.convs2, self.activations1, self.activations2, strict=True)
         for conv1, conv2, snake1, snake2 in layers:
-            x = x + conv2(snake2(conv1(snake1(x))))
+            x = add_masked(x, conv2(snake2(conv1(snake1(x)), mask)), mask)
         return x
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
+from token2wav_service.models.masking import hold_last
 
 SINE_AMPLITUDE_RATIO = 3.0
 """Unvoiced noise has a third of the sine's amplitude."""
@@ -55,17 +56,23 @@ class HarmonicSource(nn.Module):
         amplitude = self.config.nsf_sigma * voiced + self.config.nsf_alpha / SINE_AMPLITUDE_RATIO * (1 - voiced)
         return torch.tanh(self.l_linear(sines + noise * amplitude)).transpose(1, 2)
 
-    def phase(self, f0: Tensor, continuity: SourcePhase) -> tuple[Tensor, Tensor]:
+    def phase(self, f0: Tensor, continuity: SourcePhase, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Integrate the pitch.
+
+        Args:
+            f0: [B, T] pitch in Hz.
+            continuity: what happens in the first and last half frame.
+            lengths: [B] int64 valid frames (1 or more) on f0's device; None where all rows are full.
 
         Returns:
             Phase [B, H, N] in radians starting at 0, and [B, H, T] its value at the frames' right edges (used
-            to continue in a later call).
+            to continue in a later call). Beyond a row's end the phase has no meaning and the edges repeat the last.
         """
         samples = self.config.frame_samples
         numbers = torch.arange(1, self.harmonics + 1, device=f0.device, dtype=f0.dtype)
-        cycles = (f0[:, None, :] * numbers[:, None] / self.config.sampling_rate) % 1
-        at_frames = samples * 2 * math.pi * torch.cumsum(cycles, dim=2)
+        cycles = hold_last((f0[:, None, :] * numbers[:, None] / self.config.sampling_rate) % 1, lengths)
+        # Held, so that the interpolation clamps at each row's own end.
+        at_frames = hold_last(samples * 2 * math.pi * torch.cumsum(cycles, dim=2), lengths)
         phase = functional.interpolate(at_frames, scale_factor=samples, mode="linear")
         half = samples // 2
         step = samples * 2 * math.pi * cycles
@@ -73,6 +80,17 @@ class HarmonicSource(nn.Module):
         if continuity is SourcePhase.CONTINUOUS:
             # Upstream holds the phase for the first and last half frame; here it goes on at the edge's pitch.
             ramp = (torch.arange(half, device=f0.device, dtype=f0.dtype) + 0.5) / samples
-            phase[:, :, -half:] = at_frames[:, :, -1:] + step[:, :, -1:] * ramp
+            tail = at_frames[:, :, -1:] + step[:, :, -1:] * ramp
+            phase = _with_tail(phase, tail, None if lengths is None else lengths * samples)
             phase[:, :, :half] = at_frames[:, :, :1] - step[:, :, :1] * ramp.flip(0)
         return phase, at_frames + following / 2
+
+
+def _with_tail(phase: Tensor, tail: Tensor, ends: Tensor | None) -> Tensor:
+    """Overwrite the last samples [B, H, N] of each row, which ends at `ends` [B], by `tail` [B, H, n]."""
+    size = tail.shape[2]
+    if ends is None:
+        phase[:, :, -size:] = tail
+        return phase
+    index = ends[:, None, None] - size + torch.arange(size, device=phase.device)
+    return phase.scatter(2, index.expand_as(tail), tail)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from token2wav_service.config import SourcePhase, SynthesisPolicy
 from token2wav_service.models.crossfade import crossfade, crossfade_window
@@ -79,25 +80,30 @@ class StreamVocoder:
     def forward(
         self, rows: Sequence[VocoderInput], *, noise: Tensor | None = None, source: Tensor | None = None
     ) -> tuple[list[Tensor], list[VocoderState], Tensor]:
-        """Vocode rows of equal `total_frames`, all ready.
+        """Vocode rows of any `total_frames`, all ready, whose states' `mel_tail` are equally wide.
 
         Args:
             rows: the streams' inputs.
-            noise: [B, N, H] to use instead of the streams' own; for parity.
+            noise: [B, N, H] to use instead of the streams' own; for parity. N is 480 times the longest row's frames.
             source: [B, 1, N] to use instead of one made from the mel; for parity (the phase is then not carried).
 
         Returns:
-            Samples to deliver per row ([N] float32), the new states, and the source [B, 1, N] that was used.
+            Samples to deliver per row ([n] float32), the new states, and the source [B, 1, N] that was used (without
+            meaning beyond a row's end).
         """
-        mel = torch.cat([torch.stack([r.state.mel_tail for r in rows]), torch.stack([r.mel for r in rows])], 2)
+        mel, lengths = self._collate(rows)
         edge: Tensor | None = None
         if source is None:
-            source, edge = self._source(mel, rows, noise)
-        speech = self.hift(mel, source)
+            source, edge = self._source(mel, lengths, rows, noise)
+        speech = self.hift(mel, source, lengths)
         delivered, states = [], []
         for index, row in enumerate(rows):
             row_edge = None if edge is None else edge[index].clone()
-            samples, state = self._join(row, mel[index], speech[index], source[index, 0], row_edge)
+            frames = row.total_frames
+            end = frames * self.hift.config.frame_samples
+            samples, state = self._join(
+                row, mel[index, :, :frames], speech[index, :end], source[index, 0, :end], row_edge
+            )
             delivered.append(samples)
             states.append(state)
         return delivered, states, source
@@ -107,10 +113,23 @@ class StreamVocoder:
         mel = torch.cat([row.state.mel_tail, row.mel], 1)
         return VocoderState(mel, row.state.frames + row.mel.shape[1])
 
-    def _source(self, mel: Tensor, rows: Sequence[VocoderInput], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _collate(self, rows: Sequence[VocoderInput]) -> tuple[Tensor, Tensor | None]:
+        """Return mel [B, 80, T] padded on the right, and [B] frames per row, or None where all are full."""
+        tails = torch.stack([row.state.mel_tail for row in rows])
+        widths = [row.mel.shape[1] for row in rows]
+        if len(set(widths)) == 1:
+            return torch.cat([tails, torch.stack([row.mel for row in rows])], 2), None
+        new = torch.stack([functional.pad(row.mel, (0, max(widths) - row.mel.shape[1])) for row in rows])
+        lengths = torch.tensor([row.total_frames for row in rows], dtype=torch.int64, device=new.device)
+        return torch.cat([tails, new], 2), lengths
+
+    def _source(
+        self, mel: Tensor, lengths: Tensor | None, rows: Sequence[VocoderInput], noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the source [B, 1, N] and [B, H] its phase at each row's end."""
         module = self.hift.m_source
-        f0 = self.hift.f0_predictor(mel)
-        phase, edges = module.phase(f0, self.policy.source_phase)
+        f0 = self.hift.f0_predictor(mel, lengths)
+        phase, edges = module.phase(f0, self.policy.source_phase, lengths)
         tail = rows[0].state.mel_tail.shape[1]
         offset = self._phase_offset(rows, edges, tail)
         source = module(f0, self._noise(rows, mel.shape[2]) if noise is None else noise, phase + offset[:, :, None])

@@ -26,7 +26,7 @@ ModelConfigMessage = Any
 
 LLM_BACKENDS = ("embedded", "vllm", "trtllm")
 PROMPT_FORMS = ("tokens", "chat")
-CHUNK_STRATEGIES = ("exponential", "equal", "time_based")
+CHUNK_STRATEGIES = ("exponential", "equal", "time_based", "deadline")
 MIN_HOP_TOKENS = 4
 """A shorter first chunk gives the vocoder less than it holds back for its joins."""
 
@@ -287,7 +287,7 @@ _DROP_IN_SETTINGS: tuple[Setting, ...] = (
         "exponential",
     ),
     _drop_in("token_hop_len", "tokens (25 Hz) of a chunk", _integer(MIN_HOP_TOKENS), "15"),
-    _drop_in("token_hop_len_first", "tokens of the first chunk", _integer(MIN_HOP_TOKENS), "15"),
+    _drop_in("token_hop_len_first", "tokens of the first chunk; unset: 15, deadline chooses", _integer(MIN_HOP_TOKENS)),
     _drop_in("token_hop_len_max", "most tokens in a chunk, 0 for no bound", _hop_bound, "100"),
     _drop_in("requests_per_instance", "requests one process of cosyvoice2_dit serves at once", _integer(1), "4"),
 )

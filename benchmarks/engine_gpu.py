@@ -1,0 +1,201 @@
+"""The token2wav engine alone on a GPU at full size: first chunks, real-time streams, cost over time, precision.
+
+Random weights of the official sizes give honest speed. Writes raw samples beside the figures computed from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.report import aligned_table, write_json
+from cosydit.clock import SystemClock
+from token2wav_service.checkpoint.make_random import make_random_token2wav
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
+from token2wav_service.contract import SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
+from token2wav_service.engine.build import build_engine
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
+from token2wav_service.models.config import FlowConfig, HiFTConfig
+
+FIRST_CHUNK_TOKENS = 18
+SECOND_CHUNK_TOKENS = 28
+"""One second and the look-ahead."""
+WARM_UP_RUNS = 3
+PROMPT_S = 5.0
+LISTENER_BUFFER_S = 1.0
+RAMP_STREAMS_PER_S = 150.0
+COST_CHUNKS = 100
+"""Of 15 tokens: 60 s."""
+CLOCK = SystemClock()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--dtype", default="float16", help="of the flow (default %(default)s)")
+    parser.add_argument("--runs", type=int, default=50, help="runs of each first-chunk measurement")
+    parser.add_argument("--first-chunk", type=int, nargs="*", default=[1, 4, 16, 32, 64], help="simultaneous streams")
+    parser.add_argument(
+        "--listeners", type=int, nargs="*", default=[500, 600, 700, 800], help="numbers to try, ascending"
+    )
+    parser.add_argument("--listen-s", type=float, default=12.0, help="seconds each number is held")
+    parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        model_dir = Path(scratch) / "token2wav"
+        make_random_token2wav(model_dir, seed=0, flow=FlowConfig(), hift=HiFTConfig())
+        began = CLOCK.now()
+        engine = _engine(model_dir, args.dtype, max(args.listeners, default=64))
+        start_s = CLOCK.now() - began
+    voice = engine.voices.register(_prompt()).voice_id
+    raw: dict[str, Any] = {
+        "start_s": start_s,
+        "first_chunk_s": {str(n): first_chunks(engine, voice, n, args.runs) for n in args.first_chunk},
+        "chunk_cost_s": chunk_costs(engine, voice),
+        "listeners": listen_all(engine, voice, args.listeners, args.listen_s),
+        "bytes_per_stream": _bytes_per_stream(engine, voice),
+        "voice_bytes": engine.stats().voice_bytes,
+    }
+    engine.check_integrity()
+    figures = compute_figures(raw)
+    policy = engine.config.synthesis
+    setting = {
+        "history": f"prompt_and_recent, {policy.estimator_recent_frames} and {policy.conformer_recent_frames} frames",
+        "prompt_s": PROMPT_S,
+        "ode_steps": policy.ode_steps,
+        "dtype": args.dtype,
+    }
+    environment = describe_environment(vars(args))
+    environment["git_commit"] = environment["git_commit"] or args.commit
+    write_json(args.out, {"figures": figures, "setting": setting, "environment": environment, "raw": raw})
+    print("\n".join(aligned_table([["figure", "value"], *([k, f"{v:.4g}"] for k, v in figures.items())]).splitlines()))
+    return 0
+
+
+def compute_figures(raw: dict[str, Any]) -> dict[str, float]:
+    """Compute the published figures from raw samples."""
+    figures = {}
+    for streams, samples in raw["first_chunk_s"].items():
+        name = "first_chunk_1_ms" if streams == "1" else f"first_chunk_{streams}_last_ms"
+        figures[name] = 1000 * statistics.median(samples)
+    costs = raw["chunk_cost_s"]
+    figures["chunk_cost_last_over_first"] = statistics.median(costs[-5:]) / statistics.median(costs[:5])
+    held = [entry["listeners"] for entry in raw["listeners"] if entry["underruns"] == 0]
+    figures["realtime_streams"] = max(held, default=0)
+    return figures
+
+
+def first_chunks(engine: Token2WavEngine, voice: str, streams: int, runs: int) -> list[float]:
+    """Return seconds from tokens to the last stream's first audio, per run; the voice is cached."""
+    seconds = []
+    for run in range(WARM_UP_RUNS + runs):
+        opened = [engine.open_stream(voice, StreamOptions(seed=run * streams + i)) for i in range(streams)]
+        chunks = [TokenChunk(stream, 0, _tokens(FIRST_CHUNK_TOKENS, i), False) for i, stream in enumerate(opened)]
+        began = CLOCK.now()
+        for chunk in chunks:
+            engine.add_chunk(chunk)
+        done = 0
+        while done < streams:
+            done += sum(isinstance(result.outcome, AudioChunk) for result in engine.step())
+        seconds.append(CLOCK.now() - began)
+        for stream in opened:
+            engine.abort(stream)
+    return seconds[WARM_UP_RUNS:]
+
+
+def chunk_costs(engine: Token2WavEngine, voice: str) -> list[float]:
+    """Return seconds of each equal chunk of one stream of 60 s."""
+    stream = engine.open_stream(voice, StreamOptions(seed=1))
+    seconds = []
+    for index in range(COST_CHUNKS):
+        began = CLOCK.now()
+        engine.add_chunk(TokenChunk(stream, index, _tokens(FIRST_CHUNK_TOKENS, index), False))
+        engine.step()
+        seconds.append(CLOCK.now() - began)
+    engine.abort(stream)
+    return seconds
+
+
+def listen_all(engine: Token2WavEngine, voice: str, numbers: Sequence[int], seconds: float) -> list[dict[str, Any]]:
+    """Try each number of listeners until one hears a gap."""
+    tried: list[dict[str, Any]] = []
+    for number in numbers:
+        tried.append(listen(engine, voice, number, seconds))
+        if tried[-1]["underruns"]:
+            break
+    return tried
+
+
+def listen(engine: Token2WavEngine, voice: str, listeners: int, seconds: float) -> dict[str, Any]:
+    """Serve listeners in real time: each asks for the next second when it has one second left to play."""
+    streams = [engine.open_stream(voice, StreamOptions(seed=i)) for i in range(listeners)]
+    number_of = {stream: i for i, stream in enumerate(streams)}
+    began = CLOCK.now()
+    due = [(began + i / RAMP_STREAMS_PER_S, i) for i in range(listeners)]
+    heapq.heapify(due)
+    plays_until = [0.0] * listeners
+    next_index = [0] * listeners
+    underruns, worst_s, chunks = 0, 0.0, 0
+    end = began + listeners / RAMP_STREAMS_PER_S + seconds
+    while (now := CLOCK.now()) < end:
+        while due and due[0][0] <= now:
+            _, i = heapq.heappop(due)
+            engine.add_chunk(TokenChunk(streams[i], next_index[i], _tokens(SECOND_CHUNK_TOKENS, i), False))
+            next_index[i] += 1
+        for result in engine.step():
+            i, arrived = number_of[result.stream_id], CLOCK.now()
+            assert isinstance(result.outcome, AudioChunk), result.outcome
+            late = arrived - plays_until[i] if result.index else 0.0
+            underruns, worst_s, chunks = underruns + (late > 0), max(worst_s, late), chunks + 1
+            plays_until[i] = max(arrived, plays_until[i]) + len(result.outcome.samples) / SAMPLE_RATE_HZ
+            heapq.heappush(due, (plays_until[i] - LISTENER_BUFFER_S, i))
+    for stream in streams:
+        engine.abort(stream)
+    return {"listeners": listeners, "underruns": underruns, "worst_s": worst_s, "chunks": chunks, "held_s": seconds}
+
+
+def _engine(model_dir: Path, dtype: str, max_streams: int) -> Token2WavEngine:
+    config = Token2WavConfig(
+        model_dir=model_dir,
+        device="cuda",
+        dtype=dtype,
+        max_batch_size=64,
+        max_streams=max_streams,
+        voice_cache_bytes=8 * 1024**3,
+        synthesis=SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT),
+    )
+    return build_engine(config, CLOCK)
+
+
+def _bytes_per_stream(engine: Token2WavEngine, voice: str) -> int:
+    stream = engine.open_stream(voice, StreamOptions())
+    held = engine.stats().state_bytes
+    engine.abort(stream)
+    return held
+
+
+def _prompt() -> VoicePrompt:
+    time = np.arange(int(PROMPT_S * 16_000)) / 16_000
+    return VoicePrompt((0.2 * np.sign(np.sin(2 * np.pi * 120 * time))).astype(np.float32))
+
+
+def _tokens(count: int, seed: int) -> tuple[int, ...]:
+    drawn = np.random.default_rng(seed).integers(0, SPEECH_VOCAB_SIZE, count)
+    return tuple(int(token) for token in drawn)
+
+
+if __name__ == "__main__":
+    torch.backends.cudnn.allow_tf32 = True
+    sys.exit(main())

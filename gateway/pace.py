@@ -1,0 +1,216 @@
+"""How fast a stream goes: the LLM's tokens, token2wav's chunks, and how long the listener's audio lasts.
+
+    push ──── cost ────► audio                cost = fixed + per token, measured
+         first audio ├────── audio so far ──────┤ runs dry
+                                 now ├─ slack ──┤
+
+`PaceMeter` measures one stream, `PaceBook` remembers all of them, and `Pace` is what a chunk policy gets to see. Knows
+nothing of policies or services; time comes from the clock it is given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from cosydit.clock import Clock
+from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
+
+HELD_BACK_S = 0.16
+"""The vocoder keeps the newest 8 frames (50 a second) for its joins, so the first chunk speaks so much less."""
+_BOOK_DECAY = 0.98
+"""What one more chunk leaves of the weight of those before: about the newest 50 count."""
+_OUTLIER = 4.0
+"""A chunk counts as at most so many times the expected cost, so that one stall does not spoil the line."""
+_SPREADS = 2.0
+"""Mean relative deviations kept above the line."""
+_SLOPE_PRIOR_TOKENS2 = 25.0
+"""Weight of the assumption that half of a cost is fixed, against the variance of chunk sizes seen."""
+_OWN_CHUNKS = 3
+"""A stream's newest chunks, of which none may have been dearer than the estimate."""
+_RATE_PRIOR_TOKENS = 4.0
+"""Weight of other streams' token rate against the tokens of this one."""
+_RATE_WINDOW_S = 1.0
+_RATE_LEARNT_TOKENS = 32
+"""Tokens after which a stream's rate is told to the others: early, before a slow caller can hold the LLM back."""
+_RATE_LEARNT_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class ChunkCost:
+    """Seconds from pushing a window to its audio when nothing is queued before it."""
+
+    fixed_s: float
+    per_token_s: float
+
+    def of_hop(self, hop_tokens: int) -> float:
+        """Return the seconds for a hop and its look-ahead."""
+        return self.fixed_s + self.per_token_s * (hop_tokens + LOOKAHEAD_TOKENS)
+
+    def scaled(self, factor: float) -> ChunkCost:
+        """Return a cost so many times as high."""
+        return ChunkCost(self.fixed_s * factor, self.per_token_s * factor)
+
+
+PRIOR_COST = ChunkCost(fixed_s=0.25, per_token_s=0.003)
+"""Until a chunk has been measured: slower than the original runtime's 165-230 ms for 18 tokens on a large GPU."""
+PRIOR_TOKEN_RATE_HZ = 2.0 * TOKEN_RATE_HZ
+"""Until a stream has been measured: twice as fast as speech."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A stream's speed as measured up to now; all seconds count from now."""
+
+    token_rate_hz: float = PRIOR_TOKEN_RATE_HZ
+    """Speech tokens that the LLM makes in a second."""
+    burst_tokens: int = 1
+    """Most tokens that the LLM sent in one message lately."""
+    cost: ChunkCost = PRIOR_COST
+    """Cautious estimate."""
+    free_in_s: float = 0.0
+    """Until token2wav has answered every window under way, by estimate."""
+    dry_in_s: float = float("inf")
+    """Until the listener has played all audio delivered and under way; inf before the first window."""
+
+
+class PaceBook:
+    """What all streams of a process have measured: the prior of the next one."""
+
+    def __init__(self) -> None:
+        """Begin with the constants' prior; the first chunk measured replaces it."""
+        self._cost = PRIOR_COST
+        self._token_rate_hz = PRIOR_TOKEN_RATE_HZ
+        self._weight = self._n = self._s = self._nn = self._ns = 0.0
+        self._spread = 0.0
+
+    @property
+    def line(self) -> ChunkCost:
+        """Fit through the recent chunks of all streams, least squares with older chunks fading."""
+        return self._cost
+
+    @property
+    def spread(self) -> float:
+        """Relative deviation of chunks from the line that a cautious estimate adds, at least 0."""
+        return _SPREADS * self._spread
+
+    @property
+    def token_rate_hz(self) -> float:
+        """Typical token rate of the LLM for one stream."""
+        return self._token_rate_hz
+
+    def record_cost(self, hop_tokens: int, seconds: float) -> None:
+        """Learn from one chunk."""
+        expected_s = self._cost.of_hop(hop_tokens)
+        if self._weight:
+            seconds = min(seconds, _OUTLIER * expected_s)
+            self._spread += (1 - _BOOK_DECAY) * (abs(seconds - expected_s) / max(expected_s, 1e-9) - self._spread)
+        n = hop_tokens + LOOKAHEAD_TOKENS
+        self._weight = self._weight * _BOOK_DECAY + 1
+        self._n = self._n * _BOOK_DECAY + n
+        self._s = self._s * _BOOK_DECAY + seconds
+        self._nn = self._nn * _BOOK_DECAY + n * n
+        self._ns = self._ns * _BOOK_DECAY + n * seconds
+        self._cost = self._fit()
+
+    def record_token_rate(self, token_rate_hz: float) -> None:
+        """Learn from one stream's LLM."""
+        self._token_rate_hz += _RATE_LEARNT_SHARE * (token_rate_hz - self._token_rate_hz)
+
+    def _fit(self) -> ChunkCost:
+        mean_n, mean_s = self._n / self._weight, self._s / self._weight
+        variance = max(self._nn / self._weight - mean_n * mean_n, 0.0)
+        covariance = self._ns / self._weight - mean_n * mean_s
+        prior = 0.5 * mean_s / mean_n
+        slope = (covariance + _SLOPE_PRIOR_TOKENS2 / self._weight * prior) / (
+            variance + _SLOPE_PRIOR_TOKENS2 / self._weight
+        )
+        slope = min(max(slope, 0.0), mean_s / mean_n)  # NOTE: neither part of a cost is negative
+        return ChunkCost(mean_s - slope * mean_n, slope)
+
+
+class PaceMeter:
+    """Measures one stream; told of every token, window and answer when it happens."""
+
+    def __init__(self, book: PaceBook, clock: Clock) -> None:
+        """Begin a stream; `book` gives the prior and learns from it."""
+        self._book = book
+        self._clock = clock
+        self._arrivals: deque[tuple[float, int]] = deque()
+        self._tokens = 0
+        self._burst = 1
+        self._first: tuple[float, int] | None = None
+        self._is_rate_told = False
+        self._under_way: deque[tuple[float, int]] = deque()
+        self._windows = 0
+        self._own: deque[tuple[int, float]] = deque(maxlen=_OWN_CHUNKS)
+        self._answered_s = float("-inf")
+        self._dry_s = float("-inf")
+
+    def received(self, messages: list[int]) -> None:
+        """Note the tokens in each message of the LLM that has just come."""
+        now_s, count = self._clock.now(), sum(messages)
+        if not count:
+            return
+        self._tokens += count
+        self._burst = max(messages)
+        self._arrivals.append((now_s, self._tokens))
+        while len(self._arrivals) > 2 and self._arrivals[0][0] < now_s - _RATE_WINDOW_S:
+            self._arrivals.popleft()
+        self._first = self._first or (now_s, count)
+        self._tell_rate(now_s)
+
+    def sent(self, window_tokens: int) -> None:
+        """Note a window, look-ahead included, that has just been pushed."""
+        self._under_way.append((self._clock.now(), max(window_tokens - LOOKAHEAD_TOKENS, 0)))
+        self._windows += 1
+
+    def answered(self, audio_s: float) -> None:
+        """Note that the audio of the oldest window under way has just come; it may be empty."""
+        now_s = self._clock.now()
+        pushed_s, hop = self._under_way.popleft()
+        cost_s = now_s - max(pushed_s, self._answered_s)
+        self._answered_s = now_s
+        if audio_s > 0:
+            self._dry_s = max(self._dry_s, now_s) + audio_s
+        self._own.append((hop, cost_s))
+        self._book.record_cost(hop, cost_s)
+
+    def read(self) -> Pace:
+        """Return what is known now."""
+        now_s, cost = self._clock.now(), self._cautious_cost()
+        free_s, dry_s = self._look_ahead(now_s, cost)
+        dry_in_s = dry_s - now_s if self._windows else float("inf")
+        return Pace(self._token_rate(now_s), self._burst, cost, max(free_s - now_s, 0.0), dry_in_s)
+
+    def _look_ahead(self, now_s: float, cost: ChunkCost) -> tuple[float, float]:
+        """Play what is under way; return when token2wav is free and when the listener runs dry."""
+        free_s, dry_s = self._answered_s, self._dry_s
+        index = self._windows - len(self._under_way)
+        for pushed_s, hop in self._under_way:
+            free_s = max(max(free_s, pushed_s) + cost.of_hop(hop), now_s)
+            audio_s = hop / TOKEN_RATE_HZ - (0.0 if index else HELD_BACK_S)
+            dry_s = max(dry_s, free_s) + max(audio_s, 0.0)
+            index += 1
+        return free_s, dry_s
+
+    def _cautious_cost(self) -> ChunkCost:
+        line = self._book.line
+        own = max((seconds / max(line.of_hop(hop), 1e-9) for hop, seconds in self._own), default=0.0)
+        return line.scaled(max(1 + self._book.spread, own))
+
+    def _token_rate(self, now_s: float) -> float:
+        prior_hz = self._book.token_rate_hz
+        if not self._arrivals:
+            return prior_hz
+        since_s, before = self._arrivals[0]
+        tokens = self._tokens - before + _RATE_PRIOR_TOKENS
+        return tokens / (now_s - since_s + _RATE_PRIOR_TOKENS / prior_hz)
+
+    def _tell_rate(self, now_s: float) -> None:
+        if self._is_rate_told or self._first is None:
+            return
+        since_s, before = self._first
+        if self._tokens - before >= _RATE_LEARNT_TOKENS and now_s > since_s:
+            self._book.record_token_rate((self._tokens - before) / (now_s - since_s))
+            self._is_rate_told = True
