@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         header = ["streams", "tokens", "mel SNR dB", "log-mel distance", "wave SNR dB"]
         values = [[f"{value:.4g}" for value in asdict(row).values()] for row in rows[name]]
         print("\n".join(aligned_table([header, *values]).splitlines()))
-    environment = describe_environment(vars(args))
+    environment = describe_environment({k: v for k, v in vars(args).items() if k != "out"})
     environment["git_commit"] = environment["git_commit"] or args.commit
     content = {name: [asdict(row) for row in found] for name, found in rows.items()}
     write_json(args.out, {"precision": content, "environment": environment})

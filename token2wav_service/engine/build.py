@@ -9,7 +9,7 @@ import torch
 
 from cosydit.clock import Clock
 from token2wav_service.checkpoint.loader import load_flow, load_hift, missing_files
-from token2wav_service.config import RunnerKind, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import EngineLoop
 from token2wav_service.engine.model_runner import ModelRunner
@@ -55,13 +55,19 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
     return Token2WavEngine(config, voices, runner, clock)
 
 
+def choose_runner(config: Token2WavConfig) -> RunnerKind:
+    """Return what `auto` means here: slots on a CUDA device, unless a policy needs the plain modules."""
+    if config.runner is not RunnerKind.AUTO:
+        return config.runner
+    policy = config.synthesis
+    needs_plain = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
+    is_cuda = torch.device(config.device).type == "cuda"
+    return RunnerKind.SLOTS if is_cuda and not needs_plain else RunnerKind.TORCH
+
+
 def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any, Any]:
     """Make what the configuration asks for, warmed up."""
-    is_cuda = torch.device(config.device).type == "cuda"
-    kind = config.runner
-    if kind is RunnerKind.AUTO:
-        kind = RunnerKind.SLOTS if is_cuda else RunnerKind.TORCH
-    if kind is RunnerKind.TORCH:
+    if choose_runner(config) is RunnerKind.TORCH:
         return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
     # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
     from token2wav_service.runtime.pool import PoolSizes
@@ -72,7 +78,7 @@ def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any
         config.max_streams, policy.estimator_recent_frames, policy.conformer_recent_frames, MAX_PROMPT_FRAMES
     )
     runner = SlotRunner(flow, hift, policy, sizes)
-    if is_cuda:
+    if torch.device(config.device).type == "cuda":
         runner.warm_up()
     return runner
 
