@@ -10,7 +10,7 @@ from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.hift import Snake
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.runtime import kernels
+from token2wav_service.runtime import ops
 from token2wav_service.runtime.slots import SlotAllocator
 from token2wav_service.runtime.solver import FusedSolver, SolverBatch, SolverPool
 
@@ -24,7 +24,7 @@ def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_noise_equals_the_counter_based_noise() -> None:
     seeds, starts = torch.tensor([5, 2**40 + 3]), torch.tensor([7, 2**33 + 1])
     for width, domain in ((80, NoiseDomain.FLOW), (45, NoiseDomain.SOURCE)):
-        got = kernels.counter_noise(seeds, starts, 2, width, int(domain))
+        got = ops.counter_noise(seeds, starts, 2, width, int(domain))
         torch.testing.assert_close(got, counter_normal(seeds, starts, 2, width, domain), atol=1e-5, rtol=0)
 
 
@@ -33,7 +33,7 @@ def test_history_is_the_prompt_on_the_right_then_the_rings_written_places() -> N
     prompts = [_normal(4, n, 16, seed=n) for n in lengths]
     window, slots = _normal(3, 2, 2, 8, 16), torch.tensor([2, 1])
     addresses = torch.tensor([prompt.data_ptr() for prompt in prompts])
-    out = kernels.gather_history(addresses, torch.tensor(lengths), window, slots, written, 12)
+    out = ops.gather_history(addresses, torch.tensor(lengths), window, slots, written, 12)
     for row, (prompt, length, places) in enumerate(zip(prompts, lengths, (3, 8), strict=True)):
         ring = window[slots[row]].reshape(4, 8, 16)
         assert torch.equal(out[row, :, 12 - length : 12], prompt)
@@ -46,7 +46,7 @@ def test_snake_equals_the_module(has_mask: bool) -> None:
     module = randomise(Snake(3), 1)
     x = _normal(2, 3, 50)
     mask = (torch.arange(50) < 30).float().expand(2, 1, 50).contiguous() if has_mask else None
-    torch.testing.assert_close(kernels.snake(x, module.alpha.detach(), mask), module(x, mask))  # type: ignore[arg-type]
+    torch.testing.assert_close(ops.snake(x, module.alpha.detach(), mask), module(x, mask))  # type: ignore[arg-type]
 
 
 def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings() -> None:
@@ -79,7 +79,7 @@ def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings() -
         torch.testing.assert_close(mel[row, :size], expected[0].T, atol=1e-4, rtol=0)
         torch.testing.assert_close(own[row][..., :size, :], update.kv[:, :, :, 0], atol=1e-4, rtol=0)
         torch.testing.assert_close(_upstream_tails(tails[row]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
-    kernels.commit_window(own, pool.window, slots, generated, lengths)
+    ops.commit_window(own, pool.window, slots, generated, lengths)
     for row in range(3):
         for frame in range(int(lengths[row])):
             place = (int(generated[row]) + frame) % WINDOW

@@ -16,7 +16,7 @@ from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.encoder import EncoderHistory, EncoderPlans
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.noise import NoiseDomain
-from token2wav_service.runtime import kernels
+from token2wav_service.runtime import ops
 from token2wav_service.runtime.pool import StreamPool
 from token2wav_service.runtime.solver import FusedSolver, SolverBatch
 
@@ -73,12 +73,12 @@ class SlotFlow:
         mu = self._encode(tokens, batch, frames)
         size, mel = mu.shape[1], self.flow.config.output_size
         start = batch.prompt_frames + batch.generated
-        noise = kernels.counter_noise(batch.seeds, start, size, mel, int(NoiseDomain.FLOW))
+        noise = ops.counter_noise(batch.seeds, start, size, mel, int(NoiseDomain.FLOW))
         solving = SolverBatch(batch.slots, batch.solver_prompts, batch.prompt_frames, batch.generated, frames)
         pool = self.pool.solver
         speaker = self.pool.speaker.index_select(0, batch.slots)
         x, own, tails = self.solver.solve(noise, mu, speaker, None, solving, pool)
-        kernels.commit_window(own, pool.window, batch.slots, batch.generated, frames)
+        ops.commit_window(own, pool.window, batch.slots, batch.generated, frames)
         pool.tails.index_copy_(0, batch.slots, tails)
         return x
 
@@ -115,7 +115,7 @@ class SlotFlow:
     def _history(self, addresses: Tensor, lengths: Tensor, window: Tensor, batch: SlotBatch, stride: int) -> Tensor:
         """[L, B, h, prompt + window, 2d] of one stack, `stride` mel frames per column."""
         layers, heads = window.shape[1:3]
-        gathered = kernels.gather_history(
+        gathered = ops.gather_history(
             addresses, lengths, window, batch.slots, batch.generated // stride, self.max_prompt_frames // stride
         )
         return gathered.view(gathered.shape[0], layers, heads, *gathered.shape[2:]).transpose(0, 1)
@@ -150,4 +150,4 @@ def ring_plan(
 
 def _commit(own: Tensor, window: Tensor, slots: Tensor, generated: Tensor, lengths: Tensor) -> None:
     """Write [L, B, h, T, 2d] of a chunk into the rings [S, L, h, W, 2d]."""
-    kernels.commit_window(own.transpose(0, 1).contiguous(), window, slots, generated, lengths)
+    ops.commit_window(own.transpose(0, 1).contiguous(), window, slots, generated, lengths)

@@ -24,8 +24,9 @@ from token2wav_service.models.flow_state import FlowState
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
 from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES
+from token2wav_service.runtime.bucket_program import BucketProgram
 from token2wav_service.runtime.pool import PoolSizes, StreamPool, allocate_pool
-from token2wav_service.runtime.slot_flow import SlotBatch, SlotFlow
+from token2wav_service.runtime.slot_flow import SlotFlow
 from token2wav_service.runtime.slot_vocoder import SlotVocoder
 from token2wav_service.runtime.slots import SCRATCH_SLOT, SlotAllocator
 from token2wav_service.runtime.solver import FusedSolver
@@ -37,7 +38,6 @@ TOKEN_BUCKETS = (15, 25, 50, 100)
 """Spoken tokens (25 Hz) of a chunk; longer chunks run without a graph."""
 MAX_ROWS = 64 * 100
 """Streams times tokens in one program: bounds the keys and values of a chunk in flight."""
-FIELDS = len(SlotBatch.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class SlotRunner:
         self.facts = ModelFacts(flow.config.vocab_size, self.flow.lookahead, self.flow.stride)
         # All graphs share one pool of memory: they run one after another.
         self.graph_memory: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        self._programs: dict[tuple[int, int], Program] = {}
+        self._programs: dict[tuple[int, int], BucketProgram] = {}
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -244,11 +244,11 @@ class SlotRunner:
         held_back = 0 if work.is_last else self.vocoder.overlap
         return speech[: total * self.vocoder.frame_samples - held_back].copy()
 
-    def program(self, streams: int, tokens: int) -> Program:
+    def program(self, streams: int, tokens: int) -> BucketProgram:
         """Return the program of a bucket, making it at first use."""
         if (streams, tokens) not in self._programs:
             logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
-            self._programs[streams, tokens] = Program(self, streams, tokens)
+            self._programs[streams, tokens] = BucketProgram(self, streams, tokens)
         return self._programs[streams, tokens]
 
     def _spoken(self, work: ChunkWork[SlotState]) -> int:
@@ -259,61 +259,3 @@ class SlotRunner:
 
     def _stream_bucket(self, streams: int) -> int:
         return next((bucket for bucket in self.stream_buckets if bucket >= streams), streams)
-
-
-class Program:
-    """Flow and vocoder for one shape, with static inputs and output."""
-
-    def __init__(self, runner: SlotRunner, streams: int, tokens: int) -> None:
-        self.streams = streams
-        self.mel: Tensor | None = None
-        """[B, 2T, 80] of the latest run."""
-        self._runner = runner
-        device = runner.device
-        # A scratch batch without history: valid input for the first runs.
-        self._fields = torch.zeros(FIELDS, streams, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(streams, tokens + runner.flow.lookahead, dtype=torch.int64, device=device)
-        names = list(SlotBatch.__dataclass_fields__)
-        self._fields[names.index("num_tokens")] = 1
-        self._fields[names.index("is_last")] = 1
-        self._batch = SlotBatch(*self._fields.unbind(0))
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._speech: Tensor | None = None
-        self._host: Tensor | None = None
-        if device.type == "cuda" and tokens in runner.token_buckets:
-            self._capture()
-
-    def run(self, fields: np.ndarray, tokens: np.ndarray) -> FloatArray:  # type: ignore[type-arg]
-        """Run with these inputs; returns samples [B, N] on the host, valid until the next run."""
-        self._fields.copy_(torch.from_numpy(fields))
-        self._tokens.copy_(torch.from_numpy(tokens))
-        if self._graph is None:
-            self._speech = self._compute()
-            if self._speech.is_cuda and self._host is None:
-                self._host = torch.empty(self._speech.shape, pin_memory=True)
-        else:
-            self._graph.replay()
-        assert self._speech is not None
-        if self._host is None:
-            return self._speech.numpy()
-        self._host.copy_(self._speech, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        return self._host.numpy()
-
-    def _compute(self) -> Tensor:
-        runner = self._runner
-        self.mel = runner.flow.run(self._tokens, self._batch)
-        return runner.vocoder.run(self.mel, runner.flow.frame_lengths(self._batch), self._batch)
-
-    def _capture(self) -> None:
-        """Run twice on a side stream, so that everything is compiled and tuned, then capture."""
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._compute()
-            self._compute()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=self._runner.graph_memory, capture_error_mode="thread_local"):
-            self._speech = self._compute()
-        self._host = torch.empty(self._speech.shape, pin_memory=True)

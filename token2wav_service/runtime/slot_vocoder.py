@@ -16,7 +16,7 @@ from token2wav_service.models.crossfade import crossfade_window
 from token2wav_service.models.hift import HiFT, ResBlock, Snake
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES
-from token2wav_service.runtime import kernels
+from token2wav_service.runtime import ops
 from token2wav_service.runtime.pool import StreamPool
 from token2wav_service.runtime.slot_flow import SlotBatch
 
@@ -79,7 +79,7 @@ class SlotVocoder:
             offset = torch.where(has_speech[:, None], carried, offset)
         width = self.frame_samples * module.harmonics
         start = batch.generated - batch.mel_tails
-        noise = kernels.counter_noise(batch.seeds, start, mel.shape[2], width, int(NoiseDomain.SOURCE))
+        noise = ops.counter_noise(batch.seeds, start, mel.shape[2], width, int(NoiseDomain.SOURCE))
         source = module(f0, noise.view(mel.shape[0], -1, module.harmonics), phase + offset[:, :, None])
         cached = self.pool.source_tail.index_select(0, batch.slots)[:, None]
         beginning = torch.where(has_speech[:, None, None], cached, source[:, :, : self.overlap])
@@ -108,7 +108,7 @@ class _FusedSnake(nn.Module):
         self.alpha: Tensor
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return kernels.snake(x, self.alpha, mask)
+        return ops.snake(x, self.alpha, mask)
 
 
 def fuse_snakes(hift: HiFT) -> HiFT:

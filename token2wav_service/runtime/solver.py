@@ -1,4 +1,4 @@
-"""The flow's solver with everything constant taken out, on fused kernels.
+"""The flow's solver with everything constant taken out, on fused ops.
 
 What `models/cfm.py` computes, for states held in pools: modulations are tables made at load, the parts of the input
 projection that do not change between steps are one product per chunk, convolutions are products over shifted rows.
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from token2wav_service.models.cfm import ConditionalFlowMatching, time_grid
 from token2wav_service.models.dit import MODULATIONS, DiT
-from token2wav_service.runtime import kernels
+from token2wav_service.runtime import ops
 
 CONVOLUTIONS = 2
 
@@ -126,32 +126,32 @@ class FusedSolver:
         planes = 2 * self.config.num_heads
         for layer, block in enumerate(self.blocks):
             m = self.modulations[step, layer]
-            kernels.residual_norm(hidden, branch, gate, m[1], m[0], work.normed, None, frames)
+            ops.residual_norm(hidden, branch, gate, m[1], m[0], work.normed, None, frames)
             qkv = functional.linear(work.normed, block.qkv_weight, block.qkv_bias)
             own_kv = own[:, step, layer]
-            kernels.split_heads(qkv, block.norms, work.queries, own_kv, frames)
-            kernels.attention(
+            ops.split_heads(qkv, block.norms, work.queries, own_kv, frames)
+            ops.attention(
                 work.queries, batch.prompts, batch.prompt_lengths, (step * self.config.depth + layer) * planes,
                 pool.window[:, step, layer], own_kv, work.attended,
                 batch.slots, window_lengths, batch.lengths, frames,
             )  # fmt: skip
             branch = functional.linear(work.attended, block.proj_weight, block.proj_bias)
             first, second = (
-                kernels.ConvolutionTails(
+                ops.ConvolutionTails(
                     batch.slots, batch.lengths, pool.tails[:, step, layer, index], tails[:, step, layer, index]
                 )
                 for index in range(CONVOLUTIONS)
             )
-            kernels.residual_norm(hidden, branch, m[2], m[7], m[6], work.shifted, first, frames)
+            ops.residual_norm(hidden, branch, m[2], m[7], m[6], work.shifted, first, frames)
             convolved = functional.linear(work.shifted, block.conv1_weight, block.conv1_bias)
-            kernels.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames)
+            ops.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames)
             branch = functional.linear(work.shifted, block.conv2_weight, block.conv2_bias)
-            kernels.residual_norm(hidden, branch, m[8], m[4], m[3], work.normed, None, frames)
-            widened = kernels.linear_gelu(work.normed, block.fc1_weight, block.fc1_bias)
+            ops.residual_norm(hidden, branch, m[8], m[4], m[3], work.normed, None, frames)
+            widened = ops.linear_gelu(work.normed, block.fc1_weight, block.fc1_bias)
             branch = functional.linear(widened, block.fc2_weight, block.fc2_bias)
             gate = m[5]
         shift, scale = self.final_modulations[step]
-        kernels.residual_norm(hidden, branch, gate, scale, shift, work.normed, None, frames)
+        ops.residual_norm(hidden, branch, gate, scale, shift, work.normed, None, frames)
         return functional.linear(work.normed, self.out_weight, self.out_bias)
 
 
