@@ -223,6 +223,20 @@ def test_priority_classes_delay_but_never_starve() -> None:
     assert [result.stream_id for result in drain(engine)] == [waiting, late]
 
 
+def test_a_step_runs_one_bucket_and_the_most_urgent_streams_bucket_first() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock)
+    engine._runner.bucket = lambda chunk: 0 if len(chunk.token_ids) <= 18 else 1  # type: ignore[method-assign]
+    sizes = [40, 18, 18, 40]
+    streams = []
+    for seed, size in enumerate(sizes):
+        streams.append(open_stream(engine, seed))
+        engine.add_chunk(TokenChunk(streams[-1], 0, tokens_of(size, seed), False))
+        clock.time_s += 0.1
+    steps = [{result.stream_id for result in engine.step()} for _ in range(2)]
+    assert steps == [{streams[0], streams[3]}, {streams[1], streams[2]}]
+
+
 def test_random_lives_leave_no_state() -> None:
     rng = np.random.default_rng(0)
     engine = make_engine(max_streams=6)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
-from token2wav_service.engine.types import VoiceFeatures
+from token2wav_service.engine.types import TokenChunk, VoiceFeatures
 from token2wav_service.models.flow_state import FlowState
 from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderInput, VocoderState
@@ -79,6 +79,10 @@ class ModelRunner:
 
     def close(self, state: TorchState) -> None:
         """Nothing to do: a state is freed with its last reference."""
+
+    def bucket(self, chunk: TokenChunk) -> int:
+        """All chunks share one program, whatever their sizes."""
+        return 0
 
     @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:

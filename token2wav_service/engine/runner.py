@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from token2wav_service.engine.types import FloatArray, VoiceFeatures
+from token2wav_service.engine.types import FloatArray, TokenChunk, VoiceFeatures
 
 
 class VoiceState(Protocol):
@@ -87,6 +87,10 @@ class Runner(Protocol[V, S]):
 
     def close(self, state: S) -> None:
         """Give a state back; called once per opened stream, never while a step runs it."""
+        ...
+
+    def bucket(self, chunk: TokenChunk) -> int:
+        """Return which of the runner's programs a chunk needs; one step runs chunks of one bucket."""
         ...
 
     def run(self, works: Sequence[ChunkWork[S]]) -> list[ChunkOutcome[S]]:

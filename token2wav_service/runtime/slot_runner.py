@@ -17,7 +17,7 @@ from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
-from token2wav_service.engine.types import FloatArray, VoiceFeatures
+from token2wav_service.engine.types import FloatArray, TokenChunk, VoiceFeatures
 from token2wav_service.errors import InvalidPromptError, Token2WavError
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_state import FlowState
@@ -163,6 +163,10 @@ class SlotRunner:
         """Give the slot back."""
         self.slots.free(state.slot)
 
+    def bucket(self, chunk: TokenChunk) -> int:
+        """Return the spoken tokens that the chunk's program has room for."""
+        return self._token_bucket(self._spoken(chunk))
+
     @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork[SlotState]]) -> list[ChunkOutcome[SlotState]]:
         """Run every chunk, in as few programs as the buckets allow.
@@ -251,8 +255,8 @@ class SlotRunner:
             self._programs[streams, tokens] = BucketProgram(self, streams, tokens)
         return self._programs[streams, tokens]
 
-    def _spoken(self, work: ChunkWork[SlotState]) -> int:
-        return len(work.token_ids) - (0 if work.is_last else self.flow.lookahead)
+    def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
+        return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)
 
     def _token_bucket(self, tokens: int) -> int:
         return next((bucket for bucket in self.token_buckets if bucket >= tokens), tokens)
