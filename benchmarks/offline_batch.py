@@ -16,6 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
+from benchmarks.lib.arguments import count, zero_or_more
+
 if TYPE_CHECKING:
     from benchmarks.lib.batch.run import BatchSettings
     from benchmarks.lib.types import InputRow
@@ -103,7 +105,7 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--openai-model-name", help="model to ask for (default: the first that the service lists)")
     group.add_argument("--llm-prompt-form", choices=("tokens", "chat"), default="tokens", help="chat: no ids there")
-    group.add_argument("--batch-size", type=_count, default=DEFAULT_BATCH_SIZE, help="utterances in the LLM at once")
+    group.add_argument("--batch-size", type=count, default=DEFAULT_BATCH_SIZE, help="utterances in the LLM at once")
     group.add_argument(
         "--kv-cache-free-gpu-memory-fraction", type=float, help="for a service started here (default: the service's)"
     )
@@ -113,7 +115,7 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--temperature", type=float, default=0.8, help="default %(default)s")
     group.add_argument("--top-p", type=float, default=0.95, help="default %(default)s")
     group.add_argument("--top-k", type=int, default=50, help="default %(default)s")
-    group.add_argument("--seed", type=_zero_or_more, default=0, help="with the utterance's name seeds each utterance")
+    group.add_argument("--seed", type=zero_or_more, default=0, help="with the utterance's name seeds each utterance")
 
 
 def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
@@ -121,13 +123,13 @@ def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
     where.add_argument("--token2wav-path", type=Path, help="checkpoint directory with flow.yaml: runs in this process")
     where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
     group.add_argument(
-        "--token2wav-batch-size", type=_count, default=DEFAULT_BATCH_SIZE, help="utterances in token2wav at once"
+        "--token2wav-batch-size", type=count, default=DEFAULT_BATCH_SIZE, help="utterances in token2wav at once"
     )
     group.add_argument(
         "--token2wav-set", action="append", default=[], metavar="NAME=VALUE", help="engine setting, e.g. device=cuda"
     )
     group.add_argument(
-        "--window-tokens", type=_count, default=500, help="longer utterances are made piecewise (default %(default)s)"
+        "--window-tokens", type=count, default=500, help="longer utterances are made piecewise (default %(default)s)"
     )
 
 
@@ -246,20 +248,6 @@ def _name_value(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise ValueError(f"got setting {text!r}, expected NAME=VALUE")
     return name, value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
-    return value
-
-
-def _zero_or_more(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
-    return value
 
 
 if __name__ == "__main__":

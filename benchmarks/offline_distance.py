@@ -17,6 +17,7 @@ from torch import Tensor
 
 from token2wav_service.checkpoint.loader import load_flow
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.engine.types import VoicePrompt
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor
@@ -24,7 +25,6 @@ from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 
-LOOKAHEAD_TOKENS = 3
 SCHEDULES = {
     "equal 15": [15] * 1000,
     "equal 25": [25] * 1000,

@@ -23,7 +23,7 @@ from benchmarks.lib.report import aligned_table, write_json
 from token2wav_service.checkpoint.loader import load_flow, load_hift
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SourcePhase, SynthesisPolicy
-from token2wav_service.contract import SPEECH_VOCAB_SIZE
+from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.build import DTYPES
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.engine.types import VoiceFeatures
@@ -35,7 +35,6 @@ from token2wav_service.runtime.pool import PoolSizes
 from token2wav_service.runtime.slot_runner import MAX_ROWS, STREAM_BUCKETS, TOKEN_BUCKETS, SlotRunner, SlotState
 
 PROMPT_TOKENS = 125
-LOOKAHEAD = 3
 POLICY = SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT)
 
 
@@ -151,8 +150,8 @@ def _work(state: SlotState, row: int, start: int, tokens: int) -> ChunkWork[Slot
 
 
 def _window(row: int, start: int, tokens: int) -> tuple[int, ...]:
-    drawn = np.random.default_rng(row).integers(0, SPEECH_VOCAB_SIZE, 2 * tokens + LOOKAHEAD)
-    return tuple(int(token) for token in drawn[start : start + tokens + LOOKAHEAD])
+    drawn = np.random.default_rng(row).integers(0, SPEECH_VOCAB_SIZE, 2 * tokens + LOOKAHEAD_TOKENS)
+    return tuple(int(token) for token in drawn[start : start + tokens + LOOKAHEAD_TOKENS])
 
 
 if __name__ == "__main__":

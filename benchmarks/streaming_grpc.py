@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.lib.arguments import count, zero_or_more
+
 if TYPE_CHECKING:
     from benchmarks.lib.speech_bench import BenchSettings
     from benchmarks.lib.types import InputRow
@@ -108,9 +110,9 @@ def _add_input_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_load_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--num-tasks", type=_count, default=1, help="concurrent callers (default %(default)s)")
-    group.add_argument("--num-requests", type=_count, help="requests measured (default: each text once)")
-    group.add_argument("--warm-up", type=_zero_or_more, help="requests before, not measured (default: --num-tasks)")
+    group.add_argument("--num-tasks", type=count, default=1, help="concurrent callers (default %(default)s)")
+    group.add_argument("--num-requests", type=count, help="requests measured (default: each text once)")
+    group.add_argument("--warm-up", type=zero_or_more, help="requests before, not measured (default: --num-tasks)")
     group.add_argument("--request-rate", type=_positive, help="open loop: requests a second, at random times")
     group.add_argument("--seed", type=int, default=0, help="of the random times (default %(default)s)")
 
@@ -197,20 +199,6 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
         is_audio_kept=args.save_audio,
         is_plot_drawn=not args.no_plot,
     )
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
-    return value
-
-
-def _zero_or_more(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
-    return value
 
 
 def _positive(text: str) -> float:

@@ -249,7 +249,9 @@ class SlotRunner:
         return speech[: total * self.vocoder.frame_samples - held_back].copy()
 
     def program(self, streams: int, tokens: int) -> BucketProgram:
-        """Return the program of a bucket, making it at first use."""
+        """Return the program of a bucket, making it at first use; one of any other size is not kept."""
+        if tokens not in self.token_buckets:
+            return BucketProgram(self, streams, tokens)
         if (streams, tokens) not in self._programs:
             logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
             self._programs[streams, tokens] = BucketProgram(self, streams, tokens)
