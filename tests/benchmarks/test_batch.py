@@ -119,17 +119,25 @@ def test_a_batch_that_can_not_run_says_why(
 
 
 class ScriptedLLM:
-    """Yields two tokens; fails for the text `fail`, says nothing for `silent`; counts who is answered at once."""
+    """Yields two tokens; fails for the text `fail`, says nothing for `silent`; counts who is answered at once.
 
-    def __init__(self) -> None:
+    The first answers wait until `together` are asked for at once, however slowly the stage before brings them.
+    """
+
+    def __init__(self, together: int = 1) -> None:
         self.now = self.most = 0
+        self._together = together
+        self._are_together = asyncio.Event()
 
     async def generate(
         self, utterance: Utterance, sampling: Sampling, seed: int
     ) -> AsyncGenerator[SpeechTokenDelta, None]:
         self.now += 1
         self.most = max(self.most, self.now)
+        if self.now >= self._together:
+            self._are_together.set()
         try:
+            await asyncio.wait_for(self._are_together.wait(), 30)
             await asyncio.sleep(0.001)
             if utterance.text == "fail":
                 raise RuntimeError("the LLM broke")
@@ -162,11 +170,11 @@ class ScriptedToken2Wav:
 
 
 async def _run(
-    tmp_path: Path, checkpoint: Path, texts: Sequence[str], plan: BatchPlan
+    tmp_path: Path, checkpoint: Path, texts: Sequence[str], plan: BatchPlan, together: int = 1
 ) -> tuple[ScriptedLLM, ScriptedToken2Wav, BatchReport, list[str]]:
     voice = checkpoint / "voices" / "default.wav"
     rows = [SpeechInput(f"u{index}", text, "says", voice) for index, text in enumerate(texts)]
-    llm, token2wav = ScriptedLLM(), ScriptedToken2Wav()
+    llm, token2wav = ScriptedLLM(together), ScriptedToken2Wav()
     settled: list[str] = []
     with Ledger(tmp_path / "out", "wav", {row.utt for row in rows}) as ledger:
         pipeline = BatchPipeline(llm, token2wav, ledger, plan, SystemClock())
@@ -175,7 +183,7 @@ async def _run(
 
 
 async def test_batch_sizes_bound_each_stage(tmp_path: Path, checkpoint: Path) -> None:
-    llm, token2wav, report, settled = await _run(tmp_path, checkpoint, ["x"] * 11, BatchPlan(3, 4))
+    llm, token2wav, report, settled = await _run(tmp_path, checkpoint, ["x"] * 11, BatchPlan(3, 4), together=3)
     assert llm.most == 3
     assert token2wav.batches == [4, 4, 3]
     assert (report.done, report.failures, len(settled)) == (11, [], 11)
