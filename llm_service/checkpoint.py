@@ -1,8 +1,9 @@
-"""Writes a small random speech-token LLM in Hugging Face layout: the official numbering at a toy size.
+"""Writes a random speech-token LLM in Hugging Face layout: the official numbering at a toy or at the official size.
 
-It speaks noise; it is for tests and for seeing the whole path run. What is in the directory:
+It speaks noise; it is for tests, for seeing the whole path run and, at full size, for measuring speed. What is in the
+directory:
 
-    config.json, generation_config.json   a two-layer Qwen2
+    config.json, generation_config.json   a Qwen2, by default of two layers
     model.safetensors                     bf16; table of 158,336 rows; head rows of text tokens are zero
     speech_head.safetensors               the speech head with its bias, which stock Qwen2 has no room for:
                                           weight [6564, hidden], bias [6564]; row i is LLM id 151663 + i
@@ -15,6 +16,7 @@ bias. Knows nothing of the server.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,6 @@ from llm_service.vocab import (
     speech_token_text,
 )
 
-HIDDEN = 64
-LAYERS = 2
-HEADS = 4
-KEY_VALUE_HEADS = 2
-FEED_FORWARD = 128
 MAX_POSITIONS = 32768
 ROPE_THETA = 1e6
 
@@ -63,89 +60,106 @@ CHAT_TEMPLATE = (
 
 # Spread of the random logits: wide enough that an answer is neither uniform noise nor one repeated token.
 LOGIT_STD = 1.5
-# Of the first end token, beside that spread: an answer ends after some tens of tokens.
-END_LOGIT = 4.2
-# The reserved end tokens practically never come.
-RESERVED_END_LOGIT = -12.0
+# An end token with this bias practically never comes.
+NEVER_LOGIT = -12.0
 
 
-def make_random_llm(directory: Path, seed: int) -> None:
-    """Write the random LLM and its tokenizer into `directory` (made if missing), about 43 MB.
+@dataclass(frozen=True)
+class LLMShape:
+    """Sizes of a random LLM, and how it ends."""
 
-    Equal seeds give equal files.
+    hidden: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    feed_forward: int
+    end_logit: float  # bias of the first end token, beside the spread of the other logits
+
+
+# About 43 MB; an answer ends after some tens of tokens.
+SMALL_LLM = LLMShape(hidden=64, layers=2, heads=4, key_value_heads=2, feed_forward=128, end_logit=4.2)
+# About 1.3 GB, the sizes of CosyVoice2-0.5B; an answer runs to its bound, so that its length is known.
+OFFICIAL_LLM = LLMShape(hidden=896, layers=24, heads=14, key_value_heads=2, feed_forward=4864, end_logit=NEVER_LOGIT)
+
+
+def make_random_llm(directory: Path, seed: int, shape: LLMShape = SMALL_LLM) -> None:
+    """Write the random LLM and its tokenizer into `directory` (made if missing).
+
+    Equal seeds and shapes give equal files.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "config.json", _model_config())
+    _write_json(directory / "config.json", _model_config(shape))
     _write_json(directory / "generation_config.json", _generation_config())
     _write_json(directory / "tokenizer.json", _tokenizer_description())
     _write_json(directory / "tokenizer_config.json", _tokenizer_config())
     _write_json(directory / "special_tokens_map.json", _special_tokens_map())
     generator = torch.Generator().manual_seed(seed)
-    head = _speech_head(generator)
+    head = _speech_head(shape, generator)
     save_file(head, directory / SPEECH_HEAD_FILE)
-    save_file(_weights(generator, head["weight"]), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(shape, generator, head["weight"]), directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _speech_head(generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _speech_head(shape: LLMShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
     # The final norm leaves hidden states of root mean square 1, so a row's logit has the row's norm as its spread.
-    weight = torch.randn(SPEECH_HEAD_ROWS, HIDDEN, generator=generator) * (LOGIT_STD / HIDDEN**0.5)
+    weight = torch.randn(SPEECH_HEAD_ROWS, shape.hidden, generator=generator) * (LOGIT_STD / shape.hidden**0.5)
     bias = torch.randn(SPEECH_HEAD_ROWS, generator=generator) * 0.1
     weight[SPEECH_TOKEN_COUNT:] *= 0.1
-    bias[SPEECH_TOKEN_COUNT:] = torch.tensor([END_LOGIT, RESERVED_END_LOGIT, RESERVED_END_LOGIT])
+    bias[SPEECH_TOKEN_COUNT:] = torch.tensor([shape.end_logit, NEVER_LOGIT, NEVER_LOGIT])
     return {"weight": weight.to(torch.bfloat16), "bias": bias}
 
 
-def _weights(generator: torch.Generator, head: torch.Tensor) -> dict[str, torch.Tensor]:
+def _weights(shape: LLMShape, generator: torch.Generator, head: torch.Tensor) -> dict[str, torch.Tensor]:
     def normal(*shape: int) -> torch.Tensor:
         spread: float = shape[-1] ** -0.5
         return (torch.randn(*shape, generator=generator) * spread).to(torch.bfloat16)
 
+    hidden, feed_forward = shape.hidden, shape.feed_forward
     speech_rows = slice(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS)
-    lm_head = torch.zeros(PADDED_VOCABULARY_SIZE, HIDDEN, dtype=torch.bfloat16)
+    lm_head = torch.zeros(PADDED_VOCABULARY_SIZE, hidden, dtype=torch.bfloat16)
     lm_head[speech_rows] = head
     weights = {
-        "model.embed_tokens.weight": _embedding(generator),
-        "model.norm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
+        "model.embed_tokens.weight": _embedding(hidden, generator),
+        "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
         "lm_head.weight": lm_head,
     }
-    key_value = HIDDEN // HEADS * KEY_VALUE_HEADS
-    for index in range(LAYERS):
+    key_value = hidden // shape.heads * shape.key_value_heads
+    for index in range(shape.layers):
         layer = {
-            "input_layernorm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
-            "post_attention_layernorm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
-            "self_attn.q_proj.weight": normal(HIDDEN, HIDDEN),
-            "self_attn.q_proj.bias": normal(HIDDEN),
-            "self_attn.k_proj.weight": normal(key_value, HIDDEN),
+            "input_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+            "post_attention_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+            "self_attn.q_proj.weight": normal(hidden, hidden),
+            "self_attn.q_proj.bias": normal(hidden),
+            "self_attn.k_proj.weight": normal(key_value, hidden),
             "self_attn.k_proj.bias": normal(key_value),
-            "self_attn.v_proj.weight": normal(key_value, HIDDEN),
+            "self_attn.v_proj.weight": normal(key_value, hidden),
             "self_attn.v_proj.bias": normal(key_value),
-            "self_attn.o_proj.weight": normal(HIDDEN, HIDDEN),
-            "mlp.gate_proj.weight": normal(FEED_FORWARD, HIDDEN),
-            "mlp.up_proj.weight": normal(FEED_FORWARD, HIDDEN),
-            "mlp.down_proj.weight": normal(HIDDEN, FEED_FORWARD),
+            "self_attn.o_proj.weight": normal(hidden, hidden),
+            "mlp.gate_proj.weight": normal(feed_forward, hidden),
+            "mlp.up_proj.weight": normal(feed_forward, hidden),
+            "mlp.down_proj.weight": normal(hidden, feed_forward),
         }
         weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
     return weights
 
 
-def _embedding(generator: torch.Generator) -> torch.Tensor:
+def _embedding(hidden: int, generator: torch.Generator) -> torch.Tensor:
     """Rows that no token uses stay zero, so that the file compresses well."""
-    table = torch.zeros(PADDED_VOCABULARY_SIZE, HIDDEN, dtype=torch.bfloat16)
+    table = torch.zeros(PADDED_VOCABULARY_SIZE, hidden, dtype=torch.bfloat16)
     used = torch.tensor(sorted(_vocabulary().values()))
-    table[used] = torch.randn(len(used), HIDDEN, generator=generator).to(torch.bfloat16)
+    table[used] = torch.randn(len(used), hidden, generator=generator).to(torch.bfloat16)
     return table
 
 
-def _model_config() -> dict[str, Any]:
+def _model_config(shape: LLMShape) -> dict[str, Any]:
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "vocab_size": PADDED_VOCABULARY_SIZE,
-        "hidden_size": HIDDEN,
-        "intermediate_size": FEED_FORWARD,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KEY_VALUE_HEADS,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
         "hidden_act": "silu",
         "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": 1e-6,

@@ -32,6 +32,7 @@ class BackendName(str, Enum):
 ALL_BACKENDS = frozenset(BackendName)
 _EMBEDDED = frozenset({BackendName.EMBEDDED})
 _TRTLLM = frozenset({BackendName.TRTLLM})
+_VLLM = frozenset({BackendName.VLLM})
 _NAMED = frozenset({BackendName.EMBEDDED, BackendName.VLLM})
 
 
@@ -66,6 +67,12 @@ SETTINGS = (
     ),
     Setting("max_seq_len", "longest prompt plus answer, in tokens (default: the server's own; embedded 4096)", int),
     Setting("served_model_name", "name in /v1/models (default: the model directory's name)", str, _NAMED),
+    Setting(
+        "stream_interval",
+        "tokens in one streamed event after the first, fewer and larger events cost the server less (default: its own)",
+        int,
+        _VLLM,
+    ),
     Setting("engine_backend", "what trtllm-serve runs (default: its choice)", str, _TRTLLM, ("pytorch", "tensorrt")),
     Setting("device", "torch device (default cpu)", str, _EMBEDDED),
     Setting("dtype", "computing type (default float32)", str, _EMBEDDED, ("float32", "bfloat16", "float16")),
@@ -93,6 +100,7 @@ class ServerConfig:
     max_num_tokens: int | None = None  # tokens a step; None: the server's own default
     max_seq_len: int | None = None  # tokens, prompt plus answer; None: the server's own default
     engine_backend: str | None = None  # trtllm only
+    stream_interval: int | None = None  # tokens an event; vllm only
 
     def __post_init__(self) -> None:
         _require_range("port", self.port, 0, MAX_PORT)
@@ -101,6 +109,8 @@ class ServerConfig:
             _require_range("max_num_tokens", self.max_num_tokens, self.max_batch_size + 1, 1 << 24)
         if self.max_seq_len is not None:
             _require_range("max_seq_len", self.max_seq_len, 64, 1 << 20)
+        if self.stream_interval is not None:
+            _require_range("stream_interval", self.stream_interval, 1, 1 << 10)
         if not 0.0 < self.kv_cache_free_gpu_memory_fraction <= 1.0:
             got = self.kv_cache_free_gpu_memory_fraction
             raise ConfigError(f"kv_cache_free_gpu_memory_fraction is {got}; expected more than 0 and at most 1")

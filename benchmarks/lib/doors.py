@@ -39,6 +39,8 @@ class SpeechJob:
     input: SpeechInput
     reference: FloatArray | None
     """[N] mono float32 in +-1 at 16 kHz; None leaves the voice to the server."""
+    voice: str | None = None
+    """Name that the gateway knows; None takes the door's own."""
 
     @property
     def utt(self) -> str:
@@ -143,7 +145,8 @@ class HttpDoor:
             BenchmarkError: refused.
             httpx.HTTPError: not reachable, broken off, or no answer in time.
         """
-        body = {"model": "cosydit", "input": job.input.text, "voice": self._voice, "response_format": "pcm"}
+        voice = job.voice or self._voice
+        body = {"model": "cosydit", "input": job.input.text, "voice": voice, "response_format": "pcm"}
         headers = {"x-request-id": request_id}
         async with self._client.stream("POST", "/v1/audio/speech", json=body, headers=headers) as response:
             if response.status_code != _HTTP_OK:

@@ -105,18 +105,19 @@ class LoadGenerator(Generic[JobT]):
         draw = random.Random(plan.seed)
         calls = []
 
-        async def call(job: JobT) -> None:
-            keep(await self._measure(job, is_warm_up=False))
+        async def call(job: JobT, due_s: float) -> None:
+            keep(await self._measure(job, is_warm_up=False, due_s=due_s))
 
         due_s = self._began_s
         for job in jobs:
             await asyncio.sleep(max(0.0, due_s - self._clock.now()))
-            calls.append(asyncio.create_task(call(job)))
+            calls.append(asyncio.create_task(call(job, due_s)))
             due_s += draw.expovariate(plan.requests_per_s)
         await asyncio.gather(*calls)
 
-    async def _measure(self, job: JobT, is_warm_up: bool) -> RequestRecord:
-        sent_s = self._clock.now()
+    async def _measure(self, job: JobT, is_warm_up: bool, due_s: float | None = None) -> RequestRecord:
+        # NOTE: a request of an open loop is timed from when it was due, so that a slow sender hides nothing.
+        sent_s = self._clock.now() if due_s is None else due_s
         record = RequestRecord(str(uuid.uuid4()), self._name_of(job), sent_s - self._began_s, is_warm_up)
         try:
             async with aclosing(self._speaker.speak(job, record.request_id)) as pieces:

@@ -56,7 +56,7 @@ class RequestRecord:
     request_id: str
     utt: str
     sent_s: float
-    """Seconds from the start of the run."""
+    """Seconds from the start of the run; in an open loop when it was due, whenever it was sent."""
     is_warm_up: bool = False
     arrivals: list[AudioArrival] = field(default_factory=list)
     total_s: float = 0.0

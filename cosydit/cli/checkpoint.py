@@ -1,4 +1,4 @@
-"""`cosydit checkpoint`: makes a small random checkpoint, and checks one."""
+"""`cosydit checkpoint`: makes a random checkpoint, and checks one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from pathlib import Path
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `checkpoint make-random` and `checkpoint verify`."""
-    parser = subparsers.add_parser("checkpoint", help="make a small random checkpoint, or verify one")
+    parser = subparsers.add_parser("checkpoint", help="make a random checkpoint, or verify one")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    make = actions.add_parser("make-random", help="write a complete small checkpoint; it speaks noise")
+    make = actions.add_parser("make-random", help="write a complete random checkpoint; it speaks noise")
     make.add_argument("directory", type=Path, help="where to write token2wav/, llm/ and voices/")
     make.add_argument("--seed", type=_seed, default=0, help="equal seeds give equal files (default %(default)s)")
+    make.add_argument(
+        "--size",
+        choices=("small", "official"),
+        default="small",
+        help="official: the real sizes, about 2 GB, to measure speed; its speech always runs to the longest length",
+    )
+    make.add_argument("--numbered-voices", type=_seed, default=0, metavar="N", help="more voices, voice-000 and on")
+    make.add_argument("--voice-seconds", type=float, default=5.0, help="length of those (default %(default)s)")
     make.add_argument("--force", action="store_true", help="write over a directory that is not empty")
     make.set_defaults(run=_make_random)
     verify = actions.add_parser("verify", help="load every part of a checkpoint and say what is wrong with it")
@@ -27,10 +35,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_random(args: argparse.Namespace) -> int:
-    from cosydit.local.make_checkpoint import make_random_checkpoint
+    from cosydit.local.make_checkpoint import CheckpointSize, NumberedVoices, make_random_checkpoint
 
+    voices = NumberedVoices(args.numbered_voices, args.voice_seconds)
     try:
-        make_random_checkpoint(args.directory, args.seed, args.force)
+        make_random_checkpoint(args.directory, args.seed, args.force, CheckpointSize(args.size), voices)
     except OSError as err:
         print(f"cosydit checkpoint: {err}", file=sys.stderr)
         return 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
+import shlex
 import signal
 import sys
 import time
@@ -24,6 +26,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("serve", help="start both services and the gateway, until interrupted")
     add_stack_options(parser)
     parser.add_argument("--gateway-port", type=int, default=8080, help="gateway, HTTP (default %(default)s)")
+    parser.add_argument(
+        "--llm-backend",
+        choices=("embedded", "vllm", "trtllm"),
+        default="embedded",
+        help="what runs the LLM (default %(default)s)",
+    )
+    parser.add_argument(
+        "--llm-options",
+        type=shlex.split,
+        default=[],
+        metavar="'OPTIONS'",
+        help="for the LLM service; `python -m llm_service --help` lists them",
+    )
+    parser.add_argument(
+        "--gateway-options",
+        type=shlex.split,
+        default=[],
+        metavar="'OPTIONS'",
+        help="for the gateway; `python -m gateway --help` lists them",
+    )
     parser.add_argument("--no-gateway", action="store_true", help="only the LLM service and Triton")
     parser.set_defaults(run=run)
 
@@ -36,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("cosydit").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        options = stack_options(args, bls_instances=None, gateway_port=args.gateway_port)
+        options = dataclasses.replace(
+            stack_options(args, bls_instances=None, gateway_port=args.gateway_port),
+            llm_backend=args.llm_backend,
+            llm_options=args.llm_options,
+            gateway_options=args.gateway_options,
+        )
         with LocalStack(options, with_gateway=not args.no_gateway) as stack:
             print("\n".join(stack.describe()))
             if not args.no_gateway:

@@ -1,32 +1,60 @@
-"""Composes a whole small checkpoint from what the services can make of their own parts."""
+"""Composes a whole random checkpoint from what the services can make of their own parts."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from llm_service.checkpoint import make_random_llm
-from token2wav_service.checkpoint.make_random import make_random_token2wav
-from token2wav_service.checkpoint.make_voices import make_voices
+from llm_service.checkpoint import OFFICIAL_LLM, SMALL_LLM, make_random_llm
+from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
+from token2wav_service.checkpoint.make_voices import VOICE_SECONDS, make_numbered_voices, make_voices
+from token2wav_service.models.config import FlowConfig, HiFTConfig
 
 MODEL_CARD = """\
-# A small random checkpoint
+# A random checkpoint of {size} size
 
 Random weights: it speaks noise. Made by `cosydit checkpoint make-random` with seed {seed}.
 
     token2wav/   flow, vocoder, speaker encoder and speech tokenizer, in the official layout
-    llm/         a Qwen2 of toy size with the official token numbering
+    llm/         a Qwen2 with the official token numbering
     voices/      synthetic prompt voices, each a WAV and its transcript
 """
 
 
-def make_random_checkpoint(directory: Path, seed: int, force: bool = False) -> None:
+class CheckpointSize(str, Enum):
+    """How large the models are."""
+
+    SMALL = "small"
+    """For tests and for seeing the whole path run: about 50 MB."""
+    OFFICIAL = "official"
+    """The official sizes, for measuring speed: about 2 GB. Its LLM's answers always run to their bound."""
+
+
+@dataclass(frozen=True)
+class NumberedVoices:
+    """Voices beside the two that are always made, for load tests."""
+
+    count: int = 0
+    seconds: float = VOICE_SECONDS
+
+
+def make_random_checkpoint(
+    directory: Path,
+    seed: int,
+    force: bool = False,
+    size: CheckpointSize = CheckpointSize.SMALL,
+    voices: NumberedVoices | None = None,
+) -> None:
     """Write token2wav/, llm/, voices/ and README.md; nothing appears before everything is made.
 
     Args:
         directory: made if missing.
-        seed: not negative; equal seeds give equal files.
+        seed: not negative; equal arguments give equal files.
+        size: of both models.
+        voices: more prompt voices; None makes the usual two.
         force: write over files of equal names in a directory that is not empty; others stay.
 
     Raises:
@@ -38,11 +66,18 @@ def make_random_checkpoint(directory: Path, seed: int, force: bool = False) -> N
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         made = Path(scratch) / "checkpoint"
-        make_random_token2wav(made / "token2wav", seed)
-        make_random_llm(made / "llm", seed)
-        make_voices(made / "voices", seed)
-        (made / "README.md").write_text(MODEL_CARD.format(seed=seed), encoding="utf-8")
+        _make(made, seed, size, voices or NumberedVoices())
         if directory.exists():
             shutil.copytree(made, directory, dirs_exist_ok=True)
         else:
             made.rename(directory)
+
+
+def _make(directory: Path, seed: int, size: CheckpointSize, voices: NumberedVoices) -> None:
+    is_small = size is CheckpointSize.SMALL
+    flow, hift = (SMALL_FLOW, SMALL_HIFT) if is_small else (FlowConfig(), HiFTConfig())
+    make_random_token2wav(directory / "token2wav", seed, flow, hift)
+    make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM)
+    make_voices(directory / "voices", seed)
+    make_numbered_voices(directory / "voices", seed, voices.count, voices.seconds)
+    (directory / "README.md").write_text(MODEL_CARD.format(seed=seed, size=size.value), encoding="utf-8")

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,11 @@ class StackOptions:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the model repository beyond where things are, by name."""
     ready_timeout_s: float = 300.0
+    llm_backend: str = "embedded"
+    llm_options: Sequence[str] = ()
+    """Further arguments of `python -m llm_service`."""
+    gateway_options: Sequence[str] = ()
+    """Further arguments of `python -m gateway`."""
 
     @property
     def llm_url(self) -> str:
@@ -135,6 +140,7 @@ def assemble_repository(options: StackOptions) -> None:
         "llm_tokenizer_dir": str(options.checkpoint.llm_dir),
         "voices_dir": str(options.checkpoint.voices_dir),
         "llm_api_base": options.llm_url,
+        "llm_backend": options.llm_backend,
         "triton_grpc_address": options.token2wav_url,
         **options.settings,
     }
@@ -142,9 +148,9 @@ def assemble_repository(options: StackOptions) -> None:
 
 
 def llm_spec(options: StackOptions) -> ServiceSpec:
-    """Return how the embedded LLM service is started."""
-    command = [sys.executable, "-m", "llm_service", "--backend", "embedded"]
-    command += ["--model-dir", str(options.checkpoint.llm_dir), "--port", str(options.ports.llm)]
+    """Return how the LLM service is started."""
+    command = [sys.executable, "-m", "llm_service", "--backend", options.llm_backend]
+    command += ["--model-dir", str(options.checkpoint.llm_dir), "--port", str(options.ports.llm), *options.llm_options]
     return ServiceSpec("llm_service", command, f"{options.llm_url}/health", options.log_dir / "llm_service.log")
 
 
@@ -164,6 +170,7 @@ def gateway_spec(options: StackOptions) -> ServiceSpec:
     command = [sys.executable, "-m", "gateway", "--port", str(options.ports.gateway)]
     command += ["--llm-url", options.llm_url, "--token2wav-url", options.token2wav_url]
     command += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
+    command += ["--llm-backend", options.llm_backend, *options.gateway_options]
     return ServiceSpec("gateway", command, f"{options.gateway_url}/readyz", options.log_dir / "gateway.log")
 
 

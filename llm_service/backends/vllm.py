@@ -35,6 +35,8 @@ class VllmBackend:
             command += ["--max-num-batched-tokens", str(config.max_num_tokens)]
         if config.max_seq_len is not None:
             command += ["--max-model-len", str(config.max_seq_len)]
+        if config.stream_interval is not None:
+            command += ["--stream-interval", str(config.stream_interval)]
         return command
 
     def check(self, config: ServerConfig) -> None:

@@ -26,6 +26,7 @@ _PAUSE_EVERY = 5
 _HARMONICS_BELOW_HZ = 7000.0
 _FORMANT_WIDTH_HZ = 180.0
 _BREATH = 0.003
+_PITCH_RANGE_HZ = (90.0, 260.0)
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,37 @@ def make_voices(directory: Path, seed: int) -> None:
     """Write `<name>.wav` (mono 16 kHz, 16 bit, 3 s) and `<name>.txt` (its transcript) for every synthetic voice."""
     directory.mkdir(parents=True, exist_ok=True)
     for voice in SYNTHETIC_VOICES:
-        wav = directory / f"{voice.name}.wav"
-        soundfile.write(wav, synthesise(voice, seed), PROMPT_SAMPLE_RATE_HZ, subtype="PCM_16")
-        (directory / f"{voice.name}.txt").write_text(voice.transcript + "\n", encoding="utf-8")
+        _write(directory, voice, synthesise(voice, seed))
 
 
-def synthesise(voice: SyntheticVoice, seed: int) -> FloatArray:
-    """Return [48000] float32 at 16 kHz with a peak of 0.5."""
+def make_numbered_voices(directory: Path, seed: int, count: int, seconds: float) -> None:
+    """Write `voice-000`, `voice-001`, ...: voices of random pitch and formants, each its own, for load tests."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        formants = tuple(rng.uniform(0.8, 1.2) * centre for centre in SYNTHETIC_VOICES[0].formants_hz)
+        voice = SyntheticVoice(
+            f"voice-{number:03d}", rng.uniform(*_PITCH_RANGE_HZ), formants, f"This is the voice of number {number}."
+        )
+        _write(directory, voice, synthesise(voice, seed + number, seconds))
+
+
+def synthesise(voice: SyntheticVoice, seed: int, seconds: float = VOICE_SECONDS) -> FloatArray:
+    """Return [16000 * seconds] float32 at 16 kHz with a peak of 0.5."""
     rng = np.random.default_rng([seed, int(voice.pitch_hz)])
-    time = np.arange(int(VOICE_SECONDS * PROMPT_SAMPLE_RATE_HZ)) / PROMPT_SAMPLE_RATE_HZ
-    syllables = int(np.ceil(VOICE_SECONDS / _SYLLABLE_SECONDS))
+    time = np.arange(int(seconds * PROMPT_SAMPLE_RATE_HZ)) / PROMPT_SAMPLE_RATE_HZ
+    syllables = int(np.ceil(seconds / _SYLLABLE_SECONDS))
     pitch = _contour(rng.uniform(0.85, 1.15, syllables), time) * voice.pitch_hz
     formants = [_contour(rng.uniform(0.75, 1.3, syllables), time) * centre for centre in voice.formants_hz]
     buzz = _buzz(pitch, formants) + _BREATH * rng.standard_normal(len(time))
     speech = buzz * _loudness(time)
     scaled: FloatArray = (PEAK * speech / np.abs(speech).max()).astype(np.float32)
     return scaled
+
+
+def _write(directory: Path, voice: SyntheticVoice, samples: FloatArray) -> None:
+    soundfile.write(directory / f"{voice.name}.wav", samples, PROMPT_SAMPLE_RATE_HZ, subtype="PCM_16")
+    (directory / f"{voice.name}.txt").write_text(voice.transcript + "\n", encoding="utf-8")
 
 
 def _contour(values: Float64Array, time: Float64Array) -> Float64Array:

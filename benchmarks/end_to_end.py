@@ -1,0 +1,136 @@
+"""End to end under load: a sweep of callers and of request rates through the gateway of running services.
+
+`python -m benchmarks.end_to_end --url http://127.0.0.1:8080 --out DIR`. Times are taken at the client's socket from
+when a request was due. Runs that are in DIR already are not made again, so --limit-s cuts a sweep into parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.metrics import START_BUFFERS_S
+from benchmarks.lib.report import aligned_table, write_json
+from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, RunPlan, Sweep, closed_run, open_run, read_run, unseen_run
+from benchmarks.lib.types import BenchmarkError
+
+ENVIRONMENT_FILE = "environment.json"
+HEAD = ("run", "requests", "failed", "ttfa p50 ms", "p95 ms", "p99 ms", "gaps", "of", "audio s/s")
+EXIT_FAILURES, EXIT_USAGE, EXIT_UNFINISHED = 1, 2, 3
+_MS = 1000
+_LEAST_REQUESTS = 50
+_REQUESTS_A_CALLER = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        names = asyncio.run(_voices(args.url))
+        plans = _plans(args, names)
+        finished = asyncio.run(_sweep(args, plans))
+    except (BenchmarkError, OSError, httpx.HTTPError) as error:
+        print(f"end_to_end: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(table([read_run(path) for path in sorted(args.out.glob(f"*{RUN_SUFFIX}"))], args.voices), end="")
+    if len(finished) < len(plans):
+        print(f"{len(plans) - len(finished)} runs are left: start the same command again")
+        return EXIT_UNFINISHED
+    return EXIT_FAILURES if any(not r.is_ok for run in finished for r in run.result.records) else 0
+
+
+def table(runs: Sequence[FinishedRun], voices: int) -> str:
+    """Return one row a run."""
+    rows = [HEAD, *(_row(run) for run in runs)]
+    heading = f"{voices} voices; gaps: requests whose playback ran dry, started at the first sample\n"
+    return heading + aligned_table(rows)
+
+
+async def _sweep(args: argparse.Namespace, plans: Sequence[RunPlan]) -> list[FinishedRun]:
+    sweep = Sweep(args.url, args.out, args.timeout_s)
+    begun_s, finished = time.monotonic(), []
+    todo = [plan for plan in plans if not sweep.has(plan)]
+    if todo and not args.no_warm_up:
+        bursts = [1, 2, 4, 8, 16, 32, 64, 128, *[_LEAST_REQUESTS] * 2]
+        failures = await sweep.warm_up([b for b in bursts if b <= args.warm_up_burst], list(plans[0].voices))
+        if failures:
+            raise BenchmarkError(f"{len(failures)} requests of the warm-up failed, the first with {failures[0]}")
+    if todo:
+        note_environment(args)
+    for plan in plans:
+        if sweep.has(plan):
+            finished.append(read_run(args.out / f"{plan.name}{RUN_SUFFIX}"))
+        elif time.monotonic() - begun_s < args.limit_s:
+            finished.append(await sweep.run(plan))
+            print("  ".join(_row(finished[-1])), flush=True)
+    return finished
+
+
+def note_environment(args: argparse.Namespace) -> None:
+    """Write where the runs of this directory are made."""
+    environment = describe_environment({name: value for name, value in vars(args).items()})
+    environment["git_commit"] = environment["git_commit"] or args.commit
+    write_json(args.out / ENVIRONMENT_FILE, {"setting": json.loads(args.setting), "environment": environment})
+
+
+async def _voices(url: str) -> list[str]:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10.0) as client:
+        answer = await client.get("/v1/audio/voices")
+        answer.raise_for_status()
+        names: list[str] = answer.json()["voices"]
+        return names
+
+
+def _plans(args: argparse.Namespace, names: Sequence[str]) -> list[RunPlan]:
+    if len(names) < args.voices + args.unseen:
+        got = f"the gateway has {len(names)} voices, expected {args.voices} and {args.unseen} unseen ones"
+        raise BenchmarkError(f"{got}; make them with `cosydit checkpoint make-random --numbered-voices N`")
+    known, unseen = list(names[: args.voices]), list(names[args.voices : args.voices + args.unseen])
+    plans = [closed_run(n, max(_LEAST_REQUESTS, _REQUESTS_A_CALLER * n), known) for n in args.closed]
+    plans += [open_run(rate, args.open_s, known) for rate in args.open]
+    return [*plans, unseen_run(unseen)] if unseen else plans
+
+
+def _row(run: FinishedRun) -> tuple[str, ...]:
+    summary: dict[str, Any] = run.summary
+    ttfa = summary["ttfa_s"] or {}
+    times = [f"{ttfa[point] * _MS:.1f}" if ttfa else "-" for point in ("p50", "p95", "p99")]
+    underrun = summary["underruns"][START_BUFFERS_S.index(0.0)]
+    counts = (str(summary["requests"]), str(summary["failures"]))
+    gaps = (str(underrun["requests"]), str(underrun["of_requests"]))
+    return (run.name, *counts, *times, *gaps, f"{summary['audio_s_per_s']:.1f}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway (default %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="directory of the runs' samples")
+    parser.add_argument("--closed", type=int, nargs="*", default=[1, 4, 10, 16, 32, 64, 128], help="callers")
+    parser.add_argument("--open", type=float, nargs="*", default=[5, 10, 20, 32], help="requests a second (Poisson)")
+    parser.add_argument("--open-s", type=float, default=40.0, help="seconds of arrivals (default %(default)s)")
+    parser.add_argument("--voices", type=int, default=64, help="voices in use, known before (default %(default)s)")
+    parser.add_argument("--unseen", type=int, default=20, help="voices never used before, one request each")
+    parser.add_argument(
+        "--warm-up-burst", type=int, default=128, help="largest burst sent before (default %(default)s)"
+    )
+    parser.add_argument("--no-warm-up", action="store_true", help="the services are warm already")
+    parser.add_argument(
+        "--limit-s", type=float, default=480.0, help="start no run later than this (default %(default)s)"
+    )
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="longest silence (default %(default)s)")
+    parser.add_argument("--setting", default="{}", help="JSON of what is served, kept with the samples")
+    parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

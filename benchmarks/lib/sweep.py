@@ -1,0 +1,173 @@
+"""A sweep of load over running services: closed loops of so many callers, open loops of so many requests a second.
+
+Each run is one file, so that a sweep that was stopped goes on where it was. Knows nothing of the command line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
+from benchmarks.lib.load import LoadGenerator, LoadPlan
+from benchmarks.lib.metrics import summarize
+from benchmarks.lib.report import summary_json
+from benchmarks.lib.types import AudioArrival, LoadResult, RequestRecord, SpeechInput
+from cosydit.clock import SystemClock
+
+RUN_SUFFIX = ".json.gz"
+_DIGITS = 6
+"""Times are kept to the microsecond."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run of a sweep."""
+
+    name: str
+    """File name without suffix, and the row in tables."""
+    load: LoadPlan
+    voices: tuple[str, ...]
+    """Taken at random; of a run of unseen voices each once, in this order."""
+    is_unseen: bool = False
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What one run measured."""
+
+    name: str
+    load: dict[str, Any]
+    is_unseen: bool
+    result: LoadResult
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Statistics ready for JSON."""
+        return summary_json(summarize(self.result))
+
+
+def closed_run(callers: int, requests: int, voices: Sequence[str]) -> RunPlan:
+    """Plan a closed loop."""
+    return RunPlan(f"closed-{callers:03d}", LoadPlan(callers, requests), tuple(voices))
+
+
+def open_run(requests_per_s: float, seconds: float, voices: Sequence[str]) -> RunPlan:
+    """Plan Poisson arrivals."""
+    plan = LoadPlan(requests=round(requests_per_s * seconds), requests_per_s=requests_per_s, seed=round(requests_per_s))
+    return RunPlan(f"poisson-{requests_per_s:03g}", plan, tuple(voices))
+
+
+def unseen_run(voices: Sequence[str]) -> RunPlan:
+    """Plan one request after the other, each in a voice that was never used."""
+    return RunPlan("unseen-voice", LoadPlan(1, len(voices)), tuple(voices), is_unseen=True)
+
+
+class Sweep:
+    """Runs plans against one gateway and keeps their raw samples in a directory."""
+
+    def __init__(self, url: str, directory: Path, timeout_s: float) -> None:
+        """Make the directory; nothing is sent yet."""
+        self._url = url
+        self._directory = directory
+        self._timeout_s = timeout_s
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def has(self, plan: RunPlan) -> bool:
+        """Tell whether a run of that name is finished."""
+        return self._path(plan.name).exists()
+
+    async def warm_up(self, bursts: Sequence[int], voices: Sequence[str]) -> list[str]:
+        """Send bursts of so many requests at once, each in the next voice; returns what went wrong."""
+        failures: list[str] = []
+        sentences, next_voice = unique_sentences("warm-up"), cycle(voices)
+        for burst in tqdm(bursts, desc="warm-up", unit="burst"):
+            jobs = [_job(next(sentences), next(next_voice)) for _ in range(burst)]
+            done = await self._run(jobs, LoadPlan(burst, burst))
+            failures += [record.error or "no audio" for record in done.records if not record.is_ok]
+        return failures
+
+    async def run(self, plan: RunPlan) -> FinishedRun:
+        """Run one plan and write its samples; failed requests are counted, never raised."""
+        draw = random.Random(plan.name)
+        sentences = unique_sentences(plan.name)
+        pick = iter(plan.voices) if plan.is_unseen else (draw.choice(plan.voices) for _ in count())
+        jobs = [_job(next(sentences), next(pick)) for _ in range(plan.load.requests)]
+        done = FinishedRun(plan.name, asdict(plan.load), plan.is_unseen, await self._run(jobs, plan.load, plan.name))
+        write_run(self._path(plan.name), done)
+        return done
+
+    async def _run(self, jobs: Sequence[SpeechJob], load: LoadPlan, name: str = "warm-up") -> LoadResult:
+        door = HttpDoor(DoorOptions(self._url, self._timeout_s), jobs[0].voice or "")
+        generator = LoadGenerator(door, lambda job: f"{job.utt}|{job.voice}", SystemClock(), PIECES_OF_A_CHUNK_S)
+        try:
+            with tqdm(total=len(jobs), desc=name, unit="request", leave=False) as bar:
+                return await generator.run(jobs, load, lambda record: _advance(bar))
+        finally:
+            await door.close()
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}{RUN_SUFFIX}"
+
+
+def unique_sentences(name: str) -> Any:
+    """Yield inputs whose texts no other run has, each of about 60 characters."""
+    for number in count():
+        yield SpeechInput(
+            f"{name}-{number:05d}", f"In run {name} this is sentence {number:05d}, and it is unlike the others."
+        )
+
+
+def write_run(path: Path, run: FinishedRun) -> None:
+    """Write a run whole or not at all."""
+    records = [_pack(record) for record in sorted(run.result.records, key=lambda record: record.sent_s)]
+    content = {"name": run.name, "load": run.load, "is_unseen": run.is_unseen, "wall_s": run.result.wall_s}
+    text = json.dumps({**content, "requests": records}, separators=(",", ":"))
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_bytes(gzip.compress(text.encode(), mtime=0))
+    os.replace(partial, path)
+
+
+def read_run(path: Path) -> FinishedRun:
+    """Read what `write_run` wrote.
+
+    Raises:
+        OSError: no such file.
+        ValueError: it is something else.
+    """
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    records = [_unpack(entry) for entry in content["requests"]]
+    return FinishedRun(
+        content["name"], content["load"], content["is_unseen"], LoadResult(records, [], content["wall_s"])
+    )
+
+
+def _job(sentence: SpeechInput, voice: str) -> SpeechJob:
+    return SpeechJob(sentence, None, voice)
+
+
+def _pack(record: RequestRecord) -> dict[str, Any]:
+    arrivals = [[round(arrival.at_s, _DIGITS), round(arrival.audio_s, _DIGITS)] for arrival in record.arrivals]
+    packed: dict[str, Any] = {"utt": record.utt, "sent_s": round(record.sent_s, _DIGITS), "arrivals": arrivals}
+    packed["total_s"] = round(record.total_s, _DIGITS)
+    return packed | ({"error": record.error} if record.error is not None else {})
+
+
+def _unpack(entry: dict[str, Any]) -> RequestRecord:
+    arrivals = [AudioArrival(at_s, audio_s) for at_s, audio_s in entry["arrivals"]]
+    return RequestRecord(
+        "", entry["utt"], entry["sent_s"], arrivals=arrivals, total_s=entry["total_s"], error=entry.get("error")
+    )
+
+
+def _advance(bar: Any) -> None:
+    bar.update()
