@@ -4,7 +4,7 @@ It speaks noise; it is for tests, for seeing the whole path run and, at full siz
 directory:
 
     config.json, generation_config.json   a Qwen2, by default of two layers
-    model.safetensors                     bf16; table of 158,336 rows; head rows of text tokens are zero
+    model.safetensors, ...index.json      bf16; table of 158,336 rows; head rows of text tokens are zero
     speech_head.safetensors               the speech head with its bias, which stock Qwen2 has no room for:
                                           weight [6564, hidden], bias [6564]; row i is LLM id 151663 + i
     tokenizer.json, tokenizer_config.json, special_tokens_map.json   byte-level text, official special ids
@@ -27,6 +27,7 @@ from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.vocab import (
     END_IDS,
     END_TOKENS,
+    INLINE_TAGS,
     PADDED_VOCABULARY_SIZE,
     SOS_ID,
     SOS_TOKEN,
@@ -42,13 +43,11 @@ from llm_service.vocab import (
 MAX_POSITIONS = 32768
 ROPE_THETA = 1e6
 
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 ENDOFTEXT = "<|endoftext|>"
 # In the official order; their ids end where the speech tokens begin.
-INLINE_TOKENS = (
-    *("<|im_start|>", "<|im_end|>", "<|endofprompt|>", "[breath]", "<strong>", "</strong>", "[noise]", "[laughter]"),
-    *("[cough]", "[clucking]", "[accent]", "[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]"),
-    *("[vocalized-noise]", "[lipsmack]", "[mn]"),
-)
+INLINE_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endofprompt|>", *INLINE_TAGS)
 # `<|sos|>` + user + `<|task_id|>`, the assistant's speech tokens as they are; no system turn, no generation prompt.
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -96,7 +95,10 @@ def make_random_llm(directory: Path, seed: int, shape: LLMShape = SMALL_LLM) -> 
     generator = torch.Generator().manual_seed(seed)
     head = _speech_head(shape, generator)
     save_file(head, directory / SPEECH_HEAD_FILE)
-    save_file(_weights(shape, generator, head["weight"]), directory / "model.safetensors", metadata={"format": "pt"})
+    weights = _weights(shape, generator, head["weight"])
+    save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    # NOTE: vLLM reads every *.safetensors of a directory unless an index names the files.
+    _write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict.fromkeys(weights, WEIGHTS_FILE)})
 
 
 def _speech_head(shape: LLMShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
