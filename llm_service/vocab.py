@@ -18,6 +18,7 @@ __all__ = [
     "CONTROL_TOKENS",
     "END_IDS",
     "END_TOKENS",
+    "INLINE_TAGS",
     "PADDED_VOCABULARY_SIZE",
     "SOS_ID",
     "SOS_TOKEN",
@@ -54,6 +55,11 @@ PADDED_VOCABULARY_SIZE = 158336
 
 # The text tokenizer's own control tokens: as dangerous in a user's text as ours.
 TEXT_CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|endofprompt|>")
+# The text tokenizer's tags a user may write, in the official order of their ids.
+INLINE_TAGS = (
+    *("[breath]", "<strong>", "</strong>", "[noise]", "[laughter]", "[cough]", "[clucking]", "[accent]"),
+    *("[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]", "[vocalized-noise]", "[lipsmack]", "[mn]"),
+)
 CONTROL_TOKENS = (*END_TOKENS, SOS_TOKEN, TASK_TOKEN, *TEXT_CONTROL_TOKENS)
 
 _PROTECTED = re.compile("|".join([r"<\|s_\d+\|>", *(re.escape(token) for token in CONTROL_TOKENS)]))
