@@ -19,7 +19,7 @@ from typing import Protocol
 from gateway.errors import ConfigError
 from gateway.outlook import Outlook
 from gateway.pace import Pace
-from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
+from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 DEFAULT_HOP_TOKENS = 15
 """600 ms: the original runtime's token_hop_len."""
@@ -146,7 +146,10 @@ class TimeBasedChunks:
 
 @dataclass(frozen=True)
 class DeadlineChunks:
-    """The shortest first hop that playback can go on from, then the longest hops whose audio comes in time."""
+    """The shortest first hop that playback can go on from, then the longest hops whose audio comes in time.
+
+    From 15 tokens on, hops are of the sizes that token2wav batches best.
+    """
 
     first_hop_tokens: int | None = None
     """None: chosen from the measured speed, at most `hop_tokens`."""
@@ -177,9 +180,16 @@ class DeadlineChunks:
     def _longest_in_time(self, outlook: Outlook) -> int | None:
         shortest = self._shortest(outlook)
         longest = min(max(_GROWTH * outlook.last_hop_tokens, shortest), self.max_hop_tokens)
-        candidates = range(shortest, longest + 1)
+        candidates = self._sizes(shortest, longest)
         fitting = bisect_left(candidates, True, key=lambda hop: not outlook.is_in_time(hop))
         return candidates[fitting - 1] if fitting else None
+
+    def _sizes(self, shortest: int, longest: int) -> list[int]:
+        """Return the hops to choose from: any length below the smallest batched size, then these sizes, the bound."""
+        smallest = CHUNK_SIZES_TOKENS[0]
+        short = range(shortest, min(longest, smallest - 1) + 1)
+        sizes = sorted({*short, *CHUNK_SIZES_TOKENS, self.max_hop_tokens})
+        return [size for size in sizes if shortest <= size <= longest] or [shortest]
 
     def _shortest(self, outlook: Outlook) -> int:
         # NOTE: still shorter hops cost more time than they speak, which only puts off the moment of running dry.

@@ -31,6 +31,8 @@ SAMPLES_PER_TOKEN = SAMPLE_RATE_HZ // TOKEN_RATE_HZ
 PROMPT_SAMPLE_RATE_HZ = 16_000
 LOOKAHEAD_TOKENS = 3
 """A chunk that is not the last carries this many tokens of context beyond those it speaks."""
+CHUNK_SIZES_TOKENS = (15, 25, 50, 100)
+"""Spoken tokens of the chunks that token2wav batches best on a GPU: any other costs as much as the next larger one."""
 DEFAULT_PRIORITY = 10
 """Priority classes are 1 (first) to 10, as Triton counts them."""
 

@@ -115,3 +115,12 @@ def test_policies_of_the_original_are_refused() -> None:
     for policy in (replace(POLICY, history=HistoryPolicy.UPSTREAM), replace(POLICY, noise=NoiseSource.UPSTREAM)):
         with pytest.raises(ValueError, match="use runner=torch"):
             SlotRunner(make_flow(), make_hift(), policy, PoolSizes(**SIZES))
+
+
+@pytest.mark.parametrize(
+    ("bucket", "ready", "taken"),
+    [(15, 1, 1), (15, 3, 3), (15, 5, 4), (15, 13, 13), (15, 40, 32), (15, 48, 48), (15, 99, 64), (100, 64, 8)],
+)
+def test_a_step_fills_its_program_and_stays_short(bucket: int, ready: int, taken: int) -> None:
+    runner = SlotRunner(make_flow(), make_hift(), POLICY, PoolSizes(**SIZES), token_buckets=(15, 100))
+    assert runner.step_size(bucket, ready) == taken

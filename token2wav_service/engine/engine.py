@@ -116,7 +116,7 @@ class Token2WavEngine:
     def step(self) -> list[ChunkResult]:
         """Run one batch; returns a result for every chunk in it, none when nothing was ready."""
         with self._lock:
-            batch = self._scheduler.schedule(self._streams.values(), self._runner.bucket)
+            batch = self._scheduler.schedule(self._streams.values(), self._runner)
             if batch is None:
                 return []
             works = []

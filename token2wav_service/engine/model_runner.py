@@ -84,6 +84,10 @@ class ModelRunner:
         """All chunks share one program, whatever their sizes."""
         return 0
 
+    def step_size(self, bucket: int, ready: int) -> int:
+        """A step takes them all."""
+        return ready
+
     @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:
         """Run every chunk; the works' states are unchanged, also when this raises."""

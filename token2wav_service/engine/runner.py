@@ -93,6 +93,10 @@ class Runner(Protocol[V, S]):
         """Return which of the runner's programs a chunk needs; one step runs chunks of one bucket."""
         ...
 
+    def step_size(self, bucket: int, ready: int) -> int:
+        """Return how many of `ready` chunks of a bucket one step should take: at least 1, the rest wait."""
+        ...
+
     def run(self, works: Sequence[ChunkWork[S]]) -> list[ChunkOutcome[S]]:
         """Run every chunk. When this raises, every state is as it was."""
         ...

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
+from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.engine.types import FloatArray, TokenChunk, VoiceFeatures
 from token2wav_service.errors import InvalidPromptError, Token2WavError
@@ -34,10 +35,12 @@ from token2wav_service.runtime.solver import FusedSolver
 logger = logging.getLogger(__name__)
 
 STREAM_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-TOKEN_BUCKETS = (15, 25, 50, 100)
-"""Spoken tokens (25 Hz) of a chunk; longer chunks run without a graph."""
-MAX_ROWS = 64 * 100
-"""Streams times tokens in one program: bounds the keys and values of a chunk in flight."""
+TOKEN_BUCKETS = (*CHUNK_SIZES_TOKENS[:-1], CHUNK_SIZES_TOKENS[-1] + LOOKAHEAD_TOKENS)
+"""Spoken tokens (25 Hz) of a chunk; a last one speaks its look-ahead too. Longer chunks run without a graph."""
+STEP_TOKENS = 1024
+"""Streams times tokens in one step at most. Larger steps are hardly cheaper a stream, and new streams wait for them."""
+FULL_SHARE = 0.75
+"""A batch that fills less of its program leaves the rest to the next step and takes the next smaller program."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class SlotRunner:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
         for tokens in self.token_buckets:
             for streams in self.stream_buckets:
-                if streams * tokens <= MAX_ROWS:
+                if streams <= self.most_streams(tokens):
                     self.program(streams, tokens)
 
     @torch.inference_mode()
@@ -167,6 +170,13 @@ class SlotRunner:
         """Return the spoken tokens that the chunk's program has room for."""
         return self._token_bucket(self._spoken(chunk))
 
+    def step_size(self, bucket: int, ready: int) -> int:
+        """Return how many of so many chunks of a bucket one step should take."""
+        count = min(ready, self.most_streams(bucket))
+        if count in self.stream_buckets or count >= FULL_SHARE * self._stream_bucket(count):
+            return count
+        return max(size for size in self.stream_buckets if size < count)
+
     @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork[SlotState]]) -> list[ChunkOutcome[SlotState]]:
         """Run every chunk, in as few programs as the buckets allow.
@@ -190,7 +200,7 @@ class SlotRunner:
             buckets.setdefault(self._token_bucket(self._spoken(work)), []).append(index)
         groups = []
         for tokens, members in buckets.items():
-            most = max(1, min(self.stream_buckets[-1], MAX_ROWS // tokens))
+            most = self.most_streams(tokens)
             groups += [(members[start : start + most], tokens) for start in range(0, len(members), most)]
         return groups
 
@@ -259,6 +269,11 @@ class SlotRunner:
 
     def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
         return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)
+
+    def most_streams(self, tokens: int) -> int:
+        """Return the streams that a program of a token bucket may hold."""
+        fitting = [size for size in self.stream_buckets if size * tokens <= STEP_TOKENS]
+        return max(fitting, default=self.stream_buckets[0])
 
     def _token_bucket(self, tokens: int) -> int:
         return next((bucket for bucket in self.token_buckets if bucket >= tokens), tokens)
