@@ -1,4 +1,4 @@
-"""Draws a run: how long the first audio took, and when the chunks of each request came. Needs matplotlib."""
+"""Draws runs: how long the first audio took, when the chunks of each request came, a sweep. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.sweep import FinishedRun
 from benchmarks.lib.types import BenchmarkError, RequestRecord
 
 _MS = 1000
@@ -37,9 +38,22 @@ def draw_latencies(path: Path, title: str, records: Sequence[RequestRecord]) -> 
     _draw_cumulative(axes[0][1], times_ms)
     _draw_timeline(axes[1][0], good[:_MAX_TIMELINES])
     _draw_lead(axes[1][1], good[:_MAX_TIMELINES])
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    figure.savefig(partial, format="png")
-    os.replace(partial, path)
+    _save(figure, path)
+
+
+def draw_sweep(path: Path, runs: Sequence[FinishedRun]) -> None:
+    """Write a PNG: time to first audio against callers and against the request rate, with the throughput.
+
+    Raises:
+        BenchmarkError: matplotlib is not installed.
+    """
+    figure = _figure_class()(figsize=_SIZE_INCHES, layout="constrained")
+    axes = figure.subplots(2, 2)
+    closed = [run for run in runs if run.load["requests_per_s"] is None and not run.is_unseen]
+    opened = [run for run in runs if run.load["requests_per_s"] is not None]
+    _draw_sweep_row(axes[0], closed, "num_tasks", "callers at once")
+    _draw_sweep_row(axes[1], opened, "requests_per_s", "requests a second (Poisson)")
+    _save(figure, path)
 
 
 def require_matplotlib() -> None:
@@ -64,6 +78,26 @@ def _figure_class() -> Any:
         return figure
 
     return make
+
+
+def _save(figure: Any, path: Path) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    figure.savefig(partial, format="png")
+    os.replace(partial, path)
+
+
+def _draw_sweep_row(axes: Any, runs: Sequence[FinishedRun], load: str, label: str) -> None:
+    ascending = sorted(runs, key=lambda run: float(run.load[load]))
+    loads, summaries = [run.load[load] for run in ascending], [run.summary for run in ascending]
+    for point in ("p50", "p95", "p99"):
+        times = [_MS * summary["ttfa_s"][point] if summary["ttfa_s"] else None for summary in summaries]
+        axes[0].plot(loads, times, marker="o", label=point)
+    axes[0].set(title="time to first audio", xlabel=label, ylabel="ms", ylim=(0, None))
+    axes[0].legend()
+    axes[0].grid(True)
+    axes[1].plot(loads, [summary["audio_s_per_s"] for summary in summaries], marker="o")
+    axes[1].set(title="audio made", xlabel=label, ylabel="s a second", ylim=(0, None))
+    axes[1].grid(True)
 
 
 def _draw_histogram(axes: Any, times_ms: Sequence[float]) -> None:

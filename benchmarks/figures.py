@@ -1,0 +1,108 @@
+"""The published figures of one machine, computed from raw samples: `python -m benchmarks.figures --help`.
+
+Reads what `benchmarks.engine_gpu` and `benchmarks.end_to_end` wrote; measures nothing. Says for every source where and
+with which commit it was taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.end_to_end import ENVIRONMENT_FILE
+from benchmarks.engine_gpu import compute_figures
+from benchmarks.lib.metrics import START_BUFFERS_S
+from benchmarks.lib.plot import draw_sweep
+from benchmarks.lib.report import aligned_table, write_json
+from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
+from benchmarks.lib.types import BenchmarkError
+
+_MS = 1000
+NO_FAILURES = 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
+    parser.add_argument("--engine", type=Path, required=True, help="JSON of benchmarks.engine_gpu")
+    parser.add_argument("--end-to-end", type=Path, required=True, help="directory of benchmarks.end_to_end")
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--plot", type=Path, help="PNG of the sweep to write (needs matplotlib)")
+    args = parser.parse_args(argv)
+    try:
+        engine = json.loads(args.engine.read_text("utf-8"))
+        runs = read_runs(args.end_to_end)
+        figures = {**compute_figures(engine["raw"]), **end_to_end_figures(runs)}
+        setting = json.loads((args.end_to_end / ENVIRONMENT_FILE).read_text("utf-8"))
+    except (OSError, ValueError, LookupError, BenchmarkError) as error:
+        print(f"figures: {error!r}", file=sys.stderr)
+        return 1
+    sources = {
+        "engine": {"file": args.engine.name, **_origin(engine)},
+        "end_to_end": {"directory": args.end_to_end.name, **_origin(setting)},
+    }
+    table = {name: _row(run) for name, run in runs.items()}
+    write_json(args.out, {"figures": figures, "end_to_end": table, "sources": sources})
+    if args.plot is not None:
+        draw_sweep(args.plot, list(runs.values()))
+    print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
+    return 0
+
+
+def read_runs(directory: Path) -> dict[str, FinishedRun]:
+    """Read every run of a sweep, by name."""
+    return {run.name: run for run in map(read_run, sorted(directory.glob(f"*{RUN_SUFFIX}")))}
+
+
+def end_to_end_figures(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
+    """Compute the published figures of a sweep.
+
+    Raises:
+        BenchmarkError: a run that a figure needs is missing or had failures.
+    """
+    alone, ten, thirty_two = (_clean(runs, name) for name in ("closed-001", "poisson-010", "poisson-032"))
+    return {
+        "ttfa_1_p50_ms": _MS * alone["ttfa_s"]["p50"],
+        "ttfa_poisson10_p95_ms": _MS * ten["ttfa_s"]["p95"],
+        "ttfa_poisson32_p95_ms": _MS * thirty_two["ttfa_s"]["p95"],
+        "underrun_ratio_poisson10": _underrun_ratio(ten),
+        "underrun_ratio_poisson32": _underrun_ratio(thirty_two),
+    }
+
+
+def _clean(runs: Mapping[str, FinishedRun], name: str) -> dict[str, Any]:
+    if name not in runs:
+        raise BenchmarkError(f"run {name} is missing; make it with python -m benchmarks.end_to_end")
+    summary = runs[name].summary
+    if summary["failures"] != NO_FAILURES:
+        raise BenchmarkError(f"run {name} has {summary['failures']} failed requests; a figure needs a run without")
+    return summary
+
+
+def _underrun_ratio(summary: Mapping[str, Any]) -> float:
+    """Requests whose playback, begun at the first sample, ran dry at least once, over all requests."""
+    underrun = summary["underruns"][START_BUFFERS_S.index(0.0)]
+    return float(underrun["requests"] / underrun["of_requests"])
+
+
+def _row(run: FinishedRun) -> dict[str, Any]:
+    summary = run.summary
+    ttfa_ms = {point: _MS * summary["ttfa_s"][point] for point in ("p50", "p95", "p99")} if summary["ttfa_s"] else None
+    silence = [
+        {name: underrun[name] for name in ("buffer_s", "requests", "gaps", "short_s", "worst_s")}
+        for underrun in summary["underruns"]
+    ]
+    counts = {name: summary[name] for name in ("requests", "failures", "wall_s", "audio_s_per_s")}
+    return {**counts, "ttfa_ms": ttfa_ms, "underruns": silence}
+
+
+def _origin(source: Mapping[str, Any]) -> dict[str, Any]:
+    return {"setting": source.get("setting"), "environment": source.get("environment")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

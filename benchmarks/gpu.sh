@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Takes every GPU figure again: full size, random weights, one GPU. See usage.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly ROOT
+readonly PARTS=(engine precision end_to_end figures)
+readonly UNFINISHED=3
+PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
+OUT=${OUT:-$ROOT/benchmarks/results}
+NAME=${NAME:-gpu}
+WORK=${WORK:-${TMPDIR:-/tmp}/cosydit-gpu}
+LLM_BACKEND=${LLM_BACKEND:-vllm}
+LIMIT_S=${LIMIT_S:-330}
+READY_TIMEOUT_S=180
+SERVER_PID=
+
+usage() {
+  cat <<USAGE
+Usage: benchmarks/gpu.sh [PART ...]      parts: ${PARTS[*]} (default: all, in this order)
+
+Each part takes at most 9 minutes on an H200, writes OUT/NAME_*, and is skipped if its result is there; end_to_end goes on
+where it was stopped. Environment: NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch,
+4 GB), LLM_BACKEND (vllm or trtllm, on PATH), LIMIT_S (of an end_to_end part), COMMIT (where there is no git).
+Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
+USAGE
+}
+
+main() {
+  local part
+  if [[ ${1:-} == -h || ${1:-} == --help ]]; then usage; return; fi
+  cd "$ROOT"
+  mkdir -p "$OUT" "$WORK"
+  trap stop_services EXIT
+  for part in "${@:-${PARTS[@]}}"; do
+    case $part in
+      engine | precision | end_to_end | figures) "part_$part" ;;
+      *) usage >&2; return 2 ;;
+    esac
+  done
+}
+
+commit_option() { if [[ -n ${COMMIT:-} ]]; then printf -- '--commit\n%s\n' "$COMMIT"; fi; }
+
+is_done() {
+  if [[ ! -e $1 ]]; then return 1; fi
+  echo "$1 is there; remove it to measure again"
+}
+
+part_engine() {
+  local options
+  is_done "$OUT/${NAME}_engine.json" && return
+  mapfile -t options < <(commit_option)
+  "$PYTHON" -m benchmarks.engine_gpu --out "$OUT/${NAME}_engine.json" "${options[@]}"
+}
+
+part_precision() {
+  is_done "$OUT/${NAME}_precision.json" && return
+  "$PYTHON" -m benchmarks.precision_gpu --out "$OUT/${NAME}_precision.json"
+}
+
+part_end_to_end() {
+  local options status=0
+  mapfile -t options < <(commit_option)
+  start_services
+  "$PYTHON" -m benchmarks.end_to_end --out "$OUT/${NAME}_end_to_end" --limit-s "$LIMIT_S" --setting "$(setting)" \
+    "${options[@]}" || status=$?
+  stop_services
+  if ((status == UNFINISHED)); then echo "run this part again"; fi
+  return "$status"
+}
+
+part_figures() {
+  "$PYTHON" -m benchmarks.figures --engine "$OUT/${NAME}_engine.json" --end-to-end "$OUT/${NAME}_end_to_end" \
+    --out "$OUT/$NAME.json" --plot "$OUT/$NAME.png"
+}
+
+setting() {
+  cat <<JSON
+{"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch 64", "token2wav": "float16, 10 ODE steps, batch 64",
+ "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": 1}
+JSON
+}
+
+start_services() {
+  local checkpoint=$WORK/checkpoint
+  if [[ ! -d $checkpoint ]]; then
+    "$PYTHON" -m cosydit.cli.main checkpoint make-random "$checkpoint" --size official --numbered-voices 90
+  fi
+  setsid "$PYTHON" -m cosydit.cli.main serve --checkpoint "$checkpoint" --work-dir "$WORK" \
+    --set BLS_INSTANCE_NUM=1 --set device=cuda --set dtype=float16 --set TRITON_MAX_BATCH_SIZE=64 \
+    --set max_streams=400 --set voice_cache_bytes=20000000000 \
+    --llm-backend "$LLM_BACKEND" --llm-options "$(llm_options)" \
+    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline" \
+    > "$WORK/serve.log" 2>&1 < /dev/null &
+  SERVER_PID=$!
+  wait_for_services
+}
+
+llm_options() {
+  printf -- '--max-batch-size 64 --kv-cache-free-gpu-memory-fraction 0.25 --max-seq-len 2048'
+  if [[ $LLM_BACKEND == vllm ]]; then printf -- ' --stream-interval 4'; fi
+}
+
+wait_for_services() {
+  local waited
+  for ((waited = 0; waited < READY_TIMEOUT_S; waited++)); do
+    if grep -q '^speak:' "$WORK/serve.log"; then return; fi
+    if ! kill -0 "$SERVER_PID" 2> /dev/null; then break; fi
+    sleep 1
+  done
+  echo "the services are not ready; the end of $WORK/serve.log:" >&2
+  tail -n 20 "$WORK/serve.log" >&2
+  return 1
+}
+
+stop_services() {
+  if [[ -z $SERVER_PID ]]; then return; fi
+  kill -TERM "$SERVER_PID" 2> /dev/null || true
+  wait "$SERVER_PID" 2> /dev/null || true
+  SERVER_PID=
+}
+
+main "$@"
