@@ -1,0 +1,114 @@
+"""Which part of a text became which part of its normalised form, to tell positions of the one in the other.
+
+    source   It costs | $3.50                    | today.
+    spoken   It costs | three point five dollars | today.
+
+Positions lie between characters, 0 to the length. Both directions are monotone and map ends to ends. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cached_property
+
+# Words with the blank space behind them, and single characters where there are no words.
+_TOKEN = re.compile(r"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+|\S)\s*|\s+")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the source and what is spoken for it; either may be empty."""
+
+    source_length: int
+    spoken_length: int
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The spans of two texts, in order, together covering both."""
+
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def identity(cls, length: int) -> Alignment:
+        """Align a text of `length` characters with itself."""
+        return cls((Span(length, length),) if length else ())
+
+    @classmethod
+    def joined(cls, parts: Iterable[Alignment]) -> Alignment:
+        """Align texts with texts, each made of parts put one behind the other."""
+        return cls(tuple(span for part in parts for span in part.spans))
+
+    @property
+    def source_length(self) -> int:
+        """Characters of the source."""
+        return sum(span.source_length for span in self.spans)
+
+    @property
+    def spoken_length(self) -> int:
+        """Characters of the spoken text."""
+        return sum(span.spoken_length for span in self.spans)
+
+    def source_at(self, spoken_position: int) -> int:
+        """Return the source's position for one of the spoken text; inside a replaced part, in proportion.
+
+        Raises:
+            ValueError: the position is out of range.
+        """
+        return _mapped(spoken_position, self._spoken_starts, self._source_starts)
+
+    def spoken_at(self, source_position: int) -> int:
+        """Return the spoken text's position for one of the source; inside a replaced part, in proportion.
+
+        Raises:
+            ValueError: the position is out of range.
+        """
+        return _mapped(source_position, self._source_starts, self._spoken_starts)
+
+    @cached_property
+    def _source_starts(self) -> list[int]:
+        return _running_sums(span.source_length for span in self.spans)
+
+    @cached_property
+    def _spoken_starts(self) -> list[int]:
+        return _running_sums(span.spoken_length for span in self.spans)
+
+
+def align(source: str, spoken: str) -> Alignment:
+    """Align a text with its normalised form by the words that they have in common."""
+    if source == spoken:
+        return Alignment.identity(len(source))
+    tokens, words = _TOKEN.findall(source), _TOKEN.findall(spoken)
+    matcher = SequenceMatcher(None, tokens, words, autojunk=False)
+    return Alignment(
+        tuple(
+            Span(_length(tokens[from_token:to_token]), _length(words[from_word:to_word]))
+            for _, from_token, to_token, from_word, to_word in matcher.get_opcodes()
+        )
+    )
+
+
+def _length(tokens: list[str]) -> int:
+    return sum(map(len, tokens))
+
+
+def _running_sums(lengths: Iterable[int]) -> list[int]:
+    sums = [0]
+    for length in lengths:
+        sums.append(sums[-1] + length)
+    return sums
+
+
+def _mapped(position: int, starts: list[int], other_starts: list[int]) -> int:
+    """Map a position from spans beginning at `starts` to those beginning at `other_starts`."""
+    if not 0 <= position <= starts[-1]:
+        raise ValueError(f"got position {position}, expected 0 to {starts[-1]}")
+    if position == starts[-1]:
+        return other_starts[-1]
+    index = bisect_right(starts, position) - 1
+    length, other_length = starts[index + 1] - starts[index], other_starts[index + 1] - other_starts[index]
+    return other_starts[index] + (position - starts[index]) * other_length // length

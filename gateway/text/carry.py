@@ -1,0 +1,90 @@
+"""What the next segment needs of those before it, so that its voice goes on where theirs stopped. Pure.
+
+The LLM continues from a text and the speech tokens of that text (the voice prompt's, as a rule). Put behind them, the
+text and tokens of the segments just spoken let it continue the prosody too:
+
+    sos | voice's transcript, carried text, new text | task_id | voice's tokens, carried tokens  ->  new tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.core import Utterance
+from gateway.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CarryLimits:
+    """How much is carried; 0 tokens carries nothing."""
+
+    max_speech_tokens: int = 500
+    """25 a second: 20 s, so that a segment of usual length fits. Each costs a position of the LLM's input."""
+    max_text_characters: int = 480
+
+    def __post_init__(self) -> None:
+        if self.max_speech_tokens < 0 or self.max_text_characters < 0:
+            raise ConfigError(f"got {self}, expected limits of 0 or more")
+
+
+@dataclass(frozen=True)
+class SpokenPart:
+    """A segment that has been spoken to its end."""
+
+    text: str
+    """As the LLM got it."""
+    speech_tokens: tuple[int, ...]
+    """All that it answered, 0..6560."""
+
+
+@dataclass(frozen=True)
+class ProsodyCarry:
+    """The latest segments spoken in one voice, as far as the limits allow.
+
+    Text and tokens must tell of the same speech, and which token speaks which letter is not known; so segments are
+    carried whole or not at all. A new voice begins with a new carry.
+    """
+
+    limits: CarryLimits = field(default_factory=CarryLimits)
+    parts: tuple[SpokenPart, ...] = ()
+    """Oldest first."""
+
+    @property
+    def text(self) -> str:
+        """What the carried tokens say."""
+        return "".join(part.text for part in self.parts)
+
+    @property
+    def speech_tokens(self) -> tuple[int, ...]:
+        """Speech tokens 0..6560."""
+        return tuple(token for part in self.parts for token in part.speech_tokens)
+
+    def after(self, text: str, speech_tokens: Sequence[int]) -> ProsodyCarry:
+        """Return the carry for the segment behind one that was spoken to its natural end.
+
+        Drops the oldest segments beyond the limits, and all of them if the new one alone passes a limit: older speech
+        without the newest would break the thread. A segment cut short by a cancel or by the bound of its length must
+        not be given here, for its tokens say less than its text; go on with a new carry instead.
+        """
+        kept = [*self.parts, SpokenPart(text, tuple(speech_tokens))]
+        while kept and not self._fits(kept):
+            kept.pop(0)
+        return replace(self, parts=tuple(kept))
+
+    def continued(self, utterance: Utterance) -> Utterance:
+        """Return an utterance that goes on from the carried speech.
+
+        Args:
+            utterance: the new text with the voice's own transcript and tokens.
+        """
+        return replace(
+            utterance,
+            reference_text=utterance.reference_text + self.text,
+            reference_tokens=utterance.reference_tokens + self.speech_tokens,
+        )
+
+    def _fits(self, parts: Sequence[SpokenPart]) -> bool:
+        tokens = sum(len(part.speech_tokens) for part in parts)
+        characters = sum(len(part.text) for part in parts)
+        return tokens <= self.limits.max_speech_tokens and characters <= self.limits.max_text_characters

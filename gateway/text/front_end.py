@@ -1,0 +1,145 @@
+"""The text front end: cuts a request's text into segments and turns each into what the LLM is to speak.
+
+    text in pieces -> TextStream.push/flush -> Segment -> TextStream.prepare -> SpokenSegment
+
+Cutting is cheap and done as text arrives. Normalising costs milliseconds a segment, so that it waits until a segment's
+turn comes. No network, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gateway.text.alignment import Alignment
+from gateway.text.breaks import BreakFinder
+from gateway.text.language import LanguageGuesser
+from gateway.text.normalizer import NormalizedText, Normalizer, unchanged
+from gateway.text.normalizers import load_normalizers
+from gateway.text.options import Normalization, TextOptions
+from gateway.text.sentences import SentencexRules
+from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
+from gateway.text.tags import InlineTags
+
+GuessLanguage = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class SpokenSegment:
+    """A segment ready to be spoken."""
+
+    source: Segment
+    text: str
+    """What the LLM gets: normalised unless switched off; tags and blank space at the ends as they came."""
+    alignment: Alignment
+    """Of `source.text` with `text`."""
+    language: str | None
+    """Primary subtag of BCP 47; None if unknown."""
+    is_speakable: bool
+    """Whether there is anything to say; skip the segment if not (the LLM would make something up)."""
+
+    def source_position(self, spoken_position: int) -> int:
+        """Return the position in all the text received for one in `text`.
+
+        Raises:
+            ValueError: the position is out of range.
+        """
+        return self.source.start + self.alignment.source_at(spoken_position)
+
+
+class TextFrontEnd:
+    """Opens texts; one serves a process. Its parts are loaded once, by `load_text_front_end`."""
+
+    def __init__(
+        self, normalizers: Mapping[str, Normalizer], guess_language: GuessLanguage, tags: InlineTags | None = None
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            normalizers: by BCP 47 tag in lower case.
+            guess_language: pure; None from it means unknown.
+            tags: the model's inline tags; None: CosyVoice2's.
+        """
+        self._normalizers = normalizers
+        self._guess_language = guess_language
+        self._tags = tags or InlineTags()
+
+    def open(self, options: TextOptions, settings: SplitSettings) -> TextStream:
+        """Begin a text.
+
+        Raises:
+            ConfigError: settings that can't work.
+        """
+        rules = SentencexRules(options.primary_language, self._guess_language)
+        splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings)
+        return TextStream(splitter, options, self)
+
+    def prepare(self, segment: Segment, options: TextOptions, earlier_language: str | None) -> SpokenSegment:
+        """Normalise one segment.
+
+        Args:
+            segment: of any text.
+            options: the text's.
+            earlier_language: taken where neither the options nor the segment tell one.
+        """
+        language = options.primary_language or self._guessed(segment.text, earlier_language)
+        normalized = self._normalized(segment.text, self._normalizer(options, language))
+        is_speakable = self._tags.is_speakable(normalized.text)
+        return SpokenSegment(segment, normalized.text, normalized.alignment, language, is_speakable)
+
+    def _guessed(self, text: str, earlier_language: str | None) -> str | None:
+        guess = self._guess_language(self._tags.removed(text))
+        # A few Han characters alone are Japanese among Japanese sentences.
+        is_same = guess is None or (guess, earlier_language) == ("zh", "ja")
+        return earlier_language if is_same else guess
+
+    def _normalizer(self, options: TextOptions, language: str | None) -> Normalizer | None:
+        if options.normalization is Normalization.OFF or language is None:
+            return None
+        return self._normalizers.get(options.regional_language or language) or self._normalizers.get(language)
+
+    def _normalized(self, text: str, normalizer: Normalizer | None) -> NormalizedText:
+        if normalizer is None:
+            return unchanged(text)
+        parts = [unchanged(p.text) if p.is_tag else normalizer.normalize(p.text) for p in self._tags.parts(text)]
+        alignment = Alignment.joined(part.alignment for part in parts)
+        return NormalizedText("".join(part.text for part in parts), alignment)
+
+
+class TextStream:
+    """One text on its way: a request's whole text, or one that arrives in pieces."""
+
+    def __init__(self, splitter: IncrementalSplitter, options: TextOptions, front_end: TextFrontEnd) -> None:
+        """Begin; use `TextFrontEnd.open`."""
+        self._splitter = splitter
+        self._options = options
+        self._front_end = front_end
+        self._language: str | None = None
+
+    @property
+    def pending_characters(self) -> int:
+        """Characters received that belong to no segment yet."""
+        return self._splitter.pending_characters
+
+    def push(self, piece: str) -> list[Segment]:
+        """Take more text, of any length, and return the segments that it completes.
+
+        Args:
+            piece: text without lone surrogates; who reads the wire refuses them.
+        """
+        return self._splitter.push(piece)
+
+    def flush(self) -> list[Segment]:
+        """Return all that is left, as if the text ended here; more may be pushed afterwards."""
+        return self._splitter.flush()
+
+    def prepare(self, segment: Segment) -> SpokenSegment:
+        """Make a segment ready to be spoken; call it in the segments' order, each when its turn comes."""
+        spoken = self._front_end.prepare(segment, self._options, self._language)
+        self._language = spoken.language
+        return spoken
+
+
+def load_text_front_end() -> TextFrontEnd:
+    """Load every normaliser and the language model: once per process, and without network."""
+    return TextFrontEnd(load_normalizers(), LanguageGuesser().guess)

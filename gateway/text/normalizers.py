@@ -1,0 +1,29 @@
+"""Loads the normaliser of every language that has one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from gateway.text.normalizer import Normalizer
+from gateway.text.numbers import NUMBER_STYLES, NumberNormalizer
+from gateway.text.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
+
+logger = logging.getLogger(__name__)
+
+
+def load_normalizers() -> Mapping[str, Normalizer]:
+    """Return normalisers by BCP 47 tag in lower case; loads grammars, so once per process.
+
+    Without wetext (the `text` extra), English and Japanese get number words only and Chinese nothing, which is logged.
+    """
+    normalizers: dict[str, Normalizer] = {language: NumberNormalizer(language) for language in NUMBER_STYLES}
+    try:
+        normalizers |= {language: WeTextNormalizer(language) for language in WETEXT_LANGUAGES}
+    except ImportError as error:
+        logger.warning(
+            "text normalisation is reduced (%s): Chinese is spoken as written, English and Japanese get number words "
+            "only; pip install 'cosydit[text]' for all of it",
+            error,
+        )
+    return normalizers

@@ -1,0 +1,43 @@
+"""Tells whether a full stop ends a sentence, by the abbreviations and habits of a language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import sentencex
+
+_RULES_OF_UNKNOWN_LANGUAGES = "en"
+
+
+class SentenceRules(Protocol):
+    """What the search for breaks asks at each mark that may end a sentence."""
+
+    def is_sentence_end(self, before: str, after: str) -> bool:
+        """Tell whether a sentence ends between two pieces of text.
+
+        Args:
+            before: the text so far, ending with the mark; without tags and the quotes that close behind the mark.
+            after: the first letter or digit behind it, or the first word.
+        """
+        ...
+
+
+class SentencexRules:
+    """Rules of some 300 languages, by the library sentencex; offline."""
+
+    def __init__(self, language: str | None, guess_language: Callable[[str], str | None]) -> None:
+        """Fix the language, or the way to guess it from the text before each mark.
+
+        Args:
+            language: primary subtag of BCP 47; None to guess.
+            guess_language: pure; None from it means unknown.
+        """
+        self._language = language
+        self._guess_language = guess_language
+
+    def is_sentence_end(self, before: str, after: str) -> bool:
+        """See `SentenceRules`."""
+        language = self._language or self._guess_language(before) or _RULES_OF_UNKNOWN_LANGUAGES
+        last_sentence: str = sentencex.segment(language, f"{before} {after}")[-1]
+        return last_sentence == after

@@ -1,0 +1,174 @@
+"""Cuts text that arrives in pieces into segments that are spoken one by one.
+
+    text     Yes, of course.  He said: "Dr. Smith paid 3.50 for it."  Then he left
+    segment  [0             )[1                                      )[2         )
+
+Segments joined are the text. The same text gives the same segments however it is divided into pieces, with one
+exception: a flush ends a segment wherever it comes. Knows nothing of languages beyond the break finder it is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.errors import ConfigError
+from gateway.text.breaks import Break, BreakFinder, Strength
+from gateway.text.spoken_length import spoken_length
+
+# A long piece is read in slices of so many characters: memory and work per character do not grow with it.
+_SLICE = 1024
+
+
+@dataclass(frozen=True)
+class CutBounds:
+    """How long a segment is, in letters as spoken (see `spoken_length`)."""
+
+    min_sentence: int
+    """The end of a sentence ends the segment from here on."""
+    min_clause: int
+    """The end of a clause does from here on."""
+    max_length: int
+    """Cut at the best place before this, whatever comes."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_sentence <= self.min_clause <= self.max_length:
+            raise ConfigError(f"got {self}, expected 1 <= min_sentence <= min_clause <= max_length")
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """Bounds of a text's segments."""
+
+    first: CutBounds
+    """For the first segment of a text, and for the first after a flush."""
+    later: CutBounds
+
+
+_LATER = CutBounds(min_sentence=80, min_clause=160, max_length=240)
+"""About 5 to 16 s. 240 letters are at most 960 text tokens even of 4 each, within the LLM's bound of 1024."""
+LIVE_TEXT = SplitSettings(first=CutBounds(min_sentence=12, min_clause=30, max_length=200), later=_LATER)
+"""For text that is still being written: the first segment ends at the first clause that is worth speaking."""
+WHOLE_TEXT = SplitSettings(first=_LATER, later=_LATER)
+"""For text known from the start: waiting for its later parts costs no time."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of text to speak at once."""
+
+    text: str
+    """As it arrived, blank space and tags included."""
+    start: int
+    """Position of its first character in all the text."""
+
+    @property
+    def end(self) -> int:
+        """Position behind its last character in all the text."""
+        return self.start + len(self.text)
+
+
+@dataclass
+class _Scan:
+    """How far the segment that begins the pending text has been read, and what was found."""
+
+    end: int = 0
+    length: int = 0
+    is_in_pair: bool = False
+    is_speakable: bool = False
+    best: tuple[bool, Strength, int] | None = None
+    """Best place to cut if the segment gets too long: outside a pair of tags first, then strongest, then last."""
+
+
+class IncrementalSplitter:
+    """Cuts one text. Holds what has not been cut yet, which is bounded (`pending_characters`)."""
+
+    def __init__(self, finder: BreakFinder, settings: SplitSettings) -> None:
+        """Begin a text.
+
+        Raises:
+            ConfigError: a `max_length` has no room for the finder's chunks.
+        """
+        shortest = min(settings.first.max_length, settings.later.max_length)
+        if shortest < finder.longest_chunk:
+            raise ConfigError(f"got max_length {shortest}, expected {finder.longest_chunk} letters or more")
+        self._finder = finder
+        self._settings = settings
+        self._bounds = settings.first
+        self._start = 0
+        self._text = ""
+        self._scan = _Scan()
+
+    @property
+    def pending_characters(self) -> int:
+        """Characters received and not yet given out: at most `max_length` and one further chunk."""
+        return len(self._text)
+
+    def push(self, piece: str) -> list[Segment]:
+        """Take more text, of any length, and return the segments that it completes."""
+        segments: list[Segment] = []
+        for at in range(0, len(piece), _SLICE):
+            self._text += piece[at : at + _SLICE]
+            segments += self._cut_all(is_complete=False)
+        return segments
+
+    def flush(self) -> list[Segment]:
+        """Return all that is left, as if the text ended here; more may be pushed afterwards."""
+        segments = self._cut_all(is_complete=True)
+        if self._text:
+            segments.append(self._take(len(self._text)))
+        self._bounds = self._settings.first
+        return segments
+
+    def _cut_all(self, *, is_complete: bool) -> list[Segment]:
+        segments = []
+        while (end := self._next_cut(is_complete=is_complete)) is not None:
+            segments.append(self._take(end))
+        return segments
+
+    def _next_cut(self, *, is_complete: bool) -> int | None:
+        """Read on to the end of the segment; None if it is not in the text so far."""
+        scan = self._scan
+        while (found := self._finder.next_break(self._text, scan.end, is_complete=is_complete)) is not None:
+            chunk = self._text[scan.end : found.end]
+            length = scan.length + spoken_length(chunk)
+            if length > self._bounds.max_length and scan.best is not None:
+                return scan.best[-1]
+            self._read(chunk, length, found)
+            if self._is_cut(found.strength):
+                return found.end
+        return None
+
+    def _read(self, chunk: str, length: int, found: Break) -> None:
+        scan, tags = self._scan, self._finder.tags
+        scan.end, scan.length = found.end, length
+        scan.is_speakable = scan.is_speakable or tags.is_speakable(chunk)
+        scan.is_in_pair = tags.is_left_open(chunk, was_open=scan.is_in_pair)
+        candidate = (not scan.is_in_pair, found.strength, found.end)
+        scan.best = candidate if scan.best is None else max(scan.best, candidate)
+
+    def _is_cut(self, strength: Strength) -> bool:
+        if self._scan.is_in_pair or not self._scan.is_speakable:
+            return False
+        if strength == Strength.SENTENCE:
+            return self._scan.length >= self._bounds.min_sentence
+        if strength == Strength.CLAUSE:
+            return self._scan.length >= self._bounds.min_clause
+        return strength == Strength.PARAGRAPH
+
+    def _take(self, end: int) -> Segment:
+        segment = Segment(self._text[:end], self._start)
+        self._text = self._text[end:]
+        self._start += end
+        self._bounds = self._settings.later
+        self._scan = _Scan()
+        return segment
+
+
+def split_text(text: str, finder: BreakFinder, settings: SplitSettings) -> list[Segment]:
+    """Cut a whole text into segments: what an `IncrementalSplitter` gives for it, however it is divided into pieces.
+
+    Raises:
+        ConfigError: a `max_length` has no room for the finder's chunks.
+    """
+    splitter = IncrementalSplitter(finder, settings)
+    return [*splitter.push(text), *splitter.flush()]

@@ -1,0 +1,116 @@
+"""Texts and parts that several tests of the text front end use."""
+
+from __future__ import annotations
+
+import zlib
+
+from hypothesis import strategies as st
+
+from gateway.text.alignment import Alignment, Span
+from gateway.text.breaks import BreakFinder
+from gateway.text.normalizer import NormalizedText
+from gateway.text.sentences import SentenceRules, SentencexRules
+from gateway.text.splitter import CutBounds, SplitSettings
+from gateway.text.tags import InlineTags
+from llm_service.vocab import INLINE_TAGS
+
+SHORT = SplitSettings(first=CutBounds(4, 10, 160), later=CutBounds(20, 60, 160))
+"""Cuts often, so that short texts show much."""
+
+CHAPTER = (
+    'Dr. Smith paid $3.50 for it, e.g. on Jan. 5. "Stop!" she said. "Why? It is 12:30." [breath] Then... nothing. '
+    "<strong>Very. Good.</strong> See https://example.com/a.b?c=1,2 now! 今天天气很好，我们去公园吧！“好的。”他说。"
+    "Bonjour ! Ça va ? Am 5. Mai 2024 war es so: 1.234,5 <laughter>ha ha.</laughter> مرحبا؟ نعم. 🙂👩‍👩‍👧 é\u0301.\n\n"
+)
+
+FRAGMENTS = (
+    *(
+        "Hello",
+        " ",
+        "  ",
+        ". ",
+        ".",
+        "3.14",
+        "Dr. ",
+        "e.g. ",
+        "? ",
+        "! ",
+        '"',
+        "'",
+        ", ",
+        ": ",
+        "…",
+        "...",
+        "\n",
+        "\n\n",
+    ),
+    *(
+        "\r\n",
+        "\t",
+        "5. ",
+        "Mai",
+        "and",
+        "你好",
+        "。",
+        "，",
+        "！",
+        "」",
+        "“",
+        "”",
+        "日本",
+        "한국",
+        "שלום",
+        "مرحبا؟ ",
+        "नमस्ते। ",
+    ),
+    *(
+        "e\u0301",
+        "\u200d",
+        "👩‍👩‍👧",
+        "🇩🇪",
+        "\u202e",
+        "\u200b",
+        "\ufeff",
+        "\x00",
+        "[",
+        "<",
+        "</",
+        "]",
+        ">",
+        "[brea",
+        "[1]",
+        "<3",
+    ),
+    *("x" * 30, "1" * 30, "\u0301" * 30, " " * 30, "。" * 9, "https://a.b/c?d=1 ", "<|s_5|>", "a_b", "\\", "{x}"),
+)
+
+texts = st.lists(st.one_of(st.sampled_from([*FRAGMENTS, *INLINE_TAGS]), st.text(max_size=6)), max_size=60).map("".join)
+"""Adversarial texts: no lone surrogates, which `st.text` leaves out too."""
+
+
+class CapriciousRules:
+    """Sentence rules that hang on every character they are shown."""
+
+    def is_sentence_end(self, before: str, after: str) -> bool:
+        return zlib.crc32(f"{before}|{after}".encode()) % 2 == 0
+
+
+def finder(rules: SentenceRules | None = None) -> BreakFinder:
+    """Return a break finder, for texts of unknown language unless rules are given."""
+    return BreakFinder(rules or SentencexRules(None, lambda _: None), InlineTags())
+
+
+@st.composite
+def texts_in_pieces(draw: st.DrawFn) -> list[str]:
+    """Draw a text and one way to divide it."""
+    text = draw(texts)
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=40)))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+class Shouting:
+    """A normaliser whose work is easy to see: every `5` becomes FIVE."""
+
+    def normalize(self, text: str) -> NormalizedText:
+        spans = tuple(Span(1, 4 if character == "5" else 1) for character in text)
+        return NormalizedText(text.replace("5", "FIVE"), Alignment(spans))
