@@ -22,6 +22,7 @@ from gateway.llm_client import SpeechLMClient
 from gateway.llm_wire import LLMWire
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.readiness import Readiness
+from gateway.text import load_text_front_end
 from gateway.token2wav_client import Token2WavClient
 from gateway.voices import VoiceRegistry, load_voices
 from llm_service.prompt import LengthLimits, load_text_encoder
@@ -60,7 +61,7 @@ async def open_gateway(config: GatewayConfig, clock: Clock | None = None) -> Asy
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     settings = PipelineSettings(config.chunks.policy(), config.max_text_characters)
-    pipeline = SpeechPipeline(llm, token2wav, voices, settings, clock)
+    pipeline = SpeechPipeline(llm, token2wav, voices, settings, clock, load_text_front_end())
     try:
         yield Gateway(pipeline, Readiness(pipeline, llm, token2wav, config.warm_up_voice), voices)
     finally:

@@ -233,7 +233,7 @@ class ChunkSettings:
 
 
 class Chunker:
-    """Cuts one stream of tokens into windows and records the schedule."""
+    """Cuts one stream of tokens into windows."""
 
     def __init__(self, policy: ChunkPolicy) -> None:
         """Begin a stream; a chunker serves one only."""
@@ -279,10 +279,9 @@ class Chunker:
             pace: measured up to now, windows cut before included; only `deadline` looks at it.
         """
         pending = len(self._tokens) - self._start
+        # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog.
         if pending <= LOOKAHEAD_TOKENS:
-            return (
-                None  # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog
-            )
+            return None
         progress = ChunkProgress(
             len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
         )

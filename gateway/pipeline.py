@@ -1,10 +1,11 @@
 """Text in, audio chunks out: the whole path, in one direction.
 
-    text -> prompt -> LLM -> speech tokens -> windows -> token2wav -> audio
+    text -> segments -> prompt -> LLM -> speech tokens -> windows -> token2wav -> audio
 
-The LLM goes on while audio of earlier windows is made, and a slow caller holds both back. Every way out (the end, an
-error, a deadline, a cancelled or departed caller) closes the LLM's response and the token2wav stream before
-`synthesize` returns. Knows the services only by the seams of `core`.
+A long text is spoken segment by segment, each by an LLM request of its own that goes on from the speech before it, and
+all in one token2wav stream. The LLM goes on while audio of earlier windows is made, and a slow caller holds both back.
+Every way out (the end, an error, a deadline, a cancelled or departed caller) closes the LLM's response and token2wav's
+stream before the audio's generator has closed. Knows the services only by the seams of `core`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 from cosydit.clock import Clock, SystemClock
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks, TokenWindow
@@ -21,13 +22,27 @@ from gateway.core import AudioChunk, SpeechLM, SpeechTokenDelta, Token2Wav, Toke
 from gateway.errors import EmptySpeechError, VoiceEvictedError
 from gateway.pace import Pace, PaceBook, PaceMeter
 from gateway.running_ahead import Ahead, running_ahead
-from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_request, draw_seed
+from gateway.speech import (
+    DEFAULT_MAX_TEXT_CHARACTERS,
+    MAX_SEED,
+    STOP_FINISH,
+    SpeechRequest,
+    SpeechResult,
+    SpokenSpan,
+    check_options,
+    check_request,
+    draw_seed,
+)
+from gateway.text import WHOLE_TEXT, ProsodyCarry, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
 from gateway.voices import ReadyVoice, VoiceRegistry
 
 logger = logging.getLogger(__name__)
 
 Push = asyncio.Future[AudioChunk]
+Segments = AsyncGenerator[SpokenSegment]
 
+_TEXT_SLICE = 4096
+"""Characters cut into segments at once; other requests get their turn in between."""
 _END_RECORD = (
     "request %s ended: stream_id=%s finish_reason=%s tokens=%d chunks=%d audio=%.2fs ttfa=%s total=%.3fs seed=%d"
 )
@@ -39,7 +54,7 @@ class PipelineSettings:
 
     chunk_policy: ChunkPolicy = field(default_factory=ExponentialChunks)
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
-    tokens_ahead: int = 4096
+    tokens_ahead: int = 512
     """Messages of the LLM kept unread at most."""
     pushes_ahead: int = 1
     """Windows queued behind the one whose audio is awaited; one more may be on its way."""
@@ -55,14 +70,21 @@ class SpeechPipeline:
         voices: VoiceRegistry,
         settings: PipelineSettings | None = None,
         clock: Clock | None = None,
+        front_end: TextFrontEnd | None = None,
     ) -> None:
-        """Keep the services; their owner closes them."""
+        """Keep the services; their owner closes them. Without a front end texts are cut but not normalised."""
         self._llm = llm
         self._token2wav = token2wav
         self._voices = voices
         self._settings = settings or PipelineSettings()
         self._clock = clock or SystemClock()
+        self._front_end = front_end or plain_front_end()
         self._pace_book = PaceBook()
+
+    @property
+    def front_end(self) -> TextFrontEnd:
+        """What cuts and normalises texts."""
+        return self._front_end
 
     async def synthesize(
         self, request: SpeechRequest, result: SpeechResult | None = None
@@ -80,23 +102,38 @@ class SpeechPipeline:
             InvalidRequestError: refused before any service was asked.
             GatewayError: what went wrong in a service; audio yielded before is good.
         """
-        job = self._admit(request, result)
+        check_request(request, self._settings.max_text_characters)
+        text = self._front_end.open(request.text_options, WHOLE_TEXT)
+        async with aclosing(self.speak(request, _whole_text(text, request.text), result)) as audio:
+            async for chunk in audio:
+                yield chunk
+
+    async def speak(
+        self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
+    ) -> AsyncGenerator[AudioChunk]:
+        """Speak segments as they come, all in one stream, until there are no more; at least one must be speakable.
+
+        Args:
+            request: how to speak; its text is not looked at.
+            segments: each is taken when the LLM has spoken the one before it; closed on every way out.
+            result: see `synthesize`; speech goes on from its `carry`.
+
+        Yields and raises as `synthesize` does.
+        """
+        job = _Job(request, result if result is not None else SpeechResult(), self._clock, self._pace_book)
         try:
-            async with (
-                self._opened(job) as stream,
-                running_ahead(self._tokens(job), self._settings.tokens_ahead) as tokens,
-                running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
-            ):
-                async for push in pushes:
-                    yield job.hear(await push)
+            async with aclosing(segments):
+                check_options(request)
+                self._voices.check(request.voice)
+                async with (
+                    self._opened(job) as stream,
+                    running_ahead(self._tokens(job, segments), self._settings.tokens_ahead) as tokens,
+                    running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
+                ):
+                    async for push in pushes:
+                        yield job.hear(await push)
         finally:
             job.end()
-
-    def _admit(self, request: SpeechRequest, result: SpeechResult | None) -> _Job:
-        job = _Job(request, result if result is not None else SpeechResult(), self._clock, self._pace_book)
-        check_request(request, self._settings.max_text_characters)
-        self._voices.check(request.voice)
-        return job
 
     @asynccontextmanager
     async def _opened(self, job: _Job) -> AsyncIterator[Token2WavStream]:
@@ -114,8 +151,17 @@ class SpeechPipeline:
             job.open(voice, stream.stream_id)
             yield stream
 
-    def _tokens(self, job: _Job) -> AsyncGenerator[SpeechTokenDelta]:
-        return self._llm.generate(job.utterance, job.request.sampling, job.result.seed)
+    async def _tokens(self, job: _Job, segments: Segments) -> AsyncGenerator[SpeechTokenDelta]:
+        """Have the LLM speak one segment after the other."""
+        async for segment in segments:
+            if not segment.is_speakable:
+                continue
+            utterance, seed = job.begin_segment(segment)
+            async with aclosing(self._llm.generate(utterance, job.request.sampling, seed)) as deltas:
+                async for delta in deltas:
+                    job.note_tokens(delta)
+                    yield delta
+        job.note_end()
 
     async def _pushes(
         self, job: _Job, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream
@@ -127,7 +173,7 @@ class SpeechPipeline:
             while (window := chunker.next_window(job.elapsed_s, job.pace)) is not None:
                 yield job.send(stream.push(window), window)
         if not chunker.tokens_received:
-            raise EmptySpeechError("the LLM ended without a single speech token; try another text, seed or voice")
+            raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
         last = chunker.flush()
         yield job.send(stream.push(last), last)
 
@@ -138,7 +184,9 @@ class _Job:
     def __init__(self, request: SpeechRequest, result: SpeechResult, clock: Clock, book: PaceBook) -> None:
         self.request = request
         self.result = result
-        self.utterance = Utterance(request.text, "", ())
+        self._voice = Utterance("", "", ())
+        self._segment_tokens: list[int] = []
+        self._cut_short: str | None = None
         self._clock = clock
         self._began_s = clock.now()
         self._meter = PaceMeter(book, clock)
@@ -158,12 +206,38 @@ class _Job:
         self.result.voice_id = voice.registered.voice_id
         # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
         reference_tokens = voice.registered.prompt_speech_tokens if voice.transcript.strip() else ()
-        self.utterance = Utterance(self.request.text, voice.transcript, reference_tokens)
+        self._voice = Utterance("", voice.transcript, reference_tokens)
+
+    def begin_segment(self, segment: SpokenSegment) -> tuple[Utterance, int]:
+        """Return what the LLM is to speak and the seed of it."""
+        spans = self.result.spans
+        first_token = spans[-1].first_token + spans[-1].tokens if spans else 0
+        spans.append(SpokenSpan(segment, first_token))
+        self._segment_tokens = []
+        utterance = replace(self.result.carry.continued(self._voice), text=segment.text)
+        return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
+
+    def note_tokens(self, delta: SpeechTokenDelta) -> None:
+        """Note what the LLM said of the segment it speaks."""
+        span = self.result.spans[-1]
+        span.tokens += len(delta.token_ids)
+        self._segment_tokens.extend(delta.token_ids)
+        if delta.finish_reason is None:
+            return
+        span.is_complete = True
+        if delta.finish_reason == STOP_FINISH:
+            self.result.carry = self.result.carry.after(span.segment.text, self._segment_tokens)
+        else:
+            self._cut_short = delta.finish_reason
+            self.result.carry = ProsodyCarry(self.result.carry.limits)
+
+    def note_end(self) -> None:
+        """Note that the LLM has spoken all segments."""
+        self.result.finish_reason = self._cut_short or STOP_FINISH
 
     def count(self, deltas: list[SpeechTokenDelta]) -> list[int]:
         new_tokens = [token_id for delta in deltas for token_id in delta.token_ids]
         self.result.speech_tokens += len(new_tokens)
-        self.result.finish_reason = deltas[-1].finish_reason
         self._meter.received([len(delta.token_ids) for delta in deltas])
         return new_tokens
 
@@ -200,3 +274,13 @@ class _Job:
             self.result.total_s,
             self.result.seed,
         )
+
+
+async def _whole_text(stream: TextStream, text: str) -> Segments:
+    """Cut and prepare a text, each segment when its turn comes."""
+    for at in range(0, len(text), _TEXT_SLICE):
+        for segment in stream.push(text[at : at + _TEXT_SLICE]):
+            yield stream.prepare(segment)
+        await asyncio.sleep(0)
+    for segment in stream.flush():
+        yield stream.prepare(segment)

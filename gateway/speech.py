@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from gateway.chunking import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
+from gateway.text import ProsodyCarry, SpokenSegment, TextOptions
 from gateway.voices import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
 
-DEFAULT_MAX_TEXT_CHARACTERS = 4096
-"""The OpenAI speech API's limit."""
+DEFAULT_MAX_TEXT_CHARACTERS = 100_000
+"""Two chapters of a novel; the OpenAI speech API takes 4096."""
 HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = DEFAULT_PRIORITY
 MAX_SEED = 2**63 - 1
 _RANDOM_SEED_BITS = 31
+STOP_FINISH = "stop"
 _LENGTH_FINISH = "length"
 
 
@@ -37,7 +39,20 @@ class SpeechRequest:
     sampling: Sampling = field(default_factory=Sampling)
     chunk_policy: ChunkPolicy | None = None
     """None: the pipeline's own."""
+    text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass
+class SpokenSpan:
+    """A segment of the text and the speech tokens that speak it."""
+
+    segment: SpokenSegment
+    first_token: int
+    """Position of its first token in the stream, 25 a second."""
+    tokens: int = 0
+    """So far; final once `is_complete`."""
+    is_complete: bool = False
 
 
 @dataclass
@@ -49,8 +64,12 @@ class SpeechResult:
     stream_id: str | None = None
     voice_id: str | None = None
     finish_reason: str | None = None
-    """`stop` or `length`; None if the LLM did not come to its end."""
+    """`stop`, or `length` if any segment was cut short; None if the LLM did not come to its end."""
     speech_tokens: int = 0
+    spans: list[SpokenSpan] = field(default_factory=list)
+    """What was spoken, in order; text that holds nothing to say is left out."""
+    carry: ProsodyCarry = field(default_factory=ProsodyCarry)
+    """What speech that goes on from this one needs to know; give a result one to go on from."""
     chunk_schedule: list[int] = field(default_factory=list)
     """Tokens in each window pushed, look-ahead included."""
     audio_chunks: int = 0
@@ -60,6 +79,11 @@ class SpeechResult:
     """From the request to its first samples."""
     total_s: float | None = None
     """From the request to its end, whatever the end was."""
+
+    @property
+    def spoken_text(self) -> str:
+        """The text as the LLM got it, normalised."""
+        return "".join(span.segment.text for span in self.spans)
 
     @property
     def is_truncated(self) -> bool:
@@ -93,7 +117,18 @@ def check_request(request: SpeechRequest, max_text_characters: int) -> None:
         TextTooLongError: longer than the limit.
         InvalidRequestError: seed or priority out of range.
     """
-    _check_text(request.text, max_text_characters)
+    if not request.text.strip():
+        raise InvalidTextError("the text is empty; send at least one word", param="input")
+    check_text(request.text, max_text_characters)
+    check_options(request)
+
+
+def check_options(request: SpeechRequest) -> None:
+    """Refuse a way of speaking that does not exist, whatever the text.
+
+    Raises:
+        InvalidRequestError: seed or priority out of range.
+    """
     if not HIGHEST_PRIORITY <= request.priority <= LOWEST_PRIORITY:
         expected = f"expected {HIGHEST_PRIORITY} (first) to {LOWEST_PRIORITY}"
         raise InvalidRequestError(f"got priority {request.priority}, {expected}", param="priority")
@@ -106,9 +141,13 @@ def draw_seed() -> int:
     return secrets.randbits(_RANDOM_SEED_BITS)
 
 
-def _check_text(text: str, max_characters: int) -> None:
-    if not text.strip():
-        raise InvalidTextError("the text is empty; send at least one word", param="input")
+def check_text(text: str, max_characters: int) -> None:
+    """Refuse a text, or a piece of one.
+
+    Raises:
+        InvalidTextError: not Unicode.
+        TextTooLongError: longer than the limit.
+    """
     if len(text) > max_characters:
         got = f"the text has {len(text)} characters, the limit is {max_characters}"
         raise TextTooLongError(f"{got}; split it at sentence ends and send the parts", param="input")

@@ -1,7 +1,7 @@
 """Text front end: long or growing text in; out come segments to speak, normalised and with their positions."""
 
 from gateway.text.carry import ProsodyCarry
-from gateway.text.front_end import SpokenSegment, TextFrontEnd, TextStream, load_text_front_end
+from gateway.text.front_end import SpokenSegment, TextFrontEnd, TextStream, load_text_front_end, plain_front_end
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.splitter import LIVE_TEXT, WHOLE_TEXT, Segment
 
@@ -16,4 +16,5 @@ __all__ = [
     "TextOptions",
     "TextStream",
     "load_text_front_end",
+    "plain_front_end",
 ]

@@ -143,3 +143,8 @@ class TextStream:
 def load_text_front_end() -> TextFrontEnd:
     """Load every normaliser and the language model: once per process, and without network."""
     return TextFrontEnd(load_normalizers(), LanguageGuesser().guess)
+
+
+def plain_front_end() -> TextFrontEnd:
+    """Return a front end that cuts texts but normalises nothing and guesses no language."""
+    return TextFrontEnd({}, lambda text: None)

@@ -30,6 +30,44 @@ def assert_all_is_freed(llm: FakeLLM, token2wav: FakeToken2Wav) -> None:
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
+async def test_a_long_text_is_spoken_by_segments_in_one_stream_each_going_on_from_the_last(
+    voices: list[NamedVoice],
+) -> None:
+    llm, token2wav, result = FakeLLM(speech_deltas(60)), FakeToken2Wav(), SpeechResult()
+    text = " ".join(f"This is sentence number {word}, and it goes on for a while." for word in ("a", "b", "c", "d") * 3)
+    chunks = await speak(make_pipeline(llm, token2wav, voices), SpeechRequest(text, seed=5), result)
+    said = len(llm.utterances)
+    assert said > 2
+    assert "".join(each.text for each in llm.utterances) == text == result.spoken_text
+    assert len(token2wav.streams) == 1
+    assert sum(len(c.samples) for c in chunks) == said * 60 * 960
+    assert [span.first_token for span in result.spans] == [60 * index for index in range(said)]
+    assert llm.utterances[1].reference_text.endswith(llm.utterances[0].text)
+    assert len(llm.utterances[1].reference_tokens) == len(PROMPT_TOKENS) + 60
+    assert llm.seeds == list(range(5, 5 + said))
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_a_segment_cut_short_is_reported_and_not_gone_on_from(voices: list[NamedVoice]) -> None:
+    llm, result = FakeLLM(speech_deltas(60, finish_reason="length")), SpeechResult()
+    text = "This is a sentence that is long enough to be spoken for itself, as it must be here. " * 4
+    await speak(make_pipeline(llm, FakeToken2Wav(), voices), SpeechRequest(text), result)
+    assert len(llm.utterances) > 1
+    assert result.is_truncated
+    assert {len(each.reference_tokens) for each in llm.utterances} == {len(PROMPT_TOKENS)}
+
+
+async def test_a_novel_is_not_read_ahead_of_its_listener(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(300, per_delta=10)), FakeToken2Wav()
+    request = SpeechRequest("This is one of very many sentences, and nobody can hear them all at once. " * 650)
+    async with aclosing(make_pipeline(llm, token2wav, voices).synthesize(request)) as audio:
+        await anext(audio)
+        for _ in range(20_000):
+            await asyncio.sleep(0)
+        assert len(llm.utterances) < 25, "the rest waits until this has been heard"
+    assert_all_is_freed(llm, token2wav)
+
+
 async def test_every_token_is_heard_and_the_result_tells_all(voices: list[NamedVoice]) -> None:
     llm, token2wav, result = FakeLLM(speech_deltas(60)), FakeToken2Wav(), SpeechResult()
     chunks = await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello", seed=5), result)
@@ -154,7 +192,7 @@ async def test_a_length_finish_is_reported_and_nothing_is_lost(voices: list[Name
         pytest.param(SpeechRequest(""), errors.InvalidTextError, id="empty"),
         pytest.param(SpeechRequest(" \n\t"), errors.InvalidTextError, id="blank"),
         pytest.param(SpeechRequest("a\ud800b"), errors.InvalidTextError, id="lone surrogate"),
-        pytest.param(SpeechRequest("x" * 100_000), errors.TextTooLongError, id="100 kB"),
+        pytest.param(SpeechRequest("x" * 100_001), errors.TextTooLongError, id="too long"),
         pytest.param(SpeechRequest("hi", "nobody"), errors.VoiceNotFoundError, id="unknown voice"),
         pytest.param(SpeechRequest("hi", "../../etc/passwd"), errors.VoiceNotFoundError, id="path as voice"),
         pytest.param(SpeechRequest("hi", seed=-1), errors.InvalidRequestError, id="seed"),

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.lib.types import SpeechInput
+from gateway.text.english import EnglishRepairs
 from gateway.text.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
 from tests.text.builders import texts
 
@@ -79,3 +81,35 @@ def test_chinese_normalised_twice_is_chinese_normalised_once(text: str) -> None:
     once = NORMALIZERS["zh"].normalize(text).text
     assert NORMALIZERS["zh"].normalize(once).text == once
     assert not any(map(str.isdigit, once))
+
+
+def test_plain_english_is_what_the_grammar_makes_of_it_without_the_grammar() -> None:
+    from wetext import Normalizer
+
+    from benchmarks.lib.inputs import read_samples
+
+    grammar = Normalizer(lang="en", operator="tn").normalize
+
+    asked: list[str] = []
+
+    def asking(text: str) -> str:
+        asked.append(text)
+        return grammar(text)
+
+    texts = [row.text for row in read_samples() if isinstance(row, SpeechInput)]
+    assert [EnglishRepairs(asking).read(text) for text in texts] == [grammar(text) for text in texts]
+    assert len(asked) < len(texts) / 2
+
+
+@pytest.mark.parametrize(
+    "text", ["Dr. No", "Prof. Smith came.", "It is 5.", "NASA flew.", "We don't know.", "Well-known"]
+)
+def test_anything_else_is_the_grammars(text: str) -> None:
+    asked: list[str] = []
+
+    def grammar(text: str) -> str:
+        asked.append(text)
+        return text
+
+    EnglishRepairs(grammar).read(text)
+    assert asked

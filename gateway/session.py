@@ -1,0 +1,183 @@
+"""Speech of text that is still being written: pieces of text in, audio out as soon as there is something to speak.
+
+    write ─► segments ─┬─ turn 1 ─► pipeline.speak ─► audio
+    flush ─────────────┤
+    write ─► segments ─┴─ turn 2 ─► pipeline.speak ─► audio, behind that of turn 1
+
+A turn is one token2wav stream. It ends with a flush, with the text, or when the writer pauses; the next one goes on
+from its prosody. Knows nothing of wires or of pacing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from gateway.core import AudioChunk, FloatArray
+from gateway.errors import InvalidTextError, TextTooLongError
+from gateway.pipeline import Segments, SpeechPipeline
+from gateway.speech import SpeechRequest, SpeechResult, check_text
+from gateway.text import LIVE_TEXT, Segment, SpokenSegment
+from gateway.text_clock import CharacterTime, TextClock
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+DEFAULT_PAUSE_S = 0.5
+"""The writer's silence after which a turn ends, so that what token2wav holds back for its joins is heard."""
+DEFAULT_MAX_UNSPOKEN_CHARACTERS = 20_000
+
+
+class _Mark(Enum):
+    FLUSH = 1
+    END = 2
+
+
+@dataclass(frozen=True)
+class SessionAudio:
+    """Audio of a session, in order."""
+
+    samples: FloatArray
+    """[N] float32 in +-1 at 24 kHz; may be empty at the end of a turn."""
+    characters: tuple[CharacterTime, ...]
+    """Those that end within this audio or before; times count from the session's first sample."""
+    is_turn_end: bool
+
+
+class SpeechSession:
+    """One voice, one text that grows, one listener. Made in a running event loop; its audio is read once."""
+
+    def __init__(
+        self,
+        pipeline: SpeechPipeline,
+        request: SpeechRequest,
+        pause_s: float = DEFAULT_PAUSE_S,
+        max_unspoken_characters: int = DEFAULT_MAX_UNSPOKEN_CHARACTERS,
+    ) -> None:
+        """Begin without text.
+
+        Args:
+            pipeline: speaks.
+            request: how to speak; its text is not looked at.
+            pause_s: see `DEFAULT_PAUSE_S`.
+            max_unspoken_characters: text accepted and not spoken yet, at most.
+        """
+        self._pipeline = pipeline
+        self._request = request
+        self._pause_s = pause_s
+        self._max_unspoken = max_unspoken_characters
+        self._text = pipeline.front_end.open(request.text_options, LIVE_TEXT)
+        self._items: asyncio.Queue[Segment | _Mark] = asyncio.Queue()
+        self._written = self._taken = 0
+        self._has_ended = False
+        self._samples = 0
+        self.results: list[SpeechResult] = []
+        """One a turn, the newest last."""
+
+    @property
+    def samples(self) -> int:
+        """Samples at 24 kHz given out so far."""
+        return self._samples
+
+    @property
+    def characters_written(self) -> int:
+        """Characters accepted so far."""
+        return self._written
+
+    def write(self, piece: str) -> None:
+        """Take more text.
+
+        Raises:
+            InvalidTextError: not Unicode, or it comes after the end.
+            TextTooLongError: more than `max_unspoken_characters` wait to be spoken; nothing of the piece was taken.
+        """
+        self._check_open()
+        check_text(piece, self._max_unspoken)
+        waiting = self._written - self._taken
+        if waiting + len(piece) > self._max_unspoken:
+            got = (
+                f"{waiting} characters wait to be spoken and {len(piece)} more came, the limit is {self._max_unspoken}"
+            )
+            raise TextTooLongError(f"{got}; send text no faster than it is spoken", param="text")
+        self._written += len(piece)
+        self._put(self._text.push(piece))
+
+    def flush(self) -> None:
+        """Have all text so far spoken to its end; what is written later begins anew.
+
+        Raises:
+            InvalidTextError: it comes after the end.
+        """
+        self._check_open()
+        self._put(self._text.flush())
+        self._items.put_nowait(_Mark.FLUSH)
+
+    def end(self) -> None:
+        """Say that no more text will come; harmless when said twice."""
+        if not self._has_ended:
+            self._put(self._text.flush())
+            self._items.put_nowait(_Mark.END)
+            self._has_ended = True
+
+    async def audio(self) -> AsyncGenerator[SessionAudio]:
+        """Speak until the end; closing the generator stops everything and frees both services.
+
+        Raises:
+            GatewayError: what went wrong; audio yielded before is good.
+        """
+        while (first := await self._first_speakable()) is not None:
+            async with aclosing(self._speak_turn(first)) as turn:
+                async for audio in turn:
+                    yield audio
+
+    async def _speak_turn(self, first: SpokenSegment) -> AsyncGenerator[SessionAudio]:
+        result = SpeechResult()
+        if self.results:
+            result.carry = self.results[-1].carry
+        self.results.append(result)
+        request = replace(self._request, request_id=f"{self._request.request_id}-{len(self.results)}")
+        began_s, clock = self._samples / SAMPLE_RATE_HZ, TextClock(result.spans)
+        async with aclosing(self._pipeline.speak(request, self._turn(first), result)) as chunks:
+            async for chunk in chunks:
+                yield self._audio_of(chunk, clock, began_s)
+
+    def _audio_of(self, chunk: AudioChunk, clock: TextClock, began_s: float) -> SessionAudio:
+        self._samples += len(chunk.samples)
+        heard_s = self._samples / SAMPLE_RATE_HZ - began_s
+        read = clock.finish(heard_s) if chunk.is_last else clock.advance(heard_s)
+        shifted = (replace(each, start_s=each.start_s + began_s, end_s=each.end_s + began_s) for each in read)
+        return SessionAudio(chunk.samples, tuple(shifted), chunk.is_last)
+
+    async def _turn(self, first: SpokenSegment) -> Segments:
+        """Yield the segments of one turn; ends with it."""
+        yield first
+        while True:
+            try:
+                item = await asyncio.wait_for(self._items.get(), self._pause_s)
+            except asyncio.TimeoutError:
+                return
+            if item is _Mark.END:
+                self._items.put_nowait(item)  # NOTE: the next look for a turn must see it too
+            if isinstance(item, _Mark):
+                return
+            yield self._prepare(item)
+
+    async def _first_speakable(self) -> SpokenSegment | None:
+        """Wait for the next thing to say; None at the end."""
+        while (item := await self._items.get()) is not _Mark.END:
+            if isinstance(item, Segment) and (segment := self._prepare(item)).is_speakable:
+                return segment
+        return None
+
+    def _prepare(self, segment: Segment) -> SpokenSegment:
+        self._taken = segment.end
+        return self._text.prepare(segment)
+
+    def _put(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            self._items.put_nowait(segment)
+
+    def _check_open(self) -> None:
+        if self._has_ended:
+            raise InvalidTextError("text came after the end of the text; open a new stream for more", param="text")

@@ -1,0 +1,100 @@
+"""When each character of a text is spoken, by the clock of the speech tokens: 25 a second.
+
+    source   It costs $3.50 today.          characters as the caller sent them
+    spoken   It costs three dollars fifty today.      what the LLM got
+    tokens   [ 47 of them, 1.88 s ]         evenly over the spoken text
+
+The LLM tells how long a segment is only when it has spoken it, so the times of one that is under way are estimated;
+they never go back. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.speech import SpokenSpan
+from gateway.text.spoken_length import spoken_length
+from token2wav_service.contract import TOKEN_RATE_HZ
+
+TOKENS_A_LETTER = 1.7
+"""Of a segment that is under way: about 15 letters a second."""
+
+
+@dataclass(frozen=True)
+class CharacterTime:
+    """One character of the source and when it is spoken."""
+
+    character: str
+    position: int
+    """In all the text received."""
+    start_s: float
+    """From the first sample of the speech."""
+    end_s: float
+
+
+class TextClock:
+    """Reads off the characters of one speech as its audio goes by."""
+
+    def __init__(self, spans: Sequence[SpokenSpan]) -> None:
+        """Begin before the first character; `spans` may grow meanwhile."""
+        self._spans = spans
+        self._span = 0
+        self._character = 0
+        self._until_s = 0.0
+
+    @property
+    def position(self) -> int:
+        """Position in all the text received up to which characters were read off."""
+        if self._span < len(self._spans):
+            return self._spans[self._span].segment.source.start + self._character
+        return self._spans[-1].segment.source.end if self._spans else 0
+
+    def advance(self, audio_s: float) -> list[CharacterTime]:
+        """Return the characters whose speech ends within the first `audio_s` seconds and that are new."""
+        read: list[CharacterTime] = []
+        while self._span < len(self._spans):
+            span = self._spans[self._span]
+            read += self._read(span, audio_s)
+            is_over = span.is_complete and self._character == len(span.segment.source.text)
+            if not is_over:
+                break
+            self._span, self._character = self._span + 1, 0
+        return read
+
+    def finish(self, audio_s: float) -> list[CharacterTime]:
+        """Return all that is left, within the audio there is: the speech is over."""
+        read: list[CharacterTime] = []
+        for span in self._spans[self._span :]:
+            for index in range(self._character, len(span.segment.source.text)):
+                read.append(self._time(span, index, audio_s))
+            self._character = 0
+        self._span = len(self._spans)
+        return read
+
+    def _read(self, span: SpokenSpan, audio_s: float) -> list[CharacterTime]:
+        read = []
+        while self._character < len(span.segment.source.text):
+            if _end_s(span, self._character) > audio_s:
+                break
+            read.append(self._time(span, self._character, audio_s))
+            self._character += 1
+        return read
+
+    def _time(self, span: SpokenSpan, index: int, latest_s: float) -> CharacterTime:
+        source = span.segment.source
+        start_s = max(self._until_s, min(_time_s(span, span.segment.alignment.spoken_at(index)), latest_s))
+        self._until_s = max(start_s, min(_end_s(span, index), latest_s))
+        return CharacterTime(source.text[index], source.start + index, start_s, self._until_s)
+
+
+def _end_s(span: SpokenSpan, index: int) -> float:
+    return _time_s(span, span.segment.alignment.spoken_at(index + 1))
+
+
+def _time_s(span: SpokenSpan, spoken_position: int) -> float:
+    letters = max(len(span.segment.text), 1)
+    tokens = float(span.tokens)
+    if not span.is_complete:
+        tokens = max(tokens, TOKENS_A_LETTER * spoken_length(span.segment.text))
+    return (span.first_token + tokens * spoken_position / letters) / TOKEN_RATE_HZ

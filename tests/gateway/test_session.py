@@ -1,0 +1,138 @@
+"""Text that is still being written, spoken by the pipeline with both services faked."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from gateway import errors
+from gateway.session import SessionAudio, SpeechSession
+from gateway.speech import SpeechRequest
+from gateway.voices import NamedVoice
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline, speech_deltas
+
+ONE, TWO = "This is the first sentence. ", "And here comes another one, a little longer. "
+
+
+def make_session(
+    voices: list[NamedVoice], llm: FakeLLM, token2wav: FakeToken2Wav, pause_s: float = 5.0, limit: int = 1000
+) -> SpeechSession:
+    return SpeechSession(make_pipeline(llm, token2wav, voices), SpeechRequest("", seed=1), pause_s, limit)
+
+
+async def hear(session: SpeechSession) -> list[SessionAudio]:
+    return [audio async for audio in session.audio()]
+
+
+def text_of(audio: list[SessionAudio]) -> str:
+    return "".join(each.character for piece in audio for each in piece.characters)
+
+
+async def test_text_in_any_pieces_is_spoken_whole_in_one_stream(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(30)), FakeToken2Wav()
+    session = make_session(voices, llm, token2wav)
+    for character in ONE + TWO:
+        session.write(character)
+    session.end()
+    audio = await hear(session)
+    assert "".join(each.text for each in llm.utterances) == ONE + TWO == text_of(audio)
+    assert len(token2wav.streams) == 1
+    assert sum(len(each.samples) for each in audio) == session.samples == 30 * 960 * len(llm.utterances)
+    assert [each.is_turn_end for each in audio].count(True) == 1
+
+
+async def test_speech_begins_before_the_text_ends(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(40)), FakeToken2Wav()
+    session = make_session(voices, llm, token2wav)
+    session.write(ONE + "And")
+    async with aclosing(session.audio()) as audio:
+        assert len((await asyncio.wait_for(anext(audio), 2)).samples)
+        session.end()
+
+
+async def test_a_flush_ends_a_turn_and_the_next_goes_on_from_its_prosody(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(30)), FakeToken2Wav()
+    session = make_session(voices, llm, token2wav)
+    session.write("No end")
+    session.flush()
+    session.write("of it")
+    session.end()
+    audio = await hear(session)
+    assert [each.text for each in llm.utterances] == ["No end", "of it"]
+    assert len(token2wav.streams) == len(session.results) == 2
+    assert llm.utterances[1].reference_text.endswith("No end")
+    assert llm.utterances[1].reference_tokens[-30:] == tuple(t for d in speech_deltas(30) for t in d.token_ids)
+    starts = [each.start_s for piece in audio for each in piece.characters]
+    assert starts == sorted(starts), "times count on over the turns"
+
+
+async def test_a_pause_of_the_writer_ends_a_turn(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(30)), FakeToken2Wav()
+    session = make_session(voices, llm, token2wav, pause_s=0.01)
+    session.write(ONE + "And")
+    async with aclosing(session.audio()) as audio:
+        async for piece in audio:
+            if piece.is_turn_end:
+                break
+    assert token2wav.open_streams == 0
+
+
+@pytest.mark.parametrize("text", ["", "  ", "...", "\n\n"])
+async def test_text_with_nothing_to_say_is_silence_and_no_error(voices: list[NamedVoice], text: str) -> None:
+    llm = FakeLLM(speech_deltas(30))
+    session = make_session(voices, llm, FakeToken2Wav())
+    session.write(text)
+    session.flush()
+    session.end()
+    session.end()
+    assert await hear(session) == []
+    assert llm.utterances == []
+
+
+async def test_a_writer_far_ahead_is_told_so_and_loses_nothing(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(30))
+    session = make_session(voices, llm, FakeToken2Wav(), limit=60)
+    session.write(ONE)
+    with pytest.raises(errors.TextTooLongError, match="limit is 60"):
+        session.write("x" * 40)
+    session.end()
+    assert text_of(await hear(session)) == ONE
+
+
+async def test_text_after_the_end_is_refused(voices: list[NamedVoice]) -> None:
+    session = make_session(voices, FakeLLM([]), FakeToken2Wav())
+    session.end()
+    with pytest.raises(errors.InvalidTextError, match="after the end"):
+        session.write("more")
+    with pytest.raises(errors.InvalidTextError, match="after the end"):
+        session.flush()
+
+
+async def test_a_lone_surrogate_is_refused_and_the_session_goes_on(voices: list[NamedVoice]) -> None:
+    session = make_session(voices, FakeLLM(speech_deltas(20)), FakeToken2Wav())
+    with pytest.raises(errors.InvalidTextError):
+        session.write("a\ud800")
+    session.write(ONE)
+    session.end()
+    assert text_of(await hear(session)) == ONE
+
+
+async def test_closing_the_audio_frees_both_services(voices: list[NamedVoice]) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(400)), FakeToken2Wav()
+    session = make_session(voices, llm, token2wav)
+    session.write(ONE + TWO)
+    async with aclosing(session.audio()) as audio:
+        await anext(audio)
+    assert (llm.running, token2wav.open_streams) == (0, 0)
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def test_a_service_that_fails_ends_the_audio_with_its_error(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(20)[:-1], errors.LLMInterruptedError("it died; try again"))
+    session = make_session(voices, llm, FakeToken2Wav())
+    session.write(ONE)
+    session.end()
+    with pytest.raises(errors.LLMInterruptedError):
+        await hear(session)

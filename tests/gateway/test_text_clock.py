@@ -1,0 +1,84 @@
+"""Characters by the clock of the speech tokens."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.speech import SpokenSpan
+from gateway.text import Segment, SpokenSegment
+from gateway.text.alignment import Alignment, Span
+from gateway.text_clock import CharacterTime, TextClock
+
+
+def span(text: str, start: int, first_token: int, tokens: int, is_complete: bool = True) -> SpokenSpan:
+    segment = SpokenSegment(Segment(text, start), text, Alignment.identity(len(text)), "en", True)
+    return SpokenSpan(segment, first_token, tokens, is_complete)
+
+
+def test_characters_share_their_segments_tokens_evenly() -> None:
+    read = TextClock([span("abcd", 0, 0, 50), span("ef", 4, 50, 25)]).advance(3.0)
+    assert [(each.character, each.position, each.end_s) for each in read] == [
+        ("a", 0, 0.5),
+        ("b", 1, 1.0),
+        ("c", 2, 1.5),
+        ("d", 3, 2.0),
+        ("e", 4, 2.5),
+        ("f", 5, 3.0),
+    ]
+
+
+def test_only_what_was_heard_is_read_and_nothing_twice() -> None:
+    clock = TextClock([span("abcd", 10, 0, 100)])
+    assert [each.character for each in clock.advance(2.0)] == ["a", "b"]
+    assert clock.position == 12
+    assert clock.advance(2.0) == []
+    assert [each.character for each in clock.advance(9.0)] == ["c", "d"]
+    assert clock.position == 14
+
+
+def test_normalised_text_is_told_in_the_callers_characters() -> None:
+    alignment = Alignment((Span(2, 2), Span(1, 8)))
+    segment = SpokenSegment(Segment("a 3", 0), "a threexxx", alignment, "en", True)
+    read = TextClock([SpokenSpan(segment, 0, 250, True)]).advance(10.0)
+    assert [(each.character, each.end_s) for each in read] == [("a", 1.0), (" ", 2.0), ("3", 10.0)]
+
+
+def test_a_segment_under_way_is_estimated_and_never_goes_back() -> None:
+    under_way = span("a" * 100, 0, 0, 10, is_complete=False)
+    clock = TextClock([under_way])
+    early = clock.advance(3.0)
+    assert 0 < len(early) < 100
+    under_way.tokens, under_way.is_complete = 40, True
+    late = clock.advance(1.6)
+    assert len(early) + len(late) == 100
+    assert_is_monotone([*early, *late])
+
+
+def test_the_end_reads_all_that_is_left_within_the_audio() -> None:
+    clock = TextClock([span("ab", 0, 0, 50), span("cd", 2, 50, 5, is_complete=False)])
+    read = clock.finish(2.2)
+    assert "".join(each.character for each in read) == "abcd"
+    assert read[-1].end_s <= 2.2
+    assert clock.position == 4
+
+
+@given(
+    st.lists(st.tuples(st.text(min_size=1, max_size=20), st.integers(0, 60)), min_size=1, max_size=5),
+    st.lists(st.floats(0, 12), max_size=8),
+)
+def test_every_character_is_read_once_in_order(parts: list[tuple[str, int]], heard: list[float]) -> None:
+    spans, start, token = [], 0, 0
+    for text, tokens in parts:
+        spans.append(span(text, start, token, tokens))
+        start, token = start + len(text), token + tokens
+    clock = TextClock(spans)
+    read = [each for audio_s in sorted(heard) for each in clock.advance(audio_s)]
+    read += clock.finish(token / 25)
+    assert [each.position for each in read] == list(range(start))
+    assert_is_monotone(read)
+
+
+def assert_is_monotone(read: list[CharacterTime]) -> None:
+    times = [time for each in read for time in (each.start_s, each.end_s)]
+    assert times == sorted(times)
