@@ -1,7 +1,7 @@
-"""Asynchronous client of the LLM service: OpenAI-compatible HTTP, server-sent events, deadlines, typed errors.
+"""Asynchronous client of the LLM service: OpenAI-compatible HTTP, deadlines, typed errors.
 
-Knows HTTP and time. What stands in a request and in an event is `llm_wire`'s business, what a prompt looks like
-`llm_service.prompt`'s.
+Knows HTTP and time. How events are cut out of a body is `sse`'s business, what stands in a request and in an event
+`llm_wire`'s, what a prompt looks like `llm_service.prompt`'s.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import json
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 
 from cosydit.clock import Clock, SystemClock
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMWire
+from gateway.sse import EventLines, event_data
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +29,12 @@ T = TypeVar("T")
 
 KEEPALIVE_EXPIRY_S = 4.0
 """Below the 5 s after which trtllm-serve closes an idle connection."""
-_EXCERPT_CHARACTERS = 300
+_EXCERPT_BYTES = 300
 _HTTP_OK = 200
 _HTTP_TOO_MANY = 429
 _HTTP_SERVER_ERROR = 500
 _HTTP_UNAVAILABLE = 503
-_DONE = "[DONE]"
-_OTHER_FIELDS = (":", "event:", "id:", "retry:")
-_STALE_CONNECTION = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+_STALE_CONNECTION = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,8 @@ class SpeechLMClient:
         model: str | None = None,
         deadlines: LLMDeadlines | None = None,
         clock: Clock | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Make the connection pool; nothing is sent yet.
+        """Keep the settings; nothing is opened or sent yet.
 
         Args:
             base_url: scheme, host and port, e.g. http://127.0.0.1:8000.
@@ -70,30 +68,32 @@ class SpeechLMClient:
             model: the name to ask for; None asks the server for the first one it lists.
             deadlines: defaults suit a local server.
             clock: for the total deadline.
-            transport: replaces the network in tests.
         """
         self._base_url = base_url.rstrip("/")
         self._wire = wire
         self._model = model
         self._deadlines = deadlines or LLMDeadlines()
         self._clock = clock or SystemClock()
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S)
-        timeout = httpx.Timeout(self._deadlines.total_s, connect=self._deadlines.connect_s)
-        self._http = httpx.AsyncClient(
-            base_url=self._base_url, limits=limits, timeout=timeout, transport=transport, trust_env=False
-        )
+        self._session: aiohttp.ClientSession | None = None
+        self._answers: set[aiohttp.ClientResponse] = set()
 
     async def close(self) -> None:
         """Close the connection pool; generations under way fail."""
-        await self._http.aclose()
+        # NOTE: the pool closes its connections without a word to those who wait for their bytes.
+        for response in list(self._answers):
+            response.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def is_ready(self) -> bool:
         """Tell whether the server's health endpoint answers 200 now."""
+        timeout = aiohttp.ClientTimeout(total=self._deadlines.ready_s)
         try:
-            response = await self._http.get("/health", timeout=self._deadlines.ready_s)
-        except httpx.HTTPError:
+            async with self._http().get(f"{self._base_url}/health", timeout=timeout, allow_redirects=False) as response:
+                await response.read()
+        except (aiohttp.ClientError, asyncio.TimeoutError):
             return False
-        return response.status_code == _HTTP_OK
+        return response.status == _HTTP_OK
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
@@ -103,72 +103,93 @@ class SpeechLMClient:
         """
         ends_at = self._clock.now() + self._deadlines.total_s
         async with self._opened(utterance, sampling, seed, ends_at) as response:
-            reader = self._wire.reader()
+            body, reader = _EventBody(response), self._wire.reader()
             limit_s = self._deadlines.first_token_s
-            async with aclosing(_events(response)) as events:
-                while (event := await self._next(events, limit_s, ends_at)) is not None:
-                    delta = reader.read(event)
-                    limit_s = self._deadlines.between_tokens_s
+            while lines := await self._next(body, limit_s, ends_at):
+                for line in lines:
+                    delta = reader.read(event_data(line))
                     yield delta
                     if delta.finish_reason is not None:
                         return
+                limit_s = self._deadlines.between_tokens_s
         raise self._interrupted("its stream ended without a finish_reason")
+
+    def _http(self) -> aiohttp.ClientSession:
+        """Return the connection pool, made on first use because it belongs to the running event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY_S),
+                timeout=aiohttp.ClientTimeout(total=None, connect=self._deadlines.connect_s),
+                trust_env=False,
+            )
+        return self._session
 
     @asynccontextmanager
     async def _opened(
         self, utterance: Utterance, sampling: Sampling, seed: int, ends_at: float
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._model is None:
             self._model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
-        wire_request = self._wire.request(utterance, sampling, seed, self._model)
-        request = self._http.build_request("POST", wire_request.path, json=wire_request.body)
-        response = await self._within(self._send(request), self._deadlines.first_token_s, ends_at)
+        request = self._wire.request(utterance, sampling, seed, self._model)
+        sending = self._send("POST", request.path, request.body)
+        response = await self._within(sending, self._deadlines.first_token_s, ends_at)
+        self._answers.add(response)
         try:
             await self._check_status(response, ends_at)
             yield response
         finally:
-            await response.aclose()
+            # NOTE: closes the connection of an answer that isn't finished, and leaves that of a finished one.
+            response.close()
+            self._answers.discard(response)
 
-    async def _send(self, request: httpx.Request) -> httpx.Response:
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> aiohttp.ClientResponse:
+        url = self._base_url + path
         try:
-            return await self._http.send(request, stream=True)
+            return await self._http().request(method, url, json=body, allow_redirects=False)
+        except aiohttp.ClientConnectorError as error:
+            raise self._unreachable(error) from error
         except _STALE_CONNECTION as error:
             # NOTE: most likely a pooled connection that the server closed while it was idle; nothing was answered yet.
             logger.info("trying the LLM again on a fresh connection after %r", error)
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
         try:
-            return await self._http.send(request, stream=True)
-        except httpx.HTTPError as error:
+            return await self._http().request(method, url, json=body, allow_redirects=False)
+        except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
 
     async def _first_model(self) -> str:
-        response = await self._send(self._http.build_request("GET", "/v1/models"))
+        response = await self._send("GET", "/v1/models")
         try:
             await self._check_status(response, math.inf)
-            return str(json.loads(await response.aread())["data"][0]["id"])
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            return str(json.loads(await response.read())["data"][0]["id"])
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
             got = f"LLM at {self._base_url} lists no models at /v1/models ({error!r})"
             raise errors.LLMProtocolError(f"{got}; is it an OpenAI-compatible server?") from error
         finally:
-            await response.aclose()
+            response.close()
 
-    async def _next(self, events: AsyncGenerator[str], limit_s: float, ends_at: float) -> str | None:
+    async def _next(self, body: _EventBody, limit_s: float, ends_at: float) -> list[bytes]:
+        limit_s = self._capped(limit_s, ends_at)
         try:
-            return await self._within(anext(events, None), limit_s, ends_at)
-        except httpx.HTTPError as error:
+            return await body.next_lines(limit_s)
+        except asyncio.TimeoutError as error:
+            raise self._overdue(limit_s) from error
+        except aiohttp.ClientError as error:
             raise self._interrupted(f"connection lost in mid-stream ({error!r})") from error
 
     async def _within(self, step: Awaitable[T], limit_s: float, ends_at: float) -> T:
-        limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
+        limit_s = self._capped(limit_s, ends_at)
         try:
             return await asyncio.wait_for(step, limit_s)
         except asyncio.TimeoutError as error:
-            got = f"LLM at {self._base_url}: nothing came within {limit_s:.1f} s"
-            raise errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
+            raise self._overdue(limit_s) from error
 
-    async def _check_status(self, response: httpx.Response, ends_at: float) -> None:
-        status = response.status_code
+    def _capped(self, limit_s: float, ends_at: float) -> float:
+        return max(0.0, min(limit_s, ends_at - self._clock.now()))
+
+    async def _check_status(self, response: aiohttp.ClientResponse, ends_at: float) -> None:
+        status = response.status
         if status == _HTTP_OK:
             return
         body = await self._within(_excerpt(response), self._deadlines.between_tokens_s, ends_at)
@@ -181,28 +202,66 @@ class SpeechLMClient:
         raise errors.LLMRejectedError(f"{got}; check that the LLM backend setting ({backend}) is what runs there")
 
     def _unreachable(self, error: Exception) -> errors.LLMUnavailableError:
-        got = f"LLM at {self._base_url} can't be reached ({error!r})"
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        got = f"LLM at {self._base_url} can't be reached ({cause!r})"
         return errors.LLMUnavailableError(f"{got}; start the LLM service or correct its URL")
 
     def _interrupted(self, what: str) -> errors.LLMInterruptedError:
         return errors.LLMInterruptedError(f"LLM at {self._base_url}: {what}; try again, and see the LLM service's log")
 
-
-async def _events(response: httpx.Response) -> AsyncGenerator[str]:
-    """Yield the data of each server-sent event up to [DONE]."""
-    async for line in response.aiter_lines():
-        if line.startswith("data:"):
-            data = line.removeprefix("data:").strip()
-            if data == _DONE:
-                return
-            yield data
-        elif line and not line.startswith(_OTHER_FIELDS):
-            got = f"the LLM sent a line that is no server-sent event: {line[:_EXCERPT_CHARACTERS]!r}"
-            raise errors.LLMProtocolError(f"{got}; is the LLM URL that of an OpenAI-compatible server?")
+    def _overdue(self, limit_s: float) -> errors.LLMDeadlineError:
+        got = f"LLM at {self._base_url}: nothing came within {limit_s:.1f} s"
+        return errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log")
 
 
-async def _excerpt(response: httpx.Response) -> str:
+class _EventBody:
+    """The lines of one response's events, each awaited no longer than a limit.
+
+    A wait that takes too long closes the response, which wakes the reader: that costs a timer, where
+    `asyncio.wait_for` would make a task for each event.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self._lines = EventLines()
+        self._is_overdue = False
+
+    async def next_lines(self, limit_s: float) -> list[bytes]:
+        """Return the lines that have come since the last call, waiting only if there is none; empty at the end.
+
+        Raises:
+            asyncio.TimeoutError: no line came within the limit; the response is closed.
+            aiohttp.ClientError: the connection broke.
+        """
+        if limit_s <= 0:
+            raise asyncio.TimeoutError
+        try:
+            return self._lines.feed(self._response.content.read_nowait()) or await self._wait(limit_s)
+        except aiohttp.ClientError as error:
+            if self._is_overdue:
+                raise asyncio.TimeoutError from error
+            raise
+
+    async def _wait(self, limit_s: float) -> list[bytes]:
+        lines: list[bytes] = []
+        timer = asyncio.get_running_loop().call_later(limit_s, self._close_overdue)
+        try:
+            while not lines and not self._lines.is_done:
+                piece = await self._response.content.readany()
+                if not piece:
+                    return self._lines.end()
+                lines = self._lines.feed(piece)
+            return lines
+        finally:
+            timer.cancel()
+
+    def _close_overdue(self) -> None:
+        self._is_overdue = True
+        self._response.close()
+
+
+async def _excerpt(response: aiohttp.ClientResponse) -> str:
     try:
-        return (await response.aread())[:_EXCERPT_CHARACTERS].decode(errors="replace")
-    except httpx.HTTPError as error:
+        return (await response.read())[:_EXCERPT_BYTES].decode(errors="replace")
+    except aiohttp.ClientError as error:
         return f"(no body: {error!r})"

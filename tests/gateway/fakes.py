@@ -1,4 +1,4 @@
-"""Fakes of the gateway's neighbours: both services at their seams, the clock, and an LLM's HTTP stream."""
+"""Fakes of the gateway's neighbours: both services at their seams, the clock, and the events of an LLM's stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import httpx
 import numpy as np
 
 from gateway.chunking import TokenWindow
@@ -152,28 +151,6 @@ class CharacterEncoder:
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 1000 for character in text]
-
-
-class ScriptedBody(httpx.AsyncByteStream):
-    """A response body in pieces; after them it ends, fails, or hangs."""
-
-    def __init__(self, pieces: Iterable[bytes], error: Exception | None = None, hangs: bool = False) -> None:
-        self._pieces = list(pieces)
-        self._error = error
-        self._hangs = hangs
-        self.is_closed = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            await asyncio.sleep(0)
-            yield piece
-        if self._hangs:
-            await asyncio.Event().wait()
-        if self._error is not None:
-            raise self._error
-
-    async def aclose(self) -> None:
-        self.is_closed = True
 
 
 def token_event(speech_ids: Iterable[int], finish_reason: str | None = None, extra: Iterable[int] = ()) -> bytes:
