@@ -22,11 +22,12 @@ from benchmarks.lib.report import aligned_table, write_json
 from cosydit.clock import SystemClock
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
-from token2wav_service.contract import SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
+from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.build import build_engine
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.models.dit import DiT
 
 FIRST_CHUNK_TOKENS = 18
 SECOND_CHUNK_TOKENS = 28
@@ -37,6 +38,13 @@ LISTENER_BUFFER_S = 1.0
 RAMP_STREAMS_PER_S = 150.0
 COST_CHUNKS = 100
 """Of 15 tokens: 60 s."""
+BATCH_STREAMS = (1, 4, 16, 64, 128)
+BATCH_TOKENS = (15 + LOOKAHEAD_TOKENS, 25 + LOOKAHEAD_TOKENS, 50 + LOOKAHEAD_TOKENS)
+BATCH_RUNS = 10
+ODE_STEPS, CFG_HALVES, FRAMES_A_TOKEN = 10, 2, 2
+PEAK_FLOPS, PEAK_BYTES_PER_S = 790e12, 4.3e12
+"""What one H200 was seen to do: half-precision matrix products on random data, and copies."""
+BYTES_A_WEIGHT = 2
 CLOCK = SystemClock()
 
 
@@ -46,9 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--dtype", default="float16", help="of the flow (default %(default)s)")
     parser.add_argument("--runs", type=int, default=50, help="runs of each first-chunk measurement")
-    parser.add_argument("--first-chunk", type=int, nargs="*", default=[1, 4, 16, 32, 64], help="simultaneous streams")
     parser.add_argument(
-        "--listeners", type=int, nargs="*", default=[500, 600, 700, 800], help="numbers to try, ascending"
+        "--first-chunk", type=int, nargs="*", default=[1, 4, 8, 16, 32, 64], help="simultaneous streams"
+    )
+    parser.add_argument(
+        "--listeners", type=int, nargs="*", default=[500, 600, 700, 750, 800], help="numbers to try, ascending"
     )
     parser.add_argument("--listen-s", type=float, default=12.0, help="seconds each number is held")
     parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
@@ -63,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     raw: dict[str, Any] = {
         "start_s": start_s,
         "first_chunk_s": {str(n): first_chunks(engine, voice, n, args.runs) for n in args.first_chunk},
+        "batches": batches(engine, voice, estimator_weights()),
         "chunk_cost_s": chunk_costs(engine, voice),
         "listeners": listen_all(engine, voice, args.listeners, args.listen_s),
         "bytes_per_stream": _bytes_per_stream(engine, voice),
@@ -97,12 +108,14 @@ def compute_figures(raw: dict[str, Any]) -> dict[str, float]:
     return figures
 
 
-def first_chunks(engine: Token2WavEngine, voice: str, streams: int, runs: int) -> list[float]:
+def first_chunks(
+    engine: Token2WavEngine, voice: str, streams: int, runs: int, tokens: int = FIRST_CHUNK_TOKENS
+) -> list[float]:
     """Return seconds from tokens to the last stream's first audio, per run; the voice is cached."""
     seconds = []
     for run in range(WARM_UP_RUNS + runs):
         opened = [engine.open_stream(voice, StreamOptions(seed=run * streams + i)) for i in range(streams)]
-        chunks = [TokenChunk(stream, 0, _tokens(FIRST_CHUNK_TOKENS, i), False) for i, stream in enumerate(opened)]
+        chunks = [TokenChunk(stream, 0, _tokens(tokens, i), False) for i, stream in enumerate(opened)]
         began = CLOCK.now()
         for chunk in chunks:
             engine.add_chunk(chunk)
@@ -113,6 +126,36 @@ def first_chunks(engine: Token2WavEngine, voice: str, streams: int, runs: int) -
         for stream in opened:
             engine.abort(stream)
     return seconds[WARM_UP_RUNS:]
+
+
+def estimator_weights() -> int:
+    """Count the weights of the full-size estimator that every solver step uses; the modulation's are read at load."""
+    with torch.device("meta"):
+        estimator = DiT(FlowConfig().estimator)
+    return sum(p.numel() for name, p in estimator.named_parameters() if "adaLN" not in name)
+
+
+def batches(engine: Token2WavEngine, voice: str, weights: int) -> list[dict[str, Any]]:
+    """Measure one chunk of every stream for each number of streams and chunk length, and compare with the floor."""
+    rows = []
+    for tokens in BATCH_TOKENS:
+        for streams in BATCH_STREAMS:
+            seconds = first_chunks(engine, voice, streams, BATCH_RUNS, tokens)
+            median, floor = statistics.median(seconds), floor_s(weights, streams, tokens)
+            row = {"streams": streams, "tokens": tokens, "seconds": seconds, "stream_s": median / streams}
+            rows.append({**row, "floor_s": floor, "share_of_floor": floor / median})
+    return rows
+
+
+def floor_s(weights: int, streams: int, tokens: int) -> float:
+    """Return the least time of the estimator's products with its weights: multiplied, or only read.
+
+    Attention, encoder and vocoder are left out, so that nothing reaches it.
+    """
+    rows = streams * FRAMES_A_TOKEN * (tokens - LOOKAHEAD_TOKENS) * CFG_HALVES
+    multiplied = ODE_STEPS * 2 * weights * rows / PEAK_FLOPS
+    read = ODE_STEPS * BYTES_A_WEIGHT * weights / PEAK_BYTES_PER_S
+    return max(multiplied, read)
 
 
 def chunk_costs(engine: Token2WavEngine, voice: str) -> list[float]:

@@ -13,7 +13,11 @@ WORK=${WORK:-${TMPDIR:-/tmp}/cosydit-gpu}
 LLM_BACKEND=${LLM_BACKEND:-vllm}
 LIMIT_S=${LIMIT_S:-330}
 READY_TIMEOUT_S=180
+if command -v nvidia-cuda-mps-control > /dev/null; then MPS=${MPS:-on}; else MPS=off; fi
+# vLLM's newer runner samples on the GPU, seeds and penalties included.
+export VLLM_USE_V2_MODEL_RUNNER=${VLLM_USE_V2_MODEL_RUNNER:-1}
 SERVER_PID=
+HAS_MPS=
 
 usage() {
   cat <<USAGE
@@ -21,7 +25,8 @@ Usage: benchmarks/gpu.sh [PART ...]      parts: ${PARTS[*]} (default: all, in th
 
 Each part takes at most 9 minutes on an H200, writes OUT/NAME_*, and is skipped if its result is there; end_to_end goes on
 where it was stopped. Environment: NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch,
-4 GB), LLM_BACKEND (vllm or trtllm, on PATH), LIMIT_S (of an end_to_end part), COMMIT (where there is no git).
+4 GB), LLM_BACKEND (vllm or trtllm, on PATH), LIMIT_S (of an end_to_end part), MPS (on or off; on where there is
+nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT (where there is no git).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
 USAGE
 }
@@ -78,12 +83,28 @@ part_figures() {
 setting() {
   cat <<JSON
 {"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch 64", "token2wav": "float16, 10 ODE steps, batch 64",
- "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": 1}
+ "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": 1, "mps": "$MPS",
+ "vllm_v2_model_runner": "$VLLM_USE_V2_MODEL_RUNNER"}
 JSON
+}
+
+# Two processes share the GPU: under MPS their kernels run side by side, without it they take turns of milliseconds.
+start_mps() {
+  if [[ $MPS != on ]]; then return; fi
+  export CUDA_MPS_PIPE_DIRECTORY=$WORK/mps CUDA_MPS_LOG_DIRECTORY=$WORK/mps-log
+  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+  nvidia-cuda-mps-control -d
+  HAS_MPS=1
+}
+
+stop_mps() {
+  if [[ -n $HAS_MPS ]]; then echo quit | nvidia-cuda-mps-control > /dev/null 2>&1 || true; fi
+  HAS_MPS=
 }
 
 start_services() {
   local checkpoint=$WORK/checkpoint
+  start_mps
   if [[ ! -d $checkpoint ]]; then
     "$PYTHON" -m cosydit.cli.main checkpoint make-random "$checkpoint" --size official --numbered-voices 90
   fi
@@ -115,10 +136,12 @@ wait_for_services() {
 }
 
 stop_services() {
-  if [[ -z $SERVER_PID ]]; then return; fi
-  kill -TERM "$SERVER_PID" 2> /dev/null || true
-  wait "$SERVER_PID" 2> /dev/null || true
-  SERVER_PID=
+  if [[ -n $SERVER_PID ]]; then
+    kill -TERM "$SERVER_PID" 2> /dev/null || true
+    wait "$SERVER_PID" 2> /dev/null || true
+    SERVER_PID=
+  fi
+  stop_mps
 }
 
 main "$@"
