@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs' samples")
     parser.add_argument("--closed", type=int, nargs="*", default=[1, 4, 10, 16, 32, 64, 128], help="callers")
     parser.add_argument("--open", type=float, nargs="*", default=[5, 10, 20, 32], help="requests a second (Poisson)")
-    parser.add_argument("--open-s", type=float, default=40.0, help="seconds of arrivals (default %(default)s)")
+    parser.add_argument("--open-s", type=float, default=36.0, help="seconds of arrivals (default %(default)s)")
     parser.add_argument("--voices", type=int, default=64, help="voices in use, known before (default %(default)s)")
     parser.add_argument("--unseen", type=int, default=20, help="voices never used before, one request each")
     parser.add_argument(

@@ -9,7 +9,8 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count, cycle
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
+from benchmarks.lib.inputs import read_samples
 from benchmarks.lib.load import LoadGenerator, LoadPlan
 from benchmarks.lib.metrics import summarize
 from benchmarks.lib.report import summary_json
@@ -25,6 +27,7 @@ from benchmarks.lib.types import AudioArrival, LoadResult, RequestRecord, Speech
 from cosydit.clock import SystemClock
 
 RUN_SUFFIX = ".json.gz"
+_SENTENCE_LETTERS = 60
 _DIGITS = 6
 """Times are kept to the microsecond."""
 
@@ -119,12 +122,16 @@ class Sweep:
         return self._directory / f"{name}{RUN_SUFFIX}"
 
 
-def unique_sentences(name: str) -> Any:
-    """Yield inputs whose texts no other run has, each of about 60 characters."""
+def unique_sentences(name: str) -> Iterator[SpeechInput]:
+    """Yield inputs whose texts no other run has: plain words at random, about 60 letters, so that all are as long."""
+    samples = [row.text for row in read_samples() if isinstance(row, SpeechInput)]
+    words = sorted({word for text in samples for word in re.findall(r"\b[a-z]{3,8}\b", text)})
+    draw = random.Random(name)
     for number in count():
-        yield SpeechInput(
-            f"{name}-{number:05d}", f"In run {name} this is sentence {number:05d}, and it is unlike the others."
-        )
+        text = draw.choice(words).capitalize()
+        while len(text) < _SENTENCE_LETTERS:
+            text += f" {draw.choice(words)}"
+        yield SpeechInput(f"{name}-{number:05d}", text + ".")
 
 
 def write_run(path: Path, run: FinishedRun) -> None:
