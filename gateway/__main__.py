@@ -14,12 +14,13 @@ from gateway.errors import ConfigError
 
 GRACE_S = 10
 """Seconds that streams under way may take to end after a stop signal."""
+KEEP_ALIVE_S = 75
+"""Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""
 
 
 def main() -> int:
     """Read the settings and serve; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         config = parse_args()
     except ConfigError as error:
@@ -27,7 +28,14 @@ def main() -> int:
         return 2
     app = build_app(partial(open_gateway, config), config.max_body_bytes)
     server = uvicorn.Server(
-        uvicorn.Config(app, host=config.host, port=config.port, log_config=None, timeout_graceful_shutdown=GRACE_S)
+        uvicorn.Config(
+            app,
+            host=config.host,
+            port=config.port,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
     )
     server.run()
     return 0 if server.started else 1

@@ -35,6 +35,7 @@ VALUES = {
     "max_seq_len": "777",
     "served_model_name": "voice",
     "engine_backend": "tensorrt",
+    "stream_interval": "4",
     "device": "cuda:1",
     "dtype": "bfloat16",
     "num_threads": "3",

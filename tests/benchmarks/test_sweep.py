@@ -1,0 +1,85 @@
+"""The end-to-end sweep: its inputs, its files, and the figures computed from them."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import end_to_end_figures
+from benchmarks.lib.load import LoadGenerator, LoadPlan
+from benchmarks.lib.sweep import FinishedRun, closed_run, open_run, read_run, unique_sentences, unseen_run, write_run
+from benchmarks.lib.types import AudioArrival, BenchmarkError, LoadResult, RequestRecord
+from tests.benchmarks.test_load import ScriptedSpeaker
+
+
+class SlowSender:
+    """A clock that is late: whoever sleeps until a time wakes a second after it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+
+def finished(name: str, ttfa_s: list[float], late_s: float = 0.0) -> FinishedRun:
+    records = [
+        RequestRecord("", f"{name}-{i}", float(i), arrivals=[AudioArrival(at, 1.0), AudioArrival(at + 1 + late_s, 1.0)])
+        for i, at in enumerate(ttfa_s)
+    ]
+    return FinishedRun(name, {"num_tasks": 1}, False, LoadResult(records, [], 10.0))
+
+
+def test_no_text_comes_twice_and_all_are_about_as_long() -> None:
+    texts = [each.text for name in ("a", "b") for each in islice(unique_sentences(name), 500)]
+    assert len(set(texts)) == 1000
+    assert {60 <= len(text) <= 70 for text in texts} == {True}
+    assert texts[:2] == [each.text for each in islice(unique_sentences("a"), 2)], "equal names give equal texts"
+
+
+def test_plans_are_named_for_their_load() -> None:
+    plans = [closed_run(16, 50, ["a"]), open_run(32, 10.0, ["a"]), unseen_run(["x", "y"])]
+    assert [plan.name for plan in plans] == ["closed-016", "poisson-032", "unseen-voice"]
+    assert [plan.load.requests for plan in plans] == [50, 320, 2]
+
+
+async def test_an_open_loop_is_timed_from_when_a_request_was_due() -> None:
+    load = LoadGenerator(ScriptedSpeaker(), str, SlowSender())
+    result = await load.run(["a"], LoadPlan(requests=3, requests_per_s=1e9), lambda record: None)
+    ttfas = [record.ttfa_s or 0.0 for record in sorted(result.records, key=lambda record: record.sent_s)]
+    assert [record.sent_s for record in result.records] == pytest.approx([0.0] * 3, abs=1e-6)
+    assert ttfas[0] < ttfas[1] < ttfas[2], "the sender's own delay counts"
+    await asyncio.sleep(0)
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = finished("closed-001", [0.1, 0.2])
+    run.result.records[1].error = "it broke"
+    write_run(tmp_path / "run.json.gz", run)
+    again = read_run(tmp_path / "run.json.gz")
+    assert again.summary == run.summary
+    assert again.result.records[1].error == "it broke"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json.gz"]
+
+
+def test_figures_come_from_the_samples() -> None:
+    runs = {
+        "closed-001": finished("closed-001", [0.1, 0.2, 0.3]),
+        "poisson-010": finished("poisson-010", [0.1] * 100),
+        "poisson-032": finished("poisson-032", [0.2] * 4, late_s=0.01),
+    }
+    runs["poisson-032"].result.records[0].error = "lost"
+    figures = end_to_end_figures(runs)
+    assert figures["ttfa_1_p50_ms"] == pytest.approx(200)
+    assert figures["ttfa_poisson10_p95_ms"] == pytest.approx(100)
+    assert (figures["underrun_ratio_poisson10"], figures["underrun_ratio_poisson32"]) == (0.0, 1.0)
+    assert figures["failed_ratio_poisson32"] == 0.25
+
+
+def test_a_missing_run_is_named() -> None:
+    with pytest.raises(BenchmarkError, match="poisson-010"):
+        end_to_end_figures({"closed-001": finished("closed-001", [0.1])})
