@@ -87,18 +87,18 @@ def make_random_llm(directory: Path, seed: int, shape: LLMShape = SMALL_LLM) -> 
     Equal seeds and shapes give equal files.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "config.json", _model_config(shape))
-    _write_json(directory / "generation_config.json", _generation_config())
-    _write_json(directory / "tokenizer.json", _tokenizer_description())
-    _write_json(directory / "tokenizer_config.json", _tokenizer_config())
-    _write_json(directory / "special_tokens_map.json", _special_tokens_map())
+    write_json(directory / "config.json", _model_config(shape))
+    write_json(directory / "generation_config.json", generation_config())
+    write_json(directory / "tokenizer.json", _tokenizer_description())
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    write_json(directory / "special_tokens_map.json", special_tokens_map())
     generator = torch.Generator().manual_seed(seed)
     head = _speech_head(shape, generator)
     save_file(head, directory / SPEECH_HEAD_FILE)
     weights = _weights(shape, generator, head["weight"])
     save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     # NOTE: vLLM reads every *.safetensors of a directory unless an index names the files.
-    _write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict.fromkeys(weights, WEIGHTS_FILE)})
+    write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict.fromkeys(weights, WEIGHTS_FILE)})
 
 
 def _speech_head(shape: LLMShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -175,7 +175,8 @@ def _model_config(shape: LLMShape) -> dict[str, Any]:
     }
 
 
-def _generation_config() -> dict[str, Any]:
+def generation_config() -> dict[str, Any]:
+    """Return generation_config.json: stop ids, and how the original runtime samples."""
     return {
         "bos_token_id": SOS_ID,
         "eos_token_id": list(END_IDS),
@@ -240,17 +241,19 @@ def _added_token(token: str, token_id: int) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config() -> dict[str, Any]:
+def tokenizer_config() -> dict[str, Any]:
+    """Return tokenizer_config.json, chat template included."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": MAX_POSITIONS,
-        **_special_tokens_map(),
+        **special_tokens_map(),
     }
 
 
-def _special_tokens_map() -> dict[str, Any]:
+def special_tokens_map() -> dict[str, Any]:
+    """Return special_tokens_map.json."""
     return {
         "eos_token": END_TOKENS[0],
         "pad_token": ENDOFTEXT,
@@ -258,5 +261,6 @@ def _special_tokens_map() -> dict[str, Any]:
     }
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a value as one line of JSON."""
     path.write_text(json.dumps(value, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")

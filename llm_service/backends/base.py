@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from llm_service.config import SPEECH_HEAD_FILE, BackendName, ServerConfig
+from llm_service.config import BackendName, ServerConfig
 from llm_service.errors import BackendUnavailableError, CheckpointError
+from llm_service.speech_form import has_speech_form
 from llm_service.text_encoder import TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
+
+MODEL_CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Capabilities:
     token_id_value: bool
     health_path: str
     has_repetition_aware_sampling: bool  # else repetition_penalty is the guard
-    has_biased_speech_head: bool  # else the checkpoint's head bias is lost
+    needs_converted_form: bool  # of the LLM (`llm_service.speech_form`), to keep the bias of its head
 
 
 class Backend(Protocol):
@@ -77,9 +80,15 @@ def require_directories(config: ServerConfig) -> None:
 
 
 def warn_about_lost_bias(name: BackendName, model_dir: Path) -> None:
-    """Say in the log that stock Qwen2 of this backend drops the head's bias, if the checkpoint has one."""
-    if (model_dir / SPEECH_HEAD_FILE).is_file():
+    """Say in the log that stock Qwen2 of this backend drops the head's bias, if the directory is of the stock form."""
+    if (model_dir / MODEL_CONFIG).is_file() and not has_speech_form(model_dir) and not is_engine(model_dir):
         logger.warning(
-            "%s has a biased speech head; %s serves stock Qwen2 without it: logits differ and text tokens are possible",
-            *(model_dir, name.value),
+            "%s serves %s as stock Qwen2, without the bias of a biased speech head: logits differ and text tokens are "
+            "possible; convert it with: cosydit convert-llm huggingface %s DIRECTORY",
+            *(name.value, model_dir, model_dir),
         )
+
+
+def is_engine(model_dir: Path) -> bool:
+    """Tell whether a directory holds engines that trtllm-build made."""
+    return any(model_dir.glob("*.engine"))

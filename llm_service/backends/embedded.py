@@ -22,7 +22,7 @@ class EmbeddedBackend:
         token_id_value=True,
         health_path="/health",
         has_repetition_aware_sampling=True,
-        has_biased_speech_head=True,
+        needs_converted_form=False,
     )
 
     def __init__(self, embedded_config: EmbeddedConfig) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from llm_service.backends.base import Capabilities, require_directories, require_program, warn_about_lost_bias
+from llm_service.adapters import TRTLLM_MODULE_DIR
+from llm_service.backends.base import (
+    Capabilities,
+    is_engine,
+    require_directories,
+    require_program,
+    warn_about_lost_bias,
+)
 from llm_service.config import BackendName, ServerConfig
+from llm_service.errors import ConfigError
+from llm_service.speech_form import has_speech_form
 
 PROGRAM = "trtllm-serve"
+TENSORRT = "tensorrt"
 INSTALL = "install TensorRT-LLM (pip install tensorrt_llm) or run in the image nvcr.io/nvidia/tensorrt-llm/release"
 
 
@@ -18,7 +28,7 @@ class TrtllmBackend:
         token_id_value=False,
         health_path="/health",
         has_repetition_aware_sampling=False,
-        has_biased_speech_head=False,
+        needs_converted_form=True,
     )
 
     def command(self, config: ServerConfig) -> list[str]:
@@ -31,12 +41,20 @@ class TrtllmBackend:
             command += ["--max_num_tokens", str(config.max_num_tokens)]
         if config.max_seq_len is not None:
             command += ["--max_seq_len", str(config.max_seq_len)]
-        if config.engine_backend is not None:
-            command += ["--backend", config.engine_backend]
+        if has_speech_form(config.model_dir):
+            command += ["--custom_module_dirs", str(TRTLLM_MODULE_DIR)]
+        engine_backend = config.engine_backend or (TENSORRT if is_engine(config.model_dir) else None)
+        if engine_backend is not None:
+            command += ["--backend", engine_backend]
         return command
 
     def check(self, config: ServerConfig) -> None:
         """See `Backend.check`."""
         require_directories(config)
+        if config.engine_backend == TENSORRT and has_speech_form(config.model_dir):
+            raise ConfigError(
+                f"{config.model_dir} is no engine; build one with cosydit convert-llm trtllm and build, or leave "
+                "engine_backend to pytorch"
+            )
         require_program(PROGRAM, INSTALL)
         warn_about_lost_bias(self.name, config.model_dir)

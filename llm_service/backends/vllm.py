@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from llm_service.adapters import VLLM_PLUGIN_DIR
 from llm_service.backends.base import Capabilities, require_directories, require_program, warn_about_lost_bias
 from llm_service.config import BackendName, ServerConfig
+from llm_service.speech_form import has_speech_form
 
 PROGRAM = "vllm"
 INSTALL = "install it with: pip install vllm (needs a GPU)"
@@ -18,7 +23,7 @@ class VllmBackend:
         token_id_value=True,
         health_path="/health",
         has_repetition_aware_sampling=False,
-        has_biased_speech_head=False,
+        needs_converted_form=True,
     )
 
     def command(self, config: ServerConfig) -> list[str]:
@@ -26,7 +31,8 @@ class VllmBackend:
 
         vLLM has one share for all its memory: kv_cache_free_gpu_memory_fraction becomes that.
         """
-        command = [PROGRAM, "serve", str(config.model_dir), "--tokenizer", str(config.tokenizer_dir)]
+        command = [*_with_plugin(config.model_dir), PROGRAM, "serve", str(config.model_dir)]
+        command += ["--tokenizer", str(config.tokenizer_dir)]
         command += ["--host", config.host, "--port", str(config.port)]
         command += ["--served-model-name", config.served_model_name]
         command += ["--max-num-seqs", str(config.max_batch_size)]
@@ -44,3 +50,11 @@ class VllmBackend:
         require_directories(config)
         require_program(PROGRAM, INSTALL)
         warn_about_lost_bias(self.name, config.model_dir)
+
+
+def _with_plugin(model_dir: Path) -> list[str]:
+    """Return what to put before the command so that vLLM knows the converted form's architecture, if it is that."""
+    if not has_speech_form(model_dir):
+        return []
+    paths = [str(VLLM_PLUGIN_DIR), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return ["env", f"PYTHONPATH={os.pathsep.join(paths)}"]

@@ -1,8 +1,8 @@
 """The speech-token LLM behind the engine: Qwen2 from Transformers with a head of speech and end tokens only.
 
 Head rows 0..6560 are speech tokens, 6561..6563 the end tokens, so nothing else can come out. The head's bias, which
-stock Qwen2 has no room for, is read from `speech_head.safetensors` (weight [6564, hidden], bias [6564]) where the
-checkpoint has it. Knows nothing of requests or sampling.
+stock Qwen2 has no room for, is kept whichever way the checkpoint stores it (see `llm_service.speech_head`). Knows
+nothing of requests or sampling.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface, Qwen2Model
 
-from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.embedded.kv_cache import CacheShape, SlotCache
 from llm_service.errors import CheckpointError
-from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.speech_head import read_speech_head
 
 logger = logging.getLogger(__name__)
 
 ATTENTION_NAME = "speech_lm_slots"
+
+
+class _Decoder(Qwen2Model):  # type: ignore[no-untyped-call]
+    """Qwen2 without a head: the head is read apart, so its absence here is no news."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012  # Transformers wants a list
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,17 @@ class SpeechLanguageModel:
         AttentionInterface.register(ATTENTION_NAME, _slot_attention)
         torch_dtype: torch.dtype = getattr(torch, dtype)
         try:
-            causal_lm: Any = AutoModelForCausalLM.from_pretrained(
+            decoder: Any = _Decoder.from_pretrained(
                 model_dir, dtype=torch_dtype, local_files_only=True, attn_implementation=ATTENTION_NAME
             )
         except (OSError, ValueError) as err:
             raise CheckpointError(f"{model_dir} can't be loaded: {err}") from err
-        causal_lm.to(torch.device(device))
-        weight, bias = _speech_head(model_dir, causal_lm.lm_head.weight.detach())
-        return cls(causal_lm.model, weight.to(device, torch_dtype), bias.to(device, torch_dtype))
+        head = read_speech_head(model_dir)
+        if not head.has_bias:
+            logger.warning("%s stores no bias of the speech head; it has none", model_dir)
+        return cls(
+            decoder.to(torch.device(device)), head.weight.to(device, torch_dtype), head.bias.to(device, torch_dtype)
+        )
 
     @property
     def max_positions(self) -> int:
@@ -166,24 +173,6 @@ class SpeechLanguageModel:
         if self._cache is None:
             raise RuntimeError("allocate_cache must be called before the model runs")
         return self._cache
-
-
-def _speech_head(model_dir: Path, lm_head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weight [6564, hidden] and bias [6564] of the head."""
-    if lm_head.shape[0] < SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS:
-        raise CheckpointError(f"{model_dir}: lm_head has {lm_head.shape[0]} rows, expected {PADDED_VOCABULARY_SIZE}")
-    path = model_dir / SPEECH_HEAD_FILE
-    if not path.is_file():
-        logger.warning("%s is missing: the speech head has no bias", path)
-        return lm_head[SPEECH_TOKEN_OFFSET : SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS].clone(), torch.zeros(
-            SPEECH_HEAD_ROWS
-        )
-    head = load_file(path)
-    expected = {"weight": (SPEECH_HEAD_ROWS, lm_head.shape[1]), "bias": (SPEECH_HEAD_ROWS,)}
-    found = {name: tuple(tensor.shape) for name, tensor in head.items()}
-    if found != expected:
-        raise CheckpointError(f"{path} holds {found}, expected {expected}")
-    return head["weight"], head["bias"]
 
 
 def _slot_attention(

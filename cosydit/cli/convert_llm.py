@@ -1,0 +1,194 @@
+"""`cosydit convert-llm`: the LLM's checkpoint into the forms that engines serve, and a test of what they answer."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.resources
+import json
+import logging
+import socket
+import sys
+from pathlib import Path
+
+from llm_service.config import BackendName
+from llm_service.errors import ConfigError, LLMServiceError
+from llm_service.export.convert import Calibration, Origin, build_trtllm, convert_huggingface, convert_trtllm
+from llm_service.export.trtllm_build import EngineLimits
+from llm_service.export.trtllm_options import DTYPES, SmoothQuant, TrtllmOptions, WeightOnly
+
+TEST_TEXTS = 4
+CALIBRATION_TEXTS = 32
+SAMPLE_TEXTS = "samples/english.txt"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `convert-llm huggingface`, `trtllm`, `build` and `test`."""
+    parser = subparsers.add_parser("convert-llm", help="convert the LLM's checkpoint for vLLM and TensorRT-LLM")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_huggingface(actions)
+    _add_trtllm(actions)
+    _add_build(actions)
+    _add_test(actions)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen action; returns the exit status."""
+    from cosydit.local.process import ServiceStartError
+
+    try:
+        return int(args.perform(args))
+    except ModuleNotFoundError as err:
+        return _complain(f"{err}; install the extra: pip install 'cosydit[llm-embedded]'")
+    except (LLMServiceError, ServiceStartError, OSError) as err:
+        return _complain(str(err))
+
+
+def _add_huggingface(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser("huggingface", help="write the converted form: a small head, its bias kept")
+    _add_origin(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the tensors (default %(default)s)")
+    parser.set_defaults(run=run, perform=_huggingface)
+
+
+def _add_trtllm(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser("trtllm", help="write a TensorRT-LLM checkpoint, cut into ranks and quantised")
+    _add_origin(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of what stays floating point")
+    for name, what in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context")):
+        parser.add_argument(f"--{name}-size", f"--{name}_size", type=int, default=1, help=f"{what} parallel GPUs")
+    parser.add_argument("--use-weight-only", "--use_weight_only", action="store_true", help="quantise the weights")
+    kinds = [kind.value for kind in WeightOnly]
+    parser.add_argument("--weight-only-precision", "--weight_only_precision", choices=kinds, help="default int8")
+    parser.add_argument("--smoothquant", type=float, metavar="ALPHA", help="8-bit weights and activations; try 0.5")
+    parser.add_argument("--per-channel", "--per_channel", action="store_true", help="SmoothQuant: a scale a channel")
+    parser.add_argument("--per-token", "--per_token", action="store_true", help="SmoothQuant: a scale a token")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="SmoothQuant: texts, one a line")
+    parser.add_argument("--device", default="cpu", help="SmoothQuant: where activations are measured")
+    parser.add_argument("--workers", type=int, default=1, help="rank files made at the same time")
+    parser.set_defaults(run=run, perform=_trtllm)
+
+
+def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    limits = EngineLimits()
+    parser = actions.add_parser("build", help="build an engine of a TensorRT-LLM checkpoint with trtllm-build")
+    parser.add_argument("checkpoint", type=Path, help="what `trtllm` wrote")
+    parser.add_argument("directory", type=Path, help="where the engine goes")
+    parser.add_argument("--max-batch-size", type=int, default=limits.max_batch_size, help="requests")
+    parser.add_argument("--max-num-tokens", type=int, default=limits.max_num_tokens, help="tokens of one step")
+    parser.add_argument("--max-seq-len", type=int, help="prompt plus answer (default: the model's limit)")
+    parser.set_defaults(run=run, perform=_build)
+
+
+def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser("test", help="ask a server and compare with the model it was made of")
+    parser.add_argument("--backend", choices=[name.value for name in BackendName], required=True)
+    parser.add_argument("--model-dir", type=Path, required=True, help="engine or converted form, as served")
+    parser.add_argument("--source-dir", type=Path, help="Hugging Face form to compare with (default: --model-dir)")
+    parser.add_argument("--url", help="a server that runs already (default: one is started)")
+    parser.add_argument("--tolerance", type=float, default=1.0, help="logits a choice may lie below the best; try 2")
+    parser.add_argument("--ready-timeout-s", type=float, default=600.0, help="how long the server may take to start")
+    parser.add_argument("--certificate", type=Path, help="where the result goes (default: beside --model-dir)")
+    parser.set_defaults(run=run, perform=_test)
+
+
+def _add_origin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="llm.pt, a directory with it, or a Hugging Face directory")
+    parser.add_argument("directory", type=Path, help="where the result goes; appears whole or not at all")
+    parser.add_argument("--qwen-dir", type=Path, help="Qwen2 config and tokenizer (default: CosyVoice-BlankEN)")
+
+
+def _huggingface(args: argparse.Namespace) -> int:
+    return _report(args.directory, convert_huggingface(Origin(args.source, args.qwen_dir), args.directory, args.dtype))
+
+
+def _trtllm(args: argparse.Namespace) -> int:
+    options, calibration = _trtllm_options(args), _calibration(args)
+    origin = Origin(args.source, args.qwen_dir)
+    return _report(args.directory, convert_trtllm(origin, args.directory, options, args.workers, calibration))
+
+
+def _build(args: argparse.Namespace) -> int:
+    logging.getLogger("llm_service").setLevel(logging.INFO)
+    limits = EngineLimits(args.max_batch_size, args.max_num_tokens, args.max_seq_len)
+    return _report(args.directory, build_trtllm(args.checkpoint, args.directory, limits))
+
+
+def _test(args: argparse.Namespace) -> int:
+    from cosydit.local.process import ServiceProcess, ServiceSpec
+
+    if args.url is not None:
+        return _certify(args, args.url)
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    log_path = args.model_dir.with_name(f"{args.model_dir.name}.server.log")
+    with ServiceProcess(ServiceSpec("llm_service", _server(args, port), f"{url}/health", log_path)) as server:
+        server.wait_ready(args.ready_timeout_s)
+        return _certify(args, url)
+
+
+def _certify(args: argparse.Namespace, url: str) -> int:
+    from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
+    from llm_service.export.functional_test import Expectation, certify
+
+    backends = {backend.name.value: backend for backend in (EmbeddedBackend, TrtllmBackend, VllmBackend)}
+    expectation = Expectation(tolerance=args.tolerance)
+    source_dir = args.source_dir or args.model_dir
+    certificate = certify(url, backends[args.backend].capabilities, source_dir, _texts(TEST_TEXTS), expectation)
+    path = args.certificate or args.model_dir.with_name(f"{args.model_dir.name}.certificate.json")
+    record = {"backend": args.backend, "model_dir": str(args.model_dir), **dataclasses.asdict(expectation)}
+    path.write_text(json.dumps(record | dataclasses.asdict(certificate), indent=2) + "\n", encoding="utf-8")
+    print(
+        f"{'ok' if certificate.passed else 'FAIL'}: {certificate.equal} of {certificate.questions} choices are the "
+        f"source's own, the worst lies {certificate.worst_gap:.2f} logits below its best, {certificate.spoken_tokens} "
+        f"tokens spoken, foreign ids {list(certificate.foreign_ids)}; wrote {path}"
+    )
+    return 0 if certificate.passed else 1
+
+
+def _server(args: argparse.Namespace, port: int) -> list[str]:
+    source_dir = args.source_dir or args.model_dir
+    command = [sys.executable, "-m", "llm_service", "--backend", args.backend, "--model-dir", str(args.model_dir)]
+    return [*command, "--tokenizer-dir", str(source_dir), "--port", str(port)]
+
+
+def _trtllm_options(args: argparse.Namespace) -> TrtllmOptions:
+    if args.weight_only_precision is not None and not args.use_weight_only:
+        raise ConfigError("--weight-only-precision needs --use-weight-only")
+    if args.smoothquant is None and (args.per_channel or args.per_token):
+        raise ConfigError("--per-channel and --per-token need --smoothquant")
+    weight_only = WeightOnly(args.weight_only_precision or WeightOnly.INT8) if args.use_weight_only else None
+    smooth_quant = None
+    if args.smoothquant is not None:
+        smooth_quant = SmoothQuant(args.smoothquant, args.per_channel, args.per_token)
+    return TrtllmOptions(args.dtype, args.tp_size, args.pp_size, args.cp_size, weight_only, smooth_quant)
+
+
+def _calibration(args: argparse.Namespace) -> Calibration | None:
+    if args.smoothquant is None:
+        return None
+    if args.calibration is None:
+        return Calibration(_texts(CALIBRATION_TEXTS), device=args.device)
+    lines = args.calibration.read_text(encoding="utf-8").splitlines()
+    return Calibration([line for line in lines if line.strip()], device=args.device)
+
+
+def _texts(count: int) -> list[str]:
+    """Return bundled sentences; a line is `utterance|text`."""
+    lines = (importlib.resources.files("benchmarks") / SAMPLE_TEXTS).read_text(encoding="utf-8").splitlines()
+    return [line.partition("|")[2] for line in lines[:count]]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _report(directory: Path, is_new: bool) -> int:
+    print(f"wrote {directory}" if is_new else f"{directory}: up to date")
+    return 0
+
+
+def _complain(message: str) -> int:
+    print(f"cosydit convert-llm: {message}", file=sys.stderr)
+    return 1

@@ -1,0 +1,25 @@
+"""Code that other engines load, so that they serve the converted form of the LLM (see `llm_service.speech_form`).
+
+None of it is imported by this package: each piece runs inside its engine, imports nothing of ours, and is given to the
+engine by the path below. Knows nothing of who launches the engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+
+# Copied into the converted directory, whose config.json names it (Transformers' `auto_map`).
+TRANSFORMERS_MODEL_FILE = _HERE / "modeling_speech_qwen2.py"
+TRANSFORMERS_AUTO_MAP = {"AutoModelForCausalLM": "modeling_speech_qwen2.SpeechQwen2ForCausalLM"}
+
+# Put on vLLM's PYTHONPATH: vLLM finds the plugin by its entry point.
+VLLM_PLUGIN_DIR = _HERE / "vllm_plugin"
+
+# Given to `trtllm-serve --custom_module_dirs` (PyTorch backend).
+TRTLLM_MODULE_DIR = _HERE / "speech_qwen2_trtllm"
+
+# Given to `trtllm-build --model_cls_file` and `--model_cls_name` (TensorRT engines).
+TRTLLM_ENGINE_FILE = TRTLLM_MODULE_DIR / "engine.py"
+TRTLLM_ENGINE_CLASS = "SpeechQwen2ForCausalLM"

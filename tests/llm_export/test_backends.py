@@ -1,0 +1,106 @@
+"""Each backend serves the converted form with what it needs for it, and says what a stock form loses."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from cosydit.clock import SystemClock
+from llm_service.adapters import TRTLLM_MODULE_DIR, VLLM_PLUGIN_DIR
+from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
+from llm_service.config import BackendName, EmbeddedConfig, ServerConfig, parse_server_config
+from llm_service.embedded.serve import build_loop
+from llm_service.errors import ConfigError
+from llm_service.speech_form import has_speech_form
+
+LOST = "biased speech head"
+
+
+def config_for(backend: BackendName, model_dir: Path, tokenizer_dir: Path, **settings: str) -> ServerConfig:
+    return parse_server_config(backend, {"model_dir": str(model_dir), "tokenizer_dir": str(tokenizer_dir), **settings})
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of the engines' names."""
+    for name in ("vllm", "trtllm-serve"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.fixture
+def engine_dir(tmp_path: Path) -> Path:
+    """A directory as trtllm-build leaves it."""
+    directory = tmp_path / "engine"
+    directory.mkdir()
+    (directory / "rank0.engine").write_bytes(b"engine")
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("earlier", ["", "/somewhere/else"])
+def test_vllm_finds_the_plugin_of_the_converted_form(
+    converted_dir: Path, monkeypatch: pytest.MonkeyPatch, earlier: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", earlier)
+    command = VllmBackend().command(config_for(BackendName.VLLM, converted_dir, converted_dir))
+    expected = f"{VLLM_PLUGIN_DIR}:{earlier}" if earlier else str(VLLM_PLUGIN_DIR)
+    assert command[:5] == ["env", f"PYTHONPATH={expected}", "vllm", "serve", str(converted_dir)]
+
+
+def test_tensorrt_llm_loads_the_module_of_the_converted_form(converted_dir: Path) -> None:
+    command = TrtllmBackend().command(config_for(BackendName.TRTLLM, converted_dir, converted_dir))
+    assert command[command.index("--custom_module_dirs") + 1] == str(TRTLLM_MODULE_DIR)
+    assert "--backend" not in command
+
+
+def test_the_stock_form_is_served_as_before(stock_dir: Path) -> None:
+    assert not has_speech_form(stock_dir)
+    assert VllmBackend().command(config_for(BackendName.VLLM, stock_dir, stock_dir))[0] == "vllm"
+    assert "--custom_module_dirs" not in TrtllmBackend().command(config_for(BackendName.TRTLLM, stock_dir, stock_dir))
+
+
+def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, converted_dir: Path) -> None:
+    command = TrtllmBackend().command(config_for(BackendName.TRTLLM, engine_dir, converted_dir))
+    assert command[command.index("--backend") + 1] == "tensorrt"
+    asked = config_for(BackendName.TRTLLM, engine_dir, converted_dir, engine_backend="tensorrt")
+    assert TrtllmBackend().command(asked) == command
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_converted_form_is_no_engine(converted_dir: Path) -> None:
+    config = config_for(BackendName.TRTLLM, converted_dir, converted_dir, engine_backend="tensorrt")
+    with pytest.raises(ConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
+        TrtllmBackend().check(config)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("backend", [VllmBackend(), TrtllmBackend()])
+def test_only_a_stock_form_loses_its_bias(
+    backend: VllmBackend | TrtllmBackend,
+    stock_dir: Path,
+    converted_dir: Path,
+    engine_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert backend.capabilities.needs_converted_form
+    with caplog.at_level(logging.WARNING):
+        for directory in (converted_dir, engine_dir):
+            backend.check(config_for(backend.name, directory, converted_dir))
+            assert LOST not in caplog.text
+        backend.check(config_for(backend.name, stock_dir, stock_dir))
+    assert LOST in caplog.text
+    assert f"cosydit convert-llm huggingface {stock_dir}" in caplog.text
+
+
+def test_the_embedded_backend_serves_either_form(converted_dir: Path) -> None:
+    embedded = EmbeddedConfig(num_threads=1)
+    assert not EmbeddedBackend(embedded).capabilities.needs_converted_form
+    config = config_for(BackendName.EMBEDDED, converted_dir, converted_dir, max_batch_size="1", max_seq_len="64")
+    loop = build_loop(config, embedded, SystemClock())
+    loop.stop()
+    assert loop.stats().slots == 1

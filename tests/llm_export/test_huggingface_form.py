@@ -1,0 +1,104 @@
+"""The converted form: its logits equal the source's, nothing but speech can come out, and stock loaders refuse it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Model, dynamic_module_utils
+
+from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
+from llm_service.errors import CheckpointError, ConfigError
+from llm_service.export.convert import Origin, convert_huggingface
+from llm_service.export.read import read_source
+from llm_service.export.source import SpeechLMSource
+from llm_service.speech_form import has_speech_form
+from llm_service.speech_head import SPEECH_ROWS
+from llm_service.vocab import SPEECH_HEAD_ROWS
+
+PROMPT = [158227, 5, 6, 7, 158228, 151700, 151800]
+
+
+@pytest.fixture(scope="module")
+def expected(stock_dir: Path, source: SpeechLMSource) -> torch.Tensor:
+    """The source's logits after each place of the prompt, [T, 6564] float32, by plain Transformers and the head."""
+    decoder = Qwen2Model.from_pretrained(stock_dir, dtype=torch.float32)
+    with torch.inference_mode():
+        hidden = decoder(torch.tensor([PROMPT])).last_hidden_state[0]
+        logits: torch.Tensor = hidden @ source.head.weight.float().T + source.head.bias
+    return logits
+
+
+def test_the_embedded_server_gives_the_sources_logits(converted_dir: Path, expected: torch.Tensor) -> None:
+    model = SpeechLanguageModel.load(converted_dir, "cpu", "float32")
+    model.allocate_cache(model.cache_shape(1, 64), rows_per_forward=1)
+    logits = [model.prefill(0, PROMPT[:5])]
+    logits += [model.decode([DecodeRow(0, PROMPT[place], place)])[0] for place in (5, 6)]
+    np.testing.assert_allclose(np.stack(logits), expected[4:].numpy(), atol=3e-5)
+
+
+def test_transformers_gives_the_sources_logits_and_nothing_but_speech(
+    converted_dir: Path, expected: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(converted_dir, trust_remote_code=True, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT])).logits[0].numpy()
+    np.testing.assert_allclose(logits[:, SPEECH_ROWS], expected.numpy(), atol=3e-5)
+    logits[:, SPEECH_ROWS] = -np.inf
+    assert np.isneginf(logits).all()
+
+
+def test_a_stock_loader_refuses_the_form_rather_than_losing_the_bias(converted_dir: Path) -> None:
+    with pytest.raises(RuntimeError, match="mismatched"):
+        AutoModelForCausalLM.from_pretrained(converted_dir)
+    assert json.loads((converted_dir / "config.json").read_text())["architectures"] != ["Qwen2ForCausalLM"]
+
+
+def test_the_head_is_small_and_the_embedding_whole(converted_dir: Path, stock_dir: Path) -> None:
+    tensors = load_file(converted_dir / "model.safetensors")
+    hidden = 64
+    assert tensors["lm_head.weight"].shape == (SPEECH_HEAD_ROWS, hidden)
+    assert tensors["lm_head.bias"].shape == (SPEECH_HEAD_ROWS,)
+    stock = load_file(stock_dir / "model.safetensors")
+    assert torch.equal(tensors["model.embed_tokens.weight"], stock["model.embed_tokens.weight"].float())
+    config = json.loads((converted_dir / "config.json").read_text())
+    assert (config["vocab_size"], config["tie_word_embeddings"]) == (158336, False)
+    assert (config["speech_head_first_id"], config["speech_head_rows"]) == (151663, 6564)
+
+
+def test_the_tokenizer_comes_along(converted_dir: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(converted_dir)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<|s_1|>"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|sos|>hi<|task_id|><|s_1|>"
+    assert tokenizer.convert_tokens_to_ids(["<|s_0|>", "<|eos1|>"]) == [151663, 158224]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_tensor_has_the_dtype_asked_for(stock_dir: Path, tmp_path: Path, dtype: str) -> None:
+    convert_huggingface(Origin(stock_dir), tmp_path / "made", dtype)
+    tensors = load_file(tmp_path / "made" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
+    assert json.loads((tmp_path / "made" / "config.json").read_text())["torch_dtype"] == dtype
+
+
+def test_llm_pt_converts_to_the_same_files(official_dir: Path, converted_dir: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    assert convert_huggingface(Origin(official_dir), made, "float32")
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        assert (made / name).read_bytes() == (converted_dir / name).read_bytes()
+    assert has_speech_form(made)
+    read_source(made, None)
+
+
+def test_an_unknown_dtype_is_refused_and_nothing_is_written(stock_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="float8"):
+        convert_huggingface(Origin(stock_dir), tmp_path / "made", "float8")
+    with pytest.raises(CheckpointError, match="neither"):
+        convert_huggingface(Origin(tmp_path), tmp_path / "made", "float32")
+    assert not (tmp_path / "made").exists()
