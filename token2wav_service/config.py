@@ -49,6 +49,8 @@ class RunnerKind(str, Enum):
     """The plain modules, on any device and under every policy."""
     SLOTS = "slots"
     """Fused kernels and CUDA graphs over a fixed pool; history `prompt_and_recent`."""
+    TENSORRT = "tensorrt"
+    """As `slots`, the DiT in a TensorRT engine that was built beforehand; not run where this is developed."""
 
 
 class SourcePhase(str, Enum):
@@ -97,6 +99,13 @@ class Token2WavConfig:
     idle_timeout_s: float = 60.0
     """An open stream that gets no chunk for so long is aborted."""
     runner: RunnerKind = RunnerKind.AUTO
+    engines_dir: Path | None = None
+    """TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir."""
+    tensorrt_contexts: int = 64
+    """Execution contexts at most; every size that is prepared keeps one."""
+    tensorrt_prompt_frames: tuple[int, ...] = (300, 900)
+    """Mel frames (50 Hz) that a batch's prompts are padded to, the first that fits, ascending; longer prompts run in
+    the fused kernels."""
     num_threads: int | None = None
     """CPU threads for torch; None leaves torch's choice."""
     synthesis: SynthesisPolicy = SynthesisPolicy()
@@ -129,6 +138,13 @@ def _at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def _ascending(text: str) -> tuple[int, ...]:
+    values = tuple(int(part) for part in text.split(","))
+    if not all(low < high for low, high in zip((0, *values), values, strict=False)):
+        raise ValueError(f"got {text!r}, expected ascending numbers of at least 1, such as 300,900")
+    return values
+
+
 _PARSERS: dict[str, Callable[[str], object]] = {
     "model_dir": Path,
     "device": str,
@@ -140,6 +156,9 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "voice_cache_bytes": _at_least(1),
     "idle_timeout_s": float,
     "runner": RunnerKind,
+    "engines_dir": Path,
+    "tensorrt_contexts": _at_least(1),
+    "tensorrt_prompt_frames": _ascending,
     "num_threads": _at_least(1),
     "history": HistoryPolicy,
     "estimator_recent_frames": _at_least(0),

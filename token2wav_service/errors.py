@@ -4,12 +4,18 @@ Token2WavError
  +- InvalidRequestError
  |   +- InvalidPromptError
  |   +- InvalidChunkError
+ |   +- InvalidVoiceFileError
+ |   +- VoiceModelMismatchError
  +- VoiceNotFoundError
  +- StreamNotFoundError
  +- CapacityError
  +- EngineStoppedError
  +- StreamAbortedError
  +- CheckpointError
+ +- ExportError
+ +- TensorRTError
+     +- EngineBuildError
+     +- EngineUnfitError
 """
 
 from __future__ import annotations
@@ -39,6 +45,18 @@ class InvalidChunkError(InvalidRequestError):
     """A chunk was refused before it changed any state: token ids out of range, wrong index, too short."""
 
     code = ErrorCode.INVALID_CHUNK
+
+
+class InvalidVoiceFileError(InvalidRequestError):
+    """A voice file can't be used: damaged, of wrong shapes, or its prompt is too short or too long."""
+
+    code = ErrorCode.INVALID_VOICE_FILE
+
+
+class VoiceModelMismatchError(InvalidRequestError):
+    """A voice file was made by another checkpoint's feature models; the voice must be made again."""
+
+    code = ErrorCode.VOICE_MODEL_MISMATCH
 
 
 class VoiceNotFoundError(Token2WavError):
@@ -73,3 +91,19 @@ class StreamAbortedError(Token2WavError):
 
 class CheckpointError(Token2WavError):
     """A checkpoint directory is incomplete or not of the expected layout."""
+
+
+class ExportError(Token2WavError):
+    """A graph could not be exported as described, or an exported file is missing or not of this version."""
+
+
+class TensorRTError(Token2WavError):
+    """TensorRT can't do what it was asked to."""
+
+
+class EngineBuildError(TensorRTError):
+    """An engine could not be built, or was built and refused for its numerics."""
+
+
+class EngineUnfitError(TensorRTError):
+    """An engine is missing, or does not fit this GPU, this TensorRT, this checkpoint or these settings."""

@@ -18,7 +18,10 @@ from enum import Enum
 from pathlib import Path
 
 from cosydit.local.checkpoints import RANDOM_SEED, CheckpointLayout
+from cosydit.local.engines import next_engine_command, report_engines
 from cosydit.local.stack import LOOPBACK, Ports
+from token2wav_service.runtime.tensorrt.host import probe_host
+from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, GpuHost
 
 GIB = 1024**3
 MIB = 1024**2
@@ -72,7 +75,9 @@ def examine(ports: Ports, checkpoint: Path | None, work_dir: Path) -> list[Findi
         checkpoint: directory to look at; None looks at the one that is used when none is named.
     """
     findings = [*_machine(work_dir), *_gpu(), *_packages(), *_services(), *_ports(ports)]
-    return [*findings, _checkpoint(checkpoint or work_dir / f"random-checkpoint-{RANDOM_SEED}", checkpoint is not None)]
+    directory = checkpoint or work_dir / f"random-checkpoint-{RANDOM_SEED}"
+    findings.append(_checkpoint(directory, checkpoint is not None))
+    return [*findings, *_engines(CheckpointLayout.under(directory).token2wav_dir, probe_host())]
 
 
 def can_run_on_cpu(findings: Sequence[Finding]) -> bool:
@@ -177,6 +182,22 @@ def _checkpoint(directory: Path, is_named: bool) -> Finding:
         return Finding("checkpoint", "checkpoint", f"{directory} lacks {lacking}", State.MISSING)
     text = f"none yet; a small random one is made in {directory} on first use"
     return Finding("checkpoint", "checkpoint", text, State.NOTE)
+
+
+def _engines(token2wav_dir: Path, host: GpuHost) -> Iterator[Finding]:
+    """TensorRT and its engines; nothing but `runner=tensorrt` needs them."""
+    topic = "TensorRT (written to its documentation, not run where this is developed)"
+    version = host.tensorrt or "not installed; only runner=tensorrt needs it"
+    yield Finding(topic, "version", version, State.OK if host.tensorrt else State.NOTE)
+    reports = report_engines(token2wav_dir, host)
+    for report in reports:
+        text = "; ".join(report.problems) or report.note
+        yield Finding(topic, "engine", f"{report.name}: {text}", State.NOTE if report.problems else State.OK)
+    if not reports:
+        yield Finding(topic, "engine", f"none in {token2wav_dir / ENGINES_FOLDER}", State.NOTE)
+    command = next_engine_command(token2wav_dir, reports)
+    if command is not None and host.architecture is not None:
+        yield Finding(topic, "for runner=tensorrt", f"run: {command}", State.NOTE)
 
 
 def _found(topic: str, name: str, look: Callable[[], str], error: type[Exception]) -> Finding:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cosydit.clock import Clock
 from token2wav_service.checkpoint.loader import load_flow, load_hift, missing_files
+from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import EngineLoop
 from token2wav_service.engine.model_runner import ModelRunner
 from token2wav_service.engine.runner import Runner
-from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
+
+if TYPE_CHECKING:
+    from token2wav_service.runtime.solver import ChunkSolver
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +55,9 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
     hift = fold_weight_norm(load_hift(config.model_dir)).to(config.device)
     extractor = PromptFeatureExtractor(config.model_dir, onnx_threads=config.num_threads or 1, device=config.device)
     runner = _build_runner(config, flow, hift)
-    voices = VoiceStore(extractor, runner, config.voice_cache_bytes)
+    version = partial(voice_model_version, config.model_dir)
+    model = VoiceModel(version, flow.config.output_size, flow.config.spk_embed_dim)
+    voices = VoiceStore(extractor, runner, config.voice_cache_bytes, model)
     logger.info("token2wav on %s in %s from %s", config.device, config.dtype, config.model_dir)
     return Token2WavEngine(config, voices, runner, clock)
 
@@ -67,7 +74,8 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
 
 def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any, Any]:
     """Make what the configuration asks for, warmed up."""
-    if choose_runner(config) is RunnerKind.TORCH:
+    kind = choose_runner(config)
+    if kind is RunnerKind.TORCH:
         return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
     # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
     from token2wav_service.runtime.pool import PoolSizes
@@ -77,10 +85,19 @@ def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any
     sizes = PoolSizes(
         config.max_streams, policy.estimator_recent_frames, policy.conformer_recent_frames, MAX_PROMPT_FRAMES
     )
-    runner = SlotRunner(flow, hift, policy, sizes)
+    runner = SlotRunner(flow, hift, policy, sizes, solver=_load_solver(config, flow, hift, kind))
     if torch.device(config.device).type == "cuda":
         runner.warm_up()
     return runner
+
+
+def _load_solver(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKind) -> ChunkSolver | None:
+    """Return the solver of the slots' programs; None for the fused kernels."""
+    if kind is not RunnerKind.TENSORRT:
+        return None
+    from token2wav_service.runtime.tensorrt.load import load_solver
+
+    return load_solver(config, flow, hift, MAX_PROMPT_FRAMES)
 
 
 def build_engine_loop(config: Token2WavConfig, clock: Clock) -> EngineLoop:

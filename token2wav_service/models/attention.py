@@ -23,6 +23,8 @@ class AttentionPlan:
     """Smallest value in `relative`."""
     relative_max: int
     """Largest value in `relative`."""
+    sinusoids: Tensor | None = None
+    """[R, width] what `relative_sinusoids` gives, where the caller has it already; None computes it."""
 
 
 def chunk_plan(history_lengths: Tensor, history_size: int, chunk_lengths: Tensor, chunk_size: int) -> AttentionPlan:
@@ -55,6 +57,8 @@ def relative_sinusoids(plan: AttentionPlan, width: int, dtype: torch.dtype) -> T
 
     Source: specification section 4 (Transformer-XL style encoding in closed form), angles in float64.
     """
+    if plan.sinusoids is not None:
+        return plan.sinusoids.to(dtype)
     distance = torch.arange(plan.relative_min, plan.relative_max + 1, device=plan.relative.device, dtype=torch.float64)
     channel = torch.arange(0, width, 2, device=plan.relative.device, dtype=torch.float64)
     angle = distance[:, None] * torch.exp(channel * (-math.log(10000.0) / width))[None, :]

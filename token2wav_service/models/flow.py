@@ -90,22 +90,20 @@ class Flow(nn.Module):
         Returns:
             Mel [B, 80, 2T] in the model's dtype, and what the chunk adds to the history.
         """
-        embedded = self.input_embedding(tokens.clamp(min=0))
-        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
-        hidden, frame_lengths, encoder_update = self.encoder(
-            embedded,
+        mu, speaker_vector, frame_lengths, encoder_update = self.condition(
+            tokens.clamp(min=0),
             token_lengths,
             is_last,
+            speaker,
             history.encoder if history else None,
             plans=plans.encoder if plans else None,
             upstream_padding_leak=upstream_padding_leak,
         )
-        mu = self.encoder_proj(hidden).transpose(1, 2)
         frames = mu.shape[2]
         mel, solver_update = self.decoder(
             noise[:, :, :frames].to(mu.dtype),
             mu,
-            self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1)),
+            speaker_vector,
             torch.zeros_like(mu) if cond is None else cond.to(mu.dtype),
             plans.solver_mask if plans else _solver_mask(history, frame_lengths, frames),
             frame_lengths,
@@ -113,6 +111,47 @@ class Flow(nn.Module):
             history.solver if history else None,
         )
         return mel, FlowUpdate(encoder_update, solver_update, frame_lengths)
+
+    def condition(
+        self,
+        tokens: Tensor,
+        token_lengths: Tensor,
+        is_last: Tensor,
+        speaker: Tensor,
+        history: EncoderHistory | None = None,
+        *,
+        plans: EncoderPlans | None = None,
+        size: int | None = None,
+        upstream_padding_leak: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, EncoderUpdate]:
+        """Turn tokens and a voice into what the solver is conditioned on.
+
+        Args:
+            tokens, token_lengths, is_last, speaker: as in `forward`, but without negative ids.
+            history, plans, size, upstream_padding_leak: as in `ConformerEncoder.forward`.
+
+        Returns:
+            mu [B, 80, 2T], the projected speaker [B, 80], [B] valid frames, and what the chunk adds to the history.
+        """
+        embedded = self.input_embedding(tokens)
+        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
+        hidden, frame_lengths, update = self.encoder(
+            embedded,
+            token_lengths,
+            is_last,
+            history,
+            plans=plans,
+            size=size,
+            upstream_padding_leak=upstream_padding_leak,
+        )
+        mu = self.encoder_proj(hidden).transpose(1, 2)
+        vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
+        return mu, vector, frame_lengths, update
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs must be."""
+        return next(self.parameters()).device
 
 
 def _solver_mask(history: FlowHistory | None, frame_lengths: Tensor, frames: int) -> Tensor:

@@ -49,7 +49,7 @@ class StreamFlow:
         """
         self.flow = flow
         self.policy = policy
-        self.device = next(flow.parameters()).device
+        self.device = flow.device
         self.stride = flow.config.encoder.up_stride
         self.lookahead = flow.config.encoder.pre_lookahead_len
         self.noise_buffer = noise_buffer

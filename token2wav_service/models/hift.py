@@ -65,8 +65,24 @@ class HiFT(nn.Module):
         Returns:
             [B, 480 T] samples within +-audio_limit, 0 beyond a row's end.
         """
+        spectra = self.spectra(mel, self.stft(source.squeeze(1), lengths), lengths)
+        samples = self._istft(spectra, self._column_mask(lengths, spectra))
+        if lengths is None:
+            return samples
+        ends = lengths * self.config.frame_samples
+        return masked(samples, valid_mask(ends, samples.shape[1], samples.dtype)[:, 0])
+
+    def spectra(self, mel: Tensor, spectrum: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Run the convolutions: everything between the source's STFT and the inverse STFT.
+
+        Args:
+            mel, lengths: as in `forward`.
+            spectrum: [B, n_fft + 2, 120 T + 1] from `stft`.
+
+        Returns:
+            [B, n_fft + 2, 120 T + 1], log magnitudes, then phases before their sine.
+        """
         masks = self._masks(lengths, mel)
-        spectrum = self.stft(source.squeeze(1), lengths)
         x = masked(self.conv_pre(cleared(mel, masks[0])), masks[0])
         last = len(self.ups) - 1
         per_stage = len(self.config.resblock_kernel_sizes)
@@ -78,11 +94,7 @@ class HiFT(nn.Module):
             x = masked(x + self.source_resblocks[stage](excitation, mask), mask)
             blocks = list(self.resblocks[stage * per_stage : (stage + 1) * per_stage])
             x = torch.stack([block(x, mask) for block in blocks]).mean(0)
-        samples = self._istft(self.conv_post(functional.leaky_relu(x, FINAL_LEAKY_SLOPE)), masks[-1])
-        if lengths is None:
-            return samples
-        ends = lengths * self.config.frame_samples
-        return masked(samples, valid_mask(ends, samples.shape[1], samples.dtype)[:, 0])
+        return torch.as_tensor(self.conv_post(functional.leaky_relu(x, FINAL_LEAKY_SLOPE)))
 
     def stft(self, samples: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Map source samples [B, N] to [B, n_fft + 2, N / hop + 1]: real parts, then imaginary ones.
@@ -96,13 +108,17 @@ class HiFT(nn.Module):
             samples, c.istft_n_fft, c.istft_hop, window=self.window, center=lengths is None, return_complex=True
         )
         parts = torch.cat([spectrum.real, spectrum.imag], 1)
+        return masked(parts, self._column_mask(lengths, parts))
+
+    def _column_mask(self, lengths: Tensor | None, spectra: Tensor) -> Tensor | None:
+        """Return the mask of the columns of spectra [B, C, 120 T + 1]."""
         if lengths is None:
-            return parts
-        ends = lengths * (c.frame_samples // c.istft_hop) + 1
-        return masked(parts, valid_mask(ends, parts.shape[2], parts.dtype))
+            return None
+        ends = lengths * (self.config.frame_samples // self.config.istft_hop) + 1
+        return valid_mask(ends, spectra.shape[2], spectra.dtype)
 
     def _masks(self, lengths: Tensor | None, mel: Tensor) -> list[Tensor | None]:
-        """Return the mask at mel frames and after each stage; the last one is also the spectra's."""
+        """Return the mask at mel frames and after each stage."""
         rates = self.config.upsample_rates
         if lengths is None:
             return [None] * (len(rates) + 1)

@@ -40,8 +40,12 @@ def load_hift_vectors(folder: VectorFolder) -> HiFT:
     return load_weights(HiFT(config), folder.tensors("weights.safetensors"), folder.path)
 
 
-def stream_flow(folder: VectorFolder, steps: int) -> StreamFlow:
-    """Return the flow of a `*_flow` folder under upstream's policies, with the folder's noise buffer."""
+def stream_flow(folder: VectorFolder, steps: int, flow: Flow | None = None) -> StreamFlow:
+    """Return the flow of a `*_flow` folder under upstream's policies, with the folder's noise buffer.
+
+    Args:
+        flow: what computes instead of the folder's weights in PyTorch.
+    """
     buffer = folder.tensors("rand_noise.safetensors")["rand_noise"][0]
     policy = SynthesisPolicy(
         history=UPSTREAM_POLICY.history,
@@ -50,7 +54,7 @@ def stream_flow(folder: VectorFolder, steps: int) -> StreamFlow:
         source_phase=UPSTREAM_POLICY.source_phase,
         ode_steps=steps,
     )
-    return StreamFlow(load_flow_vectors(folder), policy, buffer)
+    return StreamFlow(flow or load_flow_vectors(folder), policy, buffer)
 
 
 def replay_flow(folder: VectorFolder, report: Report) -> None:
@@ -58,8 +62,13 @@ def replay_flow(folder: VectorFolder, report: Report) -> None:
     flow = load_flow_vectors(folder)
     for file in folder.matching("offline*.safetensors"):
         _flow_whole(flow, folder, file, report)
+    replay_flow_streams(folder, report)
+
+
+def replay_flow_streams(folder: VectorFolder, report: Report, flow: Flow | None = None) -> None:
+    """The prompt's caches, and every stream's mel, caches and kept frames; `flow` as in `stream_flow`."""
     setup = folder.tensors("setup_cache.safetensors")
-    streamed = stream_flow(folder, steps=setup["cache.estimator_cnn_cache"].shape[0])
+    streamed = stream_flow(folder, setup["cache.estimator_cnn_cache"].shape[0], flow)
     voice = streamed.prepare_voice(setup["prompt_token"][0], setup["prompt_mel"][0], setup["spk"][0])
     cached = {key.removeprefix("cache."): value for key, value in setup.items() if key.startswith("cache.")}
     _check_caches(report, f"{folder.path.name}/setup_cache", cached, voice)
@@ -71,19 +80,21 @@ def replay_flow(folder: VectorFolder, report: Report) -> None:
         _check_kept(report, f"{folder.path.name}/{file.stem}", states, labels.get(name), plans.get(name))
 
 
-def replay_stream(folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, report: Report) -> None:
-    """Tokens to audio, chunk by chunk: end to end, and with the golden source injected."""
+def replay_stream(
+    folder: VectorFolder, flow_folder: VectorFolder, hift: HiFT, report: Report, flow: Flow | None = None
+) -> None:
+    """Tokens to audio, chunk by chunk: end to end, and with the golden source injected; `flow` as in `stream_flow`."""
     prompt = folder.tensors("prompt.safetensors")
     setup = flow_folder.tensors("setup_cache.safetensors")
-    flow = stream_flow(flow_folder, steps=setup["cache.estimator_cnn_cache"].shape[0])
-    voice = flow.prepare_voice(prompt["prompt_token"][0], prompt["prompt_mel"][0], prompt["spk"][0])
+    streamed = stream_flow(flow_folder, setup["cache.estimator_cnn_cache"].shape[0], flow)
+    voice = streamed.prepare_voice(prompt["prompt_token"][0], prompt["prompt_mel"][0], prompt["spk"][0])
     vocoder = StreamVocoder(hift, UPSTREAM_POLICY)
     if "speech_window" in prompt:
         window = vocoder.window
         report.check_close(f"{folder.path.name}/prompt.speech_window", window, prompt["speech_window"], 1e-12)
     for file in folder.matching("*.safetensors"):
         if file.stem != "prompt":
-            _audio_stream(flow, vocoder, voice, prompt["spk"][0], folder, file, report)
+            _audio_stream(streamed, vocoder, voice, prompt["spk"][0], folder, file, report)
 
 
 def _flow_whole(flow: Flow, folder: VectorFolder, file: Path, report: Report) -> None:

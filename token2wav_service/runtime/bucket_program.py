@@ -20,8 +20,9 @@ FIELDS = len(SlotBatch.__dataclass_fields__)
 class BucketProgram:
     """Flow and vocoder for one shape, with static inputs and output."""
 
-    def __init__(self, runner: SlotRunner, streams: int, tokens: int) -> None:
+    def __init__(self, runner: SlotRunner, streams: int, tokens: int, prompt_size: int) -> None:
         self.streams = streams
+        self.prompt_size = prompt_size
         self.mel: Tensor | None = None
         """[B, 2T, 80] of the latest run."""
         self._runner = runner
@@ -36,7 +37,7 @@ class BucketProgram:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._speech: Tensor | None = None
         self._host: Tensor | None = None
-        if device.type == "cuda" and tokens in runner.token_buckets:
+        if device.type == "cuda" and runner.is_planned(tokens, prompt_size):
             self._capture()
 
     def run(self, fields: np.ndarray, tokens: np.ndarray) -> FloatArray:  # type: ignore[type-arg]
@@ -58,7 +59,7 @@ class BucketProgram:
 
     def _compute(self) -> Tensor:
         runner = self._runner
-        self.mel = runner.flow.run(self._tokens, self._batch)
+        self.mel = runner.flow.run(self._tokens, self._batch, self.prompt_size)
         return runner.vocoder.run(self.mel, runner.flow.frame_lengths(self._batch), self._batch)
 
     def _capture(self) -> None:

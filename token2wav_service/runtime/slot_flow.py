@@ -18,7 +18,7 @@ from token2wav_service.models.flow import Flow
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime import ops
 from token2wav_service.runtime.pool import StreamPool
-from token2wav_service.runtime.solver import FusedSolver, SolverBatch
+from token2wav_service.runtime.solver import ChunkSolver, SolverBatch
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SlotBatch:
 class SlotFlow:
     """Runs the flow on a pool; holds the models, no stream."""
 
-    def __init__(self, flow: Flow, solver: FusedSolver, pool: StreamPool, max_prompt_frames: int) -> None:
+    def __init__(self, flow: Flow, solver: ChunkSolver, pool: StreamPool, max_prompt_frames: int) -> None:
         self.flow, self.solver, self.pool = flow, solver, pool
         self.stride = flow.config.encoder.up_stride
         self.lookahead = flow.config.encoder.pre_lookahead_len
@@ -60,11 +60,12 @@ class SlotFlow:
         """Return [B] mel frames that each row makes."""
         return self.stride * (batch.num_tokens - self.lookahead * (1 - batch.is_last))
 
-    def run(self, tokens: Tensor, batch: SlotBatch) -> Tensor:
+    def run(self, tokens: Tensor, batch: SlotBatch, prompt_size: int = 0) -> Tensor:
         """Run one chunk of every row and keep what the next needs.
 
         Args:
             tokens: [B, T + 3] int64, padded; T spoken tokens at most.
+            prompt_size: what the solver pads prompts to.
 
         Returns:
             Mel [B, 2T, 80] float32; frames past a row's length are meaningless.
@@ -74,7 +75,9 @@ class SlotFlow:
         size, mel = mu.shape[1], self.flow.config.output_size
         start = batch.prompt_frames + batch.generated
         noise = ops.counter_noise(batch.seeds, start, size, mel, int(NoiseDomain.FLOW))
-        solving = SolverBatch(batch.slots, batch.solver_prompts, batch.prompt_frames, batch.generated, frames)
+        solving = SolverBatch(
+            batch.slots, batch.solver_prompts, batch.prompt_frames, batch.generated, frames, prompt_size
+        )
         pool = self.pool.solver
         speaker = self.pool.speaker.index_select(0, batch.slots)
         x, own, tails = self.solver.solve(noise, mu, speaker, None, solving, pool)

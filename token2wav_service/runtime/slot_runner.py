@@ -30,7 +30,7 @@ from token2wav_service.runtime.pool import PoolSizes, StreamPool, allocate_pool
 from token2wav_service.runtime.slot_flow import SlotFlow
 from token2wav_service.runtime.slot_vocoder import SlotVocoder
 from token2wav_service.runtime.slots import SCRATCH_SLOT, SlotAllocator
-from token2wav_service.runtime.solver import FusedSolver
+from token2wav_service.runtime.solver import ChunkSolver, FusedSolver
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class SlotRunner:
         sizes: PoolSizes,
         stream_buckets: Sequence[int] = STREAM_BUCKETS,
         token_buckets: Sequence[int] = TOKEN_BUCKETS,
+        solver: ChunkSolver | None = None,
     ) -> None:
         """Allocate the pool and pack the weights.
 
@@ -100,6 +101,7 @@ class SlotRunner:
             policy: history must not be `upstream`, noise must be `counter`.
             sizes: room of the pool.
             stream_buckets, token_buckets: shapes to prepare programs for, ascending.
+            solver: runs the estimator; None takes the fused kernels.
 
         Raises:
             ValueError: a policy this runner does not have.
@@ -115,14 +117,14 @@ class SlotRunner:
             sizes, flow.config, hift.config, policy.ode_steps, self.dtype, self.device
         )
         self.slots = SlotAllocator(sizes.streams)
-        solver = FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
-        self.flow = SlotFlow(flow, solver, self.pool, sizes.max_prompt_frames)
+        chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
+        self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames)
         self.vocoder = SlotVocoder(hift, self.policy, self.pool)
         self._prompts = StreamFlow(flow, self.policy)
         self.facts = ModelFacts(flow.config.vocab_size, self.flow.lookahead, self.flow.stride)
         # All graphs share one pool of memory: they run one after another.
         self.graph_memory: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        self._programs: dict[tuple[int, int], BucketProgram] = {}
+        self._programs: dict[tuple[int, int, int], BucketProgram] = {}
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -130,7 +132,8 @@ class SlotRunner:
         for tokens in self.token_buckets:
             for streams in self.stream_buckets:
                 if streams <= self.most_streams(tokens):
-                    self.program(streams, tokens)
+                    for prompt_size in self.flow.solver.prompt_sizes:
+                        self.program(streams, tokens, prompt_size)
 
     @torch.inference_mode()
     def prepare_voice(self, features: VoiceFeatures) -> SlotVoice:
@@ -205,7 +208,8 @@ class SlotRunner:
         return groups
 
     def _run_group(self, works: Sequence[ChunkWork[SlotState]], tokens: int) -> list[FloatArray]:
-        program = self.program(self._stream_bucket(len(works)), tokens)
+        prompt_size = self.flow.solver.prompt_size(max(work.state.voice.frames for work in works))
+        program = self.program(self._stream_bucket(len(works)), tokens, prompt_size)
         for work in works:
             work.state.is_broken = True
         self._begin_streams([work.state for work in works if work.state.generated == 0])
@@ -258,14 +262,19 @@ class SlotRunner:
         held_back = 0 if work.is_last else self.vocoder.overlap
         return speech[: total * self.vocoder.frame_samples - held_back].copy()
 
-    def program(self, streams: int, tokens: int) -> BucketProgram:
+    def is_planned(self, tokens: int, prompt_size: int) -> bool:
+        """Say whether a program of this size is kept, and captured where there is CUDA."""
+        return tokens in self.token_buckets and prompt_size in self.flow.solver.prompt_sizes
+
+    def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
-        if tokens not in self.token_buckets:
-            return BucketProgram(self, streams, tokens)
-        if (streams, tokens) not in self._programs:
+        if not self.is_planned(tokens, prompt_size):
+            return BucketProgram(self, streams, tokens, prompt_size)
+        key = (streams, tokens, prompt_size)
+        if key not in self._programs:
             logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
-            self._programs[streams, tokens] = BucketProgram(self, streams, tokens)
-        return self._programs[streams, tokens]
+            self._programs[key] = BucketProgram(self, streams, tokens, prompt_size)
+        return self._programs[key]
 
     def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
         return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)

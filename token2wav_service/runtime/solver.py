@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,10 +46,31 @@ class SolverBatch:
     """Frames of each stream before this chunk, prompt not counted."""
     lengths: Tensor
     """Valid frames of this chunk."""
+    prompt_size: int = 0
+    """Columns that prompts are padded to, where the solver needs a fixed number."""
+
+
+class ChunkSolver(Protocol):
+    """Runs the estimator over the solver's steps, whatever the estimator runs on."""
+
+    prompt_sizes: tuple[int, ...]
+    """Values of `prompt_size` to prepare programs for."""
+
+    def prompt_size(self, frames: int) -> int:
+        """Return what prompts are padded to in a batch whose longest has `frames`."""
+        ...
+
+    def solve(
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Solve one chunk of every stream; see `FusedSolver.solve`."""
+        ...
 
 
 class FusedSolver:
     """Solves chunks of many streams; holds packed weights, no state."""
+
+    prompt_sizes: tuple[int, ...] = (0,)
 
     def __init__(self, cfm: ConditionalFlowMatching, steps: int, dtype: torch.dtype) -> None:
         dit, config = cfm.estimator, cfm.estimator.config
@@ -71,6 +92,10 @@ class FusedSolver:
             self.blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
             self.out_weight = dit.final_layer.linear.weight.to(dtype)
             self.out_bias = dit.final_layer.linear.bias.to(dtype)
+
+    def prompt_size(self, frames: int) -> int:
+        """Prompts of any length are read where they are."""
+        return 0
 
     def solve(
         self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool

@@ -194,7 +194,7 @@ def _engine_settings() -> tuple[Setting, ...]:
         Setting(
             field.name,
             f"token2wav engine: {field.name}",
-            _engine_value(field.name),
+            _folder if field.name.endswith("_dir") else _engine_value(field.name),
             (Parameter(TOKEN2WAV_MODEL, field.name),),
             default=_as_text(field.default),
         )
@@ -206,6 +206,8 @@ def _engine_settings() -> tuple[Setting, ...]:
 def _as_text(value: object) -> str | None:
     if value is None:
         return None
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 

@@ -1,0 +1,172 @@
+"""A directory of exported files: what belongs there, what is there already, and making what is missing.
+
+Beside the graphs lies what their users need of the checkpoint: both configurations and the harmonic source's weights.
+With these, a directory is complete without the checkpoint it was made from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from token2wav_service.checkpoint import loader
+from token2wav_service.errors import CheckpointError, ExportError
+from token2wav_service.export import build, graphs
+from token2wav_service.export.hashes import FileHashes, sha256_of_code, sha256_of_file, sha256_of_json
+from token2wav_service.export.manifest import (
+    KEYED_PACKAGES,
+    Manifest,
+    describe,
+    read_manifest,
+    versions,
+    write_manifest,
+)
+from token2wav_service.export.onnx_file import OPSETS, check_interface, write_graph
+from token2wav_service.export.shapes import ShapeSettings
+from token2wav_service.export.spec import GraphSpec, Precision
+
+HASH_MEMORY = ".hashes.json"
+_CODE = ("modules.py", "precision.py", "onnx_file.py")
+_GIVEN_FILES = {graphs.SPEAKER_ENCODER: loader.SPEAKER_ENCODER, graphs.SPEECH_TOKENIZER: loader.SPEECH_TOKENIZER}
+ALL_GRAPHS = (*graphs.FLOW_GRAPHS, *graphs.VOCODER_GRAPHS, *graphs.GIVEN_GRAPHS)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to export."""
+
+    precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
+    """Of the flow's graphs."""
+    graphs: tuple[str, ...] = ALL_GRAPHS
+    shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),)
+
+
+@dataclass(frozen=True)
+class ExportTask:
+    """One file of the directory."""
+
+    spec: GraphSpec
+    path: Path
+    sources: tuple[Path, ...]
+    """The checkpoint's files that it is made from."""
+    key: str
+    is_done: bool
+    """True when the file is there, made from the same things."""
+
+
+class ExportDirectory:
+    """Exports one checkpoint into one directory."""
+
+    def __init__(self, model_dir: Path, out_dir: Path, options: ExportOptions) -> None:
+        """Read both configurations; `out_dir` is made if missing.
+
+        Raises:
+            CheckpointError: a configuration is missing or unusable.
+        """
+        self.model_dir, self.out_dir, self.options = model_dir, out_dir, options
+        self.flow_config = loader.read_flow_config(model_dir / loader.FLOW_YAML)
+        self.hift_config = loader.read_hift_config(model_dir)
+        out_dir.mkdir(parents=True, exist_ok=True)
+        self._hashes = FileHashes(out_dir / HASH_MEMORY)
+        self.models = build.Models(model_dir)
+        package = Path(build.__file__).parent
+        models = sorted((package.parent / "models").glob("*.py"))
+        self._code = sha256_of_code([*models, *(package / name for name in _CODE)])
+
+    def plan(self) -> list[ExportTask]:
+        """Return every file that was asked for, done or not.
+
+        Raises:
+            CheckpointError: a file of the checkpoint is missing.
+        """
+        return [self._task(spec) for spec in self._specs()]
+
+    def run(self, task: ExportTask) -> Manifest:
+        """Make a file and its manifest; the old one stays until the new one is complete.
+
+        Raises:
+            ExportError: the graph can't be exported as described, or a given file is not of its interface.
+            CheckpointError: the weights can't be loaded.
+        """
+        if task.spec.name in _GIVEN_FILES:
+            opset = _take(task)
+        else:
+            build.write_companions(self.model_dir, self.out_dir, self.models)
+            write_graph(build.module_for(task.spec, self.models), task.spec, task.path)
+            opset = OPSETS[task.spec.precision]
+        manifest = Manifest(
+            graph=task.spec.name,
+            precision=task.spec.precision.value,
+            opset=opset,
+            sha256=sha256_of_file(task.path),
+            size_bytes=task.path.stat().st_size,
+            key=task.key,
+            sources={path.name: self._hashes.sha256(path) for path in task.sources},
+            versions=versions(),
+            description=describe(task.spec),
+        )
+        write_manifest(task.path, manifest)
+        return manifest
+
+    def _specs(self) -> list[GraphSpec]:
+        shapes, wanted = self.options.shapes, self.options.graphs
+        described: list[GraphSpec] = []
+        for precision in self.options.precisions:
+            made = graphs.describe_graphs(self.flow_config, self.hift_config, precision, shapes)
+            described += [made[name] for name in graphs.FLOW_GRAPHS if name in wanted]
+        vocoder = graphs.describe_graphs(self.flow_config, self.hift_config, Precision.FLOAT32, shapes)
+        described += [vocoder[name] for name in graphs.VOCODER_GRAPHS if name in wanted]
+        given = graphs.describe_given(self.flow_config, shapes)
+        return described + [given[name] for name in graphs.GIVEN_GRAPHS if name in wanted]
+
+    def _task(self, spec: GraphSpec) -> ExportTask:
+        path = self.out_dir / _GIVEN_FILES.get(spec.name, spec.file_name)
+        sources = self._sources(spec.name)
+        made_with = versions()
+        key = sha256_of_json(
+            {
+                "graph": [spec.name, spec.precision.value, describe(spec)],
+                "sources": {source.name: self._hashes.sha256(source) for source in sources},
+                "code": self._code,
+                "versions": [made_with.get(name) for name in KEYED_PACKAGES],
+            }
+        )
+        return ExportTask(spec, path, sources, key, _is_made(path, key) and build.has_companions(self.out_dir))
+
+    def _sources(self, graph: str) -> tuple[Path, ...]:
+        if graph in _GIVEN_FILES:
+            names: Sequence[Path] = [self.model_dir / _GIVEN_FILES[graph]]
+        elif graph in graphs.FLOW_GRAPHS:
+            names = [self.model_dir / loader.FLOW_YAML, self.model_dir / loader.FLOW_WEIGHTS]
+        else:
+            config = [self.model_dir / loader.HIFT_CONFIG, self.model_dir.parent / loader.HIFT_CONFIG]
+            names = [self.model_dir / loader.HIFT_WEIGHTS, *[path for path in config if path.is_file()][:1]]
+        for path in names:
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing; complete the checkpoint, or leave {graph} out with --only")
+        return tuple(names)
+
+
+def _is_made(path: Path, key: str) -> bool:
+    try:
+        manifest = read_manifest(path)
+    except ExportError:
+        return False
+    return manifest.key == key and path.is_file() and path.stat().st_size == manifest.size_bytes
+
+
+def _take(task: ExportTask) -> int:
+    """Check a file that the checkpoint brings and copy it; returns its opset."""
+    (source,) = task.sources
+    model = onnx.load(str(source), load_external_data=False)
+    onnx.checker.check_model(str(source))
+    check_interface(model, task.spec, by_position=True)
+    partial = task.path.with_name(f".{task.path.name}.{os.getpid()}.part")
+    shutil.copyfile(source, partial)
+    os.replace(partial, task.path)
+    return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))

@@ -1,0 +1,197 @@
+"""Writes one module as an ONNX file that matches its description, and reads what a file says of itself.
+
+The files hold no path, no time and no source line, so that equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from torch import nn
+from torch.export import Dim
+
+from token2wav_service.errors import ExportError
+from token2wav_service.export.operators import check_operators
+from token2wav_service.export.samples import sample_inputs
+from token2wav_service.export.spec import DType, GraphSpec, Precision, TensorSpec
+
+OPSETS = {Precision.FLOAT32: 18, Precision.FLOAT16: 18, Precision.BFLOAT16: 22}
+"""The oldest that has every operator we need in the precision: bfloat16 convolutions came with 22."""
+_ELEMENT_TYPES = {
+    DType.FLOAT32: TensorProto.FLOAT,
+    DType.FLOAT16: TensorProto.FLOAT16,
+    DType.BFLOAT16: TensorProto.BFLOAT16,
+    DType.INT64: TensorProto.INT64,
+    DType.INT32: TensorProto.INT32,
+    DType.BOOL: TensorProto.BOOL,
+}
+_EXPORTER_LOGGERS = ("torch.onnx._internal.exporter._registration", "torch.onnx")
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def write_graph(module: nn.Module, spec: GraphSpec, path: Path) -> None:
+    """Trace a module and write it to `path`, whole or not at all.
+
+    Raises:
+        ExportError: the graph is not what the description says, or has nodes that TensorRT does not take.
+    """
+    model = _to_onnx(module, spec)
+    _name_nodes(model)
+    _strip(model)
+    _name_output_axes(model, spec)
+    check_interface(model, spec)
+    check_operators(model)
+    onnx.checker.check_model(model, full_check=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_bytes(model.SerializeToString(deterministic=True))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_interface(model: ModelProto, spec: GraphSpec, *, by_position: bool = False) -> None:
+    """Check inputs and outputs against the description.
+
+    Args:
+        by_position: names may differ, and so may fixed sizes that the file leaves open.
+
+    Raises:
+        ExportError: names, element types, ranks or fixed sizes differ.
+    """
+    for kind, expected, got in (
+        ("input", spec.inputs, model.graph.input),
+        ("output", spec.outputs, model.graph.output),
+    ):
+        if len(expected) != len(got):
+            names = [value.name for value in got]
+            raise ExportError(f"{spec.name} has the {kind}s {names}, expected {[tensor.name for tensor in expected]}")
+        for tensor, value in zip(expected, got, strict=True):
+            problem = _difference(tensor, value, by_position)
+            if problem:
+                raise ExportError(f"{spec.name}, {kind} {value.name}: {problem}")
+
+
+def traced_sizes(spec: GraphSpec) -> dict[str, int]:
+    """Return sizes of all axes to trace a graph at: all different, so that no two axes are taken for one."""
+    sizes: dict[str, int] = {}
+    for axis in spec.axes:
+        if axis not in spec.derived:
+            sizes[axis] = max(spec.least(axis) + 1, 1 + max(sizes.values(), default=1))
+    return spec.complete(sizes)
+
+
+def _to_onnx(module: nn.Module, spec: GraphSpec) -> ModelProto:
+    inputs = sample_inputs(spec, traced_sizes(spec), seed=0)
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.export.export(
+                module.eval(), tuple(inputs.values()), dynamic_shapes=_dynamic_shapes(spec), strict=False
+            )
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=OPSETS[spec.precision],
+                input_names=list(inputs),
+                output_names=[tensor.name for tensor in spec.outputs],
+                verbose=False,
+            )
+    except ModuleNotFoundError:
+        raise
+    # The exporter has no common base for what it raises; all of it means the same here.
+    except Exception as err:
+        raise ExportError(
+            f"torch {torch.__version__} can't export {spec.name} ({err}); use the versions of "
+            "deploy/constraints-cpu.txt"
+        ) from err
+    assert exported is not None
+    return exported.model_proto
+
+
+def _dynamic_shapes(spec: GraphSpec) -> dict[str, dict[int, Dim]]:
+    axes = {}
+    for axis in spec.axes:
+        if axis not in spec.derived:
+            # The tracer takes an axis of size 1 for a broadcast one; ONNX makes no such difference.
+            axes[axis] = Dim(axis, min=spec.least(axis) + 1, max=spec.limit(axis) + 1)
+    for axis, derived in spec.derived.items():
+        if axis in spec.axes:
+            axes[axis] = derived.factor * axes[derived.axis] + derived.offset
+    return {
+        tensor.name: {place: axes[dim] for place, dim in enumerate(tensor.dims) if isinstance(dim, str)}
+        for tensor in spec.inputs
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what the exporter says of packages and axis names that do not concern us."""
+    loggers = [logging.getLogger(name) for name in _EXPORTER_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _name_nodes(model: ModelProto) -> None:
+    """Put the module's path in front of every node's name, so that an error of a runtime can be placed."""
+    for node in model.graph.node:
+        scope = _scope(node)
+        if scope:
+            node.name = f"{scope}/{node.name}"
+
+
+def _scope(node: NodeProto) -> str:
+    for entry in node.metadata_props:
+        if entry.key == _SCOPES:
+            modules = ast.literal_eval(entry.value)[:-1]
+            return str(modules[-1]) if modules else ""
+    return ""
+
+
+def _strip(model: ModelProto) -> None:
+    graph = model.graph
+    for holder in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        holder.ClearField("metadata_props")
+        holder.ClearField("doc_string")
+    graph.ClearField("value_info")
+
+
+def _name_output_axes(model: ModelProto, spec: GraphSpec) -> None:
+    for tensor, value in zip(spec.outputs, model.graph.output, strict=True):
+        for dim, shown in zip(tensor.dims, value.type.tensor_type.shape.dim, strict=True):
+            if isinstance(dim, str):
+                shown.dim_param = dim
+
+
+def _difference(tensor: TensorSpec, value: ValueInfoProto, by_position: bool) -> str | None:
+    kind = value.type.tensor_type
+    dims = kind.shape.dim
+    if not by_position and value.name != tensor.name:
+        return f"expected the name {tensor.name}"
+    if kind.elem_type != _ELEMENT_TYPES[tensor.dtype]:
+        return f"got {TensorProto.DataType.Name(kind.elem_type)}, expected {tensor.dtype.value}"
+    if len(dims) != len(tensor.dims):
+        return f"got {len(dims)} axes, expected {tensor.dims}"
+    for dim, shown in zip(tensor.dims, dims, strict=True):
+        fixed = shown.dim_value if shown.HasField("dim_value") else None
+        if isinstance(dim, int) and fixed != dim and not (by_position and fixed is None):
+            return f"got size {fixed or shown.dim_param}, expected {dim} in {tensor.dims}"
+        if isinstance(dim, str) and fixed is not None and not by_position:
+            return f"got fixed size {fixed}, expected axis {dim} to be dynamic"
+    return None

@@ -1,0 +1,193 @@
+"""Makes one engine file: build, measure, and only then rename into place.
+
+Two builders that share a directory take turns. What is there already and fits is left alone, without loading TensorRT.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from filelock import FileLock, Timeout
+
+from token2wav_service.errors import EngineBuildError, EngineUnfitError
+from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
+from token2wav_service.runtime.tensorrt.manifest import (
+    MANIFEST_SUFFIX,
+    Certificate,
+    EngineKey,
+    EngineManifest,
+    EngineProfile,
+    GpuHost,
+    misfits,
+    read_manifest,
+    recipe_sha256,
+    write_manifest,
+    write_whole,
+)
+from token2wav_service.runtime.tensorrt.types import BuildOptions, BuildProgress
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = ".build.lock"
+LOCK_TIMEOUT_S = 4 * 3600.0
+"""A build takes minutes to an hour; whoever waits longer waits for something else."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """An engine to make."""
+
+    graph: str
+    precision: str
+    onnx: Path
+    onnx_sha256: str
+    sources: Mapping[str, str]
+    """SHA-256 of the checkpoint's files that the graph was exported from, by name."""
+    profiles: tuple[EngineProfile, ...]
+    options: BuildOptions
+
+    def key(self, host: GpuHost) -> EngineKey:
+        """Return what the engine is named for on a machine.
+
+        Raises:
+            EngineBuildError: the machine has no GPU or no TensorRT.
+        """
+        if host.architecture is None or host.tensorrt is None:
+            raise EngineBuildError(
+                f"engines are built on the GPU host with TensorRT 10 or 11; found GPU {host.gpu_name or 'none'} and "
+                f"TensorRT {host.tensorrt or 'none'}; `cosydit doctor` says what is missing"
+            )
+        recipe = recipe_sha256(self.profiles, self.options)
+        return EngineKey(self.graph, self.precision, host.architecture, host.tensorrt, self.onnx_sha256, recipe)
+
+
+class Certifier(Protocol):
+    """Measures a new engine against float32."""
+
+    def __call__(self, engine: Engine) -> Certificate:
+        """Run the engine; it was just loaded on this machine's GPU."""
+        ...
+
+
+@dataclass(frozen=True)
+class LazyCertifier:
+    """Makes a certifier only when there is something to measure: it loads the models."""
+
+    make: Callable[[], Certifier]
+
+    def __call__(self, engine: Engine) -> Certificate:
+        """Make it and measure."""
+        return self.make()(engine)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What became of a request."""
+
+    manifest: EngineManifest
+    was_built: bool
+    """False if a fitting engine was there."""
+
+
+def ensure_engine(
+    request: EngineRequest,
+    host: GpuHost,
+    directory: Path,
+    load_tensorrt: Callable[[], TensorRT],
+    certify: Certifier,
+    progress: BuildProgress,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+) -> BuildResult:
+    """Build an engine unless it is there.
+
+    Args:
+        directory: for engines; made if missing.
+        load_tensorrt: called only if there is something to build.
+
+    Raises:
+        EngineBuildError: it can't be built, or its certificate has failures; nothing is left of it then.
+        EngineUnfitError: TensorRT can't be loaded, or is not the version that `host` says.
+    """
+    key = request.key(host)
+    existing = _existing(key, directory, host)
+    if existing is not None:
+        return BuildResult(existing, was_built=False)
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory, lock_timeout_s):
+        existing = _existing(key, directory, host)
+        if existing is not None:
+            return BuildResult(existing, was_built=False)
+        return BuildResult(_build(request, key, host, directory, load_tensorrt(), certify, progress), was_built=True)
+
+
+def _existing(key: EngineKey, directory: Path, host: GpuHost) -> EngineManifest | None:
+    """Return the engine of a key if it is there and whole; one that is damaged is made again."""
+    path = directory / (key.stem + MANIFEST_SUFFIX)
+    if not path.is_file():
+        return None
+    try:
+        manifest = read_manifest(path)
+    except EngineUnfitError as err:
+        logger.warning("%s", err)
+        return None
+    return manifest if manifest.key == key and not misfits(manifest, directory, host) else None
+
+
+def _build(
+    request: EngineRequest,
+    key: EngineKey,
+    host: GpuHost,
+    directory: Path,
+    tensorrt: TensorRT,
+    certify: Certifier,
+    progress: BuildProgress,
+) -> EngineManifest:
+    if tensorrt.version != key.tensorrt:
+        raise EngineUnfitError(
+            f"TensorRT {tensorrt.version} was loaded, the installed package says {key.tensorrt}; reinstall it"
+        )
+    timings = directory / f"timings.{key.architecture}.trt{key.tensorrt}.cache"
+    cached = timings.read_bytes() if timings.is_file() else b""
+    built = tensorrt.build(
+        request.onnx, [profile.inputs for profile in request.profiles], request.options, progress, cached
+    )
+    # Also of use if the engine is refused: the next build is of the same kernels.
+    write_whole(timings, built.timing_cache)
+    certificate = certify(tensorrt.load(built.plan))
+    failures = certificate.failures()
+    if failures:
+        raise EngineBuildError(
+            f"the engine of {request.graph} in {request.precision} was built and refused, it is too far from float32:\n"
+            + "\n".join(f"  {failure}" for failure in failures)
+            + "\nbuild another precision (bfloat16 has float32's range), or report the sizes above"
+        )
+    manifest = EngineManifest(key, host.gpu_name or "", request.sources, request.profiles, len(built.plan), certificate)
+    # The manifest last: an engine without one does not exist for anybody.
+    write_whole(manifest.engine_path(directory), built.plan)
+    write_manifest(manifest, directory / (key.stem + MANIFEST_SUFFIX))
+    return manifest
+
+
+@contextmanager
+def _locked(directory: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the directory's lock; the system frees it if its holder dies."""
+    lock = FileLock(directory / LOCK_NAME)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("another build works in %s; waiting for it", directory)
+        try:
+            lock.acquire(timeout=timeout_s)
+        except Timeout as err:
+            raise EngineBuildError(
+                f"another build has held {directory / LOCK_NAME} for {timeout_s:g} s; wait for it or end it, then retry"
+            ) from err
+    try:
+        yield
+    finally:
+        lock.release()

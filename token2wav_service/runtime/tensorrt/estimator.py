@@ -1,0 +1,112 @@
+"""The DiT at one solver step, in a TensorRT engine: tensors for every planned size, and contexts bound to them.
+
+It knows the graph `estimator_chunk`; it knows nothing of the solver or of streams.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from token2wav_service.errors import EngineUnfitError
+from token2wav_service.export.spec import GraphSpec, TensorSpec
+from token2wav_service.runtime.tensorrt.api import Engine
+from token2wav_service.runtime.tensorrt.binding import BoundContext, is_held, torch_dtype
+from token2wav_service.runtime.tensorrt.contexts import ContextPool
+
+
+@dataclass(frozen=True)
+class EstimatorSizes:
+    """One shape of the graph."""
+
+    streams: int
+    chunk_frames: int
+    prompt_frames: int
+    """Columns that all prompts are padded to."""
+    window_frames: int
+
+    def axes(self) -> dict[str, int]:
+        """Return the sizes of the graph's axes; every stream has rows of its own for its voice's prompt."""
+        rows = 2 * self.streams
+        return {
+            "rows": rows,
+            "prompt_rows": rows,
+            "chunk_frames": self.chunk_frames,
+            "prompt_frames": self.prompt_frames,
+            "window_frames": self.window_frames,
+        }
+
+
+class TensorRTEstimator:
+    """Runs the engine; allocates nothing once it is made, but contexts at the first use of a size.
+
+    All sizes share one memory for each tensor, so one of them computes at a time.
+    """
+
+    def __init__(
+        self, engine: Engine, spec: GraphSpec, planned: Sequence[EstimatorSizes], contexts: int, device: torch.device
+    ) -> None:
+        """Check the engine and allocate its tensors.
+
+        Args:
+            spec: of `estimator_chunk` for these models.
+            planned: sizes to be ready for; those that no profile holds are left out.
+            contexts: execution contexts at most; every planned size that is used keeps one.
+
+        Raises:
+            EngineUnfitError: the engine is of another graph, or holds none of the sizes.
+        """
+        _check_graph(engine, spec)
+        self._engine, self._spec, self._device = engine, spec, device
+        self.sizes = frozenset(sizes for sizes in planned if is_held(engine.profiles, self._input_shapes(sizes)))
+        if not self.sizes:
+            raise EngineUnfitError(f"the engine's profiles hold none of the planned sizes, such as {planned[0]}")
+        self._memory = {tensor.name: self._allocate(tensor) for tensor in (*spec.inputs, *spec.outputs)}
+        self._contexts = ContextPool(engine, contexts, device)
+        self._leases = ExitStack()
+        self._bound: dict[EstimatorSizes, BoundContext] = {}
+
+    def bind(self, sizes: EstimatorSizes) -> BoundContext:
+        """Return the context of a planned size; the first call makes it, so it must not happen in a graph capture.
+
+        Raises:
+            CapacityError: all contexts are in use.
+        """
+        assert sizes in self.sizes, "only planned sizes have memory"
+        if sizes not in self._bound:
+            # A CUDA graph that was captured with a context keeps needing it.
+            context = self._leases.enter_context(self._contexts.lend())
+            self._bound[sizes] = BoundContext(self._engine, context, self._tensors(sizes))
+        return self._bound[sizes]
+
+    def close(self) -> None:
+        """Give all contexts back; graphs captured with them must not be replayed again."""
+        self._bound.clear()
+        self._leases.close()
+
+    def _input_shapes(self, sizes: EstimatorSizes) -> dict[str, tuple[int, ...]]:
+        return {tensor.name: tensor.shape(sizes.axes()) for tensor in self._spec.inputs}
+
+    def _allocate(self, tensor: TensorSpec) -> Tensor:
+        count = max(math.prod(tensor.shape(sizes.axes())) for sizes in self.sizes)
+        # Zeros: what a mask rules out may hold any finite value.
+        return torch.zeros(count, dtype=torch_dtype(tensor.dtype.value), device=self._device)
+
+    def _tensors(self, sizes: EstimatorSizes) -> dict[str, Tensor]:
+        views = {}
+        for tensor in (*self._spec.inputs, *self._spec.outputs):
+            shape = tensor.shape(sizes.axes())
+            views[tensor.name] = self._memory[tensor.name][: math.prod(shape)].view(shape)
+        return views
+
+
+def _check_graph(engine: Engine, spec: GraphSpec) -> None:
+    expected = {tensor.name: tensor.dtype.value for tensor in (*spec.inputs, *spec.outputs)}
+    got = {tensor.name: tensor.dtype for tensor in engine.tensors.values()}
+    if got != expected:
+        raise EngineUnfitError(f"the engine has tensors {got}, expected {expected}; export and build it again")

@@ -1,0 +1,54 @@
+"""What the TensorRT parts hand to each other. Neither TensorRT nor torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+Shape = tuple[int, ...]
+
+
+class BuildProgress(Protocol):
+    """Is told how far a build is; from any thread."""
+
+    def start(self, phase: str, parent: str | None, steps: int) -> None:
+        """A phase begins, within its parent if it has one."""
+        ...
+
+    def step(self, phase: str, index: int) -> None:
+        """Step `index` of a phase is done."""
+        ...
+
+    def finish(self, phase: str) -> None:
+        """A phase ends."""
+        ...
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How hard the builder tries."""
+
+    optimization_level: int = 3
+    """0 (fastest build) to 5 (fastest engine)."""
+    workspace_bytes: int | None = None
+    """GPU memory that a kernel may use beside its inputs and outputs; None leaves all of it."""
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """What a build gave."""
+
+    plan: bytes
+    """The serialized engine."""
+    timing_cache: bytes
+    """To give to the next build."""
+
+
+@dataclass(frozen=True)
+class EngineTensor:
+    """An input or output of an engine."""
+
+    name: str
+    dtype: str
+    """As numpy and torch name it."""
+    is_input: bool
