@@ -21,6 +21,7 @@ KEEP_ALIVE_S = 75
 def main() -> int:
     """Read the settings and serve; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     try:
         config = parse_args()
     except ConfigError as error:

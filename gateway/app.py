@@ -11,11 +11,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from cosydit.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
+from gateway.dialects import voices_http
 from gateway.dialects.openai_http import SpeechEndpoint, error_response
 from gateway.errors import ConfigError, NotReadyError
 from gateway.llm_client import SpeechLMClient
@@ -24,7 +25,8 @@ from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.text import load_text_front_end
 from gateway.token2wav_client import Token2WavClient
-from gateway.voices import VoiceRegistry, load_voices
+from gateway.voice_settings import open_registry
+from gateway.voices import VoiceRegistry
 from llm_service.prompt import LengthLimits, load_text_encoder
 
 
@@ -48,7 +50,6 @@ async def open_gateway(config: GatewayConfig, clock: Clock | None = None) -> Asy
         ConfigError: a directory or value that can't work.
     """
     clock = clock or SystemClock()
-    named = load_voices(config.voices_dir)
     wire = LLMWire(
         load_text_encoder(config.tokenizer_dir),
         config.llm_backend,
@@ -57,7 +58,7 @@ async def open_gateway(config: GatewayConfig, clock: Clock | None = None) -> Asy
     )
     llm = SpeechLMClient(config.llm_url, wire, config.llm_model, config.llm_deadlines, clock)
     token2wav = Token2WavClient(config.token2wav_url, config.token2wav_deadlines)
-    voices = VoiceRegistry(token2wav, named)
+    voices = open_registry(config.voices_dir, config.voices, token2wav, clock)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     settings = PipelineSettings(config.chunks.policy(), config.max_text_characters)
@@ -104,12 +105,9 @@ def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
             return error_response(error)
         return PlainTextResponse("ready\n")
 
-    async def voices() -> Response:
-        return JSONResponse({"voices": gateway().voices.names})
-
     app.add_api_route("/healthz", healthz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
-    app.add_api_route("/v1/audio/voices", voices, methods=["GET"])
+    app.router.routes.extend(voices_http.routes(lambda: gateway().voices))
     speech = SpeechEndpoint(lambda: gateway().pipeline, max_body_bytes)
     app.router.routes.append(Route("/v1/audio/speech", speech, methods=["POST"]))
     return app

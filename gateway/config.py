@@ -14,6 +14,7 @@ from gateway.llm_client import LLMDeadlines
 from gateway.llm_wire import LLMBackend, PromptForm
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.token2wav_client import Token2WavDeadlines
+from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
 from gateway.voices import DEFAULT_VOICE
 from llm_service.prompt import LengthLimits
 
@@ -42,6 +43,7 @@ class GatewayConfig:
     warm_up_voice: str = DEFAULT_VOICE
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    voices: VoiceSettings = field(default_factory=VoiceSettings)
     chunks: ChunkSettings = field(default_factory=ChunkSettings)
     llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
     token2wav_deadlines: Token2WavDeadlines = field(default_factory=Token2WavDeadlines)
@@ -88,6 +90,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         warm_up_voice=args.warm_up_voice,
         max_text_characters=args.max_text_characters,
         max_body_bytes=args.max_body_bytes,
+        voices=voice_settings(args),
         chunks=chunks,
         llm_deadlines=llm_deadlines,
         token2wav_deadlines=token2wav_deadlines,
@@ -111,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )
+    add_voice_options(parser)
     _add_llm_options(parser)
     _add_token2wav_options(parser)
     return parser

@@ -140,3 +140,30 @@ class Token2Wav(Protocol):
     async def is_ready(self) -> bool:
         """Tell whether the service answers now."""
         ...
+
+
+class VoiceMaker(Protocol):
+    """What keeping voices needs of the token2wav service."""
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        """See `Token2Wav.register_voice`."""
+        ...
+
+    async def export_voice(self, voice_id: str) -> bytes:
+        """Return a registered voice as a file (`token2wav_service.voice_file`).
+
+        Raises:
+            VoiceEvictedError: the voice must be registered again.
+            Token2WavError: anything the service did wrong.
+        """
+        ...
+
+    async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
+        """Register a voice from its file; no feature model runs.
+
+        Raises:
+            VoiceOutdatedError: it was made with another model.
+            VoiceFileError: it is damaged.
+            Token2WavError: anything the service did wrong.
+        """
+        ...

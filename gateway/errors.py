@@ -9,6 +9,14 @@ GatewayError
  |   +- UnsupportedOptionError     a format, speed, ... that this server does not offer
  |   +- InvalidVoicePromptError    the voice prompt can't be used
  |   +- VoiceNotFoundError         no voice of that name
+ |   +- VoiceExistsError           a voice of that name is there already
+ |   +- VoiceProtectedError        the voice is not one that callers may delete
+ |   +- UploadTooLargeError
+ +- VoiceStoreError                created voices can't be kept or read
+ |   +- VoiceStoreFullError        as many voices as allowed are kept
+ |   +- VoiceRateError             one caller creates voices too fast
+ |   +- VoiceFileError             a kept voice is damaged
+ |   +- VoiceOutdatedError         a kept voice was made with another model
  +- LLMError
  |   +- LLMUnavailableError        can't be reached, or says it is overloaded
  |   +- LLMRejectedError           answered 4xx: request and server do not fit
@@ -79,6 +87,43 @@ class InvalidVoicePromptError(InvalidRequestError):
 
 class VoiceNotFoundError(InvalidRequestError):
     """No voice has that name."""
+
+
+class VoiceExistsError(InvalidRequestError):
+    """A voice of that name is there already."""
+
+
+class VoiceProtectedError(InvalidRequestError):
+    """The voice is the operator's: callers may use it, not delete it."""
+
+
+class UploadTooLargeError(InvalidRequestError):
+    """An upload passes the limit."""
+
+
+class VoiceStoreError(GatewayError):
+    """Created voices can't be kept or read."""
+
+
+class VoiceStoreFullError(VoiceStoreError):
+    """As many voices as allowed are kept."""
+
+
+class VoiceRateError(VoiceStoreError):
+    """One caller creates voices faster than allowed."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        """Keep how long the caller should wait."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class VoiceFileError(VoiceStoreError):
+    """A kept voice is damaged."""
+
+
+class VoiceOutdatedError(VoiceStoreError):
+    """A kept voice was made with another model."""
 
 
 class LLMError(GatewayError):
@@ -179,6 +224,14 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     UnsupportedOptionError: WireStatus("unsupported_option", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     InvalidVoicePromptError: WireStatus("invalid_voice_prompt", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_PROMPT),
     VoiceNotFoundError: WireStatus("voice_not_found", 404, "NOT_FOUND", ErrorCode.VOICE_NOT_FOUND),
+    VoiceExistsError: WireStatus("voice_exists", 409, "ALREADY_EXISTS", ErrorCode.INVALID_REQUEST),
+    VoiceProtectedError: WireStatus("voice_protected", 403, "PERMISSION_DENIED", ErrorCode.INVALID_REQUEST),
+    UploadTooLargeError: WireStatus("upload_too_large", 413, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
+    VoiceStoreError: WireStatus("voice_store_failed", 500, "INTERNAL", ErrorCode.INTERNAL),
+    VoiceStoreFullError: WireStatus("voice_store_full", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
+    VoiceRateError: WireStatus("voice_rate_limited", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
+    VoiceFileError: WireStatus("voice_file_damaged", 500, "DATA_LOSS", ErrorCode.INVALID_VOICE_FILE),
+    VoiceOutdatedError: WireStatus("voice_outdated", 422, "FAILED_PRECONDITION", ErrorCode.VOICE_MODEL_MISMATCH),
     LLMError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
     LLMUnavailableError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     LLMRejectedError: WireStatus("llm_rejected", 502, "INTERNAL", ErrorCode.INTERNAL),

@@ -72,18 +72,19 @@ class Token2WavClient:
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         """Have a voice prompt's features computed and cached; see `Token2Wav.register_voice`."""
-        call = TritonCall(self._client(), self._model, self._url, self._deadlines.register_s)
         try:
-            async with self._told_apart():
-                call.send(Operation.REGISTER_VOICE, "register", _prompt_tensor(audio))
-                result = await call.first_result("voice_id", self._deadlines.register_s)
-            tokens = _required(result, "prompt_speech_tokens")
-            voice_id = text_of(_required(result, "voice_id"))
-            return RegisteredVoice(voice_id, tuple(int(token) for token in tokens.ravel()))
+            return _voice_of(await self._ask(Operation.REGISTER_VOICE, _prompt_tensor(audio), "voice_id"))
         except errors.Token2WavRejectedError as error:
             raise errors.InvalidVoicePromptError(str(error), param="voice") from error
-        finally:
-            await call.finish(self._deadlines.close_s)
+
+    async def export_voice(self, voice_id: str) -> bytes:
+        """Fetch a voice's file; see `VoiceMaker.export_voice`."""
+        result = await self._ask(Operation.EXPORT_VOICE, {"voice_id": bytes_tensor(voice_id.encode())}, "voice_file")
+        return bytes(_required(result, "voice_file").ravel()[0])
+
+    async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
+        """Register a voice from its file; see `VoiceMaker.import_voice`."""
+        return _voice_of(await self._ask(Operation.IMPORT_VOICE, {"voice_file": bytes_tensor(voice_file)}, "voice_id"))
 
     @asynccontextmanager
     async def open_stream(
@@ -112,6 +113,16 @@ class Token2WavClient:
                 raise
             got = f"token2wav at {self._url} is not serving {self._model} now ({error})"
             raise errors.Token2WavUnavailableError(f"{got}; try again, or see its log") from error
+
+    async def _ask(self, operation: Operation, tensors: dict[str, Any], answer: str) -> Any:
+        """Send one operation on voices and return the result that has the tensor `answer`."""
+        call = TritonCall(self._client(), self._model, self._url, self._deadlines.register_s)
+        try:
+            async with self._told_apart():
+                call.send(operation, operation.value, tensors)
+                return await call.first_result(answer, self._deadlines.register_s)
+        finally:
+            await call.finish(self._deadlines.close_s)
 
     async def _open(self, call: TritonCall, voice_id: str, seed: int, priority: int) -> Token2WavCallStream:
         tensors = {
@@ -240,6 +251,11 @@ def _prompt_tensor(audio: bytes | FloatArray) -> dict[str, Any]:
     if isinstance(audio, bytes):
         return {"reference_audio": bytes_tensor(audio)}
     return {"reference_wav": np.ascontiguousarray(audio, dtype=np.float32).ravel()}
+
+
+def _voice_of(result: Any) -> RegisteredVoice:
+    tokens = _required(result, "prompt_speech_tokens")
+    return RegisteredVoice(text_of(_required(result, "voice_id")), tuple(int(token) for token in tokens.ravel()))
 
 
 def _window_tensors(stream_id: str, window: TokenWindow) -> dict[str, Any]:

@@ -131,6 +131,8 @@ _ERROR_CLASSES: dict[ErrorCode, type[errors.GatewayError]] = {
     ErrorCode.INVALID_REQUEST: errors.Token2WavRejectedError,
     ErrorCode.INVALID_PROMPT: errors.InvalidVoicePromptError,
     ErrorCode.INVALID_CHUNK: errors.Token2WavRejectedError,
+    ErrorCode.INVALID_VOICE_FILE: errors.VoiceFileError,
+    ErrorCode.VOICE_MODEL_MISMATCH: errors.VoiceOutdatedError,
     ErrorCode.VOICE_NOT_FOUND: errors.VoiceEvictedError,
     ErrorCode.STREAM_NOT_FOUND: errors.Token2WavInterruptedError,
     ErrorCode.RESOURCE_EXHAUSTED: errors.Token2WavBusyError,

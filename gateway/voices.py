@@ -1,7 +1,8 @@
 """Voices by name or brought along by a request, registered with token2wav when first needed.
 
+A name is that of a voice in the operator's directory, else that of a voice which a caller created, else an alias.
 What token2wav answers (voice id, prompt speech tokens) is cached by the content of the prompt's audio or by the
-voice's name, never by a transcript, and the cache is bounded. Knows nothing of streams or of the LLM.
+voice, never by a transcript, and the cache is bounded. Knows nothing of streams or of the LLM.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
-from gateway.errors import ConfigError, VoiceNotFoundError
+from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError
+from gateway.voice_aliases import VoiceAliases
+from gateway.voice_directory import StoredVoice
+from gateway.voice_draft import VoiceDraft
+from gateway.voice_store import VoiceStore
 
 DEFAULT_VOICE = "default"
 DEFAULT_CACHED_VOICES = 1024
+NO_ALIASES = VoiceAliases(has_openai_names=False)
 _AUDIO_SUFFIXES = (".wav", ".flac")
+_NAMES_IN_MESSAGE = 20
 
 
 @dataclass(frozen=True)
@@ -41,31 +48,52 @@ class ReadyVoice:
 
 
 class VoiceRegistry:
-    """Finds voices and keeps them registered."""
+    """Finds voices, whoever made them, and keeps them registered."""
 
     def __init__(
         self,
         token2wav: Token2Wav,
         voices: list[NamedVoice] | None = None,
         max_cached: int = DEFAULT_CACHED_VOICES,
+        store: VoiceStore | None = None,
+        aliases: VoiceAliases = NO_ALIASES,
     ) -> None:
         """Register nothing yet.
 
         Args:
             token2wav: where voices are registered.
-            voices: the named ones; see `load_voices`.
+            voices: the operator's; see `load_voices`.
             max_cached: registrations remembered at most; the least recently used goes first.
+            store: the callers'; None if they may create none.
+            aliases: other names.
         """
         self._token2wav = token2wav
         self._voices = {voice.name: voice for voice in voices or []}
         self._max_cached = max_cached
+        self._store = store
+        self._aliases = aliases.table(list(self._voices))
         self._cache: OrderedDict[str, RegisteredVoice] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def names(self) -> list[str]:
-        """Names of the voices directory, sorted."""
-        return sorted(self._voices)
+        """Names of all voices, sorted; aliases are not among them."""
+        return sorted({*self._voices, *(voice.name for voice in self.created)})
+
+    @property
+    def created(self) -> list[StoredVoice]:
+        """Voices that callers created, the oldest first."""
+        return self._store.voices() if self._store is not None else []
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Alias -> voice, without those that a voice's own name hides."""
+        return {alias: name for alias, name in self._aliases.items() if self._find(alias) is None}
+
+    @property
+    def max_audio_bytes(self) -> int:
+        """Largest recording that a voice may be created from; 0 if none may."""
+        return self._store.limits.max_audio_bytes if self._store is not None else 0
 
     def check(self, voice: str | InlineVoice) -> None:
         """Refuse an unknown name without asking any service.
@@ -73,43 +101,119 @@ class VoiceRegistry:
         Raises:
             VoiceNotFoundError: no voice has that name.
         """
-        if isinstance(voice, str) and voice not in self._voices:
-            raise VoiceNotFoundError(f"got voice {voice!r}, expected one of {self.names}", param="voice")
+        self._source(voice)
+
+    def find(self, name: str) -> NamedVoice | StoredVoice:
+        """Find a voice by its own name or id; aliases don't count.
+
+        Raises:
+            VoiceNotFoundError: there is none.
+        """
+        found = self._find(name)
+        if found is None:
+            raise VoiceNotFoundError(f"got voice {name!r}, expected {self._some_names()}", param="voice")
+        return found
 
     async def resolve(self, voice: str | InlineVoice) -> ReadyVoice:
         """Return a voice that token2wav knows, registering it if need be.
 
         Raises:
-            VoiceNotFoundError: no voice has that name.
+            VoiceNotFoundError: no voice has that name, or it was deleted just now.
             InvalidVoicePromptError: token2wav can't use its audio.
+            VoiceStoreError: its file can't be used.
             Token2WavError: anything else that went wrong there.
         """
-        self.check(voice)
-        key = _key(voice)
+        source = self._source(voice)
+        key = _key(source)
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            registered = self._cache.pop(key, None) or await self._register(voice)
+            registered = self._cache.pop(key, None) or await self._register(source)
+            if isinstance(source, StoredVoice):
+                self.find(source.id)
             self._remember(key, registered)
-        return ReadyVoice(registered, self._transcript(voice))
+        return ReadyVoice(registered, source.transcript)
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
         """Register again a voice that token2wav has dropped; see `resolve`."""
-        self._cache.pop(_key(voice), None)
+        self._cache.pop(_key(self._source(voice)), None)
         return await self.resolve(voice)
+
+    def admit_creation(self, caller: str) -> None:
+        """Count a caller's attempt to create a voice, before its upload is read.
+
+        Raises:
+            UnsupportedOptionError: voices can't be created here.
+            VoiceStoreError: too many, or too fast; see `VoiceStore.admit`.
+        """
+        self._creating().admit(caller)
+
+    async def create(self, draft: VoiceDraft) -> StoredVoice:
+        """Create a voice; it can be spoken in at once.
+
+        Raises:
+            UnsupportedOptionError: voices can't be created here.
+            GatewayError: see `VoiceStore.create`.
+        """
+        voice, registered = await self._creating().create(draft, self._voices.keys())
+        self._remember(_key(voice), registered)
+        return voice
+
+    async def delete(self, name: str) -> StoredVoice:
+        """Delete a created voice: no new stream speaks in it, running ones go on.
+
+        Raises:
+            VoiceNotFoundError: there is none.
+            VoiceProtectedError: it is one of the voices directory.
+            VoiceStoreError: the disk refuses.
+        """
+        voice = self.find(name)
+        if isinstance(voice, NamedVoice):
+            got = f"voice {name!r} is one of the server's own"
+            raise VoiceProtectedError(f"{got}; its operator can remove it from the voices directory", param="voice")
+        await self._creating().delete(voice.id)
+        self._cache.pop(_key(voice), None)
+        return voice
+
+    def _creating(self) -> VoiceStore:
+        if self._store is None:
+            raise UnsupportedOptionError("voices can't be created here; start the gateway with --created-voices-dir")
+        return self._store
+
+    def _source(self, voice: str | InlineVoice) -> NamedVoice | StoredVoice | InlineVoice:
+        if isinstance(voice, InlineVoice):
+            return voice
+        return self._find(voice) or self._behind(voice)
+
+    def _find(self, name: str) -> NamedVoice | StoredVoice | None:
+        named = self._voices.get(name)
+        if named is None and self._store is not None:
+            return self._store.find(name)
+        return named
+
+    def _behind(self, alias: str) -> NamedVoice | StoredVoice:
+        name = self._aliases.get(alias)
+        found = self._find(name) if name is not None else None
+        if found is None:
+            got = f"got voice {alias!r}" + (f", an alias of {name!r}, which is not there" if name is not None else "")
+            raise VoiceNotFoundError(f"{got}, expected {self._some_names()}", param="voice")
+        return found
+
+    def _some_names(self) -> str:
+        names = self.names
+        more = f" or {len(names) - _NAMES_IN_MESSAGE} more" if len(names) > _NAMES_IN_MESSAGE else ""
+        return f"one of {names[:_NAMES_IN_MESSAGE]}{more}"
 
     def _remember(self, key: str, registered: RegisteredVoice) -> None:
         self._cache[key] = registered
         while len(self._cache) > self._max_cached:
             self._cache.popitem(last=False)
 
-    async def _register(self, voice: str | InlineVoice) -> RegisteredVoice:
-        if isinstance(voice, InlineVoice):
-            return await self._token2wav.register_voice(voice.audio)
-        path = self._voices[voice].audio_path
-        return await self._token2wav.register_voice(await asyncio.to_thread(path.read_bytes))
-
-    def _transcript(self, voice: str | InlineVoice) -> str:
-        return voice.transcript if isinstance(voice, InlineVoice) else self._voices[voice].transcript
+    async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
+        if isinstance(source, InlineVoice):
+            return await self._token2wav.register_voice(source.audio)
+        if isinstance(source, StoredVoice):
+            return await self._creating().load(source)
+        return await self._token2wav.register_voice(await asyncio.to_thread(source.audio_path.read_bytes))
 
 
 def load_voices(directory: Path) -> list[NamedVoice]:
@@ -136,10 +240,12 @@ def _read_transcript(path: Path) -> str:
     return transcript
 
 
-def _key(voice: str | InlineVoice) -> str:
-    if isinstance(voice, str):
-        return f"name:{voice}"
-    return f"content:{_content_hash(voice.audio)}"
+def _key(source: NamedVoice | StoredVoice | InlineVoice) -> str:
+    if isinstance(source, NamedVoice):
+        return f"name:{source.name}"
+    if isinstance(source, StoredVoice):
+        return f"created:{source.id}"
+    return f"content:{_content_hash(source.audio)}"
 
 
 def _content_hash(audio: bytes | FloatArray) -> str:

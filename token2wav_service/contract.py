@@ -6,12 +6,15 @@ A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the
 
     operation       inputs                                      responses
     register_voice  reference_wav | reference_audio             voice_id, prompt_speech_tokens with FINAL
+    export_voice    voice_id                                    voice_file with FINAL
+    import_voice    voice_file                                  voice_id, prompt_speech_tokens with FINAL
     open            voice_id [seed, priority]                   stream_id; stays open until the stream ends,
                                                                 then stream_summary with FINAL
     push            stream_id, chunk_index, token_ids, is_last  waveform with FINAL
     abort           stream_id                                   FINAL
 
-Cancelling the `open` request, or losing the connection that carries it, aborts the stream.
+Cancelling the `open` request, or losing the connection that carries it, aborts the stream. A voice_file is what
+`voice_file.py` reads and writes; importing one runs no feature model.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ class Operation(str, Enum):
     """Value of the `operation` tensor."""
 
     REGISTER_VOICE = "register_voice"
+    EXPORT_VOICE = "export_voice"
+    IMPORT_VOICE = "import_voice"
     OPEN = "open"
     PUSH = "push"
     ABORT = "abort"
@@ -52,6 +57,8 @@ class ErrorCode(str, Enum):
     INVALID_REQUEST = "INVALID_REQUEST"
     INVALID_PROMPT = "INVALID_PROMPT"
     INVALID_CHUNK = "INVALID_CHUNK"
+    INVALID_VOICE_FILE = "INVALID_VOICE_FILE"
+    VOICE_MODEL_MISMATCH = "VOICE_MODEL_MISMATCH"
     VOICE_NOT_FOUND = "VOICE_NOT_FOUND"
     STREAM_NOT_FOUND = "STREAM_NOT_FOUND"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"

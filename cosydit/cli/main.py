@@ -8,7 +8,21 @@ import logging
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = ("say", "serve", "client", "replay", "bench", "batch", "checkpoint", "download", "doctor")
+SUBCOMMANDS = (
+    "say",
+    "serve",
+    "client",
+    "replay",
+    "bench",
+    "batch",
+    "build_engines",
+    "checkpoint",
+    "convert_llm",
+    "download",
+    "export",
+    "import_voices",
+    "doctor",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

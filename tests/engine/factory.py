@@ -15,12 +15,14 @@ from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.model_runner import ModelRunner, TorchState
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
 from token2wav_service.engine.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
-from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.vocoder_stream import StreamVocoder
 
 POISON = 66
 """A token that makes `PoisonableRunner` fail."""
+MODEL_VERSION = "model-1"
+SPEAKER_DIMENSIONS = 16
 
 
 class ManualClock:
@@ -44,7 +46,7 @@ class SeededExtractor:
             voice_id=digest,
             prompt_tokens=rng.integers(0, VOCAB, tokens),
             prompt_mel=rng.standard_normal((2 * tokens, 80), dtype=np.float32),
-            speaker_embedding=rng.standard_normal(16, dtype=np.float32),
+            speaker_embedding=rng.standard_normal(SPEAKER_DIMENSIONS, dtype=np.float32),
         )
 
 
@@ -66,7 +68,8 @@ def make_engine(clock: ManualClock | None = None, **changes: object) -> Token2Wa
     flow = StreamFlow(make_flow(), config.synthesis)
     runner = PoisonableRunner(flow, StreamVocoder(make_hift(), config.synthesis))
     runner.batches = []
-    voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes)
+    model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
+    voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes, model)
     return Token2WavEngine(config, voices, runner, clock or ManualClock())
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from tests.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
@@ -19,11 +20,11 @@ WAIT_S = 30.0
 class Listener:
     """Collects what a loop calls back."""
 
-    def __init__(self, loop: EngineLoop) -> None:
+    def __init__(self, loop: EngineLoop, voice_id: str | None = None) -> None:
         self.loop = loop
         self.results: queue.Queue[AudioChunk | Token2WavError] = queue.Queue()
         self.ends: queue.Queue[StreamSummary] = queue.Queue()
-        voice_id = loop.register_voice(make_prompt()).result(WAIT_S).voice_id
+        voice_id = voice_id or loop.register_voice(make_prompt()).result(WAIT_S).voice_id
         self.stream_id = loop.open_stream(voice_id, StreamOptions(), self.ends.put)
 
     def push(self, index: int, count: int, last: bool) -> None:
@@ -107,6 +108,17 @@ def test_a_callback_that_raises_harms_nobody(loop: EngineLoop) -> None:
     second.push(0, 18, True)
     assert isinstance(second.results.get(timeout=WAIT_S), AudioChunk)
     assert first.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+
+
+def test_a_voice_file_gives_the_same_audio_as_the_prompt_it_was_made_from(loop: EngineLoop) -> None:
+    made = loop.register_voice(make_prompt()).result(WAIT_S)
+    imported = loop.import_voice(loop.export_voice(made.voice_id).result(WAIT_S)).result(WAIT_S)
+    assert imported.voice_id != made.voice_id
+    first, second = Listener(loop, made.voice_id), Listener(loop, imported.voice_id)
+    for listener in (first, second):
+        listener.push(0, 18, True)
+    audio = [listener.results.get(timeout=WAIT_S) for listener in (first, second)]
+    np.testing.assert_array_equal(audio[0].samples, audio[1].samples)
 
 
 def test_a_bad_prompt_fails_its_future_only(loop: EngineLoop) -> None:

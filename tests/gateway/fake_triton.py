@@ -16,6 +16,8 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from token2wav_service.contract import TOKEN2WAV_MODEL, ErrorCode, encode_error
 
+VOICE_FILE = b"\x00\xffany bytes"
+
 
 @dataclass
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -55,7 +57,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             self.open_streams -= is_open
 
     def _answer(self, operation: str, request_id: str, tensors: dict[str, Any]) -> Any:
-        if operation == "register_voice":
+        if operation == "export_voice":
+            return _answer_of(request_id, {"voice_file": np.array([VOICE_FILE], np.object_)})
+        if operation in ("register_voice", "import_voice"):
             if self.register_error is not None:
                 return service_pb2.ModelStreamInferResponse(error_message=self.register_error)
             voice = {"voice_id": np.array([b"v1"], np.object_), "prompt_speech_tokens": np.array([4, 5], np.int32)}

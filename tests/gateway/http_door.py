@@ -13,6 +13,7 @@ import uvicorn
 from gateway.app import Gateway, build_app
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
+from gateway.voice_store import VoiceStore
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock
 
@@ -49,12 +50,14 @@ class Door:
 
 
 @asynccontextmanager
-async def opened_door(llm: FakeLLM, token2wav: FakeToken2Wav, voices: list[NamedVoice]) -> AsyncIterator[Door]:
+async def opened_door(
+    llm: FakeLLM, token2wav: FakeToken2Wav, voices: list[NamedVoice], store: VoiceStore | None = None
+) -> AsyncIterator[Door]:
     """Start the door and stop it again."""
 
     @asynccontextmanager
     async def open_parts() -> AsyncIterator[Gateway]:
-        registry = VoiceRegistry(token2wav, voices)
+        registry = VoiceRegistry(token2wav, voices, store=store)
         pipeline = SpeechPipeline(llm, token2wav, registry, clock=ManualClock())
         yield Gateway(pipeline, Readiness(pipeline, llm, token2wav, "default", retry_s=0.01), registry)
 

@@ -17,6 +17,9 @@ from gateway.config import parse_args
 from gateway.llm_wire import LLMBackend
 from gateway.pcm import to_pcm16
 from gateway.running_ahead import running_ahead
+from gateway.voice_aliases import VoiceAliases
+from gateway.voice_settings import VoiceSettings
+from gateway.voice_store import VoiceLimits
 from token2wav_service.contract import ErrorCode
 
 REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
@@ -43,6 +46,16 @@ def test_the_chunk_strategy_is_a_setting() -> None:
     assert parse_args([*REQUIRED, "--dynamic-chunk-strategy", "deadline"]).chunks.policy() == DeadlineChunks()
 
 
+def test_what_concerns_voices_is_a_setting() -> None:
+    given = ["--created-voices-dir", "made", "--max-created-voices", "5", "--max-voice-bytes", "6"]
+    given += ["--voice-creations-per-minute", "7", "--voice-alias", "alloy=anna", "--voice-alias", "boss = mia"]
+    settings = parse_args([*REQUIRED, *given, "--no-openai-voices"]).voices
+    assert settings == VoiceSettings(
+        Path("made"), VoiceLimits(6, 5, 7), VoiceAliases({"alloy": "anna", "boss": "mia"}, has_openai_names=False)
+    )
+    assert parse_args(REQUIRED).voices == VoiceSettings(None, VoiceLimits(), VoiceAliases({}, has_openai_names=True))
+
+
 @pytest.mark.parametrize("option", [["--colour", "red"], ["--llm-backend", "x"], ["--max-text-characters", "0"]])
 def test_unknown_or_impossible_options_end_the_process(option: list[str]) -> None:
     with pytest.raises(SystemExit):
@@ -50,7 +63,15 @@ def test_unknown_or_impossible_options_end_the_process(option: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    "option", [["--llm-url", "127.0.0.1:8000"], ["--token2wav-url", "http://x:1"], ["--token-hop-len", "1"]]
+    "option",
+    [
+        ["--llm-url", "127.0.0.1:8000"],
+        ["--token2wav-url", "http://x:1"],
+        ["--token-hop-len", "1"],
+        ["--voice-alias", "alloy"],
+        ["--voice-alias", "=anna"],
+        ["--voice-alias", "a=b", "--voice-alias", "a=c"],
+    ],
 )
 def test_values_that_cannot_work_are_config_errors(option: list[str]) -> None:
     with pytest.raises(errors.ConfigError):
@@ -68,10 +89,18 @@ def test_every_error_has_its_own_row_in_the_table() -> None:
     assert errors.wire_status(ValueError()).http == 500
 
 
+CALLERS_CAN_CURE = {
+    errors.Token2WavBusyError,
+    errors.VoiceStoreFullError,
+    errors.VoiceRateError,
+    errors.VoiceOutdatedError,
+}
+
+
 def test_callers_mistakes_are_4xx_and_the_services_failures_are_not() -> None:
     for kind, status in errors._WIRE.items():
-        is_callers = issubclass(kind, errors.InvalidRequestError)
-        assert (400 <= status.http < 500) == (is_callers or kind is errors.Token2WavBusyError)
+        is_callers = issubclass(kind, errors.InvalidRequestError) or kind in CALLERS_CAN_CURE
+        assert (400 <= status.http < 500) == is_callers
         assert isinstance(status.triton, ErrorCode)
 
 

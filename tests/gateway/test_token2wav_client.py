@@ -10,7 +10,7 @@ import pytest
 from gateway import errors
 from gateway.chunking import TokenWindow
 from gateway.token2wav_client import Token2WavClient, Token2WavDeadlines
-from tests.gateway.fake_triton import FakeTriton, error, serving
+from tests.gateway.fake_triton import VOICE_FILE, FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode
 
 FIRST = TokenWindow(0, 0, tuple(range(18)), False)
@@ -106,6 +106,32 @@ async def test_a_prompt_that_is_refused_is_the_callers_mistake(code: ErrorCode) 
         client = Token2WavClient(url)
         with pytest.raises(errors.InvalidVoicePromptError, match="silent"):
             await client.register_voice(b"x")
+        await client.close()
+
+
+async def test_a_voice_is_exported_and_imported_as_bytes() -> None:
+    async with serving(fake := FakeTriton()) as (url, _):
+        client = Token2WavClient(url)
+        exported = await client.export_voice("v1")
+        voice = await client.import_voice(exported)
+        await client.close()
+    assert (exported, voice.voice_id, voice.prompt_speech_tokens) == (VOICE_FILE, "v1", (4, 5))
+    assert [sorted(set(r) - {"operation"}) for r in fake.requests] == [["voice_id"], ["voice_file"]]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (ErrorCode.VOICE_MODEL_MISMATCH, errors.VoiceOutdatedError),
+        (ErrorCode.INVALID_VOICE_FILE, errors.VoiceFileError),
+        (ErrorCode.RESOURCE_EXHAUSTED, errors.Token2WavBusyError),
+    ],
+)
+async def test_errors_on_import_are_typed(code: ErrorCode, expected: type[errors.GatewayError]) -> None:
+    async with serving(FakeTriton(register_error=error(code, "the reason"))) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(expected, match="the reason"):
+            await client.import_voice(b"x")
         await client.close()
 
 

@@ -27,11 +27,14 @@ from token2wav_service.engine.types import (
 from token2wav_service.errors import (
     EngineStoppedError,
     InvalidPromptError,
+    InvalidVoiceFileError,
     StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
+    VoiceModelMismatchError,
     VoiceNotFoundError,
 )
+from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 FINAL = 1
 
@@ -190,6 +193,7 @@ class FakeEngineLoop:
     """
 
     FAILING_TOKEN = 666
+    MODEL_VERSION = "fake-1"
 
     def __init__(self) -> None:
         self.streams: dict[str, _FakeStream] = {}
@@ -238,10 +242,39 @@ class FakeEngineLoop:
             np.zeros((10, 80), np.float32),
             np.zeros(192, np.float32),
         )
+        future.set_result(self._keep(features))
+        return future
+
+    def export_voice(self, voice_id: str) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        features = self.voices.get(voice_id)
+        if features is None:
+            future.set_exception(VoiceNotFoundError(f"no voice {voice_id!r}: register it"))
+            return future
+        tokens = features.prompt_tokens.astype(np.int32)
+        file = VoiceFile(self.MODEL_VERSION, tokens, features.prompt_mel, features.speaker_embedding)
+        future.set_result(encode_voice_file(file))
+        return future
+
+    def import_voice(self, data: bytes) -> Future[VoiceFeatures]:
+        future: Future[VoiceFeatures] = Future()
+        try:
+            file = decode_voice_file(data)
+        except VoiceFormatError as err:
+            future.set_exception(InvalidVoiceFileError(str(err)))
+            return future
+        if file.model_version != self.MODEL_VERSION:
+            future.set_exception(VoiceModelMismatchError(f"made with {file.model_version}: make it again"))
+            return future
+        tokens = file.prompt_tokens.astype(np.int64)
+        features = VoiceFeatures(f"imported-{len(tokens)}", tokens, file.prompt_mel, file.speaker_embedding)
+        future.set_result(self._keep(features))
+        return future
+
+    def _keep(self, features: VoiceFeatures) -> VoiceFeatures:
         self.voices[features.voice_id] = features
         self.counters.voices = len(self.voices)
-        future.set_result(features)
-        return future
+        return features
 
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str:
         with self._lock:

@@ -15,6 +15,7 @@ import pytest
 from tests.triton.client import StreamClient, connected, read_metrics, text, token2wav_metric, wait_until
 from token2wav_service.contract import ErrorCode, decode_error
 from token2wav_service.triton.server import TritonProcess
+from token2wav_service.voice_file import decode_voice_file
 
 CHUNKS = 20
 
@@ -46,6 +47,18 @@ def test_eight_streams_at_once_each_get_their_own_audio(fake_engine_server: Trit
     levels = [1000 + n for n in range(8)]
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(speak, levels)) == [{own} for own in levels]
+
+
+def test_a_voice_travels_out_as_a_file_and_in_again(fake_engine_server: TritonProcess) -> None:
+    with connected(fake_engine_server) as client:
+        voice = client.ask("register_voice", reference_wav=np.ones(16000, np.float32))[0].tensors["voice_id"]
+        exported = client.ask("export_voice", voice_id=text(voice[0].decode()))[0].tensors["voice_file"]
+        (imported,) = client.ask("import_voice", voice_file=np.array([bytes(exported[0])], np.object_))
+        assert decode_voice_file(bytes(exported[0])).model_version == "fake-1"
+        client.send("open", "lease", voice_id=text(imported.tensors["voice_id"][0].decode()))
+        client.push(text(client.next().tensors["stream_id"][0].decode()), 0, first=7, is_last=True)
+        answers = [client.next(), client.next()]
+    assert [level(a.tensors["waveform"][0]) for a in answers if "waveform" in a.tensors] == [7]
 
 
 def test_cancelling_the_call_frees_the_stream(fake_engine_server: TritonProcess) -> None:
@@ -80,6 +93,7 @@ def test_killing_the_client_process_frees_the_stream(fake_engine_server: TritonP
     [
         pytest.param("open", {"voice_id": text("nobody")}, ErrorCode.VOICE_NOT_FOUND, id="unknown voice"),
         pytest.param("dance", {}, ErrorCode.INVALID_REQUEST, id="unknown operation"),
+        pytest.param("import_voice", {"voice_file": text("x")}, ErrorCode.INVALID_VOICE_FILE, id="no voice file"),
         pytest.param(
             "register_voice", {"reference_wav": np.zeros(800, np.float32)}, ErrorCode.INVALID_PROMPT, id="silent"
         ),

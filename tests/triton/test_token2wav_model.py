@@ -98,6 +98,15 @@ def test_register_voice_does_not_block_other_requests(harness: Harness) -> None:
     assert waiting.sender.error().startswith("UNAVAILABLE: ")
 
 
+def test_an_exported_voice_is_imported_without_its_audio(harness: Harness) -> None:
+    exported = harness.ask("export_voice", voice_id=harness.register()).sender.sent[0].named()["voice_file"]
+    harness.engine.voices.clear()
+    imported = harness.ask("import_voice", voice_file=exported).sender.sent[0].named()
+    np.testing.assert_array_equal(imported["prompt_speech_tokens"], np.arange(5))
+    lease = harness.send("open", voice_id=imported["voice_id"])
+    assert "stream_id" in lease.sender.sent[0].named()
+
+
 def test_a_stream_answers_its_chunks_and_ends_with_a_summary(harness: Harness) -> None:
     lease, stream_id = harness.open(seed=np.array([7], np.int64))
     first = harness.ask("push", **harness.push_tensors(stream_id, 0, first=5))
@@ -203,6 +212,10 @@ GOOD_PUSH = {
         ),
         pytest.param("register_voice", {"reference_wav": np.zeros(9, np.float32)}, "INVALID_PROMPT", id="silent"),
         pytest.param("register_voice", {"reference_audio": text("not audio")}, "INVALID_PROMPT", id="not audio"),
+        pytest.param("export_voice", {}, "INVALID_REQUEST", id="export without voice"),
+        pytest.param("export_voice", {"voice_id": text("nobody")}, "VOICE_NOT_FOUND", id="export of an unknown voice"),
+        pytest.param("import_voice", {}, "INVALID_REQUEST", id="import without file"),
+        pytest.param("import_voice", {"voice_file": text("x")}, "INVALID_VOICE_FILE", id="import of any bytes"),
         pytest.param("open", {}, "INVALID_REQUEST", id="open without voice"),
         pytest.param("open", {"voice_id": text("nobody")}, "VOICE_NOT_FOUND", id="unknown voice"),
         pytest.param(

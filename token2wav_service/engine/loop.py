@@ -60,6 +60,18 @@ class EngineLoop:
             self._check_running()
             return self._voice_workers.submit(self.engine.voices.register, prompt)
 
+    def export_voice(self, voice_id: str) -> Future[bytes]:
+        """Write a cached voice's file off the engine's thread; the future raises VoiceNotFoundError."""
+        with self._wake:
+            self._check_running()
+            return self._voice_workers.submit(self.engine.voices.export_file, voice_id)
+
+    def import_voice(self, data: bytes) -> Future[VoiceFeatures]:
+        """Make a voice from its file off the engine's thread; the future raises what `VoiceStore.import_file` does."""
+        with self._wake:
+            self._check_running()
+            return self._voice_workers.submit(self.engine.voices.import_file, data)
+
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: OnEnd) -> str:
         """Open a stream; `on_end` is called exactly once, whatever ends it.
 

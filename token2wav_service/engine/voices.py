@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
+
+from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.engine.runner import Runner, VoiceState
 from token2wav_service.engine.types import VoiceFeatures, VoicePrompt
-from token2wav_service.features.audio import validate_prompt
+from token2wav_service.errors import InvalidVoiceFileError, VoiceModelMismatchError
+from token2wav_service.features.audio import MAX_PROMPT_SECONDS, validate_prompt
 from token2wav_service.features.extractor import voice_id_of
 from token2wav_service.features.voice_cache import VoiceCache
+from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
+
+MAX_VOICE_FILE_BYTES = 1024 * 1024
+"""Three times what the longest prompt's features need."""
 
 
 class FeatureExtractor(Protocol):
@@ -18,6 +30,22 @@ class FeatureExtractor(Protocol):
     def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
         """Compute everything the models need of a voice."""
         ...
+
+
+def _of_this_process() -> Callable[[], str]:
+    version = f"process-{uuid.uuid4().hex}"
+    return lambda: version
+
+
+@dataclass(frozen=True)
+class VoiceModel:
+    """What a voice file must fit."""
+
+    version: Callable[[], str] = field(default_factory=_of_this_process)
+    """Names the feature models and the flow; asked for with the first file. Models without a checkpoint have a version
+    that no other process has."""
+    mel_bins: int = 80
+    speaker_dimensions: int = 192
 
 
 @dataclass(frozen=True)
@@ -38,9 +66,13 @@ class Voice:
 class VoiceStore:
     """Makes voices once and remembers them under a byte budget; thread-safe."""
 
-    def __init__(self, extractor: FeatureExtractor, runner: Runner[Any, Any], budget_bytes: int) -> None:
+    def __init__(
+        self, extractor: FeatureExtractor, runner: Runner[Any, Any], budget_bytes: int, model: VoiceModel | None = None
+    ) -> None:
         self._extractor = extractor
         self._runner = runner
+        self._model = model or VoiceModel()
+        self._model_version = cache(self._model.version)
         self.cache: VoiceCache[Voice] = VoiceCache(budget_bytes)
 
     def register(self, prompt: VoicePrompt) -> VoiceFeatures:
@@ -51,9 +83,85 @@ class VoiceStore:
             CapacityError: the cache can't hold it beside the voices in use.
         """
         validate_prompt(prompt.samples)
-        voice_id = voice_id_of(prompt.samples)
-        return self.cache.get_or_compute(voice_id, lambda: self._make(prompt), lambda voice: voice.num_bytes).features
+        return self._cached(voice_id_of(prompt.samples), lambda: self._extractor.extract(prompt))
 
-    def _make(self, prompt: VoicePrompt) -> Voice:
-        features = self._extractor.extract(prompt)
-        return Voice(features, self._runner.prepare_voice(features))
+    def export_file(self, voice_id: str) -> bytes:
+        """Return a cached voice as a file that `import_file` takes, here or in another process of the same checkpoint.
+
+        Raises:
+            VoiceNotFoundError: it is not cached.
+        """
+        with self.cache.pinned(voice_id) as voice:
+            features = voice.features
+        tokens = features.prompt_tokens.astype(np.int32)
+        return encode_voice_file(
+            VoiceFile(self._model_version(), tokens, features.prompt_mel, features.speaker_embedding)
+        )
+
+    def import_file(self, data: bytes) -> VoiceFeatures:
+        """Return a file's voice, made without the feature models unless it is cached.
+
+        Its id is a hash of the features: a file can't pass for the voice of a prompt that somebody else sends.
+
+        Raises:
+            InvalidVoiceFileError: not a voice file, or no voice that these models can speak in; nothing is kept.
+            VoiceModelMismatchError: another checkpoint made it.
+            CapacityError: see `register`.
+        """
+        file = _decoded(data)
+        if file.model_version != self._model_version():
+            raise VoiceModelMismatchError(
+                f"the voice was made with model {file.model_version}, this is model {self._model_version()}; "
+                "make it again from its recording"
+            )
+        self._check_fit(file)
+        features = VoiceFeatures(
+            _features_id(file), file.prompt_tokens.astype(np.int64), file.prompt_mel, file.speaker_embedding
+        )
+        return self._cached(features.voice_id, lambda: features)
+
+    def _cached(self, voice_id: str, make: Callable[[], VoiceFeatures]) -> VoiceFeatures:
+        def prepare() -> Voice:
+            features = make()
+            return Voice(features, self._runner.prepare_voice(features))
+
+        return self.cache.get_or_compute(voice_id, prepare, lambda voice: voice.num_bytes).features
+
+    def _check_fit(self, file: VoiceFile) -> None:
+        facts = self._runner.facts
+        tokens, longest = len(file.prompt_tokens), int(MAX_PROMPT_SECONDS * TOKEN_RATE_HZ)
+        if not facts.lookahead_tokens <= tokens <= longest:
+            raise InvalidVoiceFileError(
+                f"the voice's prompt has {tokens} tokens ({TOKEN_RATE_HZ} a second), expected "
+                f"{facts.lookahead_tokens} to {longest}; make it from a recording of 3 to 10 seconds"
+            )
+        if not (0 <= int(file.prompt_tokens.min()) and int(file.prompt_tokens.max()) < facts.vocab_size):
+            raise InvalidVoiceFileError(
+                f"the voice's prompt holds speech tokens outside 0..{facts.vocab_size - 1}; make it again"
+            )
+        got = (file.prompt_mel.shape[1], len(file.speaker_embedding))
+        expected = (self._model.mel_bins, self._model.speaker_dimensions)
+        if got != expected:
+            raise InvalidVoiceFileError(
+                f"the voice has {got[0]} mel bins and an embedding of {got[1]}, expected {expected[0]} and "
+                f"{expected[1]}; make it again"
+            )
+
+
+def _decoded(data: bytes) -> VoiceFile:
+    if len(data) > MAX_VOICE_FILE_BYTES:
+        raise InvalidVoiceFileError(
+            f"the voice file has {len(data)} bytes, expected at most {MAX_VOICE_FILE_BYTES}; send it without its audio"
+        )
+    try:
+        return decode_voice_file(data)
+    except VoiceFormatError as err:
+        raise InvalidVoiceFileError(str(err)) from err
+
+
+def _features_id(file: VoiceFile) -> str:
+    digest = hashlib.sha256(b"voice file")
+    for array in (file.prompt_tokens, file.prompt_mel, file.speaker_embedding):
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -48,6 +48,8 @@ class StreamEngine(Protocol):
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def register_voice(self, prompt: VoicePrompt) -> Future[VoiceFeatures]: ...
+    def export_voice(self, voice_id: str) -> Future[bytes]: ...
+    def import_voice(self, data: bytes) -> Future[VoiceFeatures]: ...
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str: ...
     def push(self, chunk: TokenChunk, on_result: Callable[[AudioChunk | Token2WavError], None]) -> None: ...
     def abort(self, stream_id: str) -> None: ...
@@ -93,6 +95,8 @@ class Token2WavModel:
         self._decoders = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="prompt-decoder")
         self._operations: Mapping[Operation, Callable[[RequestInputs, Responder], None]] = {
             Operation.REGISTER_VOICE: self._register_voice,
+            Operation.EXPORT_VOICE: self._export_voice,
+            Operation.IMPORT_VOICE: self._import_voice,
             Operation.OPEN: self._open,
             Operation.PUSH: self._push,
             Operation.ABORT: self._abort,
@@ -165,6 +169,14 @@ class Token2WavModel:
     def _extract(self, samples: FloatArray, responder: Responder) -> None:
         features = self._engine.register_voice(VoicePrompt(samples))
         features.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
+
+    def _export_voice(self, inputs: RequestInputs, responder: Responder) -> None:
+        exporting = self._engine.export_voice(inputs.text("voice_id"))
+        exporting.add_done_callback(_when_done(responder, lambda data: _send_voice_file(data, responder)))
+
+    def _import_voice(self, inputs: RequestInputs, responder: Responder) -> None:
+        importing = self._engine.import_voice(inputs.raw_bytes("voice_file"))
+        importing.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
         voice_id = inputs.text("voice_id")
@@ -250,6 +262,10 @@ def _send_voice(features: VoiceFeatures, responder: Responder) -> None:
             "prompt_speech_tokens": features.prompt_tokens.astype(np.int32),
         }
     )
+
+
+def _send_voice_file(data: bytes, responder: Responder) -> None:
+    responder.finish({"voice_file": np.array([data], dtype=np.object_)})
 
 
 def _send_audio(result: AudioChunk | Token2WavError, responder: Responder) -> None:

@@ -1,0 +1,52 @@
+"""`cosydit import-voices`: the voices of the original's spk2info.pt, as created voices of the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cosydit.local.import_voices import ImportReport
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `import-voices`."""
+    parser = subparsers.add_parser("import-voices", help="take over the voices of the original's spk2info.pt")
+    parser.add_argument("file", type=Path, help="spk2info.pt; read without running code")
+    parser.add_argument("--out", type=Path, required=True, help="the gateway's --created-voices-dir")
+    parser.add_argument(
+        "--model-dir", type=Path, required=True, help="the token2wav checkpoint that will speak in the voices"
+    )
+    parser.add_argument(
+        "--tokenizer-dir", type=Path, help="the LLM's, for transcripts that the file holds as token ids alone"
+    )
+    parser.add_argument(
+        "--consent", default="", help="note on who allowed the voices to be made (default: where they come from)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Take over what can be; returns the exit status, 1 if anything was left out."""
+    from cosydit.local.import_voices import import_voices
+    from gateway.errors import GatewayError
+    from token2wav_service.errors import CheckpointError
+
+    try:
+        reports = import_voices(args.file, args.out, args.model_dir, args.tokenizer_dir, args.consent)
+    except (CheckpointError, GatewayError, OSError) as err:
+        print(f"cosydit import-voices: {err}", file=sys.stderr)
+        return 2
+    for report in reports:
+        print(_line(report))
+    failed = sum(report.problem is not None for report in reports)
+    print(f"{len(reports)} voices, {failed} left out")
+    return 1 if failed else 0
+
+
+def _line(report: ImportReport) -> str:
+    if report.problem is not None:
+        return f"FAIL  {report.name}: {report.problem}"
+    return f"ok    {report.name}: {report.voice_id}{f' ({report.note})' if report.note else ''}"

@@ -1,0 +1,195 @@
+"""Voices over HTTP: create, list, show and delete under /v1/audio/voices.
+
+The form and the answers carry OpenAI's fields (`audio.voice`) and vllm-omni's (`uploaded_voices`, `ref_text`) side by
+side, so that clients of either find theirs. Parses and refuses; everything else is the registry's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from math import ceil
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import BaseRoute, Route
+
+from gateway.dialects.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
+from gateway.dialects.openai_http import error_response
+from gateway.errors import (
+    GatewayError,
+    InvalidRequestError,
+    UnsupportedOptionError,
+    VoiceExistsError,
+    VoiceRateError,
+    VoiceStoreFullError,
+)
+from gateway.voice_directory import StoredVoice
+from gateway.voice_draft import VoiceDraft, too_large
+from gateway.voices import NamedVoice, VoiceRegistry
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/audio/voices"
+
+_MAX_FIELDS = 16
+_OTHER_FIELDS_BYTES = 64 * 1024
+"""What a form may hold beside its recording."""
+_RECORDINGS = ("audio_sample", "file")
+_TEXTS = {
+    "name": "name",
+    "consent": "consent",
+    "transcript": "transcript",
+    "ref_text": "transcript",
+    "description": "description",
+    "speaker_description": "description",
+    "type": "type",
+}
+"""Field of a form -> what it means; the second names are vllm-omni's."""
+_FROM_RECORDING = "audio_sample"
+"""The one `type` of OpenAI's that we make."""
+_FINAL_ERRORS = (VoiceExistsError, VoiceStoreFullError)
+"""Clients repeat 409 and 429 on their own; for these it can't help."""
+_CLIENT_LEFT = 400
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def routes(registry: Callable[[], VoiceRegistry], caller_of: Callable[[Request], str] | None = None) -> list[BaseRoute]:
+    """Return the routes, ready to be added to an application.
+
+    Args:
+        registry: where to find the voices once the application has started.
+        caller_of: names the caller whose creations are counted; by default its address.
+    """
+    voices = _Voices(registry, caller_of or _address)
+    return [
+        Route(PATH, _answering(voices.list), methods=["GET"]),
+        Route(PATH, _answering(voices.create), methods=["POST"]),
+        Route(f"{PATH}/{{voice}}", _answering(voices.show), methods=["GET"]),
+        Route(f"{PATH}/{{voice}}", _answering(voices.delete), methods=["DELETE"]),
+    ]
+
+
+class _Voices:
+    """The four handlers."""
+
+    def __init__(self, registry: Callable[[], VoiceRegistry], caller_of: Callable[[Request], str]) -> None:
+        self._registry = registry
+        self._caller_of = caller_of
+
+    async def list(self, request: Request) -> Response:
+        registry = self._registry()
+        uploaded = [_upload_of(voice) for voice in registry.created]
+        return JSONResponse({"voices": registry.names, "uploaded_voices": uploaded, "aliases": registry.aliases})
+
+    async def create(self, request: Request) -> Response:
+        registry = self._registry()
+        registry.admit_creation(self._caller_of(request))
+        voice = await registry.create(await _read_draft(request, registry.max_audio_bytes))
+        return JSONResponse({**_object_of(voice), "success": True, "voice": _upload_of(voice)})
+
+    async def show(self, request: Request) -> Response:
+        return JSONResponse(_object_of(self._registry().find(request.path_params["voice"])))
+
+    async def delete(self, request: Request) -> Response:
+        voice = await self._registry().delete(request.path_params["voice"])
+        message = f"voice {voice.name!r} was deleted"
+        answer = {"object": "audio.voice", "id": voice.id, "deleted": True, "success": True, "message": message}
+        return JSONResponse(answer)
+
+
+def _answering(handler: Handler) -> Handler:
+    """Wrap a handler so that what it raises becomes an OpenAI-shaped answer."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_LEFT)
+        except GatewayError as error:
+            return _refusal(error)
+
+    return answer
+
+
+def _refusal(error: GatewayError) -> Response:
+    logger.info("voices: %s: %s", error.code, error)
+    response = error_response(error)
+    if isinstance(error, VoiceRateError):
+        response.headers["retry-after"] = str(ceil(error.retry_after_s))
+    if isinstance(error, _FINAL_ERRORS):
+        response.headers["x-should-retry"] = "false"
+    return response
+
+
+async def _read_draft(request: Request, max_audio_bytes: int) -> VoiceDraft:
+    content_type = request.headers.get("content-type", "")
+    if not content_type.lower().startswith(MEDIA_TYPE):
+        got = f"got content type {content_type!r}, and a voice is created from a recording: send {MEDIA_TYPE}"
+        raise UnsupportedOptionError(f"{got}; {_EXPECTED_FORM}")
+    try:
+        parts = await read_form(content_type, request.stream(), max_audio_bytes + _OTHER_FIELDS_BYTES, _MAX_FIELDS)
+    except FormTooLargeError as error:
+        raise too_large(max_audio_bytes) from error
+    return _draft_of(parts)
+
+
+def _draft_of(parts: list[FormPart]) -> VoiceDraft:
+    texts: dict[str, str] = {}
+    recordings: list[FormPart] = []
+    for part in parts:
+        if part.name in _RECORDINGS and part.is_file and not recordings:
+            recordings.append(part)
+        elif part.name in _TEXTS and not part.is_file and _TEXTS[part.name] not in texts:
+            texts[_TEXTS[part.name]] = part.text()
+        else:
+            raise InvalidRequestError(f"{_mistake(part)}; {_EXPECTED_FORM}", param=part.name)
+    if texts.pop("type", _FROM_RECORDING) != _FROM_RECORDING:
+        raise UnsupportedOptionError(f"only voices of type {_FROM_RECORDING!r} can be created", param="type")
+    needed = {"name": "name" in texts, "consent": "consent" in texts, _RECORDINGS[0]: bool(recordings)}
+    missing = [field for field, is_there in needed.items() if not is_there]
+    if missing:
+        raise InvalidRequestError(f"the form lacks {', '.join(missing)}; {_EXPECTED_FORM}", param=missing[0])
+    return VoiceDraft(audio=bytes(recordings[0].data), media_type=recordings[0].media_type, **texts)
+
+
+_EXPECTED_FORM = (
+    "expected one file audio_sample (or file) and the texts name, consent and, optional, transcript (or ref_text) and "
+    "description (or speaker_description)"
+)
+
+
+def _mistake(part: FormPart) -> str:
+    if part.name not in (*_RECORDINGS, *_TEXTS):
+        return f"got an unknown field {part.name!r}"
+    if part.is_file != (part.name in _RECORDINGS):
+        return f"{part.name} is a {'file' if part.is_file else 'text'}"
+    return f"{part.name} came twice"
+
+
+def _object_of(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
+    """Describe a voice as OpenAI does, with what else we know of it."""
+    if isinstance(voice, NamedVoice):
+        return {"object": "audio.voice", "id": voice.name, "name": voice.name, "ref_text": voice.transcript}
+    return {"object": "audio.voice", "type": _FROM_RECORDING, **_upload_of(voice)}
+
+
+def _upload_of(voice: StoredVoice) -> dict[str, Any]:
+    """Describe a created voice as vllm-omni does, with its id and length."""
+    described = {
+        "id": voice.id,
+        "name": voice.name,
+        "created_at": voice.created_at,
+        "consent": voice.consent,
+        "mime_type": voice.media_type,
+        "file_size": voice.audio_bytes,
+        "seconds": voice.seconds,
+    }
+    optional = {"ref_text": voice.transcript, "speaker_description": voice.description}
+    return described | {name: text for name, text in optional.items() if text}
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else ""

@@ -1,0 +1,108 @@
+"""What a caller hands over to have a voice created, and the rules for it. Pure.
+
+Whether the recording itself will do (readable, long enough, not silent) is for token2wav to say.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, replace
+
+from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UploadTooLargeError
+from gateway.voice_directory import VOICE_ID
+
+MAX_NAME_CHARACTERS = 64
+MAX_TRANSCRIPT_CHARACTERS = 2000
+"""Far more than anybody says in the longest prompt."""
+MAX_CONSENT_CHARACTERS = 2000
+MAX_DESCRIPTION_CHARACTERS = 500
+
+_NAME_MARKS = " .-_"
+"""Beside the letters, marks and digits of any script: nothing that a path, a URL or a list could mistake."""
+_MEDIA_TYPE = re.compile(r"[a-z]+/[a-z0-9.+\-]{1,64}")
+
+
+@dataclass(frozen=True)
+class VoiceDraft:
+    """A voice to be."""
+
+    name: str
+    audio: bytes
+    """A recording in any format that token2wav reads."""
+    consent: str
+    """Who allowed the voice to be made, or the id of that consent elsewhere."""
+    transcript: str = ""
+    """What the recording says; without it the LLM can't continue from the recording, only the timbre is taken."""
+    description: str = ""
+    media_type: str = ""
+
+
+def checked_draft(draft: VoiceDraft, max_audio_bytes: int) -> VoiceDraft:
+    """Return the draft with its texts tidied.
+
+    Raises:
+        InvalidRequestError: a name or text that can't be kept.
+        InvalidVoicePromptError: there is no recording.
+        UploadTooLargeError: the recording is too large.
+    """
+    if not draft.audio:
+        raise InvalidVoicePromptError("the recording is empty; upload 3 to 10 seconds of speech", param="audio_sample")
+    if len(draft.audio) > max_audio_bytes:
+        raise too_large(max_audio_bytes)
+    media_type = draft.media_type.partition(";")[0].strip().lower()
+    return replace(
+        draft,
+        name=checked_name(draft.name),
+        consent=checked_text("consent", draft.consent, MAX_CONSENT_CHARACTERS, is_required=True),
+        transcript=checked_text("transcript", draft.transcript, MAX_TRANSCRIPT_CHARACTERS),
+        description=checked_text("description", draft.description, MAX_DESCRIPTION_CHARACTERS),
+        media_type=media_type if _MEDIA_TYPE.fullmatch(media_type) else "",
+    )
+
+
+def checked_name(name: str) -> str:
+    """Return a voice's name as it is kept.
+
+    Raises:
+        InvalidRequestError: it can't be one.
+    """
+    tidy = unicodedata.normalize("NFC", name).strip()
+    if not _is_name(tidy) or len(tidy) > MAX_NAME_CHARACTERS:
+        raise InvalidRequestError(
+            f"got the name {name[:MAX_NAME_CHARACTERS]!r}, expected 1 to {MAX_NAME_CHARACTERS} letters, digits, blanks "
+            "and . - _, beginning with a letter or digit",
+            param="name",
+        )
+    if VOICE_ID.fullmatch(tidy):
+        raise InvalidRequestError(f"got the name {tidy!r}, which looks like an id; choose another", param="name")
+    return tidy
+
+
+def checked_text(what: str, text: str, max_characters: int, *, is_required: bool = False) -> str:
+    """Return a text as it is kept with a voice.
+
+    Raises:
+        InvalidRequestError: too long, missing, or no plain text; `what` names it.
+    """
+    tidy = text.strip()
+    if is_required and not tidy:
+        raise InvalidRequestError(f"{what} is missing; say who allowed this voice to be made", param=what)
+    if len(tidy) > max_characters:
+        got = f"{what} has {len(tidy)} characters"
+        raise InvalidRequestError(f"{got}, expected at most {max_characters}; shorten it", param=what)
+    if any(unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t" for character in tidy):
+        raise InvalidRequestError(f"{what} holds control characters or lone surrogates; send plain text", param=what)
+    return tidy
+
+
+def too_large(max_audio_bytes: int) -> UploadTooLargeError:
+    """Make the error of a recording that passes the limit."""
+    got = f"the recording passes the limit of {max_audio_bytes} bytes"
+    return UploadTooLargeError(f"{got}; upload 3 to 10 seconds of speech", param="audio_sample")
+
+
+def _is_name(text: str) -> bool:
+    kinds = [unicodedata.category(character)[0] for character in text]
+    fits = all(kind in "LMN" or character in _NAME_MARKS for kind, character in zip(kinds, text, strict=True))
+    return bool(kinds) and kinds[0] in "LN" and fits

@@ -1,0 +1,92 @@
+"""The gateway's settings that concern voices: where they lie, what callers may create, and their other names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cosydit.clock import Clock
+from gateway.errors import ConfigError
+from gateway.token2wav_client import Token2WavClient
+from gateway.voice_aliases import VoiceAliases
+from gateway.voice_directory import VoiceDirectory
+from gateway.voice_store import VoiceLimits, VoiceStore
+from gateway.voices import VoiceRegistry, load_voices
+
+
+@dataclass(frozen=True)
+class VoiceSettings:
+    """Everything but the operator's own voices."""
+
+    created_dir: Path | None = None
+    """Where created voices are kept; None lets nobody create any."""
+    limits: VoiceLimits = field(default_factory=VoiceLimits)
+    aliases: VoiceAliases = field(default_factory=VoiceAliases)
+
+
+def open_registry(voices_dir: Path, settings: VoiceSettings, token2wav: Token2WavClient, clock: Clock) -> VoiceRegistry:
+    """Find all voices; to be called inside the running event loop.
+
+    Raises:
+        ConfigError: a directory that can't be used; see `load_voices` and `VoiceDirectory`.
+    """
+    named = load_voices(voices_dir)
+    store = None
+    if settings.created_dir is not None:
+        store = VoiceStore(VoiceDirectory(settings.created_dir), token2wav, settings.limits, clock)
+    return VoiceRegistry(token2wav, named, store=store, aliases=settings.aliases)
+
+
+def add_voice_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `voice_settings` reads."""
+    group = parser.add_argument_group("voices")
+    limits = VoiceLimits()
+    group.add_argument(
+        "--created-voices-dir", type=Path, default=None, help="keeps voices that callers create; None: they can't"
+    )
+    for name, default, meaning in (
+        ("--max-created-voices", limits.max_voices, "most voices kept"),
+        ("--max-voice-bytes", limits.max_audio_bytes, "largest recording"),
+        ("--voice-creations-per-minute", limits.creations_per_minute, "most attempts of one caller to create a voice"),
+    ):
+        group.add_argument(name, type=_positive_int, default=default, help=meaning)
+    group.add_argument(
+        "--voice-alias", action="append", default=[], metavar="ALIAS=VOICE", help="another name; may be repeated"
+    )
+    group.add_argument(
+        "--no-openai-voices",
+        action="store_true",
+        help="don't deal OpenAI's 13 voice names out to the voices of --voices-dir",
+    )
+
+
+def voice_settings(args: argparse.Namespace) -> VoiceSettings:
+    """Read the parsed options.
+
+    Raises:
+        ConfigError: an alias that can't be read.
+    """
+    return VoiceSettings(
+        args.created_voices_dir,
+        VoiceLimits(args.max_voice_bytes, args.max_created_voices, args.voice_creations_per_minute),
+        VoiceAliases(_read_aliases(args.voice_alias), not args.no_openai_voices),
+    )
+
+
+def _read_aliases(texts: Sequence[str]) -> dict[str, str]:
+    aliases: dict[str, str] = {}
+    for text in texts:
+        alias, _, voice = (part.strip() for part in text.partition("="))
+        if not alias or not voice or alias in aliases:
+            raise ConfigError(f"got --voice-alias {text!r}, expected ALIAS=VOICE, each alias once")
+        aliases[alias] = voice
+    return aliases
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
+    return value

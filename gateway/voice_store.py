@@ -1,0 +1,210 @@
+"""Creates, keeps and loads voices: a recording becomes features once, and its file serves from then on.
+
+Knows the directory of files and what token2wav does with them; knows nothing of HTTP or of streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cosydit.clock import Clock, SystemClock
+from gateway.core import RegisteredVoice, VoiceMaker
+from gateway.creation_rate import CreationRate
+from gateway.errors import (
+    Token2WavProtocolError,
+    VoiceEvictedError,
+    VoiceExistsError,
+    VoiceNotFoundError,
+    VoiceOutdatedError,
+    VoiceRateError,
+    VoiceStoreFullError,
+)
+from gateway.voice_directory import StoredVoice, VoiceDirectory, new_voice_id
+from gateway.voice_draft import VoiceDraft, checked_draft
+from token2wav_service.contract import TOKEN_RATE_HZ
+from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_AUDIO_BYTES = 10 * 1024 * 1024
+DEFAULT_MAX_VOICES = 1000
+DEFAULT_CREATIONS_PER_MINUTE = 10
+
+
+@dataclass(frozen=True)
+class VoiceLimits:
+    """What one directory and one caller may take; token2wav bounds a recording's seconds."""
+
+    max_audio_bytes: int = DEFAULT_MAX_AUDIO_BYTES
+    """Of one recording as it is uploaded."""
+    max_voices: int = DEFAULT_MAX_VOICES
+    creations_per_minute: int = DEFAULT_CREATIONS_PER_MINUTE
+    """Attempts of one caller."""
+
+
+class VoiceStore:
+    """The created voices of one directory; lives in one event loop."""
+
+    def __init__(
+        self,
+        directory: VoiceDirectory,
+        maker: VoiceMaker,
+        limits: VoiceLimits | None = None,
+        clock: Clock | None = None,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        """Keep where voices lie and who makes them.
+
+        Args:
+            directory: the files.
+            maker: token2wav.
+            limits: what is allowed.
+            clock: measures the rate of creations.
+            unix_time: dates new voices.
+        """
+        self.limits = limits or VoiceLimits()
+        self._directory = directory
+        self._maker = maker
+        self._clock = clock or SystemClock()
+        self._unix_time = unix_time
+        self._rate = CreationRate(self.limits.creations_per_minute)
+        self._names_under_way: set[str] = set()
+        self._changing = asyncio.Lock()
+
+    def voices(self) -> list[StoredVoice]:
+        """List all voices, the oldest first."""
+        return self._directory.voices()
+
+    def find(self, name: str) -> StoredVoice | None:
+        """Find a voice by its id or name."""
+        return self._directory.find(name)
+
+    def admit(self, caller: str) -> None:
+        """Count a caller's attempt to create a voice, before its upload is read.
+
+        Raises:
+            VoiceRateError: too many within the last minute.
+            VoiceStoreFullError: there is no room for another voice.
+        """
+        wait_s = self._rate.take(caller, self._clock.now())
+        if wait_s > 0:
+            allowed = self.limits.creations_per_minute
+            got = f"more than {allowed} voices a minute from one caller"
+            raise VoiceRateError(f"{got}; try again in {wait_s:.0f} s", retry_after_s=wait_s)
+        self._check_room()
+
+    async def create(self, draft: VoiceDraft, taken: Collection[str] = ()) -> tuple[StoredVoice, RegisteredVoice]:
+        """Make a voice's features and keep them with its recording.
+
+        Args:
+            draft: what the caller gave.
+            taken: names that belong to others.
+
+        Raises:
+            InvalidRequestError: see `checked_draft`.
+            VoiceExistsError: the name is taken.
+            VoiceStoreFullError: as many voices as allowed are kept.
+            InvalidVoicePromptError: token2wav can't use the recording.
+            GatewayError: token2wav or the disk failed.
+        """
+        draft = checked_draft(draft, self.limits.max_audio_bytes)
+        with self._reserved(draft.name, taken):
+            registered, file = await self._make(draft.audio)
+            voice = StoredVoice(
+                id=new_voice_id(),
+                name=draft.name,
+                transcript=draft.transcript,
+                consent=draft.consent,
+                created_at=int(self._unix_time()),
+                sample_hash=registered.voice_id,
+                seconds=len(file.prompt_tokens) / TOKEN_RATE_HZ,
+                description=draft.description,
+                media_type=draft.media_type,
+                audio_bytes=len(draft.audio),
+            )
+            await asyncio.to_thread(self._directory.write, voice, file)
+        logger.info("voice %s created: %.2f s, model %s", voice.id, voice.seconds, file.model_version)
+        return voice, registered
+
+    async def load(self, voice: StoredVoice) -> RegisteredVoice:
+        """Have token2wav take a voice from its file, made again if that is another model's.
+
+        Raises:
+            VoiceNotFoundError: it was deleted.
+            VoiceOutdatedError: another model made it and its recording was not kept.
+            VoiceFileError: its file is damaged.
+            GatewayError: token2wav or the disk failed.
+        """
+        file = await asyncio.to_thread(self._directory.read, voice.id)
+        try:
+            return await self._maker.import_voice(encode_voice_file(dataclasses.replace(file, audio=b"", notes={})))
+        except VoiceOutdatedError as error:
+            if not file.audio:
+                raise VoiceOutdatedError(
+                    f"voice {voice.name!r} was made with model {file.model_version}, which token2wav does not serve, "
+                    "and its recording was not kept; create it again"
+                ) from error
+        return await self._make_again(voice, file)
+
+    async def delete(self, voice_id: str) -> None:
+        """Remove a voice; streams that speak in it go on.
+
+        Raises:
+            VoiceNotFoundError: it is gone already.
+            VoiceStoreError: the disk refuses.
+        """
+        async with self._changing:
+            await asyncio.to_thread(self._directory.remove, voice_id)
+        logger.info("voice %s deleted", voice_id)
+
+    async def _make_again(self, voice: StoredVoice, old: VoiceFile) -> RegisteredVoice:
+        registered, file = await self._make(old.audio)
+        renewed = dataclasses.replace(
+            voice, sample_hash=registered.voice_id, seconds=len(file.prompt_tokens) / TOKEN_RATE_HZ
+        )
+        async with self._changing:
+            # NOTE: a voice that was deleted meanwhile must stay deleted.
+            if self.find(voice.id) is None:
+                raise VoiceNotFoundError(f"voice {voice.id} was deleted", param="voice")
+            await asyncio.to_thread(self._directory.write, renewed, file)
+        logger.info("voice %s made again: model %s, was %s", voice.id, file.model_version, old.model_version)
+        return registered
+
+    async def _make(self, audio: bytes) -> tuple[RegisteredVoice, VoiceFile]:
+        registered = await self._maker.register_voice(audio)
+        try:
+            data = await self._maker.export_voice(registered.voice_id)
+        except VoiceEvictedError:
+            # NOTE: under pressure the cache may drop a voice between the two calls.
+            registered = await self._maker.register_voice(audio)
+            data = await self._maker.export_voice(registered.voice_id)
+        try:
+            return registered, dataclasses.replace(decode_voice_file(data), audio=audio)
+        except VoiceFormatError as error:
+            got = f"token2wav's voice file can't be read ({error})"
+            raise Token2WavProtocolError(f"{got}; gateway and server are of different versions") from error
+
+    @contextmanager
+    def _reserved(self, name: str, taken: Collection[str]) -> Iterator[None]:
+        """Hold a name and a place while the voice is made."""
+        if name in taken or name in self._names_under_way or self.find(name) is not None:
+            raise VoiceExistsError(f"there is a voice {name!r} already; choose another name", param="name")
+        self._check_room()
+        self._names_under_way.add(name)
+        try:
+            yield
+        finally:
+            self._names_under_way.discard(name)
+
+    def _check_room(self) -> None:
+        kept = len(self.voices()) + len(self._names_under_way)
+        if kept >= self.limits.max_voices:
+            raise VoiceStoreFullError(
+                f"{kept} created voices are kept, the most allowed; delete one, or raise --max-created-voices"
+            )
