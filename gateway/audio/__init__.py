@@ -1,0 +1,25 @@
+"""From the pipeline's samples to the bytes that a caller asked for: formats, sample rates, speed; incremental."""
+
+from gateway.audio.encoder import AudioEncoder, encode_whole, load_codecs, open_encoder
+from gateway.audio.formats import AudioFormat, OutputFormat
+from gateway.audio.names import (
+    DEFAULT_ELEVENLABS_FORMAT,
+    parse_elevenlabs_format,
+    parse_openai_format,
+    parse_riva_format,
+)
+from gateway.audio.worker import AsyncEncoder
+
+__all__ = [
+    "DEFAULT_ELEVENLABS_FORMAT",
+    "AsyncEncoder",
+    "AudioEncoder",
+    "AudioFormat",
+    "OutputFormat",
+    "encode_whole",
+    "load_codecs",
+    "open_encoder",
+    "parse_elevenlabs_format",
+    "parse_openai_format",
+    "parse_riva_format",
+]

@@ -1,0 +1,155 @@
+"""MP3, Ogg Opus, AAC and FLAC by FFmpeg's libraries, tuned to let bytes go early. Needs the `audio` extra.
+
+At 24 kHz the first audio leaves after 24 ms of it in FLAC (its frame), 40 ms in Opus (two Ogg pages of a frame each),
+48 ms in MP3 and 86 ms in AAC (two frames each and a little); frames last longer at lower rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av import AudioFrame
+from av.audio.stream import AudioStream
+
+from gateway.audio.formats import AudioFormat, OutputFormat
+from gateway.core import FloatArray
+from gateway.pcm import to_pcm16
+
+_FLOAT_FORMATS = ("flt", "fltp")
+# Otherwise bytes wait until 32 KiB are there.
+_FLUSH_AT_ONCE = {"flush_packets": "1"}
+
+
+@dataclass(frozen=True)
+class CodecSettings:
+    """How FFmpeg is told to make one format."""
+
+    encoder: str
+    container: str
+    sample_format: str
+    encoder_options: Mapping[str, str]
+    container_options: Mapping[str, str] = field(default_factory=dict)
+    is_valid_empty: bool = False
+    """Whether players take a file without a single frame."""
+
+
+CODEC_SETTINGS: Mapping[AudioFormat, CodecSettings] = {
+    AudioFormat.MP3: CodecSettings(
+        "libmp3lame",
+        "mp3",
+        "fltp",
+        # No frame waits for the room that another leaves; the cheap analysis shows in no spectral distance of speech.
+        {"reservoir": "0", "compression_level": "7"},
+        # Both would be wrong, as they tell the length.
+        {"id3v2_version": "0", "write_xing": "0"},
+    ),
+    AudioFormat.OPUS: CodecSettings(
+        "libopus",
+        "ogg",
+        "flt",
+        # Looks 2.5 ms ahead instead of 6.5 ms.
+        {"application": "lowdelay", "frame_duration": "20", "vbr": "constrained"},
+        # A page for every frame, in microseconds; the muxer's own is a second.
+        {"page_duration": "20000"},
+    ),
+    AudioFormat.AAC: CodecSettings("aac", "adts", "fltp", {"aac_coder": "fast"}),
+    AudioFormat.FLAC: CodecSettings(
+        "flac",
+        "flac",
+        "s16",
+        # Level 2 has the short frames, the rest is what level 5 does in them.
+        {"compression_level": "2", "lpc_type": "levinson", "max_prediction_order": "8"},
+        {"metadata_header_padding": "0"},
+        is_valid_empty=True,
+    ),
+}
+
+
+class CompressedCodec:
+    """See `Codec`; one encoder and its container, writing into memory."""
+
+    def __init__(self, output: OutputFormat) -> None:
+        """Open the encoder; the container's header is the first that `encode` returns.
+
+        Args:
+            output: of a format in `CODEC_SETTINGS`.
+
+        Raises:
+            ValueError: FFmpeg was built without this encoder.
+        """
+        self._settings = CODEC_SETTINGS[output.audio_format]
+        self._rate_hz = output.codec_rate_hz
+        self._sink = _Sink()
+        options = {**_FLUSH_AT_ONCE, **self._settings.container_options}
+        self._container = av.open(self._sink, "w", format=self._settings.container, container_options=options)
+        self._stream: AudioStream | None = self._opened_stream(output)
+        self._encoded_samples = 0
+
+    def encode(self, samples: FloatArray) -> bytes:
+        """See `Codec`."""
+        if len(samples):
+            self._mux(self._frame(samples))
+        return self._sink.take()
+
+    def finish(self) -> bytes:
+        """See `Codec`."""
+        if not self._encoded_samples and not self._settings.is_valid_empty:
+            self._mux(self._frame(np.zeros(1, np.float32)))
+        self._mux(None)
+        self._container.close()
+        return self._sink.take()
+
+    def close(self) -> None:
+        """See `Codec`."""
+        self._stream = None
+        self._container.close()
+        self._sink.take()
+
+    def _opened_stream(self, output: OutputFormat) -> AudioStream:
+        settings = self._settings
+        stream = self._container.add_stream(
+            settings.encoder, rate=self._rate_hz, options=dict(settings.encoder_options)
+        )
+        assert isinstance(stream, AudioStream)
+        context = stream.codec_context
+        context.layout, context.format = "mono", settings.sample_format
+        context.bit_rate = output.codec_bit_rate_bps
+        self._container.start_encoding()
+        return stream
+
+    def _mux(self, frame: AudioFrame | None) -> None:
+        assert self._stream is not None, "closed"
+        self._container.mux(self._stream.encode(frame))
+
+    def _frame(self, samples: FloatArray) -> AudioFrame:
+        frame = AudioFrame.from_ndarray(self._amplitudes(samples)[np.newaxis], self._settings.sample_format, "mono")
+        frame.sample_rate = self._rate_hz
+        frame.pts = self._encoded_samples
+        self._encoded_samples += len(samples)
+        return frame
+
+    def _amplitudes(self, samples: FloatArray) -> npt.NDArray[np.float32] | npt.NDArray[np.int16]:
+        if self._settings.sample_format in _FLOAT_FORMATS:
+            return np.clip(samples, -1.0, 1.0)
+        return np.frombuffer(to_pcm16(samples), np.int16)
+
+
+class _Sink:
+    """Where the container writes; it can't seek, so that nothing is written twice."""
+
+    def __init__(self) -> None:
+        self._written = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._written += data
+        return len(data)
+
+    def take(self) -> bytes:
+        """Return what was written since the last call."""
+        taken = bytes(self._written)
+        self._written.clear()
+        return taken

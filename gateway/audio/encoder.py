@@ -1,0 +1,200 @@
+"""The pipeline's samples in, a caller's bytes out, as early as the codec has them: speed, sample rate, codec.
+
+One encoder serves one answer and one thread at a time. The codecs and the tempo filter need the `audio` extra (PyAV),
+which is imported when it is first used; WAV, PCM, mu-law and A-law at any sample rate go without.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from gateway.audio.codecs import Codec, StatelessCodec, streaming_wav_codec, with_true_wav_sizes
+from gateway.audio.formats import AudioFormat, OutputFormat
+from gateway.audio.g711 import G711Quantizer, alaw_levels, mulaw_levels
+from gateway.audio.resampler import Resampler
+from gateway.core import FloatArray
+from gateway.errors import UnsupportedOptionError
+from gateway.pcm import to_pcm16
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+logger = logging.getLogger(__name__)
+
+NORMAL_SPEED = 1.0
+MIN_SPEED = 0.25
+MAX_SPEED = 4.0
+_PLAIN_FORMATS = frozenset({AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW})
+_HOW_TO_INSTALL = "pip install 'cosydit[audio]' on the server"
+
+
+class SampleStage(Protocol):
+    """Samples in, samples out."""
+
+    def push(self, samples: FloatArray) -> FloatArray:
+        """Take [N] samples and return those that are ready."""
+        ...
+
+    def finish(self) -> FloatArray:
+        """Return the rest."""
+        ...
+
+
+class AudioEncoder:
+    """One answer's way from samples to bytes; leaving its context frees the codec.
+
+    The bytes of all calls, joined, are the same however the samples are cut.
+    """
+
+    def __init__(self, stages: Sequence[SampleStage], codec: Codec, *, is_light: bool) -> None:
+        """Take over the stages, in their order, and the codec; use `open_encoder`."""
+        self._stages = stages
+        self._codec = codec
+        self._is_open = True
+        self.is_light = is_light
+        """Whether encoding takes so little time that it may run on an event loop."""
+
+    def __enter__(self) -> AudioEncoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def encode(self, samples: FloatArray) -> bytes:
+        """Take samples and return the bytes that are ready, maybe none; the header, if any, comes with the first call.
+
+        Args:
+            samples: [N] float32 in +-1 at 24 kHz; N may be 0.
+
+        Raises:
+            ValueError: the encoder is finished or closed.
+        """
+        self._check_open()
+        for stage in self._stages:
+            samples = stage.push(samples)
+        return self._codec.encode(samples)
+
+    def finish(self) -> bytes:
+        """Return the rest; what was returned from the first call on is then a whole file. Closes the encoder.
+
+        Raises:
+            ValueError: the encoder is finished or closed.
+        """
+        self._check_open()
+        tail = np.zeros(0, np.float32)
+        for stage in self._stages:
+            tail = np.concatenate([stage.push(tail), stage.finish()])
+        data = self._codec.encode(tail) + self._codec.finish()
+        self.close()
+        return data
+
+    def close(self) -> None:
+        """Free the codec, finished or not; may be called again."""
+        self._is_open = False
+        self._stages = ()
+        self._codec.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError("this encoder is finished or closed; open another one for another answer")
+
+
+def open_encoder(output: OutputFormat, speed: float = NORMAL_SPEED) -> AudioEncoder:
+    """Start an answer.
+
+    Args:
+        output: what the caller asked for.
+        speed: 0.25 to 4; above 1 is faster. The answer is round(samples / speed) long at 24 kHz.
+
+    Raises:
+        UnsupportedOptionError: the speed is out of range, or the `audio` extra is needed and not installed.
+    """
+    _check_speed(speed)
+    stages: list[SampleStage] = []
+    if speed != NORMAL_SPEED:
+        stages.append(_tempo_changer(speed))
+    if output.codec_rate_hz != SAMPLE_RATE_HZ:
+        stages.append(Resampler(output.codec_rate_hz))
+    codec = _codec(output)
+    is_light = speed == NORMAL_SPEED and isinstance(codec, StatelessCodec)
+    return AudioEncoder(stages, codec, is_light=is_light)
+
+
+def encode_whole(samples: FloatArray, output: OutputFormat, speed: float = NORMAL_SPEED) -> bytes:
+    """Encode an answer that is there whole; a WAV then tells its true length.
+
+    Args:
+        samples: [N] float32 in +-1 at 24 kHz.
+        output: what the caller asked for.
+        speed: see `open_encoder`.
+
+    Raises:
+        UnsupportedOptionError: see `open_encoder`.
+    """
+    with open_encoder(output, speed) as encoder:
+        data = encoder.encode(samples) + encoder.finish()
+    return with_true_wav_sizes(data) if output.audio_format is AudioFormat.WAV else data
+
+
+def load_codecs() -> frozenset[AudioFormat]:
+    """Import PyAV, which takes 0.2 s, at start-up instead of in the first request; return the formats there are.
+
+    Without it (the `audio` extra) they are fewer, which is logged.
+    """
+    try:
+        from gateway.audio.compressed import CODEC_SETTINGS
+    except ImportError as error:
+        missing = f"audio is wav, pcm, mulaw and alaw at speed 1.0 only: {_HOW_TO_INSTALL} for all of it"
+        logger.warning("%s (%s)", missing, error)
+        return _PLAIN_FORMATS
+    return _PLAIN_FORMATS | CODEC_SETTINGS.keys()
+
+
+def _check_speed(speed: float) -> None:
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise UnsupportedOptionError(f"got speed {speed}, expected {MIN_SPEED} to {MAX_SPEED}", param="speed")
+
+
+def _codec(output: OutputFormat) -> Codec:
+    if output.audio_format is AudioFormat.WAV:
+        return streaming_wav_codec(output.codec_rate_hz)
+    if output.audio_format is AudioFormat.PCM:
+        return StatelessCodec(to_pcm16)
+    if output.audio_format is AudioFormat.MULAW:
+        return StatelessCodec(G711Quantizer(mulaw_levels()).encode)
+    if output.audio_format is AudioFormat.ALAW:
+        return StatelessCodec(G711Quantizer(alaw_levels()).encode)
+    return _compressed_codec(output)
+
+
+def _compressed_codec(output: OutputFormat) -> Codec:
+    name = output.audio_format.value
+    try:
+        from gateway.audio.compressed import CompressedCodec
+    except ImportError as error:
+        raise UnsupportedOptionError(
+            f"format {name} needs PyAV: {_HOW_TO_INSTALL}; wav, pcm, mulaw and alaw work without",
+            param="response_format",
+        ) from error
+    try:
+        return CompressedCodec(output)
+    except ValueError as error:
+        raise UnsupportedOptionError(
+            f"this server's FFmpeg can't write {name} ({error}): {_HOW_TO_INSTALL}, or ask for wav or pcm",
+            param="response_format",
+        ) from error
+
+
+def _tempo_changer(speed: float) -> SampleStage:
+    try:
+        from gateway.audio.tempo import TempoChanger
+    except ImportError as error:
+        raise UnsupportedOptionError(
+            f"speed {speed} needs PyAV: {_HOW_TO_INSTALL}; 1.0 works without", param="speed"
+        ) from error
+    return TempoChanger(speed)

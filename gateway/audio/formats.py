@@ -1,0 +1,127 @@
+"""Which audio can be asked for: format, sample rate and bit rate, checked against what the codecs take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.errors import UnsupportedOptionError
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+MIN_SAMPLE_RATE_HZ = 8000
+MAX_SAMPLE_RATE_HZ = 48000
+_BITS_PER_KBIT = 1000
+# MPEG-1 audio starts at 32 kHz; MPEG-2 and 2.5, below it, have other bit rates.
+_MPEG1_MIN_SAMPLE_RATE_HZ = 32000
+_MPEG1_LAYER3_KBPS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_MPEG2_LAYER3_KBPS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_MPEG_SAMPLE_RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+_OPUS_SAMPLE_RATES_HZ = (8000, 12000, 16000, 24000, 48000)
+_OPUS_KBPS = range(6, 257)
+_AAC_MIN_KBPS = 8
+# An AAC frame of 1024 samples holds at most 6144 bits a channel.
+_AAC_MAX_BITS_PER_SAMPLE = 6
+# Transparent or close to it for mono speech up to 12 kHz.
+_DEFAULT_KBPS = 64
+
+
+class AudioFormat(str, Enum):
+    """What the bytes are, codec and container together; always mono."""
+
+    WAV = "wav"
+    PCM = "pcm"
+    """Signed 16-bit little endian, no header."""
+    MP3 = "mp3"
+    OPUS = "opus"
+    """In Ogg."""
+    AAC = "aac"
+    """Low complexity, in ADTS."""
+    FLAC = "flac"
+    MULAW = "mulaw"
+    """G.711, no header."""
+    ALAW = "alaw"
+    """G.711, no header."""
+
+    @property
+    def media_type(self) -> str:
+        """The content type of such bytes."""
+        return _MEDIA_TYPES[self]
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """One kind of audio that a caller asked for.
+
+    Raises:
+        UnsupportedOptionError: the format has no such sample rate or bit rate.
+    """
+
+    audio_format: AudioFormat
+    sample_rate_hz: int = SAMPLE_RATE_HZ
+    bit_rate_kbps: int | None = None
+    """None: the format's own, which is the only one where nothing is thrown away."""
+
+    def __post_init__(self) -> None:
+        self._check_sample_rate()
+        if self.bit_rate_kbps is not None:
+            self._check_bit_rate(self.bit_rate_kbps)
+
+    @property
+    def codec_rate_hz(self) -> int:
+        """The rate that the codec works at.
+
+        Opus is always played at 48 kHz, and the rate it was coded at only bounds its bandwidth, so that any rate is
+        served by the next one up that Opus has.
+        """
+        if self.audio_format is AudioFormat.OPUS:
+            return next(rate for rate in _OPUS_SAMPLE_RATES_HZ if rate >= self.sample_rate_hz)
+        return self.sample_rate_hz
+
+    @property
+    def codec_bit_rate_bps(self) -> int:
+        """Bits per second of a lossy codec."""
+        return (self.bit_rate_kbps or _DEFAULT_KBPS) * _BITS_PER_KBIT
+
+    def _check_sample_rate(self) -> None:
+        rates: Sequence[int] = range(MIN_SAMPLE_RATE_HZ, MAX_SAMPLE_RATE_HZ + 1)
+        if self.audio_format in (AudioFormat.MP3, AudioFormat.AAC):
+            rates = _MPEG_SAMPLE_RATES_HZ
+        if self.sample_rate_hz not in rates:
+            got = f"got a sample rate of {self.sample_rate_hz} Hz for {self.audio_format.value}"
+            raise UnsupportedOptionError(f"{got}, supported are {_listed(rates)}", param="sample_rate_hz")
+
+    def _check_bit_rate(self, bit_rate_kbps: int) -> None:
+        supported = self._bit_rates_kbps()
+        if bit_rate_kbps not in supported:
+            got = f"got {bit_rate_kbps} kbit/s for {self.audio_format.value} at {self.sample_rate_hz} Hz"
+            expected = f"supported are {_listed(supported)}" if supported else "it takes no bit rate; leave it out"
+            raise UnsupportedOptionError(f"{got}, {expected}", param="bit_rate_kbps")
+
+    def _bit_rates_kbps(self) -> Sequence[int]:
+        if self.audio_format is AudioFormat.MP3:
+            is_mpeg1 = self.sample_rate_hz >= _MPEG1_MIN_SAMPLE_RATE_HZ
+            return _MPEG1_LAYER3_KBPS if is_mpeg1 else _MPEG2_LAYER3_KBPS
+        if self.audio_format is AudioFormat.OPUS:
+            return _OPUS_KBPS
+        if self.audio_format is AudioFormat.AAC:
+            return range(_AAC_MIN_KBPS, self.sample_rate_hz * _AAC_MAX_BITS_PER_SAMPLE // _BITS_PER_KBIT + 1)
+        return ()
+
+
+_MEDIA_TYPES = {
+    AudioFormat.WAV: "audio/wav",
+    AudioFormat.PCM: "audio/pcm",
+    AudioFormat.MP3: "audio/mpeg",
+    AudioFormat.OPUS: "audio/ogg",
+    AudioFormat.AAC: "audio/aac",
+    AudioFormat.FLAC: "audio/flac",
+    AudioFormat.MULAW: "audio/pcmu",
+    AudioFormat.ALAW: "audio/pcma",
+}
+
+
+def _listed(values: Sequence[int]) -> str:
+    if isinstance(values, range):
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
