@@ -1,0 +1,59 @@
+"""Word error rate: how many words of a text a transcript of its audio gets wrong. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_WORD = re.compile(r"[a-z']+")
+
+
+@dataclass(frozen=True)
+class WordErrors:
+    """Errors of one or more transcripts; adds up."""
+
+    errors: int
+    """Substitutions, deletions and insertions of the cheapest alignment."""
+    words: int
+    """Words of the reference texts."""
+
+    def __add__(self, other: WordErrors) -> WordErrors:
+        return WordErrors(self.errors + other.errors, self.words + other.words)
+
+    @property
+    def rate(self) -> float:
+        """Errors per reference word; can pass 1.
+
+        Raises:
+            ValueError: there are no reference words.
+        """
+        if not self.words:
+            raise ValueError("got no reference words, expected at least one; is the list of texts empty?")
+        return self.errors / self.words
+
+
+def words_of(text: str) -> list[str]:
+    """Return a text's words in lower case, without punctuation."""
+    return _WORD.findall(text.lower().replace("’", "'"))
+
+
+def word_errors(reference: str, hypothesis: str) -> WordErrors:
+    """Align a transcript to its reference by the fewest edits."""
+    expected = words_of(reference)
+    return WordErrors(edit_distance(expected, words_of(hypothesis)), len(expected))
+
+
+def total(errors: Iterable[WordErrors]) -> WordErrors:
+    """Sum over utterances: long ones weigh more than short ones."""
+    return sum(errors, WordErrors(0, 0))
+
+
+def edit_distance(expected: Sequence[object], got: Sequence[object]) -> int:
+    """Return the fewest insertions, deletions and substitutions that turn one sequence into the other."""
+    row = list(range(len(got) + 1))
+    for count, item in enumerate(expected, start=1):
+        previous, row = row, [count]
+        for index, other in enumerate(got, start=1):
+            row.append(min(previous[index] + 1, row[-1] + 1, previous[index - 1] + (item != other)))
+    return row[-1]

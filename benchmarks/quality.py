@@ -1,0 +1,191 @@
+"""Listens to a running stack over the held-out sentences: `python -m benchmarks.quality`.
+
+Needs two gateways in front of the same services: one as it serves (`--url`), one that speaks every text in one chunk
+(`--offline-url`; start it with `--dynamic-chunk-strategy equal --token-hop-len 2000 --token-hop-len-first 2000`). Equal
+seeds give equal speech tokens, so that the two differ in their seams alone. The source engine (flite) speaks the same
+sentences for the yardstick. Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.lib.arguments import count, zero_or_more
+from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.quality.faults import find_faults
+from benchmarks.lib.quality.recogniser import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser
+from benchmarks.lib.quality.seams import contour_distance
+from benchmarks.lib.quality.speakers import rank_speakers
+from benchmarks.lib.quality.study import Heard, StudyRow, figures, row_json
+from benchmarks.lib.quality.word_errors import word_errors
+from benchmarks.lib.report import write_json, write_text
+from cosydit.clock import Clock, SystemClock
+from demo_voice.train.flite import Flite, SynthesisError
+from demo_voice.train.make_heldout import heldout_sentences
+from demo_voice.train.make_voices import PROMPT_VOICES
+from demo_voice.train.voices import SourceVoice
+from gateway.client import ClientError, SpeechTiming, speak_over_http
+from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.features.resample import resample_poly
+from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
+
+DEFAULT_OUT = Path("benchmarks/results/voice_cpu.json")
+DEFAULT_VOICE = "default"
+_PCM16_SCALE = 32768.0
+_WARM_UP_TEXT = "This is to warm everything up."
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study listens with."""
+
+    url: str
+    offline_url: str
+    timeout_s: float
+    recogniser: Recogniser
+    encoder: SpeakerEncoder
+    voices: dict[str, FloatArray]
+    """Embedding of each voice's prompt."""
+    engine: Flite
+    clock: Clock
+
+    def full_row(self, text: str, voice: str, seed: int) -> StudyRow:
+        """Speak a sentence streamed, offline and by the source engine."""
+        timing, streamed = self._spoken(self.url, text, voice, seed)
+        _, offline = self._spoken(self.offline_url, text, voice, seed)
+        base = next(prompt.base for prompt in PROMPT_VOICES if prompt.name == voice)
+        source = self.engine.speak(text, SourceVoice(base)).samples
+        semitones, decibels = contour_distance(streamed, offline, SAMPLE_RATE_HZ)
+        return self._row(
+            text,
+            voice,
+            seed,
+            timing,
+            streamed,
+            offline=self._heard(text, resample_poly(offline, SAMPLE_RATE_HZ, RATE_HZ)),
+            source=self._heard(text, source),
+            distances=(_known(semitones), _known(decibels)),
+        )
+
+    def speaker_row(self, text: str, voice: str, seed: int) -> StudyRow:
+        """Speak a sentence streamed only, to hear in whose voice it is."""
+        timing, streamed = self._spoken(self.url, text, voice, seed)
+        return self._row(text, voice, seed, timing, streamed, offline=None, source=None, distances=(None, None))
+
+    def _row(
+        self,
+        text: str,
+        voice: str,
+        seed: int,
+        timing: SpeechTiming,
+        streamed: FloatArray,
+        offline: Heard | None,
+        source: Heard | None,
+        distances: tuple[float | None, float | None],
+    ) -> StudyRow:
+        audio_16k = resample_poly(streamed, SAMPLE_RATE_HZ, RATE_HZ)
+        return StudyRow(
+            text=text,
+            voice=voice,
+            seed=seed,
+            ttfa_s=timing.ttfa_s,
+            total_s=timing.total_s,
+            audio_s=timing.audio_s,
+            streamed=self._heard(text, audio_16k),
+            offline=offline,
+            source=source,
+            ranking=rank_speakers(voice, self.encoder.embed(audio_16k), self.voices),
+            faults=find_faults(streamed, SAMPLE_RATE_HZ),
+            pitch_distance=distances[0],
+            loudness_distance=distances[1],
+        )
+
+    def _spoken(self, url: str, text: str, voice: str, seed: int) -> tuple[SpeechTiming, FloatArray]:
+        pieces: list[bytes] = []
+        timing = speak_over_http(url, text, voice, pieces.append, self.clock, self.timeout_s, seed)
+        samples = np.frombuffer(b"".join(pieces), "<i2").astype(np.float32) / _PCM16_SCALE
+        return timing, samples
+
+    def _heard(self, text: str, audio_16k: FloatArray) -> Heard:
+        transcript = self.recogniser.transcribe(audio_16k)
+        return Heard(transcript, word_errors(text, transcript))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the study; returns 0, or 2 if it could not run."""
+    try:
+        study = _open(args)
+        rows = _listen(study, heldout_sentences()[: args.sentences], args)
+    except (ClientError, SynthesisError, ImportError, OSError) as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return 2
+    found = figures(rows, args.voice)
+    arguments = {name: value for name, value in vars(args).items() if name != "run"}
+    write_text(args.out.with_suffix(".jsonl"), "".join(json.dumps(row_json(row)) + "\n" for row in rows))
+    write_json(args.out, {"figures": found, "rows": len(rows), "environment": describe_environment(arguments)})
+    for name, value in found.items():
+        print(f"{name:16} {value:.4f}")
+    print(f"figures in {args.out}, rows in {args.out.with_suffix('.jsonl')}")
+    return 0
+
+
+def _open(args: argparse.Namespace) -> Study:
+    encoder = SpeakerEncoder(args.checkpoint / "token2wav" / FILE_NAME)
+    prompts = {path.stem: load_prompt_audio(path.read_bytes()) for path in (args.checkpoint / "voices").glob("*.wav")}
+    voices = {name: encoder.embed(samples) for name, samples in sorted(prompts.items())}
+    return Study(
+        url=args.url,
+        offline_url=args.offline_url,
+        timeout_s=args.timeout_s,
+        recogniser=SphinxRecogniser(),
+        encoder=encoder,
+        voices=voices,
+        engine=Flite(args.engines),
+        clock=SystemClock(),
+    )
+
+
+def _listen(study: Study, sentences: Sequence[str], args: argparse.Namespace) -> list[StudyRow]:
+    """Warm up, then take every row; one request at a time, as the speed of one stream is a figure."""
+    for voice in study.voices:
+        study.speaker_row(_WARM_UP_TEXT, voice, seed=0)
+    rows = [study.full_row(text, args.voice, seed) for seed, text in enumerate(sentences)]
+    others = [voice for voice in study.voices if voice != args.voice]
+    spoken = sentences[: args.speaker_sentences]
+    return rows + [study.speaker_row(text, voice, seed) for voice in others for seed, text in enumerate(spoken)]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="gateway as it serves (default %(default)s)")
+    parser.add_argument(
+        "--offline-url", default="http://127.0.0.1:8081", help="gateway of one chunk (default %(default)s)"
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="directory with token2wav/ and voices/")
+    parser.add_argument("--engines", type=Path, help="unpacked source engine (default: the installed flite)")
+    parser.add_argument("--voice", default=DEFAULT_VOICE, help="whose errors and speed count (default %(default)s)")
+    parser.add_argument("--sentences", type=count, default=100, help="of the held-out ones (default %(default)s)")
+    parser.add_argument(
+        "--speaker-sentences", type=zero_or_more, default=30, help="in each other voice (default %(default)s)"
+    )
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="longest silence (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default %(default)s)")
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

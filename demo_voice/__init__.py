@@ -1,0 +1,1 @@
+"""The bundled demo voice: a small trained checkpoint, how it is unpacked, and how it was trained (`train/`)."""

@@ -1,0 +1,187 @@
+"""Makes the corpus from its seed with all cores: `python -m demo_voice.train.corpus`. Shards that are there stay.
+
+Two kinds of shards. Wide ones hold every feature (for the tokenizer, the speaker encoder, the flow and the vocoder).
+Token shards hold text and speech tokens only (for the LLM, which wants many more hours); they need a trained tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from demo_voice.train.flite import Flite, Spoken, SynthesisError
+from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
+from demo_voice.train.utterance import LAYOUTS, MIN_TOKENS, SAMPLES_PER_TOKEN_16K, utterance_arrays, whole_tokens
+from demo_voice.train.voices import SPEAKERS
+from token2wav_service.engine.types import FloatArray, IntArray
+
+logger = logging.getLogger(__name__)
+
+AnyArray = npt.NDArray[np.generic]
+
+WIDE_SEED, TOKEN_SEED = 1, 2
+"""Different plans, so that the LLM's many hours are not the same sentences again."""
+SHARD_UTTERANCES = 32
+WORKER_NICENESS = 10
+
+
+@dataclass(frozen=True)
+class CorpusJob:
+    """One shard to make; small enough to send to a worker."""
+
+    directory: Path
+    texts: Path
+    engines: Path | None
+    """Unpacked Debian packages; None: installed ones."""
+    index: int
+    tokenizer: Path | None = None
+    """Trained speech tokenizer (ONNX): makes a token shard; None: a wide one."""
+
+    @property
+    def path(self) -> Path:
+        return self.directory / f"shard-{self.index:05d}.npz"
+
+
+def make_corpus(jobs: Sequence[CorpusJob], workers: int, deadline_s: float) -> int:
+    """Make the shards that are missing, in order, until all are there or the time is up.
+
+    Args:
+        jobs: of one directory.
+        workers: processes.
+        deadline_s: no shard is begun after so many seconds.
+
+    Returns:
+        Shards that are there now.
+    """
+    began = time.monotonic()
+    todo = [job for job in jobs if not job.path.exists()]
+    if todo:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core; read when the workers import numpy
+        jobs[0].directory.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            run_all = _mapper(stack, workers)
+            # Handed out in rounds, so that a passed deadline leaves no queue behind.
+            for round_of_jobs in _rounds(todo, 4 * workers):
+                if time.monotonic() - began > deadline_s:
+                    logger.warning("the time for the corpus is up")
+                    break
+                run_all(round_of_jobs)
+    done = [job for job in jobs if job.path.exists()]
+    logger.info("%d of %d shards in %s after %.1f s", len(done), len(jobs), jobs[0].directory, time.monotonic() - began)
+    return len(done)
+
+
+def wide_jobs(directory: Path, texts: Path, engines: Path | None, utterances: int) -> list[CorpusJob]:
+    """Return the jobs of a corpus with all features."""
+    return [CorpusJob(directory, texts, engines, index) for index in range(-(-utterances // SHARD_UTTERANCES))]
+
+
+def token_jobs(directory: Path, texts: Path, engines: Path | None, utterances: int, tokenizer: Path) -> list[CorpusJob]:
+    """Return the jobs of a corpus of texts and tokens."""
+    count = -(-utterances // SHARD_UTTERANCES)
+    return [CorpusJob(directory, texts, engines, index, tokenizer) for index in range(count)]
+
+
+def _mapper(stack: ExitStack, workers: int) -> Callable[[Sequence[CorpusJob]], object]:
+    """Return what makes several shards; one worker needs no process of its own."""
+    if workers == 1:
+        return lambda jobs: list(map(_make_shard, jobs))
+    # Models may be training beside: their one thread each must not wait for us.
+    spawn = get_context("spawn")
+    pool = stack.enter_context(
+        ProcessPoolExecutor(workers, mp_context=spawn, initializer=os.nice, initargs=(WORKER_NICENESS,))
+    )
+    return lambda jobs: list(pool.map(_make_shard, jobs))
+
+
+def _make_shard(job: CorpusJob) -> None:
+    seed = WIDE_SEED if job.tokenizer is None else TOKEN_SEED
+    plan = islice(planned(_sources(job.texts), seed, job.index * SHARD_UTTERANCES), SHARD_UTTERANCES)
+    spoken = list(_spoken(Flite(job.engines), plan))
+    columns = _wide_columns(spoken) if job.tokenizer is None else _token_columns(spoken, job.tokenizer)
+    head = {
+        "speaker": np.array([utterance.speaker for utterance, _ in spoken], np.uint8),
+        "tokens": np.array([whole_tokens(audio) for _, audio in spoken], np.int32),
+        "texts": np.array(json.dumps([utterance.text for utterance, _ in spoken])),
+    }
+    partial = job.path.with_suffix(f".{os.getpid()}.part.npz")
+    np.savez(partial, **head, **columns)  # type: ignore[arg-type]
+    os.replace(partial, job.path)
+
+
+def _spoken(engine: Flite, plan: Iterator[PlannedUtterance]) -> Iterator[tuple[PlannedUtterance, Spoken]]:
+    """Yield what the engine could say; a text it fails on is left out, and says so."""
+    for utterance in plan:
+        try:
+            spoken = engine.speak(utterance.text, SPEAKERS[utterance.speaker])
+        except SynthesisError as err:
+            logger.warning("utterance %d left out: %s", utterance.number, err)
+            continue
+        if whole_tokens(spoken) >= MIN_TOKENS:
+            yield utterance, spoken
+
+
+def _wide_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> dict[str, AnyArray]:
+    each = [utterance_arrays(audio) for _, audio in spoken]
+    return {name: np.concatenate([arrays[name] for arrays in each]) for name in LAYOUTS}
+
+
+def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path) -> dict[str, AnyArray]:
+    tokenize = _tokenizer(tokenizer)
+    cut = [audio.samples[: whole_tokens(audio) * SAMPLES_PER_TOKEN_16K] for _, audio in spoken]
+    return {"token_ids": np.concatenate([tokenize(samples) for samples in cut]).astype(np.uint16)}
+
+
+@lru_cache(maxsize=1)
+def _sources(texts: Path) -> TextSources:
+    return TextSources.read(texts)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: Path) -> Callable[[FloatArray], IntArray]:
+    from token2wav_service.features.s3_mel import s3_log_mel
+    from token2wav_service.features.speech_tokenizer import OnnxSpeechTokenizer
+
+    model = OnnxSpeechTokenizer(path)
+    return lambda samples: model.tokenize(s3_log_mel(samples))
+
+
+def _rounds(jobs: Sequence[CorpusJob], size: int) -> Iterator[Sequence[CorpusJob]]:
+    return (jobs[start : start + size] for start in range(0, len(jobs), size))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make a corpus; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.corpus", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="directory of the shards")
+    parser.add_argument("--texts", type=Path, required=True, help="directory of the texts")
+    parser.add_argument("--engines", type=Path, help="unpacked engines (default: installed ones)")
+    parser.add_argument("--utterances", type=int, default=10_000, help="about 4 s each (default %(default)s)")
+    parser.add_argument("--tokenizer", type=Path, help="trained tokenizer: make token shards instead of wide ones")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument("--deadline-s", type=float, default=500.0, help="begin no shard later (default %(default)s)")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if args.tokenizer is None:
+        jobs = wide_jobs(args.out, args.texts, args.engines, args.utterances)
+    else:
+        jobs = token_jobs(args.out, args.texts, args.engines, args.utterances, args.tokenizer)
+    return 0 if make_corpus(jobs, args.workers, args.deadline_s) == len(jobs) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,166 @@
+"""Training stage of the flow: conditional flow matching on [prompt | target] windows under streaming's masks.
+
+Source: Matcha-TTS (Mehta et al., arXiv 2309.03199) for the prior loss, CosyVoice 2 (arXiv 2412.10117) for training
+under chunk masks; the time is drawn on the solver's own cosine grid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from demo_voice.train.data import SpeechStreams
+from demo_voice.train.flow.masks import FRAMES_PER_TOKEN, WindowCut, draw_cut, plans_for
+from demo_voice.train.flow.model import TrainableFlow
+from demo_voice.train.precision import autocast
+from demo_voice.train.speaker.model import SpeakerNet
+from demo_voice.train.trainer import Updater, mean_of
+from token2wav_service.models.config import FlowConfig
+from token2wav_service.models.flow import Flow, FlowPlans
+
+FEATURES = ("mel", "fbank")
+TOKENS = "token_ids"
+"""The column of speech tokens, which `tokenize_streams` makes."""
+PROMPT_TOKENS = (30, 110)
+"""1.2 to 4.4 s."""
+TARGET_TOKENS = (40, 190)
+"""1.6 to 7.6 s."""
+LOOKAHEAD_TOKENS = 3
+RATE = 8e-4
+UNCONDITIONAL_SHARE = 0.2
+"""Of the rows: what guidance subtracts has to be learnt too."""
+LAST_SHARE = 0.3
+"""Of the batches: their last tokens have silence for look-ahead, as the end of a text has."""
+PRIOR_WEIGHT = 0.1
+MEL_MEAN, MEL_SCALE = -6.0, 3.0
+VALIDATION_PROMPT_TOKENS, VALIDATION_TARGET_TOKENS = 75, 100
+VALIDATION_STEPS = 10
+_VALIDATION_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class FlowBatch:
+    """[prompt | target] windows; T = frames of both."""
+
+    tokens: Tensor
+    """[B, T / 2 and the look-ahead]."""
+    is_last: Tensor
+    """[B] bool."""
+    mel: Tensor
+    """[B, 80, T]."""
+    cond: Tensor
+    """[B, 80, T]: the prompt's mel, zero in the target."""
+    speaker: Tensor
+    """[B, 192]."""
+    prompt_frames: int
+    plans: FlowPlans
+
+
+class FlowStage:
+    """The flow; speaker embeddings come from the trained encoder, which stays as it is."""
+
+    name = "flow"
+
+    def __init__(self, config: FlowConfig, streams: SpeechStreams, speaker: SpeakerNet, batch: int) -> None:
+        """Build on the streams' device; the streams must have the column TOKENS."""
+        self._streams, self._batch = streams, batch
+        self._draw = random.Random(streams.seed)
+        self._speaker = speaker.to(streams.device).eval().requires_grad_(False)
+        self._model = TrainableFlow(config).to(streams.device)
+        self._updater = Updater(self._model, RATE)
+
+    def parts(self) -> Mapping[str, nn.Module]:
+        """The flow."""
+        return {"model": self._model}
+
+    def averaged(self) -> Mapping[str, nn.Module]:
+        """Its average."""
+        return {"model": self._updater.average.module}
+
+    def step(self, progress: float) -> Mapping[str, Tensor]:
+        """Train on one batch of windows."""
+        losses = self._losses(self._model, self._batch_of(is_validation=False))
+        norm = self._updater.update(losses["loss"], progress)
+        return {**losses, "norm": norm}
+
+    @torch.no_grad()
+    def validate(self) -> Mapping[str, float]:
+        """Measure the average's losses, and how far its ten-step mel is from the source engine's."""
+        model = self._updater.average.module
+        assert isinstance(model, TrainableFlow)
+        flow = model.finished().to(self._streams.device)
+        batches = [self._batch_of(is_validation=True) for _ in range(_VALIDATION_BATCHES)]
+        losses = mean_of(self._losses(model, batch) for batch in batches)
+        return {**losses, **mean_of(_solved_distance(flow, batch) for batch in batches)}
+
+    def _batch_of(self, is_validation: bool) -> FlowBatch:
+        # Validation has one size, so that figures of different runs compare.
+        prompt = VALIDATION_PROMPT_TOKENS if is_validation else self._draw.randrange(*PROMPT_TOKENS)
+        target = VALIDATION_TARGET_TOKENS if is_validation else self._draw.randrange(*TARGET_TOKENS)
+        cut = draw_cut(self._draw, prompt, target)
+        return self._assemble(cut, target, is_last=self._draw.random() < LAST_SHARE, is_validation=is_validation)
+
+    def _assemble(self, cut: WindowCut, target: int, is_last: bool, is_validation: bool) -> FlowBatch:
+        prompt = cut.prompt_tokens
+        read = target + LOOKAHEAD_TOKENS
+        second = self._streams.draw(self._batch, read, is_validation)
+        first = self._streams.draw_for(second.speakers, prompt, is_validation)
+        pieces = ((first, prompt), (second.starts, target if is_last else read))
+        tokens = torch.cat([self._streams.window(TOKENS, start, size) for start, size in pieces], 1)
+        pieces = ((first, prompt), (second.starts, target))
+        mel = torch.cat([self._streams.window("mel", start, size) for start, size in pieces], 1).float()
+        mel = mel.transpose(1, 2)
+        frames = prompt * FRAMES_PER_TOKEN
+        cond = mel.clone()
+        cond[:, :, frames:] = 0
+        ended = torch.full((self._batch,), is_last, device=mel.device)
+        plans = plans_for(cut, mel.device)
+        return FlowBatch(tokens.long(), ended, mel, cond, self._embedding(first, prompt), frames, plans)
+
+    @torch.no_grad()
+    def _embedding(self, starts: Tensor, tokens: int) -> Tensor:
+        energies = self._streams.window("fbank", starts, tokens).float()
+        return torch.as_tensor(self._speaker(energies - energies.mean(1, keepdim=True)))
+
+    def _losses(self, model: nn.Module, batch: FlowBatch) -> dict[str, Tensor]:
+        assert isinstance(model, TrainableFlow)
+        mel, rows = batch.mel, len(batch.mel)
+        noise = torch.randn_like(mel)
+        time = 1 - torch.cos(0.5 * math.pi * torch.rand(rows, device=mel.device))
+        at = time[:, None, None]
+        keep = (torch.rand(rows, device=mel.device) >= UNCONDITIONAL_SHARE).float()[:, None, None]
+        with autocast(mel.device):
+            mu = model.encode(batch.tokens, batch.is_last, mel.shape[2], batch.plans)
+            speaker = model.speaker(batch.speaker) * keep[:, :, 0]
+            x = (1 - at) * noise + at * mel
+            velocity = model.velocity(x, mu * keep, speaker, batch.cond * keep, time, batch.plans)
+        target = slice(batch.prompt_frames, None)
+        error = functional.mse_loss(velocity.float()[:, :, target], (mel - noise)[:, :, target])
+        prior = functional.l1_loss(mu.float(), (mel - MEL_MEAN) / MEL_SCALE)
+        return {"loss": error + PRIOR_WEIGHT * prior, "velocity": error, "prior": prior}
+
+
+def _solved_distance(flow: Flow, batch: FlowBatch) -> dict[str, Tensor]:
+    """Mean absolute difference (nats of log-mel) of the solved target mel from the true one."""
+    lengths = torch.full((len(batch.mel),), batch.tokens.shape[1], device=batch.mel.device)
+    noise = torch.randn_like(batch.mel)
+    mask = batch.plans.solver_mask.expand(len(batch.mel), -1, -1, -1)
+    mel, _ = flow(
+        batch.tokens,
+        lengths,
+        batch.is_last,
+        batch.speaker,
+        noise,
+        VALIDATION_STEPS,
+        cond=batch.cond,
+        plans=dataclasses.replace(batch.plans, solver_mask=mask),
+    )
+    target = slice(batch.prompt_frames, None)
+    return {"mel_distance": functional.l1_loss(mel[:, :, target], batch.mel[:, :, target])}

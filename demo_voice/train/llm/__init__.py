@@ -1,0 +1,1 @@
+"""The speech-token LLM: text to speech tokens."""

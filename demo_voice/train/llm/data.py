@@ -1,0 +1,175 @@
+"""What the LLM learns from: utterances of text and speech tokens, joined into prompts and continuations.
+
+One sequence, as `llm_service.prompt` lays it out, with one to three utterances of one speaker:
+
+    sos | text 1 | text 2 | task_id | speech 1 | speech 2 | end
+
+Each text is encoded by itself, as the gateway encodes a prompt's transcript and the text to say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from demo_voice.train.data import CorpusError, SpeechStreams
+from llm_service.vocab import SPEECH_TOKEN_COUNT
+
+MAX_SPEECH_TOKENS = 400
+"""16 s in one sequence, prompt included."""
+JOINED_SHARE = 0.75
+"""Of the sequences: a prompt and its continuation; the others are one utterance."""
+MAX_JOINED = 3
+WRONG_SHARE = 0.06
+"""Of the input speech tokens: replaced by others, so that a slip of sampling is not the end of sense."""
+IGNORED = -100
+"""Target where nothing is asked; torch's own default."""
+VALIDATION_EVERY = 50
+"""Every so-manieth utterance is never trained on."""
+
+
+@dataclass(frozen=True)
+class TokenUtterance:
+    """One utterance for the LLM."""
+
+    speaker: int
+    text: str
+    token_ids: npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class LLMBatch:
+    """Padded sequences; T places."""
+
+    kinds: Tensor
+    """[B, T] int64: which table an input row is from, `TEXT`, `CONTROL` or `SPEECH`."""
+    rows: Tensor
+    """[B, T] int64: its row there."""
+    targets: Tensor
+    """[B, T] int64: the head's row that comes next, IGNORED where no speech does."""
+
+
+TEXT, CONTROL, SPEECH = 0, 1, 2
+SOS_ROW, TASK_ROW = 0, 1
+END_ROW = SPEECH_TOKEN_COUNT
+"""Of the head: the first end token."""
+
+
+_Pair = tuple[TokenUtterance, npt.NDArray[np.int64]]
+_Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class UtteranceBank:
+    """Utterances by speaker, encoded once."""
+
+    def __init__(self, utterances: Iterable[TokenUtterance], tokenizer: Tokenizer, seed: int) -> None:
+        """Encode everything.
+
+        Raises:
+            CorpusError: there is nothing to train on.
+        """
+        fitting = [utterance for utterance in utterances if len(utterance.token_ids) <= MAX_SPEECH_TOKENS]
+        if len(fitting) <= VALIDATION_EVERY:
+            raise CorpusError(f"got {len(fitting)} utterances for the LLM, expected more than {VALIDATION_EVERY}")
+        encoded = [encoding.ids for encoding in tokenizer.encode_batch([u.text for u in fitting])]
+        pairs = [(u, np.array(ids, np.int64)) for u, ids in zip(fitting, encoded, strict=True)]
+        self.speech_tokens = sum(len(utterance.token_ids) for utterance in fitting)
+        self._validation = _by_speaker(pairs[::VALIDATION_EVERY])
+        self._training = _by_speaker([pair for index, pair in enumerate(pairs) if index % VALIDATION_EVERY])
+        self._draw = np.random.default_rng(seed)
+
+    def batch(self, size: int, device: torch.device, is_validation: bool = False) -> LLMBatch:
+        """Draw sequences; training inputs have wrong tokens in them, targets never."""
+        speakers = self._validation if is_validation else self._training
+        counts = np.array([len(pairs) for pairs in speakers], np.float64)
+        chosen = self._draw.choice(len(speakers), size, p=counts / counts.sum())
+        sequences = [self._sequence(speakers[speaker]) for speaker in chosen]
+        return _padded([_laid_out(pairs, self._wrong(pairs, is_validation)) for pairs in sequences], device)
+
+    def _sequence(self, pairs: Sequence[_Pair]) -> list[_Pair]:
+        wanted = int(self._draw.integers(2, MAX_JOINED + 1)) if self._draw.random() < JOINED_SHARE else 1
+        chosen: list[_Pair] = []
+        total = 0
+        for index in self._draw.integers(0, len(pairs), wanted):
+            total += len(pairs[index][0].token_ids)
+            if chosen and total > MAX_SPEECH_TOKENS:
+                break
+            chosen.append(pairs[index])
+        return chosen
+
+    def _wrong(self, pairs: Sequence[_Pair], is_validation: bool) -> npt.NDArray[np.int64]:
+        """Return the speech tokens to put in: half of the wrong ones from near by, half from anywhere."""
+        speech = np.concatenate([pair[0].token_ids for pair in pairs]).astype(np.int64)
+        if is_validation:
+            return speech
+        fate = self._draw.random(len(speech))
+        near = np.clip(np.arange(len(speech)) + self._draw.integers(-2, 3, len(speech)), 0, len(speech) - 1)
+        anywhere = self._draw.integers(0, SPEECH_TOKEN_COUNT, len(speech))
+        swapped = np.where(fate < WRONG_SHARE / 2, speech[near], anywhere)
+        return np.where(fate < WRONG_SHARE, swapped, speech)
+
+
+def utterances_of_shards(directory: Path) -> list[TokenUtterance]:
+    """Read token shards, or the one file that `pack_tokens` made of them."""
+    found = []
+    for path in sorted(directory.glob("*.npz")):
+        with np.load(path) as shard:
+            ends = np.cumsum(shard["tokens"])
+            pieces = np.split(shard["token_ids"], ends[:-1])
+            texts = json.loads(str(shard["texts"]))
+            found += [TokenUtterance(int(s), t, ids) for s, t, ids in zip(shard["speaker"], texts, pieces, strict=True)]
+    return found
+
+
+def utterances_of_streams(streams: SpeechStreams, token_ids: npt.NDArray[np.uint16]) -> list[TokenUtterance]:
+    """Return the wide corpus's utterances with their tokens [tokens]."""
+    return [TokenUtterance(u.speaker, u.text, token_ids[u.start : u.start + u.tokens]) for u in streams.utterances]
+
+
+def pack_tokens(utterances: Sequence[TokenUtterance], path: Path) -> None:
+    """Write utterances into one compressed file, small enough to keep between machines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path,
+        speaker=np.array([u.speaker for u in utterances], np.uint8),
+        tokens=np.array([len(u.token_ids) for u in utterances], np.int32),
+        texts=np.array(json.dumps([u.text for u in utterances])),
+        token_ids=np.concatenate([u.token_ids for u in utterances]),
+    )
+
+
+def _by_speaker(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
+    speakers: dict[int, list[_Pair]] = {}
+    for pair in pairs:
+        speakers.setdefault(pair[0].speaker, []).append(pair)
+    return [speakers[speaker] for speaker in sorted(speakers)]
+
+
+def _laid_out(pairs: Sequence[_Pair], speech_in: npt.NDArray[np.int64]) -> _Rows:
+    """Return kinds, rows and targets of one sequence."""
+    text = np.concatenate([ids for _, ids in pairs])
+    speech = np.concatenate([utterance.token_ids for utterance, _ in pairs]).astype(np.int64)
+    kinds = np.concatenate([[CONTROL], np.full(len(text), TEXT), [CONTROL], np.full(len(speech), SPEECH)])
+    rows = np.concatenate([[SOS_ROW], text, [TASK_ROW], speech_in])
+    targets = np.concatenate([np.full(len(text) + 1, IGNORED), speech, [END_ROW]])
+    return kinds.astype(np.int64), rows.astype(np.int64), targets.astype(np.int64)
+
+
+def _padded(sequences: Sequence[_Rows], device: torch.device) -> LLMBatch:
+    size = max(len(kinds) for kinds, _, _ in sequences)
+
+    def stacked(column: int, filler: int) -> Tensor:
+        out = np.full((len(sequences), size), filler, np.int64)
+        for row, sequence in enumerate(sequences):
+            out[row, : len(sequence[column])] = sequence[column]
+        return torch.from_numpy(out).to(device, non_blocking=True)
+
+    return LLMBatch(stacked(0, TEXT), stacked(1, 0), stacked(2, IGNORED))

@@ -1,0 +1,61 @@
+"""Training stage of the LLM: the next speech token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from demo_voice.train.llm.data import IGNORED, LLMBatch, UtteranceBank
+from demo_voice.train.llm.model import TrainableLLM
+from demo_voice.train.precision import autocast
+from demo_voice.train.sizes import LLMSizes
+from demo_voice.train.trainer import Updater, mean_of
+
+RATE = 1e-3
+_VALIDATION_BATCHES = 4
+
+
+class LLMStage:
+    """The LLM alone; the tokens were made before."""
+
+    name = "llm"
+
+    def __init__(self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int) -> None:
+        """Build on the device."""
+        self._bank, self._device, self._batch = bank, device, batch
+        self._model = TrainableLLM(sizes).to(device)
+        self._updater = Updater(self._model, RATE)
+
+    def parts(self) -> Mapping[str, nn.Module]:
+        """The LLM."""
+        return {"model": self._model}
+
+    def averaged(self) -> Mapping[str, nn.Module]:
+        """Its average."""
+        return {"model": self._updater.average.module}
+
+    def step(self, progress: float) -> Mapping[str, Tensor]:
+        """Train on one batch of sequences."""
+        losses = self._losses(self._model, self._bank.batch(self._batch, self._device))
+        norm = self._updater.update(losses["loss"], progress)
+        return {**losses, "norm": norm}
+
+    @torch.no_grad()
+    def validate(self) -> Mapping[str, float]:
+        """Measure loss and the share of tokens guessed right, after right ones."""
+        model = self._updater.average.module.eval()
+        batches = [self._bank.batch(self._batch, self._device, is_validation=True) for _ in range(_VALIDATION_BATCHES)]
+        return mean_of(self._losses(model, batch) for batch in batches)
+
+    def _losses(self, model: nn.Module, batch: LLMBatch) -> dict[str, Tensor]:
+        assert isinstance(model, TrainableLLM)
+        is_asked = batch.targets != IGNORED
+        targets = batch.targets[is_asked]
+        with autocast(self._device):
+            # Only where speech comes next: the head is most of the arithmetic.
+            logits = model.head(model(batch)[is_asked])
+        loss = functional.cross_entropy(logits.float(), targets)
+        return {"loss": loss, "right": (logits.argmax(-1) == targets).float().mean()}

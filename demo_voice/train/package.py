@@ -1,0 +1,98 @@
+"""Writes the bundle that is shipped out of the trained states."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from torch import nn
+
+from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
+from demo_voice.packing import FloatArray, packed
+from demo_voice.train.llm.model import TrainableLLM
+from demo_voice.train.sizes import DemoSizes, LLMSizes
+from demo_voice.train.speaker.export import export_speaker_encoder
+from demo_voice.train.tokenizer.export import export_tokenizer
+from demo_voice.train.trained import trained_flow, trained_hift, trained_llm, trained_speaker, trained_tokenizer
+from demo_voice.train.workspace import Workspace
+from demo_voice.unpack import (
+    BUNDLE_FILES,
+    FLOW_FILE,
+    HIFT_FILE,
+    LLM_FILE,
+    SIZES_FILE,
+    TEXT_TOKENIZER_FILE,
+    BundleSizes,
+)
+from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
+
+MAX_BUNDLE_BYTES = 24_000_000
+_UNUSED = "embed_tokens.weight"
+"""The decoder's own table of one row; the tables above stand for it."""
+
+
+class BundleTooLargeError(Exception):
+    """The bundle passes its limit."""
+
+
+def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
+    """Write the workspace's bundle and return its files' sizes in bytes.
+
+    Raises:
+        StateError: a stage has not been trained.
+        BundleTooLargeError: it would pass 24 MB.
+    """
+    directory = work.bundle
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(packed(arrays_of(trained_flow(work, sizes).finished())), directory / FLOW_FILE)
+    hift = arrays_of(trained_hift(work, sizes))
+    save_file({name: value.astype(np.float16) for name, value in hift.items()}, directory / HIFT_FILE)
+    save_file(packed(llm_arrays(trained_llm(work, sizes))), directory / LLM_FILE)
+    export_tokenizer(trained_tokenizer(work, sizes), directory / SPEECH_TOKENIZER)
+    export_speaker_encoder(trained_speaker(work, sizes), directory / SPEAKER_ENCODER)
+    shutil.copyfile(work.text_tokenizer, directory / TEXT_TOKENIZER_FILE)
+    (directory / SIZES_FILE).write_text(BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm)).to_json(), "utf-8")
+    return _checked_sizes(directory)
+
+
+def arrays_of(module: nn.Module) -> dict[str, FloatArray]:
+    """Return a module's state as float32 arrays."""
+    return {name: value.float().cpu().numpy() for name, value in module.state_dict().items()}
+
+
+@torch.no_grad()
+def llm_arrays(model: TrainableLLM) -> dict[str, FloatArray]:
+    """Return the LLM's tables, decoder and head under the names of `llm_layout`."""
+    decoder = {name: value for name, value in arrays_of(model.decoder).items() if name != _UNUSED}
+    tables = {
+        TEXT_TABLE: model.text_embedding.weight,
+        SPEECH_TABLE: model.codes(),
+        CONTROL_TABLE: model.control_embedding.weight,
+        HEAD_WEIGHT: model.head.weight,
+        HEAD_BIAS: model.head.bias,
+    }
+    return {**decoder, **{name: value.float().cpu().numpy() for name, value in tables.items()}}
+
+
+def llm_shape(sizes: LLMSizes) -> DemoLLMShape:
+    """Return the sizes as config.json names them."""
+    return DemoLLMShape(
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.key_value_heads,
+        intermediate_size=sizes.feed_forward,
+        max_position_embeddings=sizes.max_positions,
+    )
+
+
+def _checked_sizes(directory: Path) -> dict[str, int]:
+    sizes = {name: (directory / name).stat().st_size for name in BUNDLE_FILES}
+    if sum(sizes.values()) > MAX_BUNDLE_BYTES:
+        raise BundleTooLargeError(
+            f"the bundle has {sum(sizes.values())} bytes, expected at most {MAX_BUNDLE_BYTES}: {sizes}"
+        )
+    return sizes

@@ -1,0 +1,97 @@
+"""Sizes of every model of the demo voice, in one place: what the CPU can afford and what the bundle can hold.
+
+How they were chosen, with the measured costs, is in README.md in this folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
+
+
+@dataclass(frozen=True)
+class TokenizerSizes:
+    """Speech tokenizer: log-mel at 100 Hz to codes at 25 Hz."""
+
+    channels: int = 160
+    blocks_at_50_hz: int = 2
+    blocks_at_25_hz: int = 3
+    decoder_channels: int = 128
+    """Of the heads that exist in training only."""
+
+
+@dataclass(frozen=True)
+class SpeakerSizes:
+    """Speaker encoder: filter bank energies to a vector of 192."""
+
+    channels: int = 128
+    blocks: int = 3
+
+
+@dataclass(frozen=True)
+class LLMSizes:
+    """Speech-token LLM: a Qwen2 of these sizes."""
+
+    hidden: int = 256
+    layers: int = 6
+    heads: int = 4
+    key_value_heads: int = 2
+    feed_forward: int = 768
+    text_tokens: int = 768
+    """Rows of plain text: 256 bytes and the merges."""
+    max_positions: int = 4096
+
+
+@dataclass(frozen=True)
+class DiscriminatorSizes:
+    """The vocoder's adversaries; training only."""
+
+    period_channels: int = 24
+    spectrum_channels: int = 24
+
+
+@dataclass(frozen=True)
+class DemoSizes:
+    """Everything that is trained."""
+
+    tokenizer: TokenizerSizes
+    speaker: SpeakerSizes
+    llm: LLMSizes
+    flow: FlowConfig
+    hift: HiFTConfig
+    discriminators: DiscriminatorSizes
+
+
+DEMO = DemoSizes(
+    tokenizer=TokenizerSizes(),
+    speaker=SpeakerSizes(),
+    llm=LLMSizes(),
+    flow=FlowConfig(
+        input_size=192,
+        encoder=EncoderConfig(
+            input_size=192, output_size=192, num_blocks=3, num_up_blocks=2, attention_heads=4, linear_units=384
+        ),
+        estimator=DiTConfig(hidden_size=192, depth=6, num_heads=3, head_dim=64, mlp_ratio=3.0),
+    ),
+    hift=HiFTConfig(base_channels=128, f0_cond_channels=128),
+    discriminators=DiscriminatorSizes(),
+)
+
+TINY = DemoSizes(
+    tokenizer=TokenizerSizes(channels=16, blocks_at_50_hz=1, blocks_at_25_hz=1, decoder_channels=16),
+    speaker=SpeakerSizes(channels=16, blocks=1),
+    llm=LLMSizes(hidden=32, layers=1, heads=2, key_value_heads=1, feed_forward=48, text_tokens=300),
+    flow=FlowConfig(
+        input_size=32,
+        encoder=EncoderConfig(
+            input_size=32, output_size=32, num_blocks=1, num_up_blocks=1, attention_heads=2, linear_units=48
+        ),
+        estimator=DiTConfig(hidden_size=32, depth=1, num_heads=2, head_dim=16, mlp_ratio=2.0),
+    ),
+    hift=HiFTConfig(base_channels=16, f0_cond_channels=16),
+    discriminators=DiscriminatorSizes(period_channels=4, spectrum_channels=4),
+)
+"""For tests and dry runs: the same shapes of everything, in seconds on a CPU."""
+
+SIZES = {"demo": DEMO, "tiny": TINY}

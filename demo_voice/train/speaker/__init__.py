@@ -1,0 +1,1 @@
+"""Speaker encoder: filter bank energies to an embedding of 192."""

@@ -1,0 +1,199 @@
+"""Builds and runs each stage of the training over one workspace: `python -m demo_voice.train.stages NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from demo_voice.train.corpus import make_corpus, token_jobs, wide_jobs
+from demo_voice.train.data import SpeechStreams
+from demo_voice.train.sizes import SIZES, DemoSizes
+from demo_voice.train.trained import trained_speaker, trained_tokenizer
+from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
+from demo_voice.train.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+TOTAL_S = {"tokenizer": 240.0, "speaker": 240.0, "vocoder": 1500.0, "flow": 900.0, "llm": 900.0}
+"""Planned seconds of training over all runs; the learning rates fall along them."""
+BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 48, "llm": 96}
+"""Windows or sequences in a step, on a GPU."""
+FIXED_SHAPES = ("tokenizer", "vocoder")
+"""Stages whose every step has the same shapes: there, and only there, trying out convolution algorithms pays."""
+WIDE_UTTERANCES = 13_000
+"""About 12 hours."""
+TOKEN_UTTERANCES = 80_000
+"""About 70 hours, for the LLM; as many of them as the time allows."""
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """What one call of a stage may use."""
+
+    work: Workspace
+    sizes: DemoSizes
+    device: torch.device
+    limits: RunLimits
+    batch: int
+    utterances: int
+    workers: int
+    seed: int
+    """Steps done before: so that a run that goes on draws other windows than the one before."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one stage; returns the exit status."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = args.stage in FIXED_SHAPES
+    work = Workspace(args.work)
+    seed = steps_done(work.weights(args.stage))
+    torch.manual_seed(seed)
+    total_s = args.total_s or TOTAL_S.get(args.stage, args.wall_s)
+    limits = RunLimits(args.wall_s, total_s, args.max_steps)
+    utterances = args.utterances or {"corpus": WIDE_UTTERANCES, "tokens": TOKEN_UTTERANCES}.get(args.stage, 0)
+    batch = args.batch or BATCH.get(args.stage, 0)
+    options = StageOptions(work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, seed)
+    STAGES[args.stage](options)
+    return 0
+
+
+def run_corpus(options: StageOptions) -> None:
+    """Make the wide shards that are missing."""
+    work = options.work
+    engines = work.engines if work.engines.is_dir() else None
+    jobs = wide_jobs(work.corpus, work.texts, engines, options.utterances)
+    make_corpus(jobs, options.workers, options.limits.wall_s)
+
+
+def run_tokenizer(options: StageOptions) -> None:
+    """Train the speech tokenizer."""
+    from demo_voice.train.tokenizer.stage import FEATURES, TokenizerStage
+
+    streams = _streams(options, FEATURES)
+    _train(options, TokenizerStage(options.sizes.tokenizer, streams, options.batch))
+
+
+def run_speaker(options: StageOptions) -> None:
+    """Train the speaker encoder."""
+    from demo_voice.train.speaker.stage import FEATURES, SpeakerStage
+
+    _train(options, SpeakerStage(options.sizes.speaker, _streams(options, FEATURES), options.batch))
+
+
+def run_vocoder(options: StageOptions) -> None:
+    """Train the vocoder."""
+    from demo_voice.train.vocoder.stage import FEATURES, VocoderStage
+
+    sizes, streams = options.sizes, _streams(options, FEATURES)
+    _train(options, VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch))
+
+
+def run_codes(options: StageOptions) -> None:
+    """Tokenize the corpus with the trained tokenizer, export it, and learn the LLM's text tokenizer."""
+    from demo_voice.train.llm.text_tokenizer import save_text_tokenizer, train_text_tokenizer
+    from demo_voice.train.tokenizer.export import export_tokenizer, tokenize_streams
+
+    net = trained_tokenizer(options.work, options.sizes)
+    streams = _streams(options, ("log_mel",))
+    np.save(options.work.codes, tokenize_streams(net, streams).cpu().numpy().astype(np.uint16))
+    export_tokenizer(net, options.work.speech_tokenizer)
+    if not options.work.text_tokenizer.exists():
+        texts = [utterance.text for utterance in streams.utterances]
+        save_text_tokenizer(train_text_tokenizer(texts, options.sizes.llm.text_tokens), options.work.text_tokenizer)
+
+
+def run_flow(options: StageOptions) -> None:
+    """Train the flow."""
+    from demo_voice.train.flow.stage import FEATURES, TOKENS, FlowStage
+
+    streams = _streams(options, FEATURES)
+    streams.add_column(TOKENS, torch.from_numpy(np.load(options.work.codes).astype(np.int32)))
+    _train(options, FlowStage(options.sizes.flow, streams, trained_speaker(options.work, options.sizes), options.batch))
+
+
+def run_tokens(options: StageOptions) -> None:
+    """Make token shards for the LLM until the time is up, and pack them into one file."""
+    from demo_voice.train.llm.data import pack_tokens, utterances_of_shards
+
+    work = options.work
+    engines = work.engines if work.engines.is_dir() else None
+    jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer)
+    make_corpus(jobs, options.workers, options.limits.wall_s)
+    utterances = utterances_of_shards(work.token_shards)
+    pack_tokens(utterances, work.packed_tokens)
+    hours = sum(len(utterance.token_ids) for utterance in utterances) / 25 / 3600
+    logger.info("%d utterances, %.1f hours, %d bytes", len(utterances), hours, work.packed_tokens.stat().st_size)
+
+
+def run_llm(options: StageOptions) -> None:
+    """Train the LLM on the packed tokens."""
+    from tokenizers import Tokenizer
+
+    from demo_voice.train.llm.data import UtteranceBank, utterances_of_shards
+    from demo_voice.train.llm.stage import LLMStage
+
+    tokenizer = Tokenizer.from_file(str(options.work.text_tokenizer))
+    bank = UtteranceBank(utterances_of_shards(options.work.packed_tokens.parent), tokenizer, options.seed)
+    logger.info("%.1f hours of speech tokens", bank.speech_tokens / 25 / 3600)
+    _train(options, LLMStage(options.sizes.llm, bank, options.device, options.batch))
+
+
+def run_package(options: StageOptions) -> None:
+    """Write the bundle out of the stages' states."""
+    from demo_voice.train.package import write_bundle
+
+    sizes = write_bundle(options.work, options.sizes)
+    logger.info("%s", json.dumps({"stage": "package", **sizes, "all": sum(sizes.values())}))
+
+
+STAGES: dict[str, Callable[[StageOptions], None]] = {
+    "corpus": run_corpus,
+    "tokenizer": run_tokenizer,
+    "speaker": run_speaker,
+    "vocoder": run_vocoder,
+    "codes": run_codes,
+    "flow": run_flow,
+    "tokens": run_tokens,
+    "llm": run_llm,
+    "package": run_package,
+}
+
+
+def _streams(options: StageOptions, features: Sequence[str]) -> SpeechStreams:
+    return SpeechStreams(options.work.corpus, features, options.device, options.seed)
+
+
+def _train(options: StageOptions, trainee: Trainee) -> None:
+    train(trainee, options.work.weights(trainee.name), options.work.log, options.limits)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.stages", description=__doc__)
+    parser.add_argument("stage", choices=list(STAGES))
+    parser.add_argument("--work", type=Path, required=True, help="folder of the training")
+    parser.add_argument("--sizes", choices=list(SIZES), default="demo", help="default %(default)s")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
+    parser.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
+    parser.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")
+    parser.add_argument("--max-steps", type=int, help="stop after so many steps")
+    parser.add_argument("--batch", type=int, help="windows or sequences a step (default: the plan's)")
+    parser.add_argument("--utterances", type=int, help="of corpus and tokens (default: the plan's)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of corpus and tokens")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

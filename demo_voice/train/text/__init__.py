@@ -1,0 +1,1 @@
+"""The corpus's texts: read from Debian packages, or generated from seeds."""

@@ -1,0 +1,89 @@
+"""Decides who says what: a seeded, endless plan of utterances over all speakers and kinds of text.
+
+The n-th utterance depends on the seed and n alone, so any part of a corpus can be made again anywhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo_voice.train.text.generated import generated_sentence
+from demo_voice.train.voices import SPEAKERS, speaker_shares
+
+TEXT_FILES = ("examples.txt.gz", "definitions.txt.gz", "words.txt.gz")
+"""Written by `demo_voice.train.carry`: one text a line."""
+
+_KIND_SHARES = {"example": 0.50, "definition": 0.20, "generated": 0.18, "words": 0.12}
+_TWO_SENTENCES = 0.15
+"""Share of utterances that say two texts in a row: the pause between them has to be learnt too."""
+_MAX_CHARACTERS = 230
+_WORD_FRAMES = ("{}.", "The word is {}.", "{}, {}.", "{} and {}.", "{}, {} and {}.", "Is it {} or {}?", "Say {} again.")
+
+
+@dataclass(frozen=True)
+class PlannedUtterance:
+    """One utterance to make."""
+
+    number: int
+    speaker: int
+    """Index into `voices.SPEAKERS`."""
+    text: str
+
+
+@dataclass(frozen=True)
+class TextSources:
+    """Everything sentences are drawn from."""
+
+    examples: list[str]
+    definitions: list[str]
+    words: list[str]
+
+    @classmethod
+    def read(cls, directory: Path) -> TextSources:
+        """Read the files that `demo_voice.train.carry` wrote.
+
+        Raises:
+            OSError: one of them is missing.
+        """
+        return cls(*(_lines(directory / name) for name in TEXT_FILES))
+
+
+def planned(sources: TextSources, seed: int, first: int = 0) -> Iterator[PlannedUtterance]:
+    """Yield utterance `first`, the one after it, and so on without end."""
+    shares = speaker_shares()
+    number = first
+    while True:
+        draw = random.Random(f"{seed}:{number}")
+        speaker = draw.choices(range(len(SPEAKERS)), shares)[0]
+        yield PlannedUtterance(number, speaker, _text(sources, draw))
+        number += 1
+
+
+def _text(sources: TextSources, draw: random.Random) -> str:
+    text = _sentence(sources, draw)
+    if draw.random() < _TWO_SENTENCES:
+        both = f"{text} {_sentence(sources, draw)}"
+        return both if len(both) <= _MAX_CHARACTERS else text
+    return text
+
+
+def _sentence(sources: TextSources, draw: random.Random) -> str:
+    kind = draw.choices(list(_KIND_SHARES), list(_KIND_SHARES.values()))[0]
+    if kind == "example":
+        return draw.choice(sources.examples)
+    if kind == "definition":
+        return draw.choice(sources.definitions)
+    if kind == "generated":
+        return generated_sentence(draw)
+    frame = draw.choice(_WORD_FRAMES)
+    sentence = frame.format(*(draw.choice(sources.words) for _ in range(frame.count("{}"))))
+    return sentence[0].upper() + sentence[1:]
+
+
+def _lines(path: Path) -> list[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [line.rstrip("\n") for line in file]

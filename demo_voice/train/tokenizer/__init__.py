@@ -1,0 +1,1 @@
+"""Speech tokenizer: log-mel to tokens of 25 Hz."""

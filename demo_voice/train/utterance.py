@@ -1,0 +1,94 @@
+"""One utterance of the source engine as the models' training wants it: every feature cut to whole speech tokens.
+
+All features come from the project's own front end, so training and serving see the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.lib.quality.pitch import track_pitch
+from demo_voice.train.flite import RATE_HZ, Segment, Spoken
+from demo_voice.train.phones import phone_number
+from token2wav_service.features.fbank import kaldi_fbank
+from token2wav_service.features.mel import flow_mel_24k
+from token2wav_service.features.resample import resample_16k_to_24k
+from token2wav_service.features.s3_mel import s3_log_mel
+
+SAMPLES_PER_TOKEN_16K = 640
+SAMPLES_PER_TOKEN_24K = 960
+FRAMES_PER_TOKEN = 2
+"""Of the flow's mel, the phones and the pitch (50 Hz)."""
+LOG_MEL_FRAMES_PER_TOKEN = 4
+"""Of the speech tokenizer's and the speaker encoder's input (100 Hz)."""
+MIN_TOKENS = 10
+"""0.4 s: anything shorter is a slip of the engine."""
+
+_PCM16_SCALE = 32767.0
+_FRAME_SECONDS = 0.02
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns of each array for one token, and the type it is stored in."""
+
+    per_token: int
+    dtype: type[np.generic]
+
+
+LAYOUTS = {
+    "audio": Layout(SAMPLES_PER_TOKEN_24K, np.int16),
+    "log_mel": Layout(LOG_MEL_FRAMES_PER_TOKEN, np.float16),
+    "mel": Layout(FRAMES_PER_TOKEN, np.float16),
+    "fbank": Layout(LOG_MEL_FRAMES_PER_TOKEN, np.float16),
+    "phones": Layout(FRAMES_PER_TOKEN, np.uint8),
+    "pitch": Layout(FRAMES_PER_TOKEN, np.float16),
+}
+"""audio [960 n] at 24 kHz; log_mel [4 n, 128]; mel [2 n, 80]; fbank [4 n, 80]; phones, pitch (Hz) [2 n]."""
+
+
+def whole_tokens(spoken: Spoken) -> int:
+    """Return how many tokens (25 Hz) the audio fills."""
+    return len(spoken.samples) // SAMPLES_PER_TOKEN_16K
+
+
+def utterance_arrays(spoken: Spoken) -> Arrays:
+    """Compute every feature of LAYOUTS; all have `whole_tokens` times their columns."""
+    tokens = whole_tokens(spoken)
+    audio_16k = spoken.samples[: tokens * SAMPLES_PER_TOKEN_16K]
+    audio_24k = resample_16k_to_24k(audio_16k)
+    arrays: Arrays = {
+        "audio": np.clip(audio_24k, -1, 1) * _PCM16_SCALE,
+        "log_mel": s3_log_mel(audio_16k).T,
+        "mel": flow_mel_24k(audio_24k),
+        "fbank": _padded(kaldi_fbank(audio_16k), tokens * LOG_MEL_FRAMES_PER_TOKEN),
+        "phones": phones_at_frames(spoken.segments, tokens * FRAMES_PER_TOKEN),
+        "pitch": track_pitch(audio_16k, RATE_HZ),
+    }
+    return {name: _checked(name, array, tokens) for name, array in arrays.items()}
+
+
+def phones_at_frames(segments: tuple[Segment, ...], frames: int) -> npt.NDArray[np.uint8]:
+    """Return the phone's class at the middle of every 20 ms."""
+    ends = np.array([segment.end_s for segment in segments])
+    numbers = np.array([phone_number(segment.phone) for segment in segments], np.uint8)
+    middle = (np.arange(frames) + 0.5) * _FRAME_SECONDS
+    at: npt.NDArray[np.uint8] = numbers[np.minimum(np.searchsorted(ends, middle, side="right"), len(numbers) - 1)]
+    return at
+
+
+def _padded(energies: npt.NDArray[np.float32], frames: int) -> npt.NDArray[np.float32]:
+    """Repeat the edges: the filter bank has no frame whose window would leave the audio."""
+    missing = frames - len(energies)
+    return np.pad(energies, ((missing // 2, missing - missing // 2), (0, 0)), mode="edge")
+
+
+def _checked(name: str, array: npt.NDArray[np.generic], tokens: int) -> npt.NDArray[np.generic]:
+    layout = LAYOUTS[name]
+    assert len(array) == tokens * layout.per_token, (name, len(array), tokens)
+    return np.ascontiguousarray(array.astype(layout.dtype))

@@ -1,0 +1,1 @@
+"""The vocoder: mel to audio."""

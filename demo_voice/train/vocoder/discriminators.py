@@ -1,0 +1,105 @@
+"""The vocoder's adversaries: folds of the waveform by several periods, and spectrograms of several resolutions.
+
+Source: HiFi-GAN (Kong et al., arXiv 2010.05646) for the periods, UnivNet (Jang et al., arXiv 2106.07889) for the
+spectra; fewer channels, as the generator is small too.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+from demo_voice.train.sizes import DiscriminatorSizes
+
+_PERIODS = (2, 3, 5, 7, 11)
+_RESOLUTIONS = ((512, 128), (1024, 256), (2048, 512))
+_SLOPE = 0.1
+_MAGNITUDE_EPSILON = 1e-9
+
+Judged = tuple[Tensor, list[Tensor]]
+"""A score per place, and every layer's features."""
+
+
+class Discriminators(nn.Module):
+    """All of them."""
+
+    def __init__(self, sizes: DiscriminatorSizes) -> None:
+        super().__init__()
+        self.periods = nn.ModuleList(_PeriodJudge(period, sizes.period_channels) for period in _PERIODS)
+        self.spectra = nn.ModuleList(_SpectrumJudge(*pair, sizes.spectrum_channels) for pair in _RESOLUTIONS)
+
+    def forward(self, samples: Tensor) -> list[Judged]:
+        """Judge samples [B, N]."""
+        return [judge(samples) for judge in (*self.periods, *self.spectra)]
+
+
+class _PeriodJudge(nn.Module):
+    def __init__(self, period: int, channels: int) -> None:
+        super().__init__()
+        self.period = period
+        widths = (1, channels, 2 * channels, 4 * channels, 4 * channels)
+        pairs = list(pairwise(widths))
+        self.layers = nn.ModuleList(weight_norm(nn.Conv2d(a, b, (5, 1), (3, 1), (2, 0))) for a, b in pairs)
+        self.score = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
+
+    def forward(self, samples: Tensor) -> Judged:
+        short = -samples.shape[1] % self.period
+        x = functional.pad(samples[:, None], (0, short), mode="reflect")
+        return _through(self.layers, self.score, x.view(*x.shape[:2], -1, self.period))
+
+
+class _SpectrumJudge(nn.Module):
+    def __init__(self, size: int, hop: int, channels: int) -> None:
+        super().__init__()
+        self.size, self.hop = size, hop
+        self.register_buffer("window", torch.hann_window(size, periodic=True), persistent=False)
+        self.window: Tensor
+        shapes = ((1, (3, 9), (1, 1)), *[(channels, (3, 9), (1, 2))] * 3, (channels, (3, 3), (1, 1)))
+        self.layers = nn.ModuleList(
+            weight_norm(nn.Conv2d(inputs, channels, kernel, stride, (kernel[0] // 2, kernel[1] // 2)))
+            for inputs, kernel, stride in shapes
+        )
+        self.score = weight_norm(nn.Conv2d(channels, 1, 3, padding=1))
+
+    def forward(self, samples: Tensor) -> Judged:
+        spectrum = torch.stft(samples, self.size, self.hop, window=self.window, return_complex=True)
+        magnitude = torch.sqrt(spectrum.real**2 + spectrum.imag**2 + _MAGNITUDE_EPSILON)
+        return _through(self.layers, self.score, magnitude.transpose(1, 2)[:, None])
+
+
+def _through(layers: nn.ModuleList, score: nn.Module, x: Tensor) -> Judged:
+    features = []
+    for layer in layers:
+        x = functional.leaky_relu(layer(x), _SLOPE)
+        features.append(x)
+    return score(x), features
+
+
+def discriminator_loss(true: list[Judged], made: list[Judged]) -> Tensor:
+    """Least squares: 1 for true audio, 0 for made."""
+    return sum_of([((t[0] - 1) ** 2).mean() + (m[0] ** 2).mean() for t, m in zip(true, made, strict=True)])
+
+
+def adversarial_loss(made: list[Judged]) -> Tensor:
+    """Least squares: what is made should be taken for true."""
+    return sum_of([((m[0] - 1) ** 2).mean() for m in made])
+
+
+def feature_loss(true: list[Judged], made: list[Judged]) -> Tensor:
+    """Mean absolute difference of the judges' features, relative to the true ones' size."""
+    return sum_of(
+        [
+            (b - a.detach()).abs().mean() / a.detach().abs().mean()
+            for t, m in zip(true, made, strict=True)
+            for a, b in zip(t[1], m[1], strict=True)
+        ]
+    )
+
+
+def sum_of(values: list[Tensor]) -> Tensor:
+    """Add up."""
+    return torch.stack(values).sum()

@@ -1,0 +1,132 @@
+"""Unpacks the bundled demo voice into a checkpoint of the official layout, which the ordinary loaders read.
+
+The bundle holds most weights as int8 and only those rows of the LLM's tables that are used. What is in it:
+
+    bundle.json               sizes of the models
+    flow.safetensors          the flow, packed
+    hift.safetensors          the vocoder, half precision
+    llm.safetensors           tables, decoder and head of the LLM, packed
+    text_tokenizer.json       the LLM's text tokenizer, without special tokens
+    campplus.onnx, speech_tokenizer_v2_25hz.onnx    as they are used
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.numpy import load_file
+
+from demo_voice.llm_layout import DemoLLMShape, write_llm
+from demo_voice.packing import FloatArray, unpacked
+from token2wav_service.checkpoint.loader import (
+    FLOW_WEIGHTS,
+    FLOW_YAML,
+    HIFT_CONFIG,
+    HIFT_WEIGHTS,
+    SPEAKER_ENCODER,
+    SPEECH_TOKENIZER,
+)
+from token2wav_service.checkpoint.make_random import flow_yaml, hift_arguments
+from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
+
+SIZES_FILE = "bundle.json"
+FLOW_FILE, HIFT_FILE, LLM_FILE = "flow.safetensors", "hift.safetensors", "llm.safetensors"
+TEXT_TOKENIZER_FILE = "text_tokenizer.json"
+BUNDLE_FILES = (SIZES_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE, SPEAKER_ENCODER, SPEECH_TOKENIZER)
+BUNDLE = Path(__file__).parent / "weights"
+VOICES = Path(__file__).parent / "voices"
+
+
+class BundleError(Exception):
+    """The bundle is incomplete or damaged; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class BundleSizes:
+    """Sizes of the models in a bundle."""
+
+    flow: FlowConfig
+    hift: HiFTConfig
+    llm: DemoLLMShape
+
+    def to_json(self) -> str:
+        """Return the text of bundle.json."""
+        sizes = {"flow": asdict(self.flow), "hift": hift_arguments(self.hift), "llm": asdict(self.llm)}
+        return json.dumps(sizes, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> BundleSizes:
+        """Read the text of bundle.json.
+
+        Raises:
+            BundleError: it is something else.
+        """
+        try:
+            values = json.loads(text)
+            flow = values["flow"]
+            encoder, estimator = EncoderConfig(**flow.pop("encoder")), DiTConfig(**flow.pop("estimator"))
+            hift = HiFTConfig.from_mapping(values["hift"])
+            return cls(FlowConfig(**flow, encoder=encoder, estimator=estimator), hift, DemoLLMShape(**values["llm"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise BundleError(f"{SIZES_FILE} can't be read ({err!r}); check the files out again") from err
+
+
+def has_bundle(bundle: Path = BUNDLE) -> bool:
+    """Tell whether a trained bundle lies there."""
+    return all((bundle / name).is_file() for name in BUNDLE_FILES)
+
+
+def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> None:
+    """Write token2wav/, llm/ and voices/; nothing appears before everything is made.
+
+    Args:
+        directory: made; must not be there yet.
+        bundle: the packed weights.
+        voices: `<name>.wav` and `<name>.txt`.
+
+    Raises:
+        BundleError: a file of the bundle is missing or damaged.
+        FileExistsError: the directory is there.
+    """
+    missing = [name for name in BUNDLE_FILES if not (bundle / name).is_file()]
+    if missing:
+        raise BundleError(f"{bundle} lacks {missing}; check the files out again")
+    if directory.exists():
+        raise FileExistsError(f"{directory} is there already; remove it to unpack again")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
+        made = Path(scratch) / "checkpoint"
+        sizes = BundleSizes.from_json((bundle / SIZES_FILE).read_text("utf-8"))
+        _unpack_token2wav(made / "token2wav", bundle, sizes)
+        text_tokenizer: dict[str, Any] = json.loads((bundle / TEXT_TOKENIZER_FILE).read_text("utf-8"))
+        write_llm(made / "llm", sizes.llm, _read(bundle / LLM_FILE), text_tokenizer)
+        shutil.copytree(voices, made / "voices")
+        made.rename(directory)
+
+
+def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None:
+    directory.mkdir(parents=True)
+    (directory / FLOW_YAML).write_text(flow_yaml(sizes.flow), encoding="utf-8")
+    (directory / HIFT_CONFIG).write_text(json.dumps(hift_arguments(sizes.hift), indent=1) + "\n", encoding="utf-8")
+    for source, target in ((FLOW_FILE, FLOW_WEIGHTS), (HIFT_FILE, HIFT_WEIGHTS)):
+        torch.save(_as_tensors(_read(bundle / source)), directory / target)
+    for name in (SPEAKER_ENCODER, SPEECH_TOKENIZER):
+        shutil.copyfile(bundle / name, directory / name)
+
+
+def _read(path: Path) -> dict[str, FloatArray]:
+    try:
+        return unpacked(load_file(path))
+    except Exception as err:  # safetensors raises its own kinds for a damaged file
+        raise BundleError(f"{path} can't be read ({err}); check the files out again") from err
+
+
+def _as_tensors(weights: Mapping[str, FloatArray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in weights.items()}

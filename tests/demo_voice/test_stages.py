@@ -1,0 +1,131 @@
+"""Every stage of the training for a few steps on tiny sizes, up to a checkpoint that the services' own loaders read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cosydit.clock import SystemClock
+from cosydit.local.verify_checkpoint import verify_checkpoint
+from demo_voice.train import stages
+from demo_voice.train.trainer import StateError, load_state, read_log
+from demo_voice.train.workspace import Workspace
+from demo_voice.unpack import BUNDLE_FILES, BundleError, has_bundle, unpack
+from llm_service.embedded.model import SpeechLanguageModel
+from llm_service.text_encoder import load_text_encoder
+from token2wav_service.config import Token2WavConfig
+from token2wav_service.engine.build import build_engine
+from token2wav_service.engine.types import VoicePrompt
+from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.offline import OfflineUtterance, synthesize_all
+
+TRAINED = ("tokenizer", "speaker", "vocoder", "flow", "llm")
+STEPS = 2
+
+
+def run_stage(work: Workspace, stage: str, *options: str) -> int:
+    common = ["--work", str(work.root), "--sizes", "tiny", "--device", "cpu", "--batch", "2", "--workers", "1"]
+    return stages.main([stage, *common, "--max-steps", str(STEPS), "--utterances", "64", *options])
+
+
+@pytest.fixture(scope="module")
+def trained(workspace: Workspace) -> Workspace:
+    for stage in ("tokenizer", "speaker", "vocoder", "codes", "flow", "tokens", "llm", "package"):
+        assert run_stage(workspace, stage) == 0
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("unpacked") / "demo"
+    unpack(directory, trained.bundle)
+    return directory
+
+
+def test_every_stage_logs_its_losses_and_its_validation(trained: Workspace) -> None:
+    log = read_log(trained.log)
+
+    for stage in TRAINED:
+        records = [record for record in log if record["stage"] == stage]
+        assert records[0]["steps"] == STEPS
+        assert any(str(name).startswith("valid_") for name in records[-1])
+        figures = [value for record in records for value in record.values() if isinstance(value, float)]
+        assert np.isfinite(figures).all()
+
+
+def test_a_stage_goes_on_where_it_ended(trained: Workspace) -> None:
+    before = torch.load(trained.weights("speaker"), weights_only=True)
+
+    run_stage(trained, "speaker")
+
+    after = torch.load(trained.weights("speaker"), weights_only=True)
+    assert after["steps"] == before["steps"] + STEPS
+    assert after["seconds"] > before["seconds"]
+    assert all(v.dtype == torch.float16 for v in after["weights"]["model"].values() if v.is_floating_point())
+
+
+def test_a_state_of_other_sizes_is_refused_by_name(trained: Workspace) -> None:
+    with pytest.raises(StateError, match="train with the sizes it was made with"):
+        load_state(trained.weights("speaker"), {"model": torch.nn.ModuleDict({"net": torch.nn.Linear(2, 2)})})
+
+
+def test_the_bundle_holds_its_files_and_no_others(trained: Workspace) -> None:
+    assert has_bundle(trained.bundle)
+    assert {path.name for path in trained.bundle.iterdir()} == set(BUNDLE_FILES)
+
+
+def test_the_checkpoint_passes_every_check_of_the_loaders(checkpoint: Path) -> None:
+    reports = verify_checkpoint(checkpoint)
+
+    assert len(reports) == 9
+    assert [report for report in reports if report.problem is not None] == []
+
+
+def test_the_checkpoint_speaks_through_the_engine(checkpoint: Path) -> None:
+    engine = build_engine(Token2WavConfig(model_dir=checkpoint / "token2wav", num_threads=1), SystemClock())
+    prompt = VoicePrompt(load_prompt_audio((checkpoint / "voices" / "default.wav").read_bytes()))
+
+    (speech,) = synthesize_all(engine, [OfflineUtterance("noise", tuple(range(0, 6000, 300)), prompt)])
+
+    assert isinstance(speech.outcome, np.ndarray)
+    assert len(speech.outcome) == 20 * 960
+    assert np.isfinite(speech.outcome).all() and np.abs(speech.outcome).max() > 0
+
+
+def test_the_checkpoint_s_llm_reads_text_and_answers(checkpoint: Path) -> None:
+    llm = SpeechLanguageModel.load(checkpoint / "llm", "cpu", "float32")
+    llm.allocate_cache(llm.cache_shape(1, 32), 1)
+    ids = load_text_encoder(checkpoint / "llm").encode("The old harbour, at 7.")
+
+    logits = llm.prefill(0, ids)
+
+    assert 5 < len(ids) < 25
+    assert np.isfinite(logits).all()
+
+
+def test_a_damaged_bundle_says_which_file(trained: Workspace, tmp_path: Path) -> None:
+    for name in BUNDLE_FILES:
+        (tmp_path / name).write_bytes((trained.bundle / name).read_bytes())
+    (tmp_path / "flow.safetensors").write_bytes(b"nonsense")
+
+    with pytest.raises(BundleError, match=r"flow\.safetensors"):
+        unpack(tmp_path / "out" / "demo", tmp_path)
+    assert list((tmp_path / "out").iterdir()) == []
+    (tmp_path / "bundle.json").write_text(json.dumps({"flow": 1}), encoding="utf-8")
+    with pytest.raises(BundleError, match=r"bundle\.json"):
+        unpack(tmp_path / "out" / "demo", tmp_path)
+    (tmp_path / "llm.safetensors").unlink()
+    with pytest.raises(BundleError, match="lacks"):
+        unpack(tmp_path / "out" / "demo", tmp_path)
+
+
+def test_a_stage_without_what_it_needs_says_what_to_run_first(workspace: Workspace, tmp_path: Path) -> None:
+    empty = Workspace(tmp_path)
+    empty.corpus.symlink_to(workspace.corpus)
+
+    with pytest.raises(StateError, match="run the stage `tokenizer` first"):
+        run_stage(empty, "codes")

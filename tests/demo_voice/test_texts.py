@@ -1,0 +1,116 @@
+"""Texts: what is kept, what is generated, who says what, and that the held-out sentences are what they were."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import struct
+import zlib
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from demo_voice.train.make_heldout import HELDOUT, MIN_USES, choose, heldout_sentences, read_novels
+from demo_voice.train.text.clean import MAX_CHARACTERS, as_sentence
+from demo_voice.train.text.generated import generated_sentence
+from demo_voice.train.text.mix import TextSources, planned
+from demo_voice.train.text.wordnet import DATA_FILES, read_glosses
+from demo_voice.train.voices import SPEAKERS, speaker_shares
+
+HELDOUT_SHA256 = "3782154c65a039e58e15ec5b263f5e07258a321fc405bf7b9263eb0ce2ec80ab"
+
+
+def test_the_heldout_sentences_are_those_that_were_chosen_before_training() -> None:
+    assert hashlib.sha256(HELDOUT.read_bytes()).hexdigest() == HELDOUT_SHA256
+    assert len(heldout_sentences()) == len(set(heldout_sentences())) == 100
+
+
+def test_no_heldout_sentence_can_be_generated() -> None:
+    draw = random.Random(0)
+    generated = {generated_sentence(draw) for _ in range(2000)}
+
+    assert len(generated) > 1500
+    assert not generated & set(heldout_sentences())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("he ran -- fast", "He ran, fast.", id="dash"),
+        pytest.param("a boat (or ship) at sea", "A boat at sea.", id="parenthesis"),
+        pytest.param("who is it?", "Who is it?", id="keeps its own end"),
+        pytest.param("naïve", None, id="a letter we don't train on"),
+        pytest.param("; - ", None, id="no word"),
+        pytest.param("x" * (MAX_CHARACTERS + 1), None, id="too long"),
+    ],
+)
+def test_a_text_becomes_a_sentence_or_is_left_out(text: str, expected: str | None) -> None:
+    assert as_sentence(text) == expected
+
+
+def test_wordnet_gives_definitions_and_examples_but_no_licence(tmp_path: Path) -> None:
+    line = '00001740 03 n 01 boat 0 000 | a small vessel; "she rowed the boat"; "the boat sank"  \n'
+    for name in DATA_FILES:
+        (tmp_path / name).write_text("  1 This software is provided as it is.\n" + line, encoding="utf-8")
+
+    glosses = read_glosses(tmp_path)
+
+    assert glosses.examples == ["She rowed the boat.", "The boat sank."]
+    assert glosses.definitions == ["A small vessel."]
+
+
+def test_generated_sentences_are_filled_and_end_once() -> None:
+    draw = random.Random(1)
+    for sentence in (generated_sentence(draw) for _ in range(500)):
+        assert not re.search(r"[{}]|\.\.", sentence)
+        assert sentence[-1] in ".?!"
+
+
+def test_an_utterance_depends_on_the_seed_and_its_number_alone() -> None:
+    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "third"])
+
+    whole = list(islice(planned(sources, seed=3), 20))
+
+    assert list(islice(planned(sources, seed=3, first=12), 8)) == whole[12:]
+    assert [u.text for u in islice(planned(sources, seed=4), 20)] != [u.text for u in whole]
+
+
+def test_speaker_shares_cover_every_speaker_and_sum_to_one() -> None:
+    assert len(speaker_shares()) == len(SPEAKERS) == len({voice.name for voice in SPEAKERS})
+    assert sum(speaker_shares()) == pytest.approx(1.0)
+    assert min(speaker_shares()) > 0
+
+
+def test_heldout_sentences_are_chosen_by_their_words_alone() -> None:
+    colours = [f"{letter}ish" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    plain = [
+        f"{start} saw the {word} boat in the bay." for word in colours for start in ("We", "You", "They", "Nobody")
+    ]
+    novel = "\n\n".join(
+        [*plain * MIN_USES, "We saw the strange boat in the bay.", "We saw Emma and her boat in the bay."]
+    )
+    known = {"we", "you", "they", "nobody", "saw", "the", "boat", "in", "bay", "strange", "and", "her", *colours}
+
+    chosen = choose([novel], known)
+
+    assert len(chosen) == len(set(chosen)) == 100
+    assert set(chosen) <= set(plain)
+    assert choose([novel], known) == chosen
+
+
+def test_novels_are_read_out_of_an_r_database(tmp_path: Path) -> None:
+    path = tmp_path / "Rdata.rdb"
+    path.write_bytes(_serialized(["One line", "", "another"]) + _serialized(["Second"]))
+
+    assert read_novels(path) == ["One line\n\nanother", "Second"]
+
+
+def _serialized(lines: list[str]) -> bytes:
+    """A compressed character vector as R writes it."""
+    integer = struct.Struct(">i")
+    body = b"X\n" + 3 * integer.pack(3) + integer.pack(5) + b"UTF-8" + integer.pack(16) + integer.pack(len(lines))
+    for line in lines:
+        body += integer.pack(0x00040009) + integer.pack(len(line)) + line.encode()
+    return integer.pack(len(body)) + zlib.compress(body)

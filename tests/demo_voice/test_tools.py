@@ -1,0 +1,151 @@
+"""Packing, the trainer's clock, phases, and what is handed out: the parts around the models."""
+
+from __future__ import annotations
+
+import argparse
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from demo_voice.packing import packed, quantised, unpacked
+from demo_voice.train.carry import ENGINES_ARCHIVE, unpack_engines
+from demo_voice.train.run import main, parse_phase, prepare
+from demo_voice.train.trainer import RunLimits, Updater, read_log, train
+from demo_voice.train.workspace import MAX_STATE_FILE_BYTES, Workspace
+
+
+class LineStage:
+    """Learns y = 2 x."""
+
+    name = "line"
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(1, 1)
+        self.updater = Updater(self.model, rate=0.05)
+        self.progress: list[float] = []
+
+    def parts(self) -> Mapping[str, torch.nn.Module]:
+        return {"model": self.model}
+
+    def averaged(self) -> Mapping[str, torch.nn.Module]:
+        return {"model": self.updater.average.module}
+
+    def step(self, progress: float) -> Mapping[str, torch.Tensor]:
+        self.progress.append(progress)
+        x = torch.linspace(-1, 1, 16)[:, None]
+        loss = ((self.model(x) - 2 * x) ** 2).mean()
+        self.updater.update(loss, progress)
+        return {"loss": loss}
+
+    def validate(self) -> Mapping[str, float]:
+        return {"slope": float(self.updater.average.module.weight.detach())}
+
+
+def test_quantised_rows_are_within_half_a_step() -> None:
+    value = np.random.default_rng(0).standard_normal((40, 3, 7)).astype(np.float32)
+    value[3] = 0
+
+    rows, scales = quantised(value)
+
+    assert rows.dtype == np.int8 and scales.shape == (40,)
+    restored = rows.astype(np.float32) * scales[:, None, None]
+    assert (np.abs(restored - value) <= 0.5001 * scales[:, None, None]).all()
+
+
+def test_large_tensors_are_packed_and_small_ones_are_not() -> None:
+    weights = {
+        "large": np.random.default_rng(0).standard_normal((80, 80)).astype(np.float32),
+        "small": np.linspace(-1, 1, 80, dtype=np.float32),
+    }
+
+    shrunk = packed(weights)
+    restored = unpacked(shrunk)
+
+    assert {name: value.dtype.name for name, value in shrunk.items()} == {
+        "large.int8": "int8",
+        "large.scale": "float32",
+        "small": "float16",
+    }
+    assert all(np.abs(restored[name] - weights[name]).max() < 0.02 for name in weights)
+    with pytest.raises(ValueError, match=r"large\.scale"):
+        unpacked({"large.int8": shrunk["large.int8"]})
+
+
+def test_training_resumes_from_its_state_and_its_clock(tmp_path: Path) -> None:
+    limits = RunLimits(wall_s=60.0, total_s=1e6, max_steps=300)
+    train(LineStage(), tmp_path / "line.pt", tmp_path / "log", limits)
+    second = LineStage()
+
+    figures = train(second, tmp_path / "line.pt", tmp_path / "log", limits)
+
+    assert figures["slope"] == pytest.approx(2.0, abs=0.02)
+    assert [record["steps"] for record in read_log(tmp_path / "log")] == [300, 300, 600, 600]
+    assert 0 < second.progress[0] < second.progress[-1] < 1
+
+
+def test_a_run_ends_when_its_time_is_up(tmp_path: Path) -> None:
+    stage = LineStage()
+
+    train(stage, tmp_path / "line.pt", tmp_path / "log", RunLimits(wall_s=0.0, total_s=1.0))
+
+    assert stage.progress == []
+    assert (tmp_path / "line.pt").is_file()
+
+
+@pytest.mark.parametrize("text", ["flow", "flow:", ":10", "flow:soon", "flow:-1"])
+def test_a_phase_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected STAGE"):
+        parse_phase(text)
+
+
+def test_a_phase_names_its_stages_and_its_seconds() -> None:
+    phase = parse_phase("flow+llm:90")
+
+    assert phase.stages == ("flow", "llm")
+    assert phase.wall_s == 90.0
+
+
+def test_a_workspace_takes_over_what_was_carried_but_never_overwrites(tmp_path: Path) -> None:
+    carried, work = tmp_path / "carried", Workspace(tmp_path / "work")
+    (carried / "state").mkdir(parents=True)
+    (carried / "state" / "flow.pt").write_text("earlier", encoding="utf-8")
+    (carried / "texts").mkdir()
+    (carried / "usr/bin").mkdir(parents=True)
+    (carried / "usr/bin/flite").write_text("program", encoding="utf-8")
+    with tarfile.open(carried / ENGINES_ARCHIVE, "w:xz") as file:
+        file.add(carried / "usr/bin/flite", "usr/bin/flite")
+
+    prepare(work, carried)
+    work.weights("flow").write_text("later", encoding="utf-8")
+    prepare(work, carried)
+
+    assert work.weights("flow").read_text("utf-8") == "later"
+    assert (work.engines / "usr/bin/flite").read_text("utf-8") == "program"
+    unpack_engines(tmp_path / "not there", work.engines)  # nothing to do any more
+
+
+def test_files_too_large_to_keep_are_reported(tmp_path: Path) -> None:
+    work = Workspace(tmp_path / "work")
+    work.state.mkdir(parents=True)
+    with work.weights("flow").open("wb") as file:
+        file.truncate(MAX_STATE_FILE_BYTES + 1)
+
+    with pytest.raises(ValueError, match=r"flow\.pt"):
+        work.hand_out(tmp_path / "out")
+
+
+def test_a_failed_stage_stops_the_run_and_hands_the_state_out(tmp_path: Path) -> None:
+    work = Workspace(tmp_path / "work")
+    work.state.mkdir(parents=True)
+    work.log.write_text("{}\n", encoding="utf-8")
+    arguments = ["--work", str(work.root), "--carry", str(tmp_path), "--out", str(tmp_path / "out")]
+
+    status = main(["tokenizer:5", "speaker:5", *arguments, "--options", "--device cpu"])
+
+    assert status == 1
+    assert (tmp_path / "out/state/log.jsonl").is_file()
