@@ -23,6 +23,7 @@ OFFLINE=${COSYDIT_OFFLINE:-}
 LOG_DIR=${COSYDIT_LOG_DIR:-}
 MANIFEST=${COSYDIT_MANIFEST:-}
 LLM_BACKEND=${LLM_BACKEND:-}
+LLM_ENGINE=${LLM_ENGINE:-pytorch}
 LLM_PORT=${LLM_PORT:-8000}
 TRITON_HTTP_PORT=${TRITON_HTTP_PORT:-18000}
 TRITON_GRPC_PORT=${TRITON_GRPC_PORT:-8001}
@@ -173,8 +174,46 @@ stage_checkpoint() {
 
 stage_build() {
   verify_checkpoint
-  log "skipped: TensorRT engines for token2wav; this version builds none, token2wav runs in PyTorch on $DEVICE"
-  log "skipped: a TensorRT-LLM engine; this version builds none, the LLM service ($LLM_BACKEND) reads $(checkpoint_dir)/llm"
+  build_engines
+  build_llm
+}
+
+# TensorRT engines where they can be built; quick when they are there.
+build_engines() {
+  local model_dir
+  model_dir=$(checkpoint_dir)/token2wav
+  if [[ $DEVICE != cuda ]] || ! "$PYTHON" -c 'import tensorrt' 2> /dev/null; then
+    log "skipped: TensorRT engines for token2wav (they need a GPU and: pip install -e '.[tensorrt]')"
+    return
+  fi
+  run "$VENV/bin/cosydit" export "$model_dir" --out "$model_dir/onnx" --precision float16 --only estimator_chunk
+  run "$VENV/bin/cosydit" build-engines "$model_dir" --precision float16
+}
+
+# The form of the LLM that keeps its head's bias, and TensorRT-LLM's engine if that is to run; quick when they are there.
+build_llm() {
+  if [[ $LLM_BACKEND == embedded ]]; then
+    log "skipped: conversion of the LLM; the embedded LLM service reads $(checkpoint_dir)/llm as it is"
+    return
+  fi
+  run "$VENV/bin/cosydit" convert-llm huggingface "$(checkpoint_dir)/llm" "$WORK_DIR/llm_converted" --dtype bfloat16
+  if [[ $LLM_BACKEND != trtllm || $LLM_ENGINE != tensorrt ]]; then return; fi
+  run "$VENV/bin/cosydit" convert-llm trtllm "$(checkpoint_dir)/llm" "$WORK_DIR/llm_trtllm_checkpoint" --dtype bfloat16
+  run "$VENV/bin/cosydit" convert-llm build "$WORK_DIR/llm_trtllm_checkpoint" "$WORK_DIR/llm_engine" \
+    --max-batch-size 64 --max-num-tokens 32768
+  run "$VENV/bin/cosydit" convert-llm test --backend trtllm --model-dir "$WORK_DIR/llm_engine" \
+    --source-dir "$WORK_DIR/llm_converted" --tolerance 2
+}
+
+# What the LLM service serves.
+llm_dir() {
+  if [[ $LLM_BACKEND == embedded ]]; then
+    printf '%s\n' "$(checkpoint_dir)/llm"
+  elif [[ $LLM_BACKEND == trtllm && $LLM_ENGINE == tensorrt ]]; then
+    printf '%s\n' "$WORK_DIR/llm_engine"
+  else
+    printf '%s\n' "$WORK_DIR/llm_converted"
+  fi
 }
 
 stage_assemble() {
@@ -287,7 +326,8 @@ assemble_repository() {
 
 # Args: [number of the GPU it may use].
 start_llm() {
-  local -a gpu=() options=(--backend "$LLM_BACKEND" --model-dir "$(checkpoint_dir)/llm" --port "$LLM_PORT")
+  local -a gpu=() options=(--backend "$LLM_BACKEND" --model-dir "$(llm_dir)" --port "$LLM_PORT")
+  if [[ $LLM_BACKEND != embedded ]]; then options+=(--tokenizer-dir "$(checkpoint_dir)/llm"); fi
   if [[ -n ${1:-} ]]; then gpu=(env "CUDA_VISIBLE_DEVICES=$1"); fi
   if [[ $LLM_BACKEND == embedded ]]; then options+=(--device "$DEVICE"); fi
   start_service llm_service "${gpu[@]}" "$PYTHON" -m llm_service "${options[@]}"

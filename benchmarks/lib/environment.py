@@ -23,6 +23,7 @@ PACKAGES = (
     "tritonclient",
     "nvidia-pytriton",
     "grpcio",
+    "aiohttp",
     "httpx",
     "soundfile",
     "vllm",

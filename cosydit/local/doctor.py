@@ -34,7 +34,11 @@ COMMAND_TIMEOUT_S = 20.0
 RUN_SCRIPT = "bash run_stepaudio2_dit_token2wav.sh"
 
 PACKAGES_BY_ROLE: tuple[tuple[str, tuple[str, ...], bool], ...] = (
-    ("gateway", ("numpy", "grpcio", "protobuf", "tritonclient", "httpx", "fastapi", "uvicorn", "tokenizers"), True),
+    (
+        "gateway",
+        ("numpy", "grpcio", "protobuf", "tritonclient", "aiohttp", "httpx", "fastapi", "uvicorn", "tokenizers"),
+        True,
+    ),
     ("token2wav", ("torch", "safetensors", "PyYAML", "soundfile", "scipy"), True),
     ("LLM, embedded", ("transformers",), True),
     ("Triton, embedded", ("nvidia-pytriton",), False),

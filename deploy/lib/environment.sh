@@ -35,7 +35,7 @@ environment_kind() {
 
 runtime_extras() {
   local extras
-  extras=token2wav,$(environment_kind),llm-embedded,checkpoint,bench,text
+  extras=token2wav,$(environment_kind),llm-embedded,checkpoint,export,bench,text,audio
   # An installed tritonserver (the NGC image) is used as it is; elsewhere the server comes in a wheel.
   if ! command -v tritonserver >/dev/null; then extras+=,triton-embedded; fi
   echo "$extras"

@@ -23,6 +23,7 @@ Services that a stage starts run until you stop the script when theirs is the la
   --work-dir DIR             checkpoints, model repository, logs; ~/.cache/cosydit (COSYDIT_HOME)
   --log-dir DIR              logs and results of this run; default WORK-DIR/logs   (COSYDIT_LOG_DIR)
   --llm-backend NAME         embedded, vllm or trtllm; by default what is found    (LLM_BACKEND)
+  --llm-engine NAME          trtllm: pytorch, or tensorrt, which stage 1 builds    (LLM_ENGINE)
   --set NAME=VALUE           setting of the model repository, repeatable; these also by environment:
                              BLS_INSTANCE_NUM TRITON_MAX_BATCH_SIZE MAX_QUEUE_DELAY_MICROSECONDS DECOUPLED_MODE
   --llm-port N               8000                                                  (LLM_PORT)
@@ -74,6 +75,7 @@ set_option() {
     --log-dir) LOG_DIR=$2 ;;
     --manifest) MANIFEST=$2 ;;
     --llm-backend) LLM_BACKEND=$2 ;;
+    --llm-engine) LLM_ENGINE=$2 ;;
     --set) ASSEMBLER_SETTINGS+=("$2") ;;
     --llm-port) LLM_PORT=$2 ;;
     --triton-http-port) TRITON_HTTP_PORT=$2 ;;
@@ -109,6 +111,7 @@ check_settings() {
   resolve_device
   check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo official || echo random)}" random official
   check_choice --llm-backend "${LLM_BACKEND:=$(default_llm_backend)}" embedded vllm trtllm
+  check_choice --llm-engine "$LLM_ENGINE" pytorch tensorrt
   WORK_DIR=$(realpath -m -- "$WORK_DIR")
   LOG_DIR=$(realpath -m -- "${LOG_DIR:-$WORK_DIR/logs}")
   if [[ -n $CHECKPOINT ]]; then CHECKPOINT=$(realpath -m -- "$CHECKPOINT"); fi

@@ -36,6 +36,16 @@ def planned(*arguments: str, **env: str) -> list[str]:
     return [line.removeprefix("+ ") for line in done.stdout.splitlines()]
 
 
+def test_stage_1_converts_the_llm_for_the_server_that_will_run_it() -> None:
+    assert not any("convert-llm" in line for line in planned("--llm-backend", "embedded", "1", "1"))
+    for_vllm = [line.split()[1:3] for line in planned("--llm-backend", "vllm", "1", "1") if "convert-llm" in line]
+    assert for_vllm == [["convert-llm", "huggingface"]]
+    engine = planned("--llm-backend", "trtllm", "--llm-engine", "tensorrt", "1", "3")
+    steps = [line.split()[2] for line in engine if "convert-llm" in line]
+    assert steps == ["huggingface", "trtllm", "build", "test"]
+    assert any("-m llm_service" in line and "/llm_engine" in line and "--tokenizer-dir" in line for line in engine)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -51,6 +61,7 @@ def planned(*arguments: str, **env: str) -> list[str]:
         pytest.param(["--llm-port", "http", "0", "1"], "LLM_PORT is 'http'", id="bad-port"),
         pytest.param(["--model", "huge", "0", "1"], "--model is 'huge'", id="bad-model"),
         pytest.param(["--llm-backend", "abacus", "0", "1"], "--llm-backend is 'abacus'", id="bad-backend"),
+        pytest.param(["--llm-engine", "steam", "0", "1"], "--llm-engine is 'steam'", id="bad-engine"),
         pytest.param(["--device", "tpu", "0", "1"], "--device is 'tpu'", id="bad-device"),
         pytest.param(["say"], "say needs a TEXT", id="say-nothing"),
     ],

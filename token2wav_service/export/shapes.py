@@ -61,7 +61,7 @@ class ShapeSettings:
     name: str = "default"
     streams: AxisRange = AxisRange(1, 16, 64)
     """Streams in one batch."""
-    chunk_frames: AxisRange = AxisRange(2, 50, 200)
+    chunk_frames: AxisRange = AxisRange(2, 50, 206)
     """Frames a chunk makes; even numbers."""
     voices: AxisRange = AxisRange(1, 4, 64)
     """Voices whose prompts one batch reads."""
