@@ -14,11 +14,11 @@ from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import graphs
 from token2wav_service.export.build import SOURCE_WEIGHTS
 from token2wav_service.export.directory import ExportDirectory, ExportOptions
-from token2wav_service.export.hashes import FileHashes, sha256_of_file
 from token2wav_service.export.manifest import manifest_path, read_manifest
 from token2wav_service.export.onnx_file import OPSETS
 from token2wav_service.export.shapes import AxisRange, ShapeSettings
 from token2wav_service.export.spec import Precision
+from token2wav_service.hashes import FileHashes, sha256_of_file
 
 OPTIONS = ExportOptions(graphs=(graphs.F0_PREDICTOR, graphs.SPEAKER_ENCODER))
 

@@ -22,11 +22,11 @@ def test_a_range_out_of_order_or_empty_is_refused(sizes: tuple[int, int, int]) -
         AxisRange(*sizes)
 
 
-def test_chunks_of_64_streams_of_200_frames_on_a_history_of_1000_fit_by_default() -> None:
+def test_chunks_of_64_streams_of_206_frames_on_a_history_of_1000_fit_by_default() -> None:
     described = graphs.describe_graphs(FlowConfig(), HiFTConfig(), Precision.FLOAT16)
     estimator, encoder = described[graphs.ESTIMATOR_CHUNK], described[graphs.ENCODER_CHUNK]
     largest = estimator.shape_ranges(estimator.profiles[0])
-    assert largest["x"].max == (2 * 64, 80, 200)
+    assert largest["x"].max == (2 * 64, 80, 206)
     assert largest["prompt_kv"].max[3] + largest["window_kv"].max[3] == 1000
     assert encoder.limit("history_frames") >= 1000
     assert encoder.limit("streams") == 64

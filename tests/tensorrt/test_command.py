@@ -21,12 +21,12 @@ from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, mak
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.graphs import ESTIMATOR_CHUNK, describe_graphs
-from token2wav_service.export.hashes import sha256_of_file
 from token2wav_service.export.manifest import Manifest, describe, write_manifest
 from token2wav_service.export.shapes import AxisRange, ShapeSettings
 from token2wav_service.export.spec import Precision
 from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
 from token2wav_service.export.tensorrt.reference import make_certifier, sizes_to_measure
+from token2wav_service.hashes import sha256_of_file
 from token2wav_service.runtime.tensorrt.api import TensorRT
 from token2wav_service.runtime.tensorrt.host import probe_gpu, tensorrt_version
 from token2wav_service.runtime.tensorrt.manifest import GpuHost, read_manifests

@@ -23,12 +23,12 @@ from token2wav_service.engine.types import StreamOptions
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.graphs import ESTIMATOR_CHUNK, describe_graphs
-from token2wav_service.export.hashes import sha256_of_file
 from token2wav_service.export.modules import EstimatorChunk
 from token2wav_service.export.samples import sample_inputs
 from token2wav_service.export.spec import Precision
 from token2wav_service.export.tensorrt.build import EngineRequest, ensure_engine
 from token2wav_service.export.tensorrt.certify import Case, ReferenceCertifier
+from token2wav_service.hashes import sha256_of_file
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import fold_weight_norm

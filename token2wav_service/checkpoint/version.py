@@ -6,7 +6,7 @@ from pathlib import Path
 
 from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, FLOW_YAML, SPEAKER_ENCODER, SPEECH_TOKENIZER
 from token2wav_service.errors import CheckpointError
-from token2wav_service.export.hashes import sha256_of_file, sha256_of_json
+from token2wav_service.hashes import sha256_of_file, sha256_of_json
 
 VOICE_MODEL_FILES = (FLOW_YAML, FLOW_WEIGHTS, SPEAKER_ENCODER, SPEECH_TOKENIZER)
 """What makes and uses a voice's features; the vocoder sees none of them."""

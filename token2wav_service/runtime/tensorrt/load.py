@@ -12,8 +12,8 @@ from token2wav_service.checkpoint import loader
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.graphs import ESTIMATOR_CHUNK, describe_graphs
-from token2wav_service.export.hashes import sha256_of_file
 from token2wav_service.export.spec import Precision
+from token2wav_service.hashes import sha256_of_file
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
 from token2wav_service.runtime.slot_runner import STEP_TOKENS, STREAM_BUCKETS, TOKEN_BUCKETS
