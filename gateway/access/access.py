@@ -1,0 +1,136 @@
+"""Who may speak and how much: one object behind all doors. Knows no protocol.
+
+door ── authenticate ──► Caller ── calling() ──► dialect ──► pipeline ── speaking() ──► audio
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cosydit.clock import Clock
+from gateway.access.audio_usage import DAY_S, HOUR_S, AudioUsage
+from gateway.access.caller import Caller, CallerLimits
+from gateway.access.key_book import KeyBook
+from gateway.access.keys import MAX_KEY_CHARACTERS
+from gateway.errors import AudioLimitError, StreamLimitError, UnauthenticatedError
+
+STREAM_RETRY_S = 1.0
+"""When to try again where too many streams are open; a sentence takes longer, most of them are under way already."""
+MAX_CALLERS = 4096
+"""Remembered without an open stream; the one that spoke longest ago is forgotten first."""
+
+
+@dataclass
+class CallerUsage:
+    """What one caller has."""
+
+    streams: int = 0
+    """Open now."""
+    audio: AudioUsage = field(default_factory=AudioUsage)
+
+
+class Account:
+    """One open stream's account of what its caller got."""
+
+    def __init__(self, caller: Caller, usage: CallerUsage, clock: Clock) -> None:
+        """Begin with nothing delivered; `Access.speaking` makes it."""
+        self._caller = caller
+        self._usage = usage
+        self._clock = clock
+
+    def deliver(self, audio_s: float) -> None:
+        """Count audio that the caller has got."""
+        self._usage.audio.add(audio_s, self._clock.now())
+
+    def refusal(self) -> AudioLimitError | None:
+        """Return why the caller may have no more audio now, if it may not."""
+        limits, now_s = self._caller.limits, self._clock.now()
+        windows = ((limits.audio_s_per_hour, HOUR_S, "hour"), (limits.audio_s_per_day, DAY_S, "day"))
+        for limit_s, window_s, window in reversed(windows):
+            wait_s = 0.0 if limit_s is None else self._usage.audio.wait_s(limit_s, window_s, now_s)
+            if wait_s > 0:
+                got = f"the audio of {self._caller.name!r} is used up, which is {limit_s:g} s in any {window}"
+                advice = f"try again in {wait_s:.0f} s, or ask for a higher limit"
+                return AudioLimitError(f"{got}; {advice}", retry_after_s=wait_s)
+        return None
+
+
+class Access:
+    """Knows callers by their keys and holds them to their limits."""
+
+    def __init__(self, keys: KeyBook | None, limits: CallerLimits, clock: Clock) -> None:
+        """Let nobody in yet.
+
+        Args:
+            keys: without them anyone may call, and callers are told apart by their addresses.
+            limits: of each address; keys bring their own.
+            clock: of the limits.
+        """
+        self._keys = keys
+        self._limits = limits
+        self._clock = clock
+        self._usages: OrderedDict[str, CallerUsage] = OrderedDict()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return self._keys is not None
+
+    def authenticate(self, presented: bytes | None, address: str) -> Caller:
+        """Return who calls.
+
+        Args:
+            presented: the key that came, if one did.
+            address: it came from.
+
+        Raises:
+            UnauthenticatedError: a key is needed and this is none.
+        """
+        if self._keys is None:
+            return Caller(address, self._limits)
+        if presented is None:
+            expected = "send it as 'Authorization: Bearer KEY' (metadata in gRPC) or 'xi-api-key: KEY'"
+            raise UnauthenticatedError(f"no API key came; {expected}")
+        key = self._keys.find(presented) if len(presented) <= MAX_KEY_CHARACTERS else None
+        if key is None:
+            raise UnauthenticatedError("the API key is not known here; check it, or ask the operator for one")
+        return Caller(key.name, key.limits)
+
+    def usage(self, name: str) -> CallerUsage:
+        """Return what a caller has; it counts on."""
+        usage = self._usages.setdefault(name, CallerUsage())
+        self._usages.move_to_end(name)
+        return usage
+
+    @contextmanager
+    def speaking(self, caller: Caller) -> Iterator[Account]:
+        """Hold one of the caller's streams open.
+
+        Raises:
+            StreamLimitError: it has none left.
+            AudioLimitError: its audio is used up.
+        """
+        usage = self.usage(caller.name)
+        limit = caller.limits.streams
+        if limit is not None and usage.streams >= limit:
+            got = f"{caller.name!r} speaks in {usage.streams} streams already, the limit is {limit}"
+            raise StreamLimitError(f"{got}; try again when one has ended", retry_after_s=STREAM_RETRY_S)
+        account = Account(caller, usage, self._clock)
+        if (refusal := account.refusal()) is not None:
+            raise refusal
+        usage.streams += 1
+        try:
+            yield account
+        finally:
+            usage.streams -= 1
+            self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        for name in list(self._usages) if len(self._usages) > MAX_CALLERS else ():
+            if len(self._usages) <= MAX_CALLERS:
+                return
+            if not self._usages[name].streams:
+                del self._usages[name]

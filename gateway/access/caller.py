@@ -1,0 +1,74 @@
+"""Who calls: known from the door inwards for as long as the call lasts, in logs and wherever callers are counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from starlette.requests import HTTPConnection
+
+NOBODY = "-"
+"""In logs, and for peers without an address."""
+
+
+@dataclass(frozen=True)
+class CallerLimits:
+    """What one caller may have; None is unlimited."""
+
+    streams: int | None = None
+    """Spoken at once."""
+    audio_s_per_hour: float | None = None
+    """Of audio, at normal speed, in any 60 minutes."""
+    audio_s_per_day: float | None = None
+    """In any 24 hours."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, and what it may have."""
+
+    name: str
+    """Of its API key; without keys its address."""
+    limits: CallerLimits = field(default_factory=CallerLimits)
+
+
+_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+def current_caller() -> Caller | None:
+    """Return on whose behalf this runs; None: the gateway's own."""
+    return _caller.get()
+
+
+@contextmanager
+def calling(caller: Caller) -> Iterator[None]:
+    """Do what is inside on behalf of a caller, tasks that are started there included."""
+    token = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+def caller_of(connection: HTTPConnection) -> str:
+    """Name the caller, for those who count by name: `voices_http.routes` takes it."""
+    caller = current_caller()
+    return caller.name if caller is not None else address_of(connection.scope.get("client"))
+
+
+def address_of(client: tuple[str, int] | None) -> str:
+    """Return the address of an ASGI scope's client."""
+    return client[0] if client is not None else NOBODY
+
+
+class CallerFilter(logging.Filter):
+    """Gives each record a `caller`; lets all pass. For handlers, so that it sees the records of all loggers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        caller = current_caller()
+        record.caller = caller.name if caller is not None else NOBODY
+        return True

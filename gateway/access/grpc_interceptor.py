@@ -1,0 +1,96 @@
+"""The guard of the gRPC door: lets known callers in, and says inside who they are.
+
+Limits on speech are the pipeline's (`metered_pipeline`). Refuses before a message is read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from gateway.access.access import Access
+from gateway.access.caller import NOBODY, Caller, calling
+from gateway.errors import UnauthenticatedError, wire_status
+from gateway.grpc_errors import ERROR_CODE_KEY
+
+logger = logging.getLogger(__name__)
+
+OPEN_METHODS = ("/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig",)
+"""Pipecat and LiveKit ask these without their key, and Pipecat gives a server up that refuses."""
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+_BEARER = "bearer"
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Goes before all other interceptors."""
+
+    def __init__(self, access: Access) -> None:
+        """Keep who may come in."""
+        self._access = access
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """See `grpc.aio.ServerInterceptor`."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method in OPEN_METHODS or method.startswith(OPEN_SERVICES):
+            return handler
+        presented = presented_key(handler_call_details.invocation_metadata)
+        try:
+            caller = self._access.authenticate(presented, NOBODY)
+        except UnauthenticatedError as error:
+            return _refusing(error, method)
+        return _on_behalf(handler, caller)
+
+
+def presented_key(metadata: Any) -> bytes | None:
+    """Return the key that came with a call, if one did: a bearer token, else ElevenLabs' header."""
+    given = {key: value for key, value in metadata if isinstance(value, str)}
+    scheme, _, token = given.get("authorization", "").strip().partition(" ")
+    key = token.strip() if scheme.lower() == _BEARER else given.get("xi-api-key", "").strip()
+    return key.encode("utf-8", "surrogateescape") or None
+
+
+def address_of_peer(peer: str) -> str:
+    """Return the address in gRPC's name of a peer, such as `ipv4:10.0.0.7:41234`."""
+    kind, _, rest = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return NOBODY
+    return rest.rpartition(":")[0].strip("[]")
+
+
+def _refusing(error: UnauthenticatedError, method: str) -> Any:
+    status = wire_status(error)
+
+    async def refuse(requests: AsyncIterator[Any], context: Any) -> None:
+        logger.info("%s refused to %s: %s", method, context.peer(), status.code)
+        await context.abort(grpc.StatusCode[status.grpc], str(error), ((ERROR_CODE_KEY, status.code),))
+
+    # NOTE: of this kind whatever the method's is: it answers without waiting for a request.
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _on_behalf(handler: Any, caller: Caller) -> Any:
+    """Have a method run on behalf of its caller; one that is no coroutine function, as reflection's, runs as it is."""
+    kinds: dict[tuple[bool, bool], tuple[Callable[..., Any], Any]] = {
+        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+    }
+    make_handler, behavior = kinds[handler.request_streaming, handler.response_streaming]
+    if not inspect.iscoroutinefunction(behavior):
+        return handler
+
+    async def call(request: Any, context: Any) -> Any:
+        # The peer's address is known here only.
+        named = replace(caller, name=address_of_peer(context.peer())) if caller.name == NOBODY else caller
+        with calling(named):
+            return await behavior(request, context)
+
+    return make_handler(call, handler.request_deserializer, handler.response_serializer)

@@ -1,0 +1,138 @@
+"""The guard of the HTTP and WebSocket door, as plain ASGI: what streams through is not touched.
+
+    CORS ─► origin ─► key ─► body limit ─► application
+
+Refuses before a byte of the body is read. Limits on speech are the pipeline's (`metered_pipeline`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.access.access import Access
+from gateway.access.caller import Caller, address_of, calling
+from gateway.access.origins import OriginPolicy
+from gateway.access.refusal import refuse
+from gateway.errors import AccessError, UploadTooLargeError
+
+OPEN_PATHS = ("/", "/healthz", "/readyz")
+"""For everyone, for reading: probes, and the page, which asks for the key itself."""
+OPEN_FOLDER = "/web/"
+"""The page's parts."""
+_OPEN_METHODS = ("GET", "HEAD")
+_METHODS = ("GET", "POST", "DELETE", "HEAD")
+_BEARER = "bearer"
+
+
+@dataclass(frozen=True)
+class HttpRules:
+    """What the door asks of everyone."""
+
+    origins: OriginPolicy
+    max_upload_bytes: int
+
+
+def guarded(app: ASGIApp, access: Access, rules: HttpRules) -> ASGIApp:
+    """Put the guard before an application."""
+    guard = AccessMiddleware(app, access, rules)
+    if not rules.origins.allowed:
+        return guard
+    # NOTE: any header may come, as browsers' SDKs send many of their own. Cookies, which would come along unasked,
+    # mean nothing here.
+    return CORSMiddleware(
+        guard, allow_origins=rules.origins.allowed, allow_methods=_METHODS, allow_headers=("*",), expose_headers=("*",)
+    )
+
+
+class AccessMiddleware:
+    """Lets known callers in, and says inside who they are."""
+
+    def __init__(self, app: ASGIApp, access: Access, rules: HttpRules) -> None:
+        """Keep the application behind the door."""
+        self._app = app
+        self._access = access
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request or serve one socket."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            caller = self._admit(scope)
+        except AccessError as error:
+            await refuse(scope, receive, send, error)
+            return
+        with calling(caller):
+            await self._serve(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> Caller:
+        headers, method = Headers(scope=scope), scope.get("method")
+        self._rules.origins.check(method, headers.get("origin"), headers.get("host"))
+        address = address_of(scope.get("client"))
+        if method in _OPEN_METHODS and _is_open(scope["path"]):
+            return Caller(address)
+        return self._access.authenticate(presented_key(headers), address)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _BoundedBody(receive, send, self._rules.max_upload_bytes)
+        try:
+            body.check_announced(Headers(scope=scope).get("content-length"))
+            await self._app(scope, body.receive, body.send)
+        except UploadTooLargeError as error:
+            if body.is_answered:
+                raise
+            await refuse(scope, receive, send, error)
+
+
+def presented_key(headers: Headers) -> bytes | None:
+    """Return the key that came with a request, if one did: a bearer token, else ElevenLabs' header."""
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+    key = token.strip() if scheme.lower() == _BEARER else headers.get("xi-api-key", "").strip()
+    return key.encode("latin-1") or None
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+
+
+class _BoundedBody:
+    """Counts a body on its way to the application."""
+
+    def __init__(self, receive: Receive, send: Send, max_bytes: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._max_bytes = max_bytes
+        self._left = max_bytes
+        self.is_answered = False
+
+    def check_announced(self, content_length: str | None) -> None:
+        """Refuse a body that says itself that it is too long; what else it says is the server's to check."""
+        if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > self._max_bytes:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """Hand a message on.
+
+        Raises:
+            UploadTooLargeError: with it the body passes the limit.
+        """
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise self._too_large()
+        return message
+
+    async def send(self, message: Message) -> None:
+        self.is_answered = True
+        await self._send(message)
+
+    def _too_large(self) -> UploadTooLargeError:
+        return UploadTooLargeError(f"the request body passes {self._max_bytes} bytes; send less at once")

@@ -1,0 +1,157 @@
+"""API keys: one line each in a file or a variable, kept as SHA-256 digests, compared in constant time.
+
+    # NAME  KEY-OR-ITS-DIGEST  [LIMIT=VALUE ...]
+    anna    sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  streams=4 audio_s_per_day=7200
+
+No message of this module quotes a key, or a field that may be one put in the wrong place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+
+from gateway.access.caller import CallerLimits
+from gateway.errors import ConfigError
+
+MIN_KEY_CHARACTERS = 16
+MAX_KEY_CHARACTERS = 512
+_KEY_PREFIX = "sk-cosydit-"
+_KEY_RANDOM_BYTES = 32
+_DIGEST_PREFIX = "sha256:"
+_DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_KEY = re.compile(rf"[!-~]{{{MIN_KEY_CHARACTERS},{MAX_KEY_CHARACTERS}}}")
+_COMMENT = re.compile(r"(?:^|\s)#")
+_ENTRY_END = re.compile(r";(?:\s|$)")
+_UNLIMITED = "unlimited"
+_LIMIT_NAMES = tuple(each.name for each in fields(CallerLimits))
+_EXPECTED = f"expected NAME KEY [{'|'.join(_LIMIT_NAMES)}=NUMBER|{_UNLIMITED} ...]"
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key that may be used here, without its secret."""
+
+    name: str
+    digest: bytes = field(repr=False)
+    """SHA-256 of the key."""
+    limits: CallerLimits = field(default_factory=CallerLimits)
+
+
+class KeyRing:
+    """Some keys, each with a name and a secret of its own."""
+
+    def __init__(
+        self, keys: Iterable[ApiKey], is_same: Callable[[bytes, bytes], bool] | None = None, *, where: str = "the keys"
+    ) -> None:
+        """Keep the keys.
+
+        Args:
+            keys: those that may be used.
+            is_same: compares digests, in a time that does not depend on where they differ.
+            where: they come from, for messages.
+
+        Raises:
+            ConfigError: a name or a secret stands twice.
+        """
+        self.keys = tuple(keys)
+        self._is_same = is_same or hmac.compare_digest
+        for what, values in (
+            ("name", [each.name for each in self.keys]),
+            ("key", [each.digest for each in self.keys]),
+        ):
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{where}: the same {what} stands twice; give each line one of its own")
+
+    def find(self, presented: bytes) -> ApiKey | None:
+        """Return the key that was presented, if it is one of these; takes as long for any other."""
+        digest = hashlib.sha256(presented).digest()
+        found = [key for key in self.keys if self._is_same(key.digest, digest)]
+        return found[0] if found else None
+
+
+def parse_keys(text: str, defaults: CallerLimits, where: str) -> list[ApiKey]:
+    """Read lines of keys; a word that begins with `#` begins a comment, one that ends in `;` ends a line.
+
+    Args:
+        text: the lines.
+        defaults: limits that a line does not name.
+        where: they come from, for messages.
+
+    Raises:
+        ConfigError: a line that can't be read; the message tells its number and quotes no key.
+    """
+    keys = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for entry in _ENTRY_END.split(_COMMENT.split(line)[0]):
+            if entry.strip():
+                keys.append(_parse_key(entry.split(), defaults, f"{where}, line {number}"))
+    return keys
+
+
+def new_key() -> str:
+    """Draw a key: 256 random bits."""
+    return _KEY_PREFIX + secrets.token_urlsafe(_KEY_RANDOM_BYTES)
+
+
+def key_line(name: str, key: str, limits: Iterable[str] = ()) -> str:
+    """Write the line that lets a key be used, without the key itself.
+
+    Args:
+        name: of the key.
+        key: the secret.
+        limits: as they stand in the line, e.g. `streams=4`.
+
+    Raises:
+        ConfigError: a name or limit that can't stand in such a line.
+    """
+    words = [name, _DIGEST_PREFIX + hashlib.sha256(key.encode("ascii")).hexdigest(), *limits]
+    _parse_key(words, CallerLimits(), "the new key")
+    return " ".join(words)
+
+
+def _parse_key(words: list[str], defaults: CallerLimits, where: str) -> ApiKey:
+    if len(words) < len(("name", "key")):
+        raise ConfigError(f"{where}: got one word, {_EXPECTED}")
+    name, secret, *options = words
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{where}: the name must begin with a letter and hold letters, digits, _ . - only (64)")
+    return ApiKey(name, _digest(secret, f"{where} ({name})"), _limits(options, defaults, f"{where} ({name})"))
+
+
+def _digest(secret: str, where: str) -> bytes:
+    if secret.startswith(_DIGEST_PREFIX):
+        if not _DIGEST.fullmatch(secret):
+            raise ConfigError(f"{where}: the digest must be {_DIGEST_PREFIX} and 64 hexadecimal digits")
+        return bytes.fromhex(secret.removeprefix(_DIGEST_PREFIX))
+    if not _KEY.fullmatch(secret):
+        length = f"{MIN_KEY_CHARACTERS} to {MAX_KEY_CHARACTERS} printable ASCII characters"
+        raise ConfigError(f"{where}: the key must have {length}; make one with: cosydit keys new NAME")
+    return hashlib.sha256(secret.encode("ascii")).digest()
+
+
+def _limits(options: list[str], defaults: CallerLimits, where: str) -> CallerLimits:
+    given: dict[str, float | int | None] = {}
+    for option in options:
+        name, _, value = option.partition("=")
+        if name not in _LIMIT_NAMES or name in given:
+            raise ConfigError(f"{where}: a word after the key is no limit, or the same again; {_EXPECTED}")
+        given[name] = _limit(name, value, where)
+    return replace(defaults, **given)  # type: ignore[arg-type]
+
+
+def _limit(name: str, value: str, where: str) -> float | int | None:
+    if value == _UNLIMITED:
+        return None
+    try:
+        number = int(value) if name == "streams" else float(value)
+    except ValueError:
+        number = 0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"{where}: {name} must be a number above 0, or {_UNLIMITED}")
+    return number

@@ -1,0 +1,193 @@
+"""The gateway's settings that concern access: keys, limits, origins, TLS, and what a caller may send at once."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cosydit.clock import Clock
+from gateway.access.access import Access
+from gateway.access.caller import CallerLimits
+from gateway.access.key_book import KeyBook
+from gateway.access.keys import ApiKey, parse_keys
+from gateway.access.origins import OriginPolicy
+from gateway.access.tls import TlsFiles
+from gateway.errors import ConfigError
+
+KEYS_VARIABLE = "COSYDIT_API_KEYS"
+"""Environment: lines as in the file, or one line whose keys are separated by `; `."""
+
+
+@dataclass(frozen=True)
+class WireLimits:
+    """What one peer may send at once, whatever the dialect; each dialect has smaller limits of its own."""
+
+    max_upload_bytes: int = 32 * 1024 * 1024
+    """Of an HTTP body, recordings of voices included."""
+    max_socket_message_bytes: int = 4 * 1024 * 1024
+    """Of a WebSocket message; room for a voice prompt in base64."""
+    max_grpc_message_bytes: int = 64 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+    """Of an HTTP request, its first line included."""
+    max_connections: int = 1024
+    """While so many are open, WebSockets among them, HTTP requests are refused; gRPC calls above as many are too."""
+
+    def check_room(self, dialect_bytes: int, option: str) -> None:
+        """Refuse to start where a dialect's own limit could never be reached.
+
+        Raises:
+            ConfigError: the limit of all dialects is no larger than `dialect_bytes`, which `option` gave.
+        """
+        if self.max_upload_bytes <= dialect_bytes:
+            got = f"got --max-upload-bytes {self.max_upload_bytes}, which leaves no room for {option} {dialect_bytes}"
+            raise ConfigError(f"{got}; give a larger one")
+
+
+@dataclass(frozen=True)
+class AccessSettings:
+    """Who may come in, from where, and with how much."""
+
+    keys_file: Path | None = None
+    """See `keys`; read again when it changes."""
+    fixed_keys: tuple[ApiKey, ...] = ()
+    """Of the environment."""
+    is_insecure: bool = False
+    """Whether anyone may call from anywhere, said in so many words."""
+    limits: CallerLimits = field(default_factory=CallerLimits)
+    """Of a key whose line names none; without keys, of each address."""
+    allowed_origins: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+    wire: WireLimits = field(default_factory=WireLimits)
+
+    def __post_init__(self) -> None:
+        OriginPolicy(self.allowed_origins)
+        if self.is_insecure and self.has_keys:
+            raise ConfigError("got both API keys and --insecure-no-keys; leave one of them out")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need one."""
+        return self.keys_file is not None or bool(self.fixed_keys)
+
+    def check_host(self, host: str) -> None:
+        """Refuse to be reached from elsewhere without keys.
+
+        Raises:
+            ConfigError: `host` is not this machine alone.
+        """
+        if self.has_keys or self.is_insecure or _is_loopback(host):
+            return
+        got = f"listening on {host or 'all addresses'} without API keys would let anyone speak who reaches it"
+        make = "make a key (cosydit keys new NAME --file keys.txt) and start with --keys-file keys.txt"
+        raise ConfigError(f"{got}; {make}, or listen on 127.0.0.1, or say --insecure-no-keys")
+
+
+def open_access(settings: AccessSettings, clock: Clock) -> Access:
+    """Read the keys.
+
+    Raises:
+        ConfigError: they can't be read, or the certificate can't.
+    """
+    if settings.tls is not None:
+        settings.tls.check()
+    book = None
+    if settings.has_keys:
+        book = KeyBook(settings.fixed_keys, settings.keys_file, settings.limits, clock)
+    return Access(book, settings.limits, clock)
+
+
+def add_access_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `access_settings` reads."""
+    group = parser.add_argument_group("access")
+    group.add_argument(
+        "--keys-file", type=Path, default=None, help=f"API keys, one a line; {KEYS_VARIABLE} may hold some too"
+    )
+    group.add_argument(
+        "--insecure-no-keys", action="store_true", help="let anyone speak who can reach the address listened on"
+    )
+    group.add_argument("--max-streams", type=_positive_int, default=None, help="spoken at once for a key or address")
+    for window in ("hour", "day"):
+        group.add_argument(
+            f"--max-audio-s-per-{window}",
+            type=_positive_float,
+            default=None,
+            help=f"seconds of audio in any {window} for a key, or an address where there are no keys",
+        )
+    group.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="whose web pages may call, such as https://app.example; may be repeated; * is all",
+    )
+    group.add_argument("--tls-cert", type=Path, default=None, help="PEM file; HTTPS and gRPC over TLS")
+    group.add_argument("--tls-key", type=Path, default=None, help="PEM file of its private key")
+    _add_wire_options(group)
+
+
+def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> AccessSettings:
+    """Read the parsed options.
+
+    Raises:
+        ConfigError: values that can't work.
+    """
+    limits = CallerLimits(args.max_streams, args.max_audio_s_per_hour, args.max_audio_s_per_day)
+    return AccessSettings(
+        keys_file=args.keys_file,
+        fixed_keys=tuple(parse_keys(environment.get(KEYS_VARIABLE, ""), limits, KEYS_VARIABLE)),
+        is_insecure=args.insecure_no_keys,
+        limits=limits,
+        allowed_origins=tuple(args.allowed_origin),
+        tls=_tls_files(args.tls_cert, args.tls_key),
+        wire=WireLimits(
+            args.max_upload_bytes,
+            args.max_socket_message_bytes,
+            args.max_grpc_message_bytes,
+            args.max_header_bytes,
+            args.max_connections,
+        ),
+    )
+
+
+def _add_wire_options(group: argparse._ArgumentGroup) -> None:
+    limits = WireLimits()
+    for name, default, meaning in (
+        ("--max-upload-bytes", limits.max_upload_bytes, "largest HTTP body of any kind"),
+        ("--max-socket-message-bytes", limits.max_socket_message_bytes, "largest WebSocket message"),
+        ("--max-grpc-message-bytes", limits.max_grpc_message_bytes, "largest gRPC request message"),
+        ("--max-header-bytes", limits.max_header_bytes, "largest head of an HTTP request"),
+        ("--max-connections", limits.max_connections, "open connections at which HTTP refuses more; most gRPC calls"),
+    ):
+        group.add_argument(name, type=_positive_int, default=default, help=meaning)
+
+
+def _tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("got one of --tls-cert and --tls-key, expected both")
+    return TlsFiles(certificate, key)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {value}, expected a number above 0")
+    return value

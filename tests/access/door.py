@@ -1,0 +1,195 @@
+"""Serves every dialect on free ports behind one guard, with both services faked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Route
+
+from gateway.access.access import Access
+from gateway.access.caller import CallerLimits, caller_of
+from gateway.access.http_middleware import guarded
+from gateway.access.keys import ApiKey, parse_keys
+from gateway.access.metered_pipeline import MeteredPipeline
+from gateway.access.server_options import http_rules, uvicorn_options
+from gateway.access.settings import AccessSettings, WireLimits, open_access
+from gateway.access.tls import TlsFiles
+from gateway.audio import AudioFormat
+from gateway.dialects import elevenlabs_http, elevenlabs_ws, openai_http, openai_models, speech_ws, voices_http
+from gateway.dialects.openai_speech import OpenAIHost
+from gateway.dialects.socket_host import SocketHost
+from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
+from gateway.readiness import Readiness
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import CharacterEncoder, FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+
+KEY = "sk-of-anna-0123456789"
+OTHER_KEY = "sk-of-bob-0123456789"
+BEARER = {"authorization": f"Bearer {KEY}"}
+ELEVENLABS = {"xi-api-key": KEY}
+SPEECH = {"model": "cosydit", "input": "hello", "voice": "default", "response_format": "pcm"}
+TLS = TlsFiles(Path(__file__).with_name("localhost.pem"), Path(__file__).with_name("localhost.key"))
+TOKENS = 25
+"""The fake LLM's answer to anything: one second."""
+
+
+def keys(limits: str = "") -> tuple[ApiKey, ...]:
+    """Anna's key with limits, as they stand in a file, and Bob's without."""
+    return tuple(parse_keys(f"anna {KEY} {limits}\nbob {OTHER_KEY}", CallerLimits(), "test"))
+
+
+@dataclass
+class Door:
+    """Running doors and what stands behind them."""
+
+    url: str
+    grpc_address: str
+    http: httpx.AsyncClient
+    channel: grpc.aio.Channel
+    access: Access
+    clock: ManualClock
+    llm: FakeLLM
+    token2wav: FakeToken2Wav
+    routes: list[BaseRoute]
+
+    async def speak(self, headers: dict[str, str] | None = None, **changes: object) -> httpx.Response:
+        return await self.http.post("/v1/audio/speech", json={**SPEECH, **changes}, headers=headers)
+
+    async def until_idle(self) -> None:
+        """Return when nothing is spoken and no caller holds a stream."""
+        for _ in range(500):
+            streams = sum(self.access.usage(name).streams for name in ("anna", "bob", "127.0.0.1"))
+            if not (self.llm.running or self.token2wav.open_streams or streams):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
+
+
+@asynccontextmanager
+async def opened_door(
+    voices: list[NamedVoice], settings: AccessSettings | None = None, llm: FakeLLM | None = None
+) -> AsyncIterator[Door]:
+    """Start the doors and stop them again."""
+    settings = settings or AccessSettings(fixed_keys=keys())
+    llm, token2wav, clock = llm or FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav(), ManualClock()
+    access = open_access(settings, clock)
+    registry = VoiceRegistry(token2wav, voices)
+    pipeline = MeteredPipeline(access, llm, token2wav, registry, None, clock)
+    readiness = Readiness(pipeline, llm, token2wav, "default")
+    with ThreadPoolExecutor(2) as executor:
+        routes = _routes(
+            SocketHost(pipeline, registry, clock, executor, math.inf),
+            OpenAIHost(pipeline, executor, CharacterEncoder().encode, AudioFormat.WAV),
+        )
+        parts = GrpcParts(pipeline, registry, readiness, clock, executor, access)
+        grpc_settings = GrpcSettings(port=0, run_ahead_s=math.inf, tls=settings.tls, max_calls=100)
+        async with (
+            _serving_http(Starlette(routes=routes), access, settings) as port,
+            serving_grpc(parts, grpc_settings) as grpc_port,
+            _channel(grpc_port, settings.tls) as channel,
+            httpx.AsyncClient(base_url=_url(port, settings.tls), timeout=5, trust_env=False, verify=_trust()) as http,
+        ):
+            address = f"127.0.0.1:{grpc_port}"
+            door = Door(str(http.base_url).rstrip("/"), address, http, channel, access, clock, llm, token2wav, routes)
+            yield door
+            await door.until_idle()
+
+
+@dataclass
+class Wire:
+    """The ASGI side of one connection: what it sends in, and what came back."""
+
+    incoming: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
+
+    async def receive(self) -> dict[str, Any]:
+        return self.incoming.pop(0) if self.incoming else {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        status: int = self.sent[0]["status"]
+        return status
+
+
+@contextmanager
+def recorded(logger_name: str = "") -> Iterator[list[str]]:
+    """Collect everything that is logged."""
+    handler, lines = logging.Handler(), list[str]()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(logger_name)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _routes(sockets: SocketHost, openai: OpenAIHost) -> list[BaseRoute]:
+    async def answer(request: Any) -> PlainTextResponse:
+        return PlainTextResponse(caller_of(request))
+
+    return [
+        Route("/", answer),
+        Route("/healthz", answer),
+        Route("/web/app.js", answer),
+        Route("/caller", answer),
+        *openai_http.routes(lambda: openai, 100_000),
+        *openai_models.routes(),
+        *voices_http.routes(lambda: sockets.voices, caller_of),
+        *elevenlabs_http.routes(lambda: sockets, 100_000),
+        *elevenlabs_ws.routes(lambda: sockets),
+        *speech_ws.routes(lambda: sockets),
+    ]
+
+
+@asynccontextmanager
+async def _serving_http(app: Starlette, access: Access, settings: AccessSettings) -> AsyncIterator[int]:
+    door = guarded(app, access, http_rules(settings))
+    config = uvicorn.Config(door, port=0, log_level="critical", **uvicorn_options(settings))
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _channel(port: int, tls: TlsFiles | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    credentials = grpc.ssl_channel_credentials(tls.certificate.read_bytes())
+    return grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials)
+
+
+def _url(port: int, tls: TlsFiles | None) -> str:
+    return f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+
+
+def _trust() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(TLS.certificate))
+
+
+SMALL = WireLimits(max_upload_bytes=2000, max_socket_message_bytes=2000, max_header_bytes=2000, max_connections=50)

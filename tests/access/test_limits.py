@@ -1,0 +1,163 @@
+"""What a caller may have: streams at once and seconds of audio, freed and counted on every way out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from gateway.access.access import MAX_CALLERS, Access
+from gateway.access.audio_usage import DAY_S, HOUR_S
+from gateway.access.caller import Caller, CallerLimits, calling
+from gateway.access.metered_pipeline import OURSELVES, MeteredPipeline
+from gateway.core import AudioChunk
+from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError
+from gateway.retry import error_headers, error_metadata
+from gateway.speech import SpeechRequest
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+
+SENTENCE = (
+    "This is one sentence of several, which is long enough that nobody would speak it together with the next one. "
+)
+LONG_TEXT = 4 * SENTENCE
+
+
+class Stage:
+    """A pipeline over fakes, and the access that guards it."""
+
+    def __init__(self, voices: list[NamedVoice], llm: FakeLLM | None = None) -> None:
+        self.clock = ManualClock()
+        self.access = Access(None, CallerLimits(), self.clock)
+        self.llm, self.token2wav = llm or FakeLLM(speech_deltas(50)), FakeToken2Wav()
+        registry = VoiceRegistry(self.token2wav, voices)
+        self.pipeline = MeteredPipeline(self.access, self.llm, self.token2wav, registry, None, self.clock)
+
+    def speak(self, text: str = "hello") -> AsyncGenerator[AudioChunk]:
+        return self.pipeline.synthesize(SpeechRequest(text))
+
+    async def hear(self, text: str = "hello") -> float:
+        async with aclosing(self.speak(text)) as audio:
+            return sum([chunk.duration_s async for chunk in audio])
+
+    def streams(self, name: str = "anna") -> int:
+        return self.access.usage(name).streams
+
+    def used_s(self, name: str = "anna") -> float:
+        return self.access.usage(name).audio.within(DAY_S, self.clock.now())
+
+
+def anna(**limits: float) -> Caller:
+    return Caller("anna", CallerLimits(**limits))  # type: ignore[arg-type]
+
+
+async def test_a_stream_above_the_limit_is_refused_and_the_others_go_on(voices: list[NamedVoice]) -> None:
+    stage = Stage(voices)
+    with calling(anna(streams=1)):
+        async with aclosing(stage.speak()) as first:
+            await anext(first)
+            assert stage.streams() == 1
+            with pytest.raises(StreamLimitError, match="limit is 1"):
+                await stage.hear()
+            with calling(Caller("bob", CallerLimits(streams=1))):
+                assert await stage.hear() == 2.0
+            assert [chunk.is_last async for chunk in first][-1]
+        assert await stage.hear() == 2.0
+    assert stage.streams() == 0
+
+
+@pytest.mark.parametrize("way_out", ["end", "close", "error", "cancel"])
+async def test_every_way_out_frees_the_stream(voices: list[NamedVoice], way_out: str) -> None:
+    llm = FakeLLM(speech_deltas(50), error=LLMFailedError("it fell") if way_out == "error" else None)
+    if way_out == "cancel":
+        llm.gate, llm.ungated = asyncio.Event(), 20
+    stage = Stage(voices, llm)
+    with calling(anna(streams=1)):
+        if way_out == "close":
+            async with aclosing(stage.speak()) as audio:
+                await anext(audio)
+        else:
+            hearing = asyncio.create_task(stage.hear())
+            while not stage.streams():
+                await asyncio.sleep(0)
+            if way_out == "cancel":
+                hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+    assert (stage.streams(), stage.llm.running, stage.token2wav.open_streams) == (0, 0, 0)
+
+
+async def test_audio_counts_once_it_is_delivered(voices: list[NamedVoice]) -> None:
+    stage = Stage(voices)
+    with calling(anna()):
+        async with aclosing(stage.speak()) as audio:
+            first = await anext(audio)
+            assert stage.used_s() == 0.0
+            await anext(audio)
+            assert stage.used_s() == first.duration_s
+        assert stage.used_s() == first.duration_s
+        await stage.hear()
+    assert stage.used_s() == pytest.approx(first.duration_s + 2.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "window_s"), [("audio_s_per_hour", HOUR_S), ("audio_s_per_day", DAY_S)], ids=["hour", "day"]
+)
+async def test_used_up_audio_comes_back_when_the_window_has_passed(
+    voices: list[NamedVoice], limit: str, window_s: float
+) -> None:
+    stage = Stage(voices)
+    with calling(anna(**{limit: 3.0})):
+        assert [await stage.hear(), await stage.hear()] == [2.0, 2.0]
+        with pytest.raises(AudioLimitError, match="3 s in any") as refused:
+            await stage.hear()
+        assert refused.value.retry_after_s == window_s + 60
+        stage.clock.seconds += refused.value.retry_after_s
+        assert await stage.hear() == 2.0
+    assert stage.streams() == 0
+
+
+async def test_a_sentence_that_has_begun_is_spoken_to_its_end_and_the_next_is_refused(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(50))
+    llm.gate, llm.ungated = asyncio.Event(), 45
+    stage, heard_s = Stage(voices, llm), 0.0
+    with calling(anna(audio_s_per_day=0.5)), pytest.raises(AudioLimitError):
+        async with aclosing(stage.speak(LONG_TEXT)) as audio:
+            async for chunk in audio:
+                heard_s += chunk.duration_s
+                if stage.used_s() > 0.5:
+                    llm.gate.set()
+    assert (heard_s, stage.used_s(), len(llm.utterances)) == (2.0, 2.0, 1)
+    assert stage.streams() == 0
+
+
+async def test_a_text_within_its_limit_is_spoken_whole(voices: list[NamedVoice]) -> None:
+    stage = Stage(voices)
+    with calling(anna(audio_s_per_day=100.0)):
+        assert await stage.hear(LONG_TEXT) == 8.0
+
+
+async def test_what_nobody_asked_for_is_the_gateways_own(voices: list[NamedVoice]) -> None:
+    stage = Stage(voices)
+    await stage.hear()
+    assert stage.used_s(OURSELVES.name) == 2.0
+
+
+def test_callers_that_left_are_forgotten_and_those_that_speak_are_not() -> None:
+    access = Access(None, CallerLimits(), ManualClock())
+    with access.speaking(Caller("staying")):
+        for number in range(2 * MAX_CALLERS):
+            with access.speaking(Caller(f"10.0.0.{number}")):
+                pass
+        assert len(access._usages) == MAX_CALLERS
+        assert access.usage("staying").streams == 1
+    assert access.usage("staying").streams == 0
+
+
+def test_clients_are_told_when_to_try_again_and_not_to_where_it_takes_long() -> None:
+    soon, late = StreamLimitError("busy", retry_after_s=0.5), AudioLimitError("used up", retry_after_s=7200.2)
+    assert error_headers(soon) == {"retry-after": "1", "x-should-retry": "true"}
+    assert error_headers(late) == {"retry-after": "7201", "x-should-retry": "false"}
+    assert error_metadata(soon) == [("retry-after", "1"), ("grpc-retry-pushback-ms", "500")]
+    assert error_metadata(late) == [("retry-after", "7201"), ("grpc-retry-pushback-ms", "-1")]
