@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,11 +12,14 @@ import httpx
 import uvicorn
 
 from gateway.app import Gateway, build_app
+from gateway.audio import AudioFormat
+from gateway.dialects.openai_speech import OpenAIHost
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
+from gateway.voice_aliases import VoiceAliases
 from gateway.voice_store import VoiceStore
-from gateway.voices import NamedVoice, VoiceRegistry
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock
+from gateway.voices import NO_ALIASES, NamedVoice, VoiceRegistry
+from tests.gateway.fakes import CharacterEncoder, FakeLLM, FakeToken2Wav, ManualClock
 
 MAX_BODY_BYTES = 200_000
 
@@ -51,15 +55,23 @@ class Door:
 
 @asynccontextmanager
 async def opened_door(
-    llm: FakeLLM, token2wav: FakeToken2Wav, voices: list[NamedVoice], store: VoiceStore | None = None
+    llm: FakeLLM,
+    token2wav: FakeToken2Wav,
+    voices: list[NamedVoice],
+    store: VoiceStore | None = None,
+    default_format: AudioFormat = AudioFormat.WAV,
+    aliases: VoiceAliases = NO_ALIASES,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again."""
 
     @asynccontextmanager
     async def open_parts() -> AsyncIterator[Gateway]:
-        registry = VoiceRegistry(token2wav, voices, store=store)
+        registry = VoiceRegistry(token2wav, voices, store=store, aliases=aliases)
         pipeline = SpeechPipeline(llm, token2wav, registry, clock=ManualClock())
-        yield Gateway(pipeline, Readiness(pipeline, llm, token2wav, "default", retry_s=0.01), registry)
+        readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
+        with ThreadPoolExecutor(1) as executor:
+            openai = OpenAIHost(pipeline, executor, CharacterEncoder().encode, default_format)
+            yield Gateway(pipeline, readiness, registry, executor, openai)
 
     config = uvicorn.Config(build_app(open_parts, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")
     server = uvicorn.Server(config)

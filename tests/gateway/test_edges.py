@@ -99,7 +99,7 @@ CALLERS_CAN_CURE = {
 
 def test_callers_mistakes_are_4xx_and_the_services_failures_are_not() -> None:
     for kind, status in errors._WIRE.items():
-        is_callers = issubclass(kind, errors.InvalidRequestError) or kind in CALLERS_CAN_CURE
+        is_callers = issubclass(kind, (errors.InvalidRequestError, errors.AccessError)) or kind in CALLERS_CAN_CURE
         assert (400 <= status.http < 500) == is_callers
         assert isinstance(status.triton, ErrorCode)
 

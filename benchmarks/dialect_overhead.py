@@ -1,0 +1,73 @@
+"""What each dialect adds to the time to first byte: `python -m benchmarks.dialect_overhead --help`.
+
+The pipeline runs over services that answer at once. Servers and clients share one process and one event loop, so that
+a client's own work is in the figures. Requests come one at a time, the dialects taking turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from benchmarks.lib.arguments import count
+from benchmarks.lib.dialects import DIALECTS, Request, Stand, ask_pipeline, instant_voices
+from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.instant import instant_pipeline
+from benchmarks.lib.metrics import percentile
+from benchmarks.lib.report import aligned_table, write_json
+from cosydit.clock import SystemClock
+from gateway.audio import load_codecs
+
+PIPELINE = "pipeline alone"
+_MS = 1000
+_MEDIAN = 50
+_TAIL = 90
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dialect_overhead", description=__doc__)
+    parser.add_argument("--requests", type=count, default=50, help="requests a dialect")
+    parser.add_argument("--warm-up", type=count, default=5, help="requests a dialect that don't count")
+    parser.add_argument("--out", type=Path, help="JSON to write")
+    args = parser.parse_args(argv)
+    samples_s = asyncio.run(measure(args.requests, args.warm_up))
+    print(overhead_table(samples_s), end="")
+    if args.out is not None:
+        write_json(args.out, {"first_byte_s": samples_s, "environment": describe_environment(vars(args))})
+    return 0
+
+
+async def measure(requests: int, warm_up: int) -> dict[str, list[float]]:
+    """Return the seconds to first byte of every request, by dialect; the first entry is the pipeline's own."""
+    load_codecs()
+    voices = instant_voices(Path(__file__))
+    async with AsyncExitStack() as stack:
+        executor = stack.enter_context(ThreadPoolExecutor(1))
+        stand = Stand(instant_pipeline(voices), voices, executor, SystemClock())
+        asking: dict[str, Request] = {PIPELINE: partial(ask_pipeline, stand)}
+        for dialect in DIALECTS:
+            asking[dialect.name] = await stack.enter_async_context(dialect.serve(stand))
+        rounds = [{name: await ask() for name, ask in asking.items()} for _ in range(warm_up + requests)]
+    return {name: [each[name] for each in rounds[warm_up:]] for name in asking}
+
+
+def overhead_table(samples_s: Mapping[str, Sequence[float]]) -> str:
+    """Return what a person wants to see: medians, and how far they are over the pipeline's."""
+    base_s = percentile(samples_s[PIPELINE], _MEDIAN)
+    rows = [["time to first byte, ms", "n", "p50", "p90", "p50 over the pipeline"]]
+    for name, values in samples_s.items():
+        median_s = percentile(values, _MEDIAN)
+        figures = [median_s, percentile(values, _TAIL), median_s - base_s]
+        rows.append([name, str(len(values)), *(f"{figure * _MS:.2f}" for figure in figures)])
+    return aligned_table(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

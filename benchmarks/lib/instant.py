@@ -1,0 +1,73 @@
+"""Both services at their seams, answering at once, so that what is measured is the gateway alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from gateway.chunking import TokenWindow
+from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from gateway.pipeline import SpeechPipeline
+from gateway.voices import VoiceRegistry
+from token2wav_service.contract import DEFAULT_PRIORITY, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
+
+_SPEECH_TOKENS = 50
+"""Two seconds: a first chunk as in earnest, and more after it."""
+_LOUDNESS = 0.1
+
+
+class InstantLLM:
+    """Speaks any text as the same tokens, all in one message."""
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        """See `SpeechLM`."""
+        yield SpeechTokenDelta(tuple(range(_SPEECH_TOKENS)), "stop")
+
+    async def is_ready(self) -> bool:
+        """See `SpeechLM`."""
+        return True
+
+
+class InstantStream:
+    """Answers each window with noise, which codecs can't shorten to nothing."""
+
+    stream_id = "instant"
+
+    def __init__(self) -> None:
+        """Begin before the first window."""
+        self._random = np.random.default_rng(0)
+
+    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+        """See `Token2WavStream`."""
+        tokens = len(window.token_ids) - (0 if window.is_last else LOOKAHEAD_TOKENS)
+        samples = _LOUDNESS * self._random.standard_normal(tokens * SAMPLES_PER_TOKEN, np.float32)
+        answer: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
+        answer.set_result(AudioChunk(window.index, samples, window.is_last))
+        return answer
+
+
+class InstantToken2Wav:
+    """Knows every voice and has room for every stream."""
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        """See `Token2Wav`."""
+        return RegisteredVoice("voice", ())
+
+    @asynccontextmanager
+    async def open_stream(
+        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
+    ) -> AsyncIterator[InstantStream]:
+        """See `Token2Wav`."""
+        yield InstantStream()
+
+    async def is_ready(self) -> bool:
+        """See `Token2Wav`."""
+        return True
+
+
+def instant_pipeline(voices: VoiceRegistry) -> SpeechPipeline:
+    """Make a pipeline that waits for nobody."""
+    return SpeechPipeline(InstantLLM(), InstantToken2Wav(), voices)

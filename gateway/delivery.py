@@ -1,0 +1,102 @@
+"""Brings speech to its listener: cut into short frames, near real time, each with the characters that end in it.
+
+Keeps count, so that whoever cancels can be told how far the speech had come. Knows nothing of wires or codecs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from gateway.core import AudioChunk
+from gateway.pacing import Pacer
+from gateway.session import SessionAudio
+from gateway.speech import SpeechResult
+from gateway.text_clock import TextClock
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+FRAME_S = 0.1
+"""Longest piece sent at once: a cancel comes at most so late, and messages stay far below any limit."""
+_FRAME_SAMPLES = round(FRAME_S * SAMPLE_RATE_HZ)
+
+
+async def timed(speech: AsyncGenerator[AudioChunk], result: SpeechResult) -> AsyncGenerator[SessionAudio]:
+    """Say with each chunk of a whole text's speech which characters have ended, as a session does.
+
+    Args:
+        speech: the pipeline's; closed on every way out.
+        result: the one that the pipeline fills in.
+    """
+    clock, samples = TextClock(result.spans), 0
+    async with aclosing(speech):
+        async for chunk in speech:
+            samples += len(chunk.samples)
+            heard_s = samples / SAMPLE_RATE_HZ
+            characters = clock.finish(heard_s) if chunk.is_last else clock.advance(heard_s)
+            yield SessionAudio(chunk.samples, tuple(characters), chunk.is_last)
+
+
+class Delivery:
+    """One listener's account of speech; speeches may follow one another."""
+
+    def __init__(self, pacer: Pacer, speed: float = 1.0) -> None:
+        """Begin with nothing made and nothing sent.
+
+        Args:
+            pacer: says when the next frame may go.
+            speed: times as fast as the speech was made; the pacer counts the time that it takes to play.
+        """
+        self._pacer = pacer
+        self._speed = speed
+        self.generated_samples = 0
+        """At 24 kHz and normal speed, as all counts here."""
+        self.sent_samples = 0
+        self.sent_characters = 0
+        """Position in the text up to which its speech was sent."""
+
+    async def frames(self, speech: AsyncGenerator[SessionAudio]) -> AsyncGenerator[SessionAudio]:
+        """Yield the speech in frames, each when it may go; it counts as sent from then on.
+
+        Args:
+            speech: closed on every way out; its times count from the first sample of this speech.
+        """
+        began_samples = 0
+        async with aclosing(speech):
+            async for audio in speech:
+                self.generated_samples += len(audio.samples)
+                for frame in frames_of(audio, began_samples):
+                    await self._wait(len(frame.samples))
+                    self._note_sent(frame)
+                    yield frame
+                began_samples += len(audio.samples)
+
+    async def _wait(self, samples: int) -> None:
+        while (wait_s := self._pacer.wait_s(self._played_s(samples))) > 0:
+            await asyncio.sleep(wait_s)
+
+    def _note_sent(self, frame: SessionAudio) -> None:
+        self._pacer.sent(self._played_s(len(frame.samples)))
+        self.sent_samples += len(frame.samples)
+        if frame.characters:
+            self.sent_characters = frame.characters[-1].position + 1
+
+    def _played_s(self, samples: int) -> float:
+        return samples / SAMPLE_RATE_HZ / self._speed
+
+
+def frames_of(audio: SessionAudio, began_samples: int) -> Iterator[SessionAudio]:
+    """Cut audio into frames of `FRAME_S`, the last one shorter; audio without samples is one frame.
+
+    Args:
+        audio: what to cut.
+        began_samples: of the speech before it.
+    """
+    left = list(audio.characters)
+    for at in range(0, max(len(audio.samples), 1), _FRAME_SAMPLES):
+        samples = audio.samples[at : at + _FRAME_SAMPLES]
+        is_last = at + _FRAME_SAMPLES >= len(audio.samples)
+        end_s = (began_samples + at + len(samples)) / SAMPLE_RATE_HZ
+        ended = len(left) if is_last else next((i for i, each in enumerate(left) if each.end_s > end_s), len(left))
+        yield SessionAudio(samples, tuple(left[:ended]), audio.is_turn_end and is_last)
+        del left[:ended]

@@ -1,0 +1,94 @@
+"""Refusals in OpenAI's shape, with what its clients need to know about trying again.
+
+Those repeat every 408, 409, 429 and 5xx twice by themselves. That is a second synthesis where it can't help, so that
+such answers say no; the others say when.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from gateway.errors import (
+    HTTP_SERVER_ERROR,
+    GatewayError,
+    InvalidRequestError,
+    LLMInterruptedError,
+    LLMUnavailableError,
+    NotReadyError,
+    Token2WavBusyError,
+    Token2WavInterruptedError,
+    Token2WavUnavailableError,
+    VoiceEvictedError,
+    wire_status,
+)
+from gateway.retry import error_headers
+
+_PASSING = (
+    NotReadyError,
+    LLMUnavailableError,
+    LLMInterruptedError,
+    Token2WavBusyError,
+    Token2WavInterruptedError,
+    Token2WavUnavailableError,
+    VoiceEvictedError,
+)
+"""Errors that may be over soon."""
+_RETRY_AFTER_S = 1
+_NOT_FOUND = 404
+
+
+def error_response(error: GatewayError, request_id: str | None = None) -> JSONResponse:
+    """Make the OpenAI-shaped answer to an error."""
+    headers = _retry_headers(error)
+    if request_id is not None:
+        headers["x-request-id"] = request_id
+    return JSONResponse({"error": error_object(error)}, wire_status(error).http, headers)
+
+
+def error_object(error: GatewayError) -> dict[str, str | None]:
+    """Describe an error as OpenAI does."""
+    status = wire_status(error)
+    param = error.param if isinstance(error, InvalidRequestError) else None
+    return _described(str(error), status.openai_type, status.code, param)
+
+
+def model_not_found(model: str, known: str) -> JSONResponse:
+    """Make the answer to a question about a model that is not here."""
+    message = f"got model {model!r}, the only one here is {known!r}"
+    described = _described(message, "invalid_request_error", "model_not_found", "model")
+    return JSONResponse({"error": described}, _NOT_FOUND)
+
+
+def shape_other_errors(app: FastAPI) -> None:
+    """Have the application answer in OpenAI's shape also where no route does: unknown addresses, faults of our own."""
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_fault)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    message = f"{request.method} {request.url.path}: {status.phrase}"
+    described = _described(message, "invalid_request_error", status.name.lower(), None)
+    return JSONResponse({"error": described}, status, error.headers)
+
+
+async def _answer_fault(request: Request, error: Exception) -> Response:
+    return error_response(GatewayError("a fault inside the gateway; its log says more"))
+
+
+def _described(message: str, kind: str, code: str, param: str | None) -> dict[str, str | None]:
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def _retry_headers(error: GatewayError) -> dict[str, str]:
+    if known := error_headers(error):
+        return known
+    if isinstance(error, _PASSING):
+        return {"retry-after": str(_RETRY_AFTER_S)}
+    return {"x-should-retry": "false"} if wire_status(error).http >= HTTP_SERVER_ERROR else {}

@@ -1,0 +1,140 @@
+"""Reads the body of POST /v1/audio/speech: what its fields may be, and what they mean to the pipeline. Pure.
+
+Fields that this server has no use for are accepted and reported: clients send their own beside OpenAI's, and the
+examples of OpenAI's documentation send `instructions`, for which the model has no ear.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
+from gateway.errors import InvalidRequestError, UnsupportedOptionError
+from gateway.speech import SpeechRequest, decode_text, draw_seed
+from gateway.text import Normalization, TextOptions
+from token2wav_service.contract import DEFAULT_PRIORITY
+
+logger = logging.getLogger(__name__)
+
+_NORMAL_SPEED = 1.0
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_NAMED_FIELDS = 20
+
+
+class StreamFormat(str, Enum):
+    """How the audio is wrapped."""
+
+    AUDIO = "audio"
+    """Not at all."""
+    SSE = "sse"
+    """In server-sent events."""
+
+
+class VoiceObject(BaseModel):
+    """The object form of `voice`."""
+
+    model_config = ConfigDict(strict=True)
+    id: str
+
+
+class SpeechBody(BaseModel):
+    """The request body, null and left out being the same; from `seed` on the fields are ours, the rest OpenAI's."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    model: str
+    """Any name: there is one model, and clients insist on names of their own."""
+    input: str
+    voice: str | VoiceObject
+    response_format: str | None = None
+    speed: float | None = None
+    stream_format: str | None = None
+    instructions: str | None = None
+    seed: int | None = None
+    priority: int | None = None
+    language: str | None = None
+    normalize: bool | None = None
+
+
+@dataclass(frozen=True)
+class SpeechOrder:
+    """What one request asks for."""
+
+    speech: SpeechRequest
+    """Has a seed."""
+    output: OutputFormat
+    speed: float
+    stream_format: StreamFormat
+    ignored_fields: tuple[str, ...]
+    """Names of fields that change nothing; fit for a header."""
+
+
+def default_format(available: Collection[AudioFormat]) -> AudioFormat:
+    """Return what requests get that name no format: MP3 as from OpenAI if there is an encoder, else WAV.
+
+    Args:
+        available: see `load_codecs`.
+    """
+    if AudioFormat.MP3 in available:
+        return AudioFormat.MP3
+    logger.warning("OpenAI's clients that name no response_format get wav, not mp3 as they expect")
+    return AudioFormat.WAV
+
+
+def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder:
+    """Check a body.
+
+    Args:
+        raw: as it came.
+        default: see `default_format`.
+        request_id: names the speech in logs.
+
+    Raises:
+        InvalidRequestError: a field that can't be served; which voices there are is not known here.
+    """
+    body = _parse(raw)
+    speech = SpeechRequest(
+        body.input,
+        body.voice if isinstance(body.voice, str) else body.voice.id,
+        draw_seed() if body.seed is None else body.seed,
+        DEFAULT_PRIORITY if body.priority is None else body.priority,
+        text_options=TextOptions(body.language, Normalization.OFF if body.normalize is False else Normalization.ON),
+        request_id=request_id,
+    )
+    return SpeechOrder(
+        speech,
+        parse_openai_format(body.response_format or default.value),
+        _NORMAL_SPEED if body.speed is None else body.speed,
+        _read_stream_format(body.stream_format),
+        _ignored_fields(body),
+    )
+
+
+def _read_stream_format(name: str | None) -> StreamFormat:
+    try:
+        return StreamFormat(name or StreamFormat.AUDIO)
+    except ValueError as error:
+        supported = ", ".join(stream_format.value for stream_format in StreamFormat)
+        got = f"got stream_format {name!r}, supported are {supported}"
+        raise UnsupportedOptionError(got, param="stream_format") from error
+
+
+def _ignored_fields(body: SpeechBody) -> tuple[str, ...]:
+    names = ["instructions"] if body.instructions else []
+    names += [name for name in body.model_extra or {} if _FIELD_NAME.fullmatch(name)]
+    return tuple(names[:_MAX_NAMED_FIELDS])
+
+
+def _parse(raw: bytes) -> SpeechBody:
+    try:
+        return SpeechBody.model_validate_json(decode_text(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = str(first["loc"][0]) if first["loc"] else None
+        message = f"{where or 'body'}: {first['msg']}; send JSON with model, input and voice"
+        raise InvalidRequestError(message, param=where) from error

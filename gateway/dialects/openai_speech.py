@@ -1,0 +1,133 @@
+"""Bodies of the answers to POST /v1/audio/speech: encoded audio, bare or in server-sent events.
+
+    data: {"type":"speech.audio.delta","audio":"<base64>"}         any number
+    data: {"type":"speech.audio.done","usage":{...},...}           all is said
+    data: {"type":"error","error":{...}}                           or this, and the connection breaks
+
+Clients that were seen ignore the error's event, so that only a broken connection tells them that speech is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.audio import AsyncEncoder, AudioFormat, open_encoder
+from gateway.core import AudioChunk, FloatArray
+from gateway.dialects.openai_errors import error_object
+from gateway.dialects.openai_request import SpeechOrder
+from gateway.errors import EmptySpeechError, GatewayError, InvalidTextError
+from gateway.pipeline import SpeechPipeline
+from gateway.speech import SpeechResult
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+_HEAD_SAMPLES = SAMPLE_RATE_HZ // 10
+"""Encoded by itself, so that the first bytes don't wait for the codec to be through with all of the first chunk."""
+_MAX_DELTA_BYTES = 24 * 1024
+"""Of audio in one event: some clients read lines of 64 KiB at most. Half a second of PCM."""
+
+
+@dataclass(frozen=True)
+class OpenAIHost:
+    """The gateway's parts that this dialect needs."""
+
+    pipeline: SpeechPipeline
+    executor: Executor
+    """Threads for codecs that take time."""
+    encode_text: Callable[[str], list[int]]
+    """The LLM's tokenizer."""
+    default_format: AudioFormat
+    """For requests that name none."""
+
+
+async def bare_audio(host: OpenAIHost, order: SpeechOrder, result: SpeechResult | None = None) -> AsyncGenerator[bytes]:
+    """Yield the bytes of one text's speech; pieces may be empty.
+
+    Raises:
+        InvalidTextError: the text holds nothing to say.
+        GatewayError: see `SpeechPipeline.synthesize`; or the format or speed can't be had here.
+    """
+    result = result if result is not None else SpeechResult()
+    async with (
+        AsyncEncoder(open_encoder(order.output, order.speed), host.executor) as encoder,
+        aclosing(host.pipeline.synthesize(order.speech, result)) as audio,
+    ):
+        try:
+            async for chunk in audio:
+                for samples in _pieces(chunk):
+                    yield await encoder.encode(samples)
+        except EmptySpeechError as error:
+            if result.spans:
+                raise
+            got = "the text holds nothing to say"
+            raise InvalidTextError(f"{got}; send at least one word", param="input") from error
+        yield await encoder.finish()
+
+
+async def audio_events(host: OpenAIHost, order: SpeechOrder) -> AsyncGenerator[bytes]:
+    """Yield the speech as server-sent events.
+
+    Raises:
+        GatewayError: see `bare_audio`; if audio came before, an event has told of it.
+    """
+    result, is_started = SpeechResult(), False
+    usage = _Usage(result, host.encode_text)
+    try:
+        async with aclosing(bare_audio(host, order, result)) as pieces:
+            async for piece in pieces:
+                usage.count_text()
+                for delta in _deltas(piece):
+                    yield _event({"type": "speech.audio.delta", "audio": delta})
+                    is_started = True
+    except GatewayError as error:
+        if is_started:
+            yield _event({"type": "error", "error": error_object(error)})
+        raise
+    yield _event({"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text})
+
+
+class _Usage:
+    """Counts what a speech took: text as the LLM got it, without the voice's prompt, and speech tokens, 25 a second."""
+
+    def __init__(self, result: SpeechResult, encode_text: Callable[[str], list[int]]) -> None:
+        self._result = result
+        self._encode_text = encode_text
+        self._counted_spans = 0
+        self._text_tokens = 0
+
+    def count_text(self) -> None:
+        """Count the segments that are new; on the way, as a long text takes its time."""
+        for span in self._result.spans[self._counted_spans :]:
+            self._text_tokens += len(self._encode_text(span.segment.text))
+            self._counted_spans += 1
+
+    def report(self) -> dict[str, int]:
+        self.count_text()
+        speech_tokens = self._result.speech_tokens
+        return {
+            "input_tokens": self._text_tokens,
+            "output_tokens": speech_tokens,
+            "total_tokens": self._text_tokens + speech_tokens,
+        }
+
+
+def _pieces(chunk: AudioChunk) -> Iterator[FloatArray]:
+    """Cut a little off the first chunk's beginning; chunks without samples have no pieces."""
+    head_samples = _HEAD_SAMPLES if chunk.index == 0 else 0
+    for samples in (chunk.samples[:head_samples], chunk.samples[head_samples:]):
+        if len(samples):
+            yield samples
+
+
+def _deltas(audio: bytes) -> Iterator[str]:
+    for at in range(0, len(audio), _MAX_DELTA_BYTES):
+        yield base64.b64encode(audio[at : at + _MAX_DELTA_BYTES]).decode("ascii")
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,80 @@
+"""What the fields of an OpenAI speech request mean."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from gateway.audio import AudioFormat
+from gateway.dialects.openai_request import SpeechOrder, StreamFormat, default_format, read_order
+from gateway.errors import InvalidRequestError
+from gateway.text import Normalization
+
+
+def order_of(default: AudioFormat = AudioFormat.MP3, **fields: object) -> SpeechOrder:
+    body = {"model": "m", "input": "hello", "voice": "anna", **fields}
+    return read_order(json.dumps(body).encode(), default, "id-1")
+
+
+def test_the_official_clients_bare_request_has_openais_defaults() -> None:
+    order = order_of()
+
+    assert (order.output.audio_format, order.speed, order.stream_format) == (AudioFormat.MP3, 1.0, StreamFormat.AUDIO)
+    assert (order.speech.voice, order.speech.request_id, order.ignored_fields) == ("anna", "id-1", ())
+    assert order.speech.text_options.normalization is Normalization.ON
+
+
+def test_null_means_left_out() -> None:
+    optional = [
+        "response_format",
+        "speed",
+        "stream_format",
+        "instructions",
+        "seed",
+        "priority",
+        "language",
+        "normalize",
+    ]
+    given, bare = order_of(**dict.fromkeys(optional)), order_of()
+
+    assert (given.output, given.speed, given.stream_format) == (bare.output, bare.speed, bare.stream_format)
+    assert given.speech.priority == bare.speech.priority
+    assert given.ignored_fields == ()
+
+
+def test_the_text_front_end_obeys_language_and_normalize() -> None:
+    options = order_of(language="zh-CN", normalize=False).speech.text_options
+
+    assert (options.language, options.normalization) == ("zh-CN", Normalization.OFF)
+
+
+def test_a_voice_may_be_an_object() -> None:
+    assert order_of(voice={"id": "voice_1234"}).speech.voice == "voice_1234"
+
+
+def test_fields_without_effect_are_named() -> None:
+    order = order_of(instructions="Whisper.", x_seed=1, extra={"a": [1]})
+
+    assert order.ignored_fields == ("instructions", "x_seed", "extra")
+
+
+def test_names_that_no_header_can_carry_are_left_out() -> None:
+    fields: dict[str, object] = {"a\r\nset-cookie: b": 1, "é": 2, "": 3, "x" * 65: 4, **{f"f{i}": i for i in range(30)}}
+
+    assert order_of(**fields).ignored_fields == tuple(f"f{i}" for i in range(20))
+
+
+def test_a_wrong_field_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match="voice") as caught:
+        order_of(voice=5)
+    assert caught.value.param == "voice"
+
+
+def test_without_an_mp3_encoder_the_default_is_wav_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert default_format({AudioFormat.WAV, AudioFormat.MP3}) is AudioFormat.MP3
+        assert not caplog.records
+        assert default_format({AudioFormat.WAV}) is AudioFormat.WAV
+    assert "response_format" in caplog.text
