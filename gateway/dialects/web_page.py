@@ -1,0 +1,86 @@
+"""The page at `/`: its files, and what it may offer here.
+
+The files lie in gateway/web and go out as they are. They ask for nothing from elsewhere, and the Content-Security-
+Policy lets nothing else in. Knows nothing of speech: the page itself talks to the other dialects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from gateway.voices import VoiceRegistry
+
+FILES_PATH = "/web"
+SETTINGS_PATH = f"{FILES_PATH}/settings.json"
+
+_DIRECTORY = Path(__file__).parent.parent / "web"
+_INDEX = "index.html"
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""What is served; other files of the directory are not."""
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "media-src": "blob:",  # a new voice's recording, before it is sent
+    "form-action": "'none'",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+}
+_HEADERS = {
+    "content-security-policy": "; ".join(f"{directive} {source}" for directive, source in _POLICY.items()),
+    "permissions-policy": "microphone=(self), camera=(), geolocation=()",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def routes(registry: Callable[[], VoiceRegistry]) -> list[BaseRoute]:
+    """Return the routes, ready to be added to an application; their files are read now.
+
+    They carry nothing secret and are to stay open where an API key is needed: the page asks for the key.
+
+    Args:
+        registry: where to find the voices once the application has started.
+    """
+
+    async def settings(request: Request) -> Response:
+        max_bytes = registry().max_audio_bytes
+        answer = {"voice_creation": max_bytes > 0, "max_recording_bytes": max_bytes}
+        return JSONResponse(answer, headers={**_HEADERS, "cache-control": "no-store"})
+
+    files = [path for path in sorted(_DIRECTORY.iterdir()) if path.suffix in _MEDIA_TYPES]
+    return [Route(SETTINGS_PATH, settings), *(Route(_path_of(file), _serving(file)) for file in files)]
+
+
+def _path_of(file: Path) -> str:
+    return "/" if file.name == _INDEX else f"{FILES_PATH}/{file.name}"
+
+
+def _serving(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of one file: whole, or 304 to a browser that has it."""
+    content = file.read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()}"'
+    headers = {**_HEADERS, "cache-control": "no-cache", "etag": tag}
+
+    async def serve(request: Request) -> Response:
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=_MEDIA_TYPES[file.suffix], headers=headers)
+
+    return serve
