@@ -1,0 +1,23 @@
+"""What the gRPC dialects speak with."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from cosydit.clock import Clock
+from gateway.pipeline import SpeechPipeline
+from gateway.voices import VoiceRegistry
+
+
+@dataclass(frozen=True)
+class SpeechHost:
+    """The gateway's parts that a gRPC dialect needs."""
+
+    pipeline: SpeechPipeline
+    voices: VoiceRegistry
+    clock: Clock
+    executor: Executor
+    """Threads for codecs that take time."""
+    run_ahead_s: float
+    """For callers whose interruptions can't be seen, and those who don't say; see `Pacer`."""

@@ -1,0 +1,203 @@
+"""The gRPC dialect of NVIDIA Riva's clients, `nvidia.riva.tts.RivaSpeechSynthesis`.
+
+`SynthesizeOnline` speaks one request after the other and goes on from the prosody of the one before. Its output is
+paced, as some of these clients are interrupted without a sign. Errors are left to the server's interceptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from riva.proto import riva_tts_pb2
+
+from gateway.delivery import Delivery, timed
+from gateway.dialects.grpc_host import SpeechHost
+from gateway.dialects.riva_request import MODEL_NAME, RivaOrder, read_request
+from gateway.errors import EmptySpeechError, TextTooLongError
+from gateway.pacing import Pacer
+from gateway.session import SessionAudio
+from gateway.speech import SpeechRequest, SpeechResult
+from gateway.turn_encoder import TurnEncoder
+from gateway.words import WordGatherer, WordTime
+
+SERVICE_NAME = "nvidia.riva.tts.RivaSpeechSynthesis"
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of Synthesize; clients refuse more than 4 MiB unless their users raise that."""
+_LANGUAGE = "mul"
+"""ISO 639 for several languages: a voice speaks all that the model speaks."""
+_SEPARATORS = ",:"
+"""Of the list of subvoices."""
+_MS_PER_S = 1000
+
+Request = riva_tts_pb2.SynthesizeSpeechRequest
+Response = riva_tts_pb2.SynthesizeSpeechResponse
+
+
+class RivaServicer:
+    """The service's methods, as `add_RivaSpeechSynthesisServicer_to_server` takes them."""
+
+    def __init__(self, host: SpeechHost) -> None:
+        """Keep what to speak with."""
+        self._host = host
+
+    async def Synthesize(self, request: Request, context: Any) -> Response:
+        """Speak a text and return all of it.
+
+        Raises:
+            GatewayError: it can't be spoken, or its audio is too large for one message.
+        """
+        order = read_request(request, self._has_voice)
+        result, answer = SpeechResult(), _Answer(request, order)
+        audio, words = bytearray(), list[WordTime]()
+        async with TurnEncoder(order.output, self._host.executor) as encoder:
+            async with aclosing(timed(self._host.pipeline.synthesize(order.speech, result), result)) as speech:
+                async for piece in speech:
+                    audio += await encoder.encode(piece.samples)
+                    words += answer.words_of(piece)
+                    _check_size(len(audio))
+            audio += await encoder.finish()
+        return answer.last(bytes(audio), words, result)
+
+    async def SynthesizeOnline(self, requests: AsyncIterator[Request], context: Any) -> None:
+        """Speak one text after the other; a text that holds nothing to say is silence.
+
+        Raises:
+            GatewayError: a text can't be spoken; the audio written before is good.
+        """
+        call = _OnlineCall(self._host, context)
+        try:
+            async for request in requests:
+                await call.speak(request, read_request(request, self._has_voice))
+            await call.end()
+        finally:
+            call.close()
+
+    async def GetRivaSynthesisConfig(
+        self, request: riva_tts_pb2.RivaSynthesisConfigRequest, context: Any
+    ) -> riva_tts_pb2.RivaSynthesisConfigResponse:
+        """List the voices that are there now."""
+        answer = riva_tts_pb2.RivaSynthesisConfigResponse()
+        if request.model_name in ("", MODEL_NAME):
+            names = [name for name in self._host.voices.names if not set(name) & set(_SEPARATORS)]
+            subvoices = ",".join(f"{name}:{number}" for number, name in enumerate(names))
+            parameters = {"language_code": _LANGUAGE, "voice_name": MODEL_NAME, "subvoices": subvoices}
+            answer.model_config.add(model_name=MODEL_NAME, parameters=parameters)
+        return answer
+
+    def _has_voice(self, name: str) -> bool:
+        return name in self._host.voices.names
+
+
+class _OnlineCall:
+    """One call of SynthesizeOnline: its listener and its encoder outlive the single texts."""
+
+    def __init__(self, host: SpeechHost, context: Any) -> None:
+        self._host = host
+        self._context = context
+        self._pacer = Pacer(host.clock, host.run_ahead_s)
+        self._delivery = Delivery(self._pacer)
+        self._encoder: TurnEncoder | None = None
+        self._before: tuple[SpeechRequest, SpeechResult] | None = None
+
+    async def speak(self, request: Request, order: RivaOrder) -> None:
+        """Speak one text to its end."""
+        encoder = await self._encoder_for(order)
+        result, answer = self._continued(order.speech), _Answer(request, order)
+        speech = timed(self._host.pipeline.synthesize(order.speech, result), result)
+        async with aclosing(self._delivery.frames(_or_silence(speech, order.speech, result))) as frames:
+            async for frame in frames:
+                words = answer.words_of(frame)
+                if frame.is_turn_end:
+                    response = answer.last(await encoder.end_turn(frame.samples), words, result)
+                else:
+                    response = answer.next(await encoder.encode(frame.samples), words)
+                if response.audio or response.meta.words:
+                    await self._context.write(response)
+        self._before = (order.speech, result)
+
+    async def end(self) -> None:
+        """Send the rest, and end when the listener will soon have played it all.
+
+        Clients that send a call for each sentence start the next one when this one ends. Were it at once, short
+        sentences would run ahead without bound.
+        """
+        await self._finish_encoder()
+        while (wait_s := self._pacer.ahead_s - self._host.run_ahead_s / 2) > 0:
+            await asyncio.sleep(wait_s)
+
+    def close(self) -> None:
+        """Free the encoder."""
+        if self._encoder is not None:
+            self._encoder.close()
+
+    async def _encoder_for(self, order: RivaOrder) -> TurnEncoder:
+        if self._encoder is None or self._encoder.output != order.output:
+            await self._finish_encoder()
+            self._encoder = TurnEncoder(order.output, self._host.executor)
+        return self._encoder
+
+    async def _finish_encoder(self) -> None:
+        if self._encoder is not None and (rest := await self._encoder.finish()):
+            await self._context.write(Response(audio=rest))
+
+    def _continued(self, speech: SpeechRequest) -> SpeechResult:
+        """Return a result that goes on from the text before, if that had the same voice."""
+        if self._before is None or self._before[0].voice != speech.voice:
+            return SpeechResult()
+        return SpeechResult(carry=self._before[1].carry)
+
+
+class _Answer:
+    """The messages of one text."""
+
+    def __init__(self, request: Request, order: RivaOrder) -> None:
+        self._request = request
+        self._gatherer = WordGatherer() if order.has_word_times else None
+
+    def words_of(self, audio: SessionAudio) -> list[WordTime]:
+        """Return the words that ended with this audio, if they were asked for."""
+        if self._gatherer is None:
+            return []
+        words = self._gatherer.push(audio.characters)
+        return words + self._gatherer.finish() if audio.is_turn_end else words
+
+    def next(self, audio: bytes, words: list[WordTime]) -> Response:
+        """Make a message."""
+        response = Response(audio=audio)
+        if self._request.HasField("id"):
+            response.id.CopyFrom(self._request.id)
+        for word in words:
+            start_ms, end_ms = round(word.start_s * _MS_PER_S), round(word.end_s * _MS_PER_S)
+            response.meta.words.add(word=word.word, start_time=start_ms, end_time=end_ms)
+        return response
+
+    def last(self, audio: bytes, words: list[WordTime], result: SpeechResult) -> Response:
+        """Make the last message, which tells what was spoken."""
+        response = self.next(audio, words)
+        response.meta.text = self._request.text
+        response.meta.processed_text = result.spoken_text
+        return response
+
+
+async def _or_silence(
+    speech: AsyncGenerator[SessionAudio], request: SpeechRequest, result: SpeechResult
+) -> AsyncGenerator[SessionAudio]:
+    """Say nothing where there is nothing to say: a sentence of an LLM may be an emoji or dots."""
+    if not request.text.strip():
+        return
+    try:
+        async with aclosing(speech):
+            async for audio in speech:
+                yield audio
+    except EmptySpeechError:
+        if result.spans:
+            raise
+
+
+def _check_size(answer_bytes: int) -> None:
+    if answer_bytes > MAX_ANSWER_BYTES:
+        got = f"the audio passes {MAX_ANSWER_BYTES} bytes, the limit of one message"
+        raise TextTooLongError(f"{got}; use SynthesizeOnline, or send less text", param="text")

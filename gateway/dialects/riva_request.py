@@ -1,0 +1,95 @@
+"""Reads the requests of `nvidia.riva.tts`: what Riva's clients send, and what it means to the pipeline. Pure."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from riva.proto import riva_audio_pb2, riva_tts_pb2
+
+from gateway.audio import OutputFormat, parse_riva_format
+from gateway.core import InlineVoice
+from gateway.errors import UnsupportedOptionError
+from gateway.speech import SpeechRequest
+from gateway.text import TextOptions
+from gateway.voice_prompt import prompt_voice, wav_of_pcm16
+from gateway.voices import DEFAULT_VOICE
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+MODEL_NAME = "cosydit"
+"""What GetRivaSynthesisConfig calls the only model; voices may be asked for as `cosydit.<voice>`."""
+_CLIENTS_LANGUAGE = "en-US"
+"""What clients send whose users did not say a language."""
+_NOT_LATIN_LETTER = re.compile("[^\\W\\d_\u0000-\u024f\u1e00-\u1eff]")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# RIFF or RF64 (WAV), FLAC, Ogg, MP3 with and without tags.
+_FILE_BEGINS = re.compile(rb"RIFF|RF64|fLaC|OggS|ID3|\xff[\xe0-\xff]", re.DOTALL)
+
+HasVoice = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class RivaOrder:
+    """What a request asks for."""
+
+    speech: SpeechRequest
+    output: OutputFormat
+    has_word_times: bool
+
+
+def read_request(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoice) -> RivaOrder:
+    """Check a request.
+
+    Args:
+        request: as it came.
+        has_voice: tells whether a voice of that name is there.
+
+    Raises:
+        InvalidRequestError: a field that can't be served; an unknown voice is refused by the pipeline.
+    """
+    if request.custom_dictionary:
+        got = "custom_dictionary is not supported: pronunciations can't be set"
+        raise UnsupportedOptionError(f"{got}; spell the words as they are to be spoken", param="custom_dictionary")
+    if request.custom_configuration:
+        got = f"custom_configuration has {len(request.custom_configuration)} settings, this model has none"
+        raise UnsupportedOptionError(f"{got}; leave it out", param="custom_configuration")
+    speech = SpeechRequest(
+        request.text,
+        _read_voice(request, has_voice),
+        text_options=TextOptions(_language(request)),
+        request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
+    )
+    return RivaOrder(speech, _read_format(request), request.enable_word_time_offsets)
+
+
+def _read_voice(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoice) -> str | InlineVoice:
+    if request.HasField("zero_shot_data"):
+        return _read_prompt(request.zero_shot_data)
+    name, prefix = request.voice_name, f"{MODEL_NAME}."
+    if name.startswith(prefix) and not has_voice(name):
+        return name.removeprefix(prefix)
+    return name or DEFAULT_VOICE
+
+
+def _read_prompt(prompt: riva_tts_pb2.ZeroShotData) -> InlineVoice:
+    if _FILE_BEGINS.match(prompt.audio_prompt) or not prompt.audio_prompt:
+        return prompt_voice(prompt.audio_prompt, prompt.transcript)
+    if prompt.encoding not in (riva_audio_pb2.LINEAR_PCM, riva_audio_pb2.ENCODING_UNSPECIFIED):
+        got = "zero_shot_data.audio_prompt is no audio file and not LINEAR_PCM either"
+        raise UnsupportedOptionError(f"{got}; send a WAV file", param="zero_shot_data")
+    return prompt_voice(wav_of_pcm16(prompt.audio_prompt, prompt.sample_rate_hz), prompt.transcript)
+
+
+def _language(request: riva_tts_pb2.SynthesizeSpeechRequest) -> str | None:
+    if request.language_code == _CLIENTS_LANGUAGE and _NOT_LATIN_LETTER.search(request.text):
+        return None
+    return request.language_code or None
+
+
+def _read_format(request: riva_tts_pb2.SynthesizeSpeechRequest) -> OutputFormat:
+    encoding = request.encoding or riva_audio_pb2.LINEAR_PCM
+    names = riva_audio_pb2.AudioEncoding
+    name = names.Name(encoding) if encoding in names.values() else str(encoding)
+    return parse_riva_format(name, request.sample_rate_hz or SAMPLE_RATE_HZ)

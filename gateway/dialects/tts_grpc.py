@@ -1,0 +1,234 @@
+"""Our own gRPC dialect, `tts_api.tts.v1.TextToSpeechService`: whole texts, and texts that are still being written.
+
+    requests ─► _read ─► SpeechSession ─► Delivery ─► TurnEncoder ─► answers
+                  └─ cancel: stops the rest within a frame, then tells how far the speech had come
+
+Errors are left to the server's interceptor. Knows nothing of how it is hosted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from google.protobuf.message import Message
+from tts_api.tts.v1 import speech_pb2, tts_service_pb2
+
+from gateway.delivery import Delivery, timed
+from gateway.dialects.grpc_host import SpeechHost
+from gateway.dialects.tts_config import SpeechOrder, read_config
+from gateway.errors import InvalidRequestError
+from gateway.pacing import Pacer
+from gateway.session import SessionAudio, SpeechSession
+from gateway.speech import SpeechResult
+from gateway.text_clock import CharacterTime
+from gateway.turn_encoder import TurnEncoder
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+SERVICE_NAME = "tts_api.tts.v1.TextToSpeechService"
+
+Speech = AsyncGenerator[SessionAudio]
+
+
+class TextToSpeechServicer:
+    """The service's methods, as `add_TextToSpeechServiceServicer_to_server` takes them."""
+
+    def __init__(self, host: SpeechHost) -> None:
+        """Keep what to speak with."""
+        self._host = host
+
+    async def Synthesize(self, request: tts_service_pb2.SynthesizeRequest, context: Any) -> None:
+        """Speak a whole text.
+
+        Raises:
+            GatewayError: it can't be spoken; the answers written before are good.
+        """
+        order = read_config(request.config, request.text)
+        result = SpeechResult()
+        speech = timed(self._host.pipeline.synthesize(order.speech, result), result)
+        answer = _Answer(self._host, order, math.inf, context, tts_service_pb2.SynthesizeResponse)
+        await answer.speak(speech)
+        await answer.finish([result])
+
+    async def StreamingSynthesize(
+        self, requests: AsyncIterator[tts_service_pb2.StreamingSynthesizeRequest], context: Any
+    ) -> None:
+        """Speak a text while it is written.
+
+        Raises:
+            GatewayError: it can't be spoken; the answers written before are good.
+        """
+        order = read_config(await _first_config(requests))
+        session = SpeechSession(self._host.pipeline, order.speech)
+        answer = _Answer(
+            self._host, order, self._host.run_ahead_s, context, tts_service_pb2.StreamingSynthesizeResponse
+        )
+        try:
+            is_cancelled = await _until_cancelled(answer.speak(session.audio()), _read(requests, session))
+        finally:
+            await answer.settle()
+        await answer.finish(session.results, is_cancelled=is_cancelled)
+
+    async def ListVoices(
+        self, request: tts_service_pb2.ListVoicesRequest, context: Any
+    ) -> tts_service_pb2.ListVoicesResponse:
+        """List the voices that are there now."""
+        voices = [tts_service_pb2.VoiceInfo(name=name) for name in self._host.voices.names]
+        return tts_service_pb2.ListVoicesResponse(voices=voices)
+
+
+class _Answer:
+    """The messages of one call."""
+
+    def __init__(
+        self,
+        host: SpeechHost,
+        order: SpeechOrder,
+        run_ahead_s: float,
+        context: Any,
+        message_type: Callable[..., Message],
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            host: has the voices, the clock and the threads.
+            order: what was asked for.
+            run_ahead_s: if the order does not say.
+            context: the call's.
+            message_type: what wraps an event.
+        """
+        self._host = host
+        self._order = order
+        self._context = context
+        self._message_type = message_type
+        pacer = Pacer(host.clock, order.run_ahead_s or run_ahead_s)
+        self._delivery = Delivery(pacer, order.speed)
+        self._writing: asyncio.Future[None] | None = None
+
+    async def speak(self, speech: Speech) -> None:
+        """Write the first message and the audio.
+
+        Args:
+            speech: closed on every way out.
+        """
+        order = self._order
+        self._host.voices.check(order.speech.voice)
+        async with (
+            TurnEncoder(order.output, self._host.executor, order.speed) as encoder,
+            aclosing(self._delivery.frames(speech)) as frames,
+        ):
+            assert order.speech.seed is not None
+            started = speech_pb2.SpeechStarted(
+                request_id=order.speech.request_id, seed=order.speech.seed, audio_format=order.format_message
+            )
+            await self._write(started=started)
+            async for frame in frames:
+                await self._write_audio(frame, encoder)
+            if rest := await encoder.finish():
+                await self._write(audio=speech_pb2.SpeechAudio(content=rest, end_s=self._sent_s))
+
+    async def finish(self, results: list[SpeechResult], *, is_cancelled: bool = False) -> None:
+        """Write the last message."""
+        heard = [result.ttfa_s for result in results if result.ttfa_s is not None]
+        finished = speech_pb2.SpeechFinished(
+            reason=_finish_reason(results, is_cancelled),
+            generated_samples=self._delivery.generated_samples,
+            sent_samples=self._delivery.sent_samples,
+            sent_characters=self._delivery.sent_characters,
+            spoken_text="".join(result.spoken_text for result in results),
+            time_to_first_audio_s=heard[0] if heard else None,
+        )
+        await self._write(finished=finished)
+
+    async def settle(self) -> None:
+        """Wait for a message that a cancel found half written; gRPC hangs if anything comes beside it."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    @property
+    def _sent_s(self) -> float:
+        return self._delivery.sent_samples / SAMPLE_RATE_HZ / self._order.speed
+
+    async def _write_audio(self, frame: SessionAudio, encoder: TurnEncoder) -> None:
+        encode = encoder.end_turn if frame.is_turn_end else encoder.encode
+        content = await encode(frame.samples)
+        if not (content or frame.characters or frame.is_turn_end):
+            return
+        characters = [self._timing(character) for character in frame.characters]
+        audio = speech_pb2.SpeechAudio(
+            content=content, end_s=self._sent_s, characters=characters, is_turn_end=frame.is_turn_end
+        )
+        await self._write(audio=audio)
+
+    def _timing(self, time: CharacterTime) -> speech_pb2.CharacterTiming:
+        return speech_pb2.CharacterTiming(
+            character=time.character,
+            position=time.position,
+            start_s=time.start_s / self._order.speed,
+            end_s=time.end_s / self._order.speed,
+        )
+
+    async def _write(self, **event: Message) -> None:
+        """Write a message whole, even if the caller of this is cancelled: gRPC can't take back half a message."""
+        self._writing = asyncio.ensure_future(self._context.write(self._message_type(**event)))
+        self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
+        await asyncio.shield(self._writing)
+
+
+async def _first_config(
+    requests: AsyncIterator[tts_service_pb2.StreamingSynthesizeRequest],
+) -> speech_pb2.SpeechConfig:
+    async for request in requests:
+        kind = request.WhichOneof("request")
+        if kind == "config":
+            return request.config
+        raise InvalidRequestError(f"got {kind or 'an empty message'} first, expected the config", param="config")
+    raise InvalidRequestError("the call ended without a message, expected the config first", param="config")
+
+
+async def _read(requests: AsyncIterator[tts_service_pb2.StreamingSynthesizeRequest], session: SpeechSession) -> bool:
+    """Hand the text on until the end of the requests; return whether they ended with a cancel."""
+    flushed_characters = 0
+    async for request in requests:
+        kind = request.WhichOneof("request")
+        if kind == "text":
+            session.write(request.text)
+        elif kind == "flush" and session.characters_written > flushed_characters:
+            session.flush()
+            flushed_characters = session.characters_written
+        elif kind == "end_of_text":
+            session.end()
+        elif kind == "cancel":
+            return True
+        elif kind == "config":
+            raise InvalidRequestError("a second config came; open another call for another voice", param="config")
+        elif kind is None:
+            raise InvalidRequestError("an empty message came, expected text, flush, end_of_text or cancel")
+    session.end()
+    return False
+
+
+async def _until_cancelled(speaking: Coroutine[Any, Any, None], reading: Coroutine[Any, Any, bool]) -> bool:
+    """Run both until the speech ends or a cancel is read; return whether it was one. Neither runs on afterwards."""
+    speech, cancel = asyncio.create_task(speaking), asyncio.create_task(reading)
+    try:
+        await asyncio.wait({speech, cancel}, return_when=asyncio.FIRST_COMPLETED)
+        if not speech.done() and cancel.result():
+            return True
+        await speech
+        return False
+    finally:
+        speech.cancel()
+        cancel.cancel()
+        await asyncio.gather(speech, cancel, return_exceptions=True)
+
+
+def _finish_reason(results: list[SpeechResult], is_cancelled: bool) -> speech_pb2.FinishReason:
+    if is_cancelled:
+        return speech_pb2.FINISH_REASON_CANCELLED
+    if any(result.is_truncated for result in results):
+        return speech_pb2.FINISH_REASON_LENGTH
+    return speech_pb2.FINISH_REASON_COMPLETED

@@ -1,0 +1,118 @@
+"""What gRPC callers are told of errors: one interceptor around every method of our services.
+
+A `GatewayError` becomes the status of `errors.wire_status`, its message the details, its code and parameter trailing
+metadata. Anything else is an INTERNAL error that tells nothing. Messages that can't be parsed are the caller's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from gateway.errors import GatewayError, InvalidRequestError, wire_status
+from gateway.retry import error_metadata
+
+logger = logging.getLogger(__name__)
+
+ERROR_CODE_KEY = "error-code"
+"""Trailing metadata: `WireStatus.code`."""
+ERROR_PARAM_KEY = "error-param"
+"""Trailing metadata: the field at fault, if it is known."""
+MAX_DETAILS_CHARACTERS = 1000
+"""Details travel in a header, whose size clients bound; a message may quote what the caller sent."""
+
+Behavior = Callable[[Any, Any], Awaitable[Any]]
+"""A method's implementation: a coroutine function of request or requests, and context."""
+
+
+@dataclass(frozen=True)
+class _Malformed:
+    """Stands for a message that can't be parsed."""
+
+    reason: str
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Guards the methods of some services; their implementations must be coroutine functions."""
+
+    def __init__(self, service_names: list[str]) -> None:
+        """Keep which services, by their full names."""
+        self._prefixes = tuple(f"/{name}/" for name in service_names)
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """See `grpc.aio.ServerInterceptor`."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(self._prefixes):
+            return handler
+        return _guarded_handler(handler, handler_call_details.method)
+
+
+def _guarded_handler(handler: Any, method: str) -> Any:
+    deserializer = _forgiving(handler.request_deserializer)
+    kinds: dict[tuple[bool, bool], tuple[Callable[..., Any], Behavior]] = {
+        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+    }
+    make_handler, behavior = kinds[handler.request_streaming, handler.response_streaming]
+    guarded = _guarded(behavior, method, handler.request_streaming)
+    return make_handler(guarded, deserializer, handler.response_serializer)
+
+
+def _guarded(behavior: Behavior, method: str, is_streaming: bool) -> Behavior:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await behavior(_parsed_each(request) if is_streaming else _parsed(request), context)
+        except GatewayError as error:
+            await _refuse(context, error, method)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.InternalError as error:
+            # NOTE: gRPC raises this where an answer can't be sent any more.
+            logger.info("%s: the caller left or its deadline passed (%s)", method, error)
+            raise asyncio.CancelledError from error
+        except Exception:
+            logger.exception("%s failed", method)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
+
+    return call
+
+
+async def _refuse(context: Any, error: GatewayError, method: str) -> NoReturn:
+    status = wire_status(error)
+    logger.warning("%s failed: %s: %s", method, status.code, error)
+    metadata = [(ERROR_CODE_KEY, status.code), *error_metadata(error)]
+    if isinstance(error, InvalidRequestError) and error.param is not None:
+        metadata.append((ERROR_PARAM_KEY, error.param))
+    details = str(error)[:MAX_DETAILS_CHARACTERS]
+    await context.abort(grpc.StatusCode[status.grpc], details, tuple(metadata))
+    raise AssertionError("abort raises")
+
+
+def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return _Malformed(str(error))
+
+    return parse
+
+
+def _parsed(message: Any) -> Any:
+    if isinstance(message, _Malformed):
+        got = f"the request message can't be parsed ({message.reason})"
+        raise InvalidRequestError(f"{got}; send what the service's .proto file describes")
+    return message
+
+
+async def _parsed_each(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _parsed(message)

@@ -1,0 +1,174 @@
+"""Hosts the gRPC dialects: one asynchronous server with health, reflection and message limits.
+
+    TextToSpeechService ─┐
+    RivaSpeechSynthesis ─┴─ ErrorInterceptor ─┬─ AccessInterceptor ─ grpc.aio.Server ─ host:port
+    health, reflection ───────────────────────┘
+
+Knows nothing of HTTP or of how the gateway's parts are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from riva.proto import riva_tts_pb2_grpc
+from tts_api.tts.v1 import tts_service_pb2_grpc
+
+from cosydit.clock import Clock
+from gateway.access.access import Access
+from gateway.access.grpc_interceptor import AccessInterceptor
+from gateway.access.tls import TlsFiles
+from gateway.dialects import riva_grpc, tts_grpc
+from gateway.dialects.grpc_host import SpeechHost
+from gateway.errors import ConfigError, NotReadyError
+from gateway.grpc_errors import ErrorInterceptor
+from gateway.pacing import DEFAULT_RUN_AHEAD_S
+from gateway.pipeline import SpeechPipeline
+from gateway.readiness import Readiness
+from gateway.voices import VoiceRegistry
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GRPC_PORT = 50051
+"""Where Riva's clients look."""
+DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+DEFAULT_GRACE_S = 10.0
+_PING_INTERVAL_MS = 30_000
+_PING_TIMEOUT_MS = 10_000
+_SERVICES = (tts_grpc.SERVICE_NAME, riva_grpc.SERVICE_NAME)
+# The stubs have no types.
+_add_tts: Callable[[tts_grpc.TextToSpeechServicer, grpc.aio.Server], None] = (
+    tts_service_pb2_grpc.add_TextToSpeechServiceServicer_to_server
+)
+_add_riva: Callable[[riva_grpc.RivaServicer, grpc.aio.Server], None] = (
+    riva_tts_pb2_grpc.add_RivaSpeechSynthesisServicer_to_server
+)
+
+
+@dataclass(frozen=True)
+class GrpcSettings:
+    """How the gRPC door is opened."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_GRPC_PORT
+    """0 takes any that is free."""
+    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
+    """See `Pacer`."""
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    """Largest request message accepted."""
+    grace_s: float = DEFAULT_GRACE_S
+    """Seconds that calls under way may take to end when the door closes."""
+    health_interval_s: float = 2.0
+    """Pause between looks at whether the gateway can speak."""
+    max_calls: int | None = None
+    """At once; None is unlimited."""
+    tls: TlsFiles | None = None
+    """None: in the clear."""
+
+
+@dataclass(frozen=True)
+class GrpcParts:
+    """The gateway's parts behind the door; their owner closes them."""
+
+    pipeline: SpeechPipeline
+    voices: VoiceRegistry
+    readiness: Readiness
+    clock: Clock
+    executor: Executor
+    """Threads for codecs that take time."""
+    access: Access | None = None
+    """Who may come in; None: anyone."""
+
+
+@asynccontextmanager
+async def serving_grpc(parts: GrpcParts, settings: GrpcSettings) -> AsyncIterator[int]:
+    """Serve until the context is left, and yield the port.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    server, health = _make_server(parts, settings)
+    port = _bind(server, settings)
+    await _tell(health, await _status(parts.readiness))
+    await server.start()
+    logger.info("gRPC on %s:%d", settings.host, port)
+    watching = asyncio.create_task(_watch(parts.readiness, health, settings.health_interval_s))
+    try:
+        yield port
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await health.enter_graceful_shutdown()
+        await server.stop(settings.grace_s)
+
+
+def _make_server(parts: GrpcParts, settings: GrpcSettings) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+    options = (
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        # Two servers on one port would share its calls without a word.
+        ("grpc.so_reuseport", 0),
+        # A peer that vanished without a word is found out, and what it used is freed.
+        ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+    )
+    server = grpc.aio.server(
+        interceptors=_interceptors(parts.access), options=options, maximum_concurrent_rpcs=settings.max_calls
+    )
+    host = SpeechHost(parts.pipeline, parts.voices, parts.clock, parts.executor, settings.run_ahead_s)
+    _add_tts(tts_grpc.TextToSpeechServicer(host), server)
+    _add_riva(riva_grpc.RivaServicer(host), server)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    shown = (*_SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(shown, server)
+    return server, health
+
+
+def _interceptors(access: Access | None) -> list[grpc.aio.ServerInterceptor]:
+    errors = ErrorInterceptor(list(_SERVICES))
+    return [errors] if access is None else [AccessInterceptor(access), errors]
+
+
+def _bind(server: grpc.aio.Server, settings: GrpcSettings) -> int:
+    address = f"[{settings.host}]" if ":" in settings.host else settings.host
+    try:
+        return _open_port(server, f"{address}:{settings.port}", settings.tls)
+    except RuntimeError as error:
+        got = f"gRPC can't listen on {settings.host}:{settings.port} ({error})"
+        raise ConfigError(f"{got}; stop what listens there, or give another --grpc-port") from error
+
+
+def _open_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
+    if tls is None:
+        return int(server.add_insecure_port(address))
+    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+    return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
+
+
+async def _watch(readiness: Readiness, health: health_aio.HealthServicer, interval_s: float) -> None:
+    """Keep health's answers true, for the server as a whole and for each service."""
+    while True:
+        await asyncio.sleep(interval_s)
+        await _tell(health, await _status(readiness))
+
+
+async def _tell(health: health_aio.HealthServicer, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    for service in ("", *_SERVICES):
+        await health.set(service, status)
+
+
+async def _status(readiness: Readiness) -> health_pb2.HealthCheckResponse.ServingStatus:
+    try:
+        await readiness.check()
+    except NotReadyError:
+        return health_pb2.HealthCheckResponse.NOT_SERVING
+    return health_pb2.HealthCheckResponse.SERVING
