@@ -29,6 +29,7 @@ TRITON_HTTP_PORT=${TRITON_HTTP_PORT:-18000}
 TRITON_GRPC_PORT=${TRITON_GRPC_PORT:-8001}
 TRITON_METRICS_PORT=${TRITON_METRICS_PORT:-8002}
 GATEWAY_PORT=${GATEWAY_PORT:-8080}
+GATEWAY_GRPC_PORT=${GATEWAY_GRPC_PORT:-50051}
 TOKEN2WAV_SERVERS=${TOKEN2WAV_SERVERS:-2}
 DISAGGREGATED_HTTP_PORT=${DISAGGREGATED_HTTP_PORT:-17000}
 DISAGGREGATED_GRPC_PORT=${DISAGGREGATED_GRPC_PORT:-18000}
@@ -221,7 +222,8 @@ stage_assemble() {
 }
 
 stage_serve() {
-  require_free_ports "$LLM_PORT" "$TRITON_HTTP_PORT" "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT" "$GATEWAY_PORT"
+  require_free_ports "$LLM_PORT" "$TRITON_HTTP_PORT" "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT" "$GATEWAY_PORT" \
+    "$GATEWAY_GRPC_PORT"
   start_llm
   start_triton token2wav_service "$WORK_DIR/model_repository" \
     "$TRITON_HTTP_PORT" "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT"
@@ -229,11 +231,11 @@ stage_serve() {
   wait_ready token2wav_service "$TRITON_HTTP_PORT" /v2/health/ready
   start_service gateway "$PYTHON" -m gateway --port "$GATEWAY_PORT" \
     --llm-url "http://127.0.0.1:$LLM_PORT" --llm-backend "$LLM_BACKEND" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT" \
-    --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices"
+    --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices" --grpc-port "$GATEWAY_GRPC_PORT"
   wait_ready gateway "$GATEWAY_PORT" /readyz
   log "LLM service http://127.0.0.1:$LLM_PORT"
   log "Triton      gRPC 127.0.0.1:$TRITON_GRPC_PORT, HTTP $TRITON_HTTP_PORT, metrics $TRITON_METRICS_PORT"
-  log "gateway     http://127.0.0.1:$GATEWAY_PORT/v1/audio/speech"
+  log "gateway     http://127.0.0.1:$GATEWAY_PORT/v1/audio/speech, gRPC 127.0.0.1:$GATEWAY_GRPC_PORT"
 }
 
 stage_streaming_benchmark() {

@@ -4,7 +4,7 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly PARTS=(engine precision end_to_end figures)
+readonly PARTS=(engine precision end_to_end offline figures)
 readonly UNFINISHED=3
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
@@ -12,6 +12,8 @@ NAME=${NAME:-gpu}
 WORK=${WORK:-${TMPDIR:-/tmp}/cosydit-gpu}
 LLM_BACKEND=${LLM_BACKEND:-vllm}
 LIMIT_S=${LIMIT_S:-330}
+OFFLINE_BATCH_SIZE=${OFFLINE_BATCH_SIZE:-256}
+OFFLINE_TOKEN2WAV_BATCH_SIZE=${OFFLINE_TOKEN2WAV_BATCH_SIZE:-64}
 READY_TIMEOUT_S=180
 if command -v nvidia-cuda-mps-control > /dev/null; then MPS=${MPS:-on}; else MPS=off; fi
 # vLLM's newer runner samples on the GPU, seeds and penalties included.
@@ -23,10 +25,11 @@ usage() {
   cat <<USAGE
 Usage: benchmarks/gpu.sh [PART ...]      parts: ${PARTS[*]} (default: all, in this order)
 
-Each part takes at most 9 minutes on an H200, writes OUT/NAME_*, and is skipped if its result is there; end_to_end goes on
-where it was stopped. Environment: NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch,
-4 GB), LLM_BACKEND (vllm or trtllm, on PATH), LIMIT_S (of an end_to_end part), MPS (on or off; on where there is
-nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT (where there is no git).
+Each part takes at most 9 minutes on an H200, writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is skipped if its
+result is there; end_to_end goes on where it was stopped. Environment: NAME (default gpu), OUT (benchmarks/results),
+PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or trtllm, on PATH), LIMIT_S (of an end_to_end part),
+OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on
+where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT (where there is no git).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
 USAGE
 }
@@ -39,7 +42,7 @@ main() {
   trap stop_services EXIT
   for part in "${@:-${PARTS[@]}}"; do
     case $part in
-      engine | precision | end_to_end | figures) "part_$part" ;;
+      engine | precision | end_to_end | offline | figures) "part_$part" ;;
       *) usage >&2; return 2 ;;
     esac
   done
@@ -75,6 +78,25 @@ part_end_to_end() {
   return "$status"
 }
 
+# 512 utterances of about 8 s in 64 voices, both services on one GPU, 256 requests in the LLM.
+part_offline() {
+  local options checkpoint=$WORK/checkpoint
+  is_done "$OUT/offline_$NAME.json" && return
+  mapfile -t options < <(commit_option)
+  make_checkpoint "$checkpoint"
+  "$PYTHON" -m benchmarks.offline_input --llm-model-name-or-path "$checkpoint/llm" --voices-dir "$checkpoint/voices" \
+    --rows 512 --voices 64 --seconds 8 --out "$WORK/offline.jsonl"
+  rm -rf "$WORK/offline"
+  start_mps
+  "$PYTHON" -m benchmarks.offline_batch --jsonl-path "$WORK/offline.jsonl" --output-dir "$WORK/offline" \
+    --backend "$LLM_BACKEND" --llm-model-name-or-path "$checkpoint/llm" --batch-size "$OFFLINE_BATCH_SIZE" \
+    --kv-cache-free-gpu-memory-fraction 0.35 --llm-set max_seq_len=2048 \
+    --token2wav-path "$checkpoint/token2wav" --token2wav-batch-size "$OFFLINE_TOKEN2WAV_BATCH_SIZE" \
+    --token2wav-set device=cuda --token2wav-set dtype=float16 --token2wav-set voice_cache_bytes=20000000000 \
+    --warm-up 64 --figures "$OUT/offline_$NAME.json" --setting "$(offline_setting)" "${options[@]}"
+  stop_mps
+}
+
 part_figures() {
   "$PYTHON" -m benchmarks.figures --engine "$OUT/${NAME}_engine.json" --end-to-end "$OUT/${NAME}_end_to_end" \
     --out "$OUT/$NAME.json" --plot "$OUT/$NAME.png"
@@ -85,6 +107,14 @@ setting() {
 {"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch 64", "token2wav": "float16, 10 ODE steps, batch 64",
  "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": 1, "mps": "$MPS",
  "vllm_v2_model_runner": "$VLLM_USE_V2_MODEL_RUNNER"}
+JSON
+}
+
+offline_setting() {
+  cat <<JSON
+{"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch $OFFLINE_BATCH_SIZE",
+ "token2wav": "float16, 10 ODE steps, batch $OFFLINE_TOKEN2WAV_BATCH_SIZE", "audio_s": "6.4 to 9.6", "prompt_s": 5,
+ "gpus": 1, "mps": "$MPS", "vllm_v2_model_runner": "$VLLM_USE_V2_MODEL_RUNNER"}
 JSON
 }
 
@@ -105,9 +135,7 @@ stop_mps() {
 start_services() {
   local checkpoint=$WORK/checkpoint
   start_mps
-  if [[ ! -d $checkpoint ]]; then
-    "$PYTHON" -m cosydit.cli.main checkpoint make-random "$checkpoint" --size official --numbered-voices 90
-  fi
+  make_checkpoint "$checkpoint"
   setsid "$PYTHON" -m cosydit.cli.main serve --checkpoint "$checkpoint" --work-dir "$WORK" \
     --set BLS_INSTANCE_NUM=1 --set device=cuda --set dtype=float16 --set TRITON_MAX_BATCH_SIZE=64 \
     --set max_streams=400 --set voice_cache_bytes=20000000000 \
@@ -116,6 +144,11 @@ start_services() {
     > "$WORK/serve.log" 2>&1 < /dev/null &
   SERVER_PID=$!
   wait_for_services
+}
+
+make_checkpoint() {
+  if [[ -d $1 ]]; then return; fi
+  "$PYTHON" -m cosydit.cli.main checkpoint make-random "$1" --size official --numbered-voices 90
 }
 
 llm_options() {

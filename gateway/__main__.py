@@ -1,4 +1,4 @@
-"""`python -m gateway`: serve the HTTP door until stopped."""
+"""`python -m gateway`: serve the HTTP door and the gRPC door until stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from functools import partial
 
 import uvicorn
 
-from gateway.app import build_app, open_gateway
+from cosydit.clock import SystemClock
+from gateway.access.caller import CallerFilter
+from gateway.access.http_middleware import guarded
+from gateway.access.server_options import http_rules, uvicorn_options
+from gateway.access.settings import open_access
+from gateway.app import build_app, open_with_grpc
 from gateway.config import parse_args
 from gateway.errors import ConfigError
 
@@ -20,22 +25,26 @@ KEEP_ALIVE_S = 75
 
 def main() -> int:
     """Read the settings and serve; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s caller=%(caller)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(CallerFilter())
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     try:
         config = parse_args()
+        access = open_access(config.access, SystemClock())
     except ConfigError as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
-    app = build_app(partial(open_gateway, config), config.max_body_bytes)
+    app = build_app(partial(open_with_grpc, config, access), config.max_body_bytes)
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
+            guarded(app, access, http_rules(config.access)),
             host=config.host,
             port=config.port,
             log_config=None,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
+            **uvicorn_options(config.access),
         )
     )
     server.run()

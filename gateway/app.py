@@ -7,18 +7,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from cosydit.clock import Clock, SystemClock
+from gateway.access.access import Access
+from gateway.access.caller import caller_of
+from gateway.access.metered_pipeline import MeteredPipeline
+from gateway.access.settings import open_access
+from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
-from gateway.dialects import voices_http
-from gateway.dialects.openai_http import SpeechEndpoint, error_response
+from gateway.dialects import (
+    elevenlabs_http,
+    elevenlabs_ws,
+    openai_http,
+    openai_models,
+    speech_ws,
+    voices_http,
+    web_page,
+)
+from gateway.dialects.openai_errors import error_response, shape_other_errors
+from gateway.dialects.openai_request import default_format
+from gateway.dialects.openai_speech import OpenAIHost
+from gateway.dialects.socket_host import SocketHost
 from gateway.errors import ConfigError, NotReadyError
+from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.llm_client import SpeechLMClient
 from gateway.llm_wire import LLMWire
 from gateway.pipeline import PipelineSettings, SpeechPipeline
@@ -37,21 +54,32 @@ class Gateway:
     pipeline: SpeechPipeline
     readiness: Readiness
     voices: VoiceRegistry
+    executor: Executor
+    """Threads for codecs that take time."""
+    openai: OpenAIHost
 
 
 GatewayFactory = Callable[[], AbstractAsyncContextManager[Gateway]]
 
 
 @asynccontextmanager
-async def open_gateway(config: GatewayConfig, clock: Clock | None = None) -> AsyncIterator[Gateway]:
+async def open_gateway(
+    config: GatewayConfig, clock: Clock | None = None, access: Access | None = None
+) -> AsyncIterator[Gateway]:
     """Make clients and pipeline inside the running event loop, and close them on leaving.
+
+    Args:
+        config: of everything.
+        clock: the system's by default.
+        access: holds callers to their limits, the one that guards the doors; by default one of its own.
 
     Raises:
         ConfigError: a directory or value that can't work.
     """
     clock = clock or SystemClock()
+    encoder = load_text_encoder(config.tokenizer_dir)
     wire = LLMWire(
-        load_text_encoder(config.tokenizer_dir),
+        encoder,
         config.llm_backend,
         config.llm_prompt_form,
         LengthLimits(max_speech_tokens=config.llm_max_speech_tokens),
@@ -62,12 +90,35 @@ async def open_gateway(config: GatewayConfig, clock: Clock | None = None) -> Asy
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     settings = PipelineSettings(config.chunks.policy(), config.max_text_characters)
-    pipeline = SpeechPipeline(llm, token2wav, voices, settings, clock, load_text_front_end())
+    access = access or open_access(config.access, clock)
+    pipeline = MeteredPipeline(access, llm, token2wav, voices, settings, clock, load_text_front_end())
+    readiness = Readiness(pipeline, llm, token2wav, config.warm_up_voice)
     try:
-        yield Gateway(pipeline, Readiness(pipeline, llm, token2wav, config.warm_up_voice), voices)
+        with ThreadPoolExecutor(thread_name_prefix="codec") as executor:
+            openai = OpenAIHost(pipeline, executor, encoder.encode, default_format(load_codecs()))
+            yield Gateway(pipeline, readiness, voices, executor, openai)
     finally:
         await llm.close()
         await token2wav.close()
+
+
+@asynccontextmanager
+async def open_with_grpc(config: GatewayConfig, access: Access) -> AsyncIterator[Gateway]:
+    """Make the gateway and open its gRPC door, if it is to have one.
+
+    Args:
+        config: of everything.
+        access: guards both doors.
+
+    Raises:
+        ConfigError: a directory, port or value that can't work.
+    """
+    clock = SystemClock()
+    async with open_gateway(config, clock, access) as gateway, AsyncExitStack() as doors:
+        if config.grpc_port is not None:
+            parts = GrpcParts(gateway.pipeline, gateway.voices, gateway.readiness, clock, gateway.executor, access)
+            await doors.enter_async_context(serving_grpc(parts, _grpc_settings(config, config.grpc_port)))
+        yield gateway
 
 
 def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
@@ -90,10 +141,14 @@ def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
                 await asyncio.gather(warm_up, return_exceptions=True)
 
     app = FastAPI(title="cosydit gateway", lifespan=lifespan)
+    shape_other_errors(app)
 
     def gateway() -> Gateway:
         parts: Gateway = app.state.gateway
         return parts
+
+    def sockets() -> SocketHost:
+        return SocketHost(gateway().pipeline, gateway().voices, SystemClock(), gateway().executor)
 
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
@@ -107,7 +162,23 @@ def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
 
     app.add_api_route("/healthz", healthz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
-    app.router.routes.extend(voices_http.routes(lambda: gateway().voices))
-    speech = SpeechEndpoint(lambda: gateway().pipeline, max_body_bytes)
-    app.router.routes.append(Route("/v1/audio/speech", speech, methods=["POST"]))
+    app.router.routes.extend(voices_http.routes(lambda: gateway().voices, caller_of))
+    app.router.routes.extend(openai_http.routes(lambda: gateway().openai, max_body_bytes))
+    app.router.routes.extend(openai_models.routes())
+    app.router.routes.extend(elevenlabs_ws.routes(sockets))
+    app.router.routes.extend(elevenlabs_http.routes(sockets, max_body_bytes))
+    app.router.routes.extend(speech_ws.routes(sockets))
+    app.router.routes.extend(web_page.routes(lambda: gateway().voices))
     return app
+
+
+def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:
+    wire = config.access.wire
+    return GrpcSettings(
+        host=config.host,
+        port=port,
+        run_ahead_s=config.run_ahead_s,
+        max_message_bytes=wire.max_grpc_message_bytes,
+        tls=config.access.tls,
+        max_calls=wire.max_connections,
+    )

@@ -69,7 +69,14 @@ class _Meter:
 
 
 def speak_over_http(
-    url: str, text: str, voice: str, on_audio: OnAudio, clock: Clock, timeout_s: float, seed: int | None = None
+    url: str,
+    text: str,
+    voice: str,
+    on_audio: OnAudio,
+    clock: Clock,
+    timeout_s: float,
+    seed: int | None = None,
+    api_key: str | None = None,
 ) -> SpeechTiming:
     """Speak `text` through POST /v1/audio/speech.
 
@@ -83,11 +90,12 @@ def speak_over_http(
     body: dict[str, Any] = {"model": "cosydit", "input": text, "voice": voice, "response_format": "pcm"}
     if seed is not None:
         body["seed"] = seed
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     meter = _Meter(clock, on_audio)
     try:
         with (
             httpx.Client(timeout=timeout_s, trust_env=False) as http,
-            http.stream("POST", f"{url.rstrip('/')}/v1/audio/speech", json=body) as response,
+            http.stream("POST", f"{url.rstrip('/')}/v1/audio/speech", json=body, headers=headers) as response,
         ):
             _check_http(response)
             _hear_samples(response, meter)

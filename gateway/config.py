@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gateway.access.settings import AccessSettings, access_settings, add_access_options
 from gateway.chunking import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
 from gateway.errors import ConfigError
+from gateway.grpc_server import DEFAULT_GRPC_PORT
 from gateway.llm_client import LLMDeadlines
 from gateway.llm_wire import LLMBackend, PromptForm
+from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.token2wav_client import Token2WavDeadlines
 from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
@@ -32,6 +37,10 @@ class GatewayConfig:
     """<name>.wav and <name>.txt for each voice."""
     host: str = "127.0.0.1"
     port: int = 8080
+    grpc_port: int | None = DEFAULT_GRPC_PORT
+    """On the same host; None: no gRPC."""
+    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
+    """See `gateway.pacing.Pacer`."""
     llm_url: str = "http://127.0.0.1:8000"
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
     llm_prompt_form: PromptForm = PromptForm.TOKENS
@@ -44,6 +53,7 @@ class GatewayConfig:
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
     chunks: ChunkSettings = field(default_factory=ChunkSettings)
     llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
     token2wav_deadlines: Token2WavDeadlines = field(default_factory=Token2WavDeadlines)
@@ -55,6 +65,9 @@ class GatewayConfig:
         host, colon, port = self.token2wav_url.rpartition(":")
         if not (host and colon and port.isdigit()) or "/" in host:
             raise ConfigError(f"got token2wav URL {self.token2wav_url!r}, expected host:port of Triton's gRPC service")
+        self.access.check_host(self.host)
+        self.access.wire.check_room(self.max_body_bytes, "--max-body-bytes")
+        self.access.wire.check_room(self.voices.limits.max_audio_bytes, "--max-voice-bytes")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
@@ -81,6 +94,8 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         voices_dir=args.voices_dir,
         host=args.host,
         port=args.port,
+        grpc_port=args.grpc_port or None,
+        run_ahead_s=math.inf if args.run_ahead_s == _UNBOUNDED else args.run_ahead_s,
         llm_url=args.llm_url,
         llm_backend=LLMBackend(args.llm_backend),
         llm_prompt_form=PromptForm(args.llm_prompt_form),
@@ -91,6 +106,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         max_text_characters=args.max_text_characters,
         max_body_bytes=args.max_body_bytes,
         voices=voice_settings(args),
+        access=access_settings(args, os.environ),
         chunks=chunks,
         llm_deadlines=llm_deadlines,
         token2wav_deadlines=token2wav_deadlines,
@@ -100,12 +116,15 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
-        description="HTTP door: POST /v1/audio/speech, GET /healthz, GET /readyz.",
+        description="HTTP door: POST /v1/audio/speech, GET /healthz, GET /readyz; and a gRPC door beside it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on")
+    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="port of the gRPC door; 0: none")
+    ahead = "seconds of audio sent before it is played, where callers' interruptions can't be seen; 0 is unbounded"
+    parser.add_argument("--run-ahead-s", type=_duration, default=DEFAULT_RUN_AHEAD_S, help=ahead)
     parser.add_argument("--voices-dir", type=Path, required=True, help="directory of <name>.wav and <name>.txt")
     parser.add_argument("--warm-up-voice", default=DEFAULT_VOICE, help="voice of the warm-up synthesis")
     parser.add_argument(
@@ -115,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )
     add_voice_options(parser)
+    add_access_options(parser)
     _add_llm_options(parser)
     _add_token2wav_options(parser)
     return parser
@@ -165,6 +185,13 @@ def _positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
+    return value
+
+
+def _duration(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
     return value
 
 

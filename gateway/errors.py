@@ -2,6 +2,12 @@
 
 GatewayError
  +- ConfigError                    settings that can't work (start-up only)
+ +- AccessError                    this caller may not
+ |   +- UnauthenticatedError       no API key, or none that is known
+ |   +- ForeignOriginError         a web page of another site asks
+ |   +- LimitError                 not now
+ |       +- StreamLimitError       as many streams as the caller may have are open
+ |       +- AudioLimitError        the caller's seconds of audio are used up
  +- NotReadyError                  no warm-up synthesis has succeeded yet, or a service stopped answering
  +- InvalidRequestError            the caller's mistake; repeating it can't help
  |   +- InvalidTextError           empty, not UTF-8
@@ -54,6 +60,35 @@ class GatewayError(Exception):
 
 class ConfigError(GatewayError):
     """The gateway can't start with these settings."""
+
+
+class AccessError(GatewayError):
+    """This caller may not."""
+
+
+class UnauthenticatedError(AccessError):
+    """No API key came, or none that is known."""
+
+
+class ForeignOriginError(AccessError):
+    """A web page of another site asks, which its visitor may not know of."""
+
+
+class LimitError(AccessError):
+    """This caller may not now."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        """Keep how long the caller should wait."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StreamLimitError(LimitError):
+    """As many streams as the caller may have are open."""
+
+
+class AudioLimitError(LimitError):
+    """The caller's seconds of audio are used up."""
 
 
 class NotReadyError(GatewayError):
@@ -217,6 +252,12 @@ HTTP_SERVER_ERROR = 500
 _WIRE: dict[type[GatewayError], WireStatus] = {
     GatewayError: WireStatus("internal_error", 500, "INTERNAL", ErrorCode.INTERNAL),
     ConfigError: WireStatus("config_error", 500, "INTERNAL", ErrorCode.INTERNAL),
+    AccessError: WireStatus("permission_denied", 403, "PERMISSION_DENIED", ErrorCode.INVALID_REQUEST),
+    UnauthenticatedError: WireStatus("invalid_api_key", 401, "UNAUTHENTICATED", ErrorCode.INVALID_REQUEST),
+    ForeignOriginError: WireStatus("foreign_origin", 403, "PERMISSION_DENIED", ErrorCode.INVALID_REQUEST),
+    LimitError: WireStatus("limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
+    StreamLimitError: WireStatus("stream_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
+    AudioLimitError: WireStatus("audio_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     NotReadyError: WireStatus("not_ready", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     InvalidRequestError: WireStatus("invalid_request", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     InvalidTextError: WireStatus("invalid_text", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),

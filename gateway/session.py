@@ -21,6 +21,7 @@ from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.pipeline import Segments, SpeechPipeline
 from gateway.speech import SpeechRequest, SpeechResult, check_text
 from gateway.text import LIVE_TEXT, Segment, SpokenSegment
+from gateway.text.splitter import SplitSettings
 from gateway.text_clock import CharacterTime, TextClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
@@ -54,6 +55,7 @@ class SpeechSession:
         request: SpeechRequest,
         pause_s: float = DEFAULT_PAUSE_S,
         max_unspoken_characters: int = DEFAULT_MAX_UNSPOKEN_CHARACTERS,
+        split: SplitSettings = LIVE_TEXT,
     ) -> None:
         """Begin without text.
 
@@ -62,12 +64,13 @@ class SpeechSession:
             request: how to speak; its text is not looked at.
             pause_s: see `DEFAULT_PAUSE_S`.
             max_unspoken_characters: text accepted and not spoken yet, at most.
+            split: `WHOLE_TEXT` where pieces are whole sentences and each is followed by `cut`.
         """
         self._pipeline = pipeline
         self._request = request
         self._pause_s = pause_s
         self._max_unspoken = max_unspoken_characters
-        self._text = pipeline.front_end.open(request.text_options, LIVE_TEXT)
+        self._text = pipeline.front_end.open(request.text_options, split)
         self._items: asyncio.Queue[Segment | _Mark] = asyncio.Queue()
         self._written = self._taken = 0
         self._has_ended = False
@@ -102,6 +105,15 @@ class SpeechSession:
             raise TextTooLongError(f"{got}; send text no faster than it is spoken", param="text")
         self._written += len(piece)
         self._put(self._text.push(piece))
+
+    def cut(self) -> None:
+        """Have all text so far spoken without waiting for what follows; the turn goes on.
+
+        Raises:
+            InvalidTextError: it comes after the end.
+        """
+        self._check_open()
+        self._put(self._text.flush())
 
     def flush(self) -> None:
         """Have all text so far spoken to its end; what is written later begins anew.

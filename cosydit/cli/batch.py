@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import offline_batch
+from benchmarks.lib.batch.options import add_options
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("batch", help="speak a whole list of texts into files; resumes where it stopped")
-    offline_batch.add_options(parser)
+    add_options(parser)
     parser.set_defaults(run=run)
 
 

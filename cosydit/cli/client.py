@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gateway.core import FloatArray
 
 DEFAULT_TIMEOUT_S = 120.0
+API_KEY_VARIABLE = "COSYDIT_API_KEY"
+"""Environment, as a key on the command line would show in the list of processes."""
 _PCM16_BYTES = 2
 
 
@@ -26,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser("client", help="speak one text through a running gateway or Triton")
     doors = parser.add_subparsers(dest="door", required=True, metavar="DOOR")
-    http = doors.add_parser("http", help="the gateway's POST /v1/audio/speech")
+    http = doors.add_parser("http", help=f"the gateway's POST /v1/audio/speech; {API_KEY_VARIABLE} may hold its key")
     http.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway")
     http.add_argument("--voice", default="default", help="name of a voice the gateway knows")
     http.add_argument("--seed", type=int, default=None, help="makes the speech repeatable")
@@ -64,7 +66,16 @@ def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
     from gateway.client import speak_over_http
 
     def speak(on_audio: OnAudio) -> SpeechTiming:
-        return speak_over_http(args.url, args.text, args.voice, on_audio, SystemClock(), args.timeout_s, args.seed)
+        return speak_over_http(
+            args.url,
+            args.text,
+            args.voice,
+            on_audio,
+            SystemClock(),
+            args.timeout_s,
+            args.seed,
+            os.environ.get(API_KEY_VARIABLE),
+        )
 
     return speak
 

@@ -15,6 +15,7 @@ _PORT_OPTIONS = (
     ("--triton-grpc-port", "triton_grpc", 8001),
     ("--triton-metrics-port", "triton_metrics", 8002),
     ("--gateway-port", "gateway", 8080),
+    ("--gateway-grpc-port", "gateway_grpc", 50051),
 )
 _NAME_WIDTH = 18
 

@@ -21,6 +21,7 @@ SUBCOMMANDS = (
     "download",
     "export",
     "import_voices",
+    "keys",
     "doctor",
 )
 

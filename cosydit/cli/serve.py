@@ -27,6 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_stack_options(parser)
     parser.add_argument("--gateway-port", type=int, default=8080, help="gateway, HTTP (default %(default)s)")
     parser.add_argument(
+        "--gateway-grpc-port", type=int, default=50051, help="gateway, gRPC; 0: none (default %(default)s)"
+    )
+    parser.add_argument(
         "--llm-backend",
         choices=("embedded", "vllm", "trtllm"),
         default="embedded",
@@ -59,7 +62,12 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         options = dataclasses.replace(
-            stack_options(args, bls_instances=None, gateway_port=args.gateway_port),
+            stack_options(
+                args,
+                bls_instances=None,
+                gateway_port=args.gateway_port,
+                gateway_grpc_port=args.gateway_grpc_port,
+            ),
             llm_backend=args.llm_backend,
             llm_options=args.llm_options,
             gateway_options=args.gateway_options,

@@ -30,7 +30,9 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def stack_options(args: argparse.Namespace, *, bls_instances: int | None, gateway_port: int = 8080) -> StackOptions:
+def stack_options(
+    args: argparse.Namespace, *, bls_instances: int | None, gateway_port: int = 8080, gateway_grpc_port: int = 50051
+) -> StackOptions:
     """Read the options; makes the small random checkpoint when none is named.
 
     Args:
@@ -51,7 +53,12 @@ def stack_options(args: argparse.Namespace, *, bls_instances: int | None, gatewa
         checkpoint=resolve_checkpoint(args.checkpoint, work_dir),
         work_dir=work_dir,
         ports=Ports(
-            args.llm_port, args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port, gateway_port
+            args.llm_port,
+            args.triton_http_port,
+            args.triton_grpc_port,
+            args.triton_metrics_port,
+            gateway_port,
+            gateway_grpc_port,
         ),
         settings=settings,
     )

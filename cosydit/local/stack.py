@@ -30,6 +30,8 @@ class Ports:
     triton_grpc: int = 8001
     triton_metrics: int = 8002
     gateway: int = 8080
+    gateway_grpc: int = 50051
+    """0: none."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class LocalStack:
     def _check_ports(self) -> None:
         ports = dataclasses.asdict(self.options.ports)
         if len(self.services) == NUM_SERVICES_WITHOUT_GATEWAY:
-            del ports["gateway"]
+            del ports["gateway"], ports["gateway_grpc"]
         busy = busy_ports(ports.values())
         if busy:
             names = [f"{name} {port}" for name, port in ports.items() if port in busy]
@@ -168,6 +170,7 @@ def gateway_spec(options: StackOptions) -> ServiceSpec:
     """Return how the gateway is started in front of the two services."""
     checkpoint = options.checkpoint
     command = [sys.executable, "-m", "gateway", "--port", str(options.ports.gateway)]
+    command += ["--grpc-port", str(options.ports.gateway_grpc)]
     command += ["--llm-url", options.llm_url, "--token2wav-url", options.token2wav_url]
     command += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
     command += ["--llm-backend", options.llm_backend, *options.gateway_options]

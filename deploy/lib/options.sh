@@ -31,6 +31,7 @@ Services that a stage starts run until you stop the script when theirs is the la
   --triton-grpc-port N       8001                                                  (TRITON_GRPC_PORT)
   --triton-metrics-port N    8002                                                  (TRITON_METRICS_PORT)
   --gateway-port N           8080                                                  (GATEWAY_PORT)
+  --gateway-grpc-port N      50051                                                 (GATEWAY_GRPC_PORT)
   --token2wav-servers N      stage 7: how many, default 2; server i = 0..N-1 listens on    (TOKEN2WAV_SERVERS)
                              HTTP 17000+i, gRPC 18000+i, metrics 16000+i  (DISAGGREGATED_{HTTP,GRPC,METRICS}_PORT)
   --manifest FILE            stages 4, 5, 8: lines of utt|prompt_text|prompt_wav|text; default bundled sentences
@@ -82,6 +83,7 @@ set_option() {
     --triton-grpc-port) TRITON_GRPC_PORT=$2 ;;
     --triton-metrics-port) TRITON_METRICS_PORT=$2 ;;
     --gateway-port) GATEWAY_PORT=$2 ;;
+    --gateway-grpc-port) GATEWAY_GRPC_PORT=$2 ;;
     --token2wav-servers) TOKEN2WAV_SERVERS=$2 ;;
     --num-tasks) NUM_TASKS=$2 ;;
     --batch-size) BATCH_SIZE=$2 ;;
@@ -121,9 +123,9 @@ check_settings() {
 
 check_numbers() {
   local name
-  for name in LLM_PORT TRITON_HTTP_PORT TRITON_GRPC_PORT TRITON_METRICS_PORT GATEWAY_PORT TOKEN2WAV_SERVERS NUM_TASKS \
-    BATCH_SIZE TOKEN2WAV_BATCH_SIZE READY_TIMEOUT_S DISAGGREGATED_HTTP_PORT DISAGGREGATED_GRPC_PORT \
-    DISAGGREGATED_METRICS_PORT; do
+  for name in LLM_PORT TRITON_HTTP_PORT TRITON_GRPC_PORT TRITON_METRICS_PORT GATEWAY_PORT GATEWAY_GRPC_PORT \
+    TOKEN2WAV_SERVERS NUM_TASKS BATCH_SIZE TOKEN2WAV_BATCH_SIZE READY_TIMEOUT_S \
+    DISAGGREGATED_HTTP_PORT DISAGGREGATED_GRPC_PORT DISAGGREGATED_METRICS_PORT; do
     if [[ ! ${!name} =~ ^[1-9][0-9]{0,4}$ ]]; then fail_usage "$name is '${!name}', expected a number from 1 to 99999"; fi
   done
 }

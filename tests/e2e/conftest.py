@@ -58,7 +58,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) -> StackOptions:
-    return StackOptions(checkpoint, work_dir, Ports(*free_ports(5)), {"BLS_INSTANCE_NUM": "2", **settings})
+    return StackOptions(checkpoint, work_dir, Ports(*free_ports(6)), {"BLS_INSTANCE_NUM": "2", **settings})
 
 
 @pytest.fixture(scope="session")

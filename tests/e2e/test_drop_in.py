@@ -72,7 +72,7 @@ def test_decoupled_mode_false_answers_plain_http_with_one_waveform(
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [pytest.param(" ", "INVALID_REQUEST", id="empty"), pytest.param("x" * 100_000, "INVALID_REQUEST", id="100 kB")],
+    [pytest.param(" ", "INVALID_REQUEST", id="empty"), pytest.param("x" * 100_001, "INVALID_REQUEST", id="100 kB")],
 )
 def test_bad_text_is_a_typed_error_with_the_final_flag(idle_after: RunningStack, text: str, code: str) -> None:
     done = subprocess.run(_command(idle_after, text), capture_output=True, text=True, timeout=120)

@@ -165,7 +165,7 @@ def silent() -> list[Any]:
         pytest.param(original_inputs(samples=voice_samples(0.02)), "INVALID_PROMPT", id="prompt of 20 ms"),
         pytest.param(original_inputs(samples=voice_samples(30)), "INVALID_PROMPT", id="prompt of 30 s"),
         pytest.param(original_inputs(""), "INVALID_REQUEST", id="empty text"),
-        pytest.param(original_inputs("a" * 100_000), "INVALID_REQUEST", id="100 kB of text"),
+        pytest.param(original_inputs("a" * 100_001), "INVALID_REQUEST", id="100 kB of text"),
         pytest.param(
             [infer_input("target_text", np.array([[b"\xff\xfe"]], np.object_))], "INVALID_REQUEST", id="not UTF-8"
         ),

@@ -1,0 +1,194 @@
+"""One context of an ElevenLabs socket: text comes in, audio messages go out, and one final message, always.
+
+    OPEN ── end ──► ENDING ── all is spoken ──► FINISHED        ends with the final message
+      └── cancel ─────┴──────────────────────► CANCELLED        so does this, at once
+
+A context owns its session, its encoder and the task that speaks. Knows nothing of other contexts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from cosydit.clock import Clock
+from gateway.delivery import Delivery
+from gateway.dialects.elevenlabs_audio import AlignmentWriter, AudioWriter, Send
+from gateway.dialects.elevenlabs_text import TextFeed
+from gateway.dialects.elevenlabs_wire import ClientMessage, error_message, final_message
+from gateway.dialects.interruptible import Interruptible
+from gateway.dialects.json_socket import SocketClosedError
+from gateway.errors import GatewayError
+from gateway.session import SpeechSession
+from gateway.turn_encoder import TurnEncoder
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+logger = logging.getLogger(__name__)
+
+
+class ContextState(Enum):
+    """How far a context has come."""
+
+    OPEN = "open"
+    ENDING = "ending"
+    """No more text will come; the rest is being spoken."""
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class ContextParts:
+    """What a context is made of."""
+
+    name: str
+    """For logs."""
+    session: SpeechSession
+    feed: TextFeed
+    encoder: TurnEncoder
+    alignment: AlignmentWriter
+    delivery: Delivery
+    clock: Clock
+
+
+class SpeakingContext:
+    """Speaks one growing text to one client; whoever calls `start` calls `stop` in the end, whatever happened."""
+
+    def __init__(self, context_id: str | None, parts: ContextParts, send: Send) -> None:
+        """Begin without text.
+
+        Args:
+            context_id: put in every message; None on a socket that has but one context.
+            parts: taken over.
+            send: waits until the client has room, and raises SocketClosedError.
+        """
+        self.id = context_id
+        self._parts = parts
+        self._send = send
+        self._writer = AudioWriter(parts.encoder, parts.alignment, send, context_id)
+        self._state = ContextState.OPEN
+        self._was_flushed = False
+        self._speech: Interruptible | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.failure: GatewayError | None = None
+        """What ended it, if something went wrong."""
+        self.last_active_s = parts.clock.now()
+        """When it last took text or sent audio."""
+
+    @property
+    def state(self) -> ContextState:
+        """How far it has come."""
+        return self._state
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """How far the speech got: the account for a caller who broke in."""
+        return {
+            "isCancelled": self._state is ContextState.CANCELLED,
+            "samplesGenerated": self._parts.delivery.generated_samples,
+            "samplesSent": self._writer.samples_sent,
+            "sampleRate": SAMPLE_RATE_HZ,
+            "charactersSent": self._parts.feed.position_in_text(self._writer.position_sent),
+        }
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether something went wrong after audio had been sent, which a client may take for all of it."""
+        return self.failure is not None and self._writer.samples_sent > 0
+
+    def start(self, on_over: Callable[[SpeakingContext], Awaitable[None]]) -> None:
+        """Begin to speak; `on_over` is awaited after the final message, unless `stop` came before."""
+        self._speech = Interruptible(self._speak(), f"speak-{self._parts.name}")
+        self._task = asyncio.create_task(self._run(self._speech, on_over), name=f"context-{self._parts.name}")
+        self._task.add_done_callback(lambda _: self._parts.encoder.close())
+
+    def take(self, message: ClientMessage) -> None:
+        """Take text or a flush, while it is open.
+
+        Raises:
+            InvalidRequestError: the text can't be taken.
+        """
+        self.last_active_s = self._parts.clock.now()
+        self._parts.feed.push(message)
+        self._was_flushed = message.is_flush_only or (self._was_flushed and not message.has_speech)
+
+    def close(self) -> None:
+        """Obey `close_context`: right after a bare flush it says that the text is complete, otherwise it cancels.
+
+        Raises:
+            InvalidRequestError: see `end`.
+        """
+        if self._state is ContextState.OPEN and self._was_flushed:
+            self.end()
+        else:
+            self.cancel()
+
+    def end(self) -> None:
+        """Take no more text and speak the rest.
+
+        Raises:
+            InvalidRequestError: what was buffered can't be spoken.
+        """
+        if self._state is ContextState.OPEN:
+            self._state = ContextState.ENDING
+            self._parts.feed.end()
+
+    def cancel(self) -> None:
+        """Stop both services now; the final message still comes."""
+        if self._speech is not None and self._state in (ContextState.OPEN, ContextState.ENDING):
+            self._state = ContextState.CANCELLED
+            self._speech.interrupt()
+
+    def fail(self, error: GatewayError) -> None:
+        """Cancel it, with the error before the final message."""
+        self.failure = error
+        self.cancel()
+
+    async def settle(self) -> None:
+        """Wait until it is over."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def stop(self) -> None:
+        """Free everything, and send nothing more."""
+        if self._speech is not None and self._task is not None:
+            self._speech.abandon()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, speech: Interruptible, on_over: Callable[[SpeakingContext], Awaitable[None]]) -> None:
+        try:
+            await self._until_over(speech)
+            if self._state is not ContextState.CANCELLED:
+                self._state = ContextState.FINISHED
+            if self.failure is not None:
+                await self._send(error_message(self.failure, self.id))
+            await self._send(final_message(self.progress, self.id))
+            await on_over(self)
+        except SocketClosedError:
+            logger.info("%s: the client left", self._parts.name)
+
+    async def _until_over(self, speech: Interruptible) -> None:
+        """Wait for the speech to end, be cancelled or fail."""
+        try:
+            await speech.wait()
+        except GatewayError as error:
+            logger.warning("%s failed: %s: %s", self._parts.name, error.code, error)
+            self.failure = error
+        except SocketClosedError:
+            raise
+        except Exception:
+            logger.exception("%s failed", self._parts.name)
+            self.failure = GatewayError("the server failed; its log says why")
+
+    async def _speak(self) -> None:
+        frames = self._parts.delivery.frames(self._parts.session.audio())
+        async with self._parts.encoder, aclosing(frames):
+            async for frame in frames:
+                await self._writer.write(frame)
+                self.last_active_s = self._parts.clock.now()
+            await self._writer.finish()

@@ -1,0 +1,143 @@
+"""ElevenLabs' HTTP routes: whole texts in, audio out as it is made, and the list of voices.
+
+Parses and refuses; everything else is the pipeline's. Audio is not paced here: a client that turns away hangs up.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.dialects.elevenlabs_speech import SpeechOrder, timestamped_speech, whole_speech
+from gateway.dialects.elevenlabs_wire import VoiceSettings, error_response, parse_speech_options, speed_of
+from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.streamed_answer import StreamedAnswer
+from gateway.errors import GatewayError, TextTooLongError
+from gateway.speech import SpeechRequest, decode_text
+from gateway.voices import NamedVoice
+
+PATH = "/v1/text-to-speech/{voice}"
+_JSON_LINES = "application/json"
+_UNPROCESSABLE = 422
+_CLIENT_LEFT = 400
+
+
+class SpeechBody(BaseModel):
+    """The body of a request; what else clients send has no meaning here."""
+
+    text: str
+    language_code: str | None = None
+    apply_text_normalization: str | None = None
+    seed: int | None = None
+    voice_settings: VoiceSettings | None = None
+
+
+Make = Callable[[SocketHost, SpeechOrder], AsyncGenerator[bytes]]
+
+
+def routes(host: Callable[[], SocketHost], max_body_bytes: int) -> list[BaseRoute]:
+    """Return the routes, ready to be added to an application.
+
+    Args:
+        host: where to find what to speak with, once the application has started.
+        max_body_bytes: largest request body accepted.
+    """
+
+    def speaking(make: Make, media_type: str | None = None) -> ASGIApp:
+        return SpeechEndpoint(host, max_body_bytes, make, media_type)
+
+    async def voices(request: Request) -> Response:
+        return JSONResponse({"voices": _voices(host(), "")})
+
+    async def search(request: Request) -> Response:
+        found = _voices(host(), request.query_params.get("search", ""))
+        return JSONResponse({"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None})
+
+    return [
+        Route(PATH, speaking(whole_speech), methods=["POST"]),
+        Route(f"{PATH}/stream", speaking(whole_speech), methods=["POST"]),
+        Route(f"{PATH}/stream/with-timestamps", speaking(timestamped_speech, _JSON_LINES), methods=["POST"]),
+        Route("/v1/voices", voices, methods=["GET"]),
+        Route("/v2/voices", search, methods=["GET"]),
+    ]
+
+
+class SpeechEndpoint:
+    """A route that speaks, as an ASGI application."""
+
+    def __init__(self, host: Callable[[], SocketHost], max_body_bytes: int, make: Make, media_type: str | None) -> None:
+        """Keep where to find the parts once the application has started.
+
+        Args:
+            host: the parts.
+            max_body_bytes: largest request body accepted.
+            make: makes the bytes of an answer.
+            media_type: what they are; None: what the request asks for.
+        """
+        self._host = host
+        self._max_body_bytes = max_body_bytes
+        self._make = make
+        self._media_type = media_type
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        try:
+            body = SpeechBody.model_validate_json(decode_text(await _read_body(request, self._max_body_bytes)))
+            answer: ASGIApp = self._answer(request, body)
+        except ClientDisconnect:
+            answer = Response(status_code=_CLIENT_LEFT)
+        except ValidationError as error:
+            answer = _unprocessable(error)
+        except GatewayError as error:
+            answer = error_response(error)
+        await answer(scope, receive, send)
+
+    def _answer(self, request: Request, body: SpeechBody) -> ASGIApp:
+        fields = {**body.model_dump(exclude={"text", "voice_settings"}), **request.query_params}
+        options = parse_speech_options(fields)
+        name = uuid.uuid4().hex
+        speech = SpeechRequest(
+            body.text,
+            request.path_params["voice"],
+            options.seed,
+            text_options=options.text_options,
+            request_id=name,
+        )
+        order = SpeechOrder(speech, options.output, speed_of(body.voice_settings))
+        media_type = self._media_type or order.output.audio_format.media_type
+        headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
+        return StreamedAnswer(self._make(self._host(), order), headers, error_response, name)
+
+
+def _unprocessable(error: ValidationError) -> Response:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    detail = [{"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]} for each in problems]
+    return JSONResponse({"detail": detail}, _UNPROCESSABLE)
+
+
+def _voices(host: SocketHost, wanted: str) -> list[dict[str, Any]]:
+    voices = [host.voices.find(name) for name in host.voices.names]
+    described = [
+        {"voice_id": voice.name, "name": voice.name, "category": "premade"}
+        if isinstance(voice, NamedVoice)
+        else {"voice_id": voice.id, "name": voice.name, "category": "cloned", "description": voice.description}
+        for voice in voices
+    ]
+    return [voice for voice in described if wanted.casefold() in voice["name"].casefold()]
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > max_bytes:
+            raise TextTooLongError(f"the request body passes {max_bytes} bytes; send less text", param="text")
+    return bytes(parts)

@@ -1,0 +1,223 @@
+"""What ElevenLabs' protocols put on the wire: options of the URL, messages in and out, errors. Pure.
+
+Fields that have no meaning here (model, stability of the voice, pronunciation dictionaries, logging, ...) are taken and
+left alone: clients send them on their own.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi.responses import JSONResponse
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
+from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
+from gateway.errors import GatewayError, InvalidRequestError, wire_status
+from gateway.retry import error_headers
+from gateway.speech import MAX_SEED
+from gateway.text import Normalization, TextOptions
+
+NORMAL_SPEED = 1.0
+DEFAULT_INACTIVITY_S = 20.0
+MAX_INACTIVITY_S = 180.0
+_MAX_CONTEXT_ID = 256
+_MAX_SCHEDULE = 64
+_MAX_BUFFERED_CHARACTERS = 500
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_NORMALIZATIONS = {"auto": Normalization.ON, "on": Normalization.ON, "off": Normalization.OFF}
+
+
+@dataclass(frozen=True)
+class SpeechOptions:
+    """How to speak, as an URL or a body says it."""
+
+    output: OutputFormat
+    text_options: TextOptions
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What holds for a socket."""
+
+    speech: SpeechOptions
+    is_auto: bool
+    """Speak every text message at once; otherwise text is buffered."""
+    is_absolute: bool
+    """Times of characters count from the context's start; otherwise from the alignment before.
+
+    LiveKit's client needs the one and asks for it by `sync_alignment`, Pipecat's needs the other.
+    """
+    inactivity_s: float
+
+
+class GenerationConfig(BaseModel):
+    """How much text to wait for."""
+
+    chunk_length_schedule: list[Annotated[float, Field(gt=0, le=_MAX_BUFFERED_CHARACTERS)]] | None = Field(
+        default=None, max_length=_MAX_SCHEDULE
+    )
+    """Characters buffered before the first speech, the second, ...; the last number holds from there on."""
+
+
+class VoiceSettings(BaseModel):
+    """What of the voice can be changed; stability, similarity and style are the recording's own here."""
+
+    speed: float | None = None
+
+
+class ClientMessage(BaseModel):
+    """Any message that a client sends."""
+
+    text: str | None = None
+    context_id: str | None = Field(
+        default=None, max_length=_MAX_CONTEXT_ID, validation_alias=AliasChoices("context_id", "contextId")
+    )
+    flush: bool | None = None
+    try_trigger_generation: bool | None = None
+    close_context: bool | None = None
+    close_socket: bool | None = None
+    generation_config: GenerationConfig | None = None
+    voice_settings: VoiceSettings | None = None
+
+    @property
+    def has_speech(self) -> bool:
+        """Whether it brings text that is more than blank."""
+        return bool(self.text and self.text.strip())
+
+    @property
+    def is_flush_only(self) -> bool:
+        """Whether it flushes and brings nothing to say."""
+        return bool(self.flush) and not self.has_speech
+
+    @property
+    def schedule(self) -> tuple[float, ...]:
+        """Its `chunk_length_schedule`; empty if it has none."""
+        return tuple((self.generation_config and self.generation_config.chunk_length_schedule) or ())
+
+    @property
+    def speed(self) -> float:
+        """Times as fast as normal; above 1 is faster."""
+        return speed_of(self.voice_settings)
+
+
+def parse_message(fields: Mapping[str, Any]) -> ClientMessage:
+    """Read a message.
+
+    Raises:
+        InvalidRequestError: a field has the wrong type.
+    """
+    try:
+        return ClientMessage.model_validate(fields)
+    except ValidationError as error:
+        raise invalid_fields(error) from error
+
+
+def invalid_fields(error: ValidationError) -> InvalidRequestError:
+    """Say what is wrong with a field, without repeating what was sent."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return InvalidRequestError(f"{where or 'message'}: {first['msg']}; correct it and send it again", param=where)
+
+
+def speed_of(settings: VoiceSettings | None) -> float:
+    """Return the speed that the settings ask for."""
+    return NORMAL_SPEED if settings is None or settings.speed is None else settings.speed
+
+
+def parse_stream_options(query: Mapping[str, str]) -> StreamOptions:
+    """Read a socket's query.
+
+    Raises:
+        InvalidRequestError: a value that can't be.
+    """
+    seconds = _number(query, "inactivity_timeout", DEFAULT_INACTIVITY_S)
+    if not 0 < seconds <= MAX_INACTIVITY_S:
+        expected = f"expected more than 0 and at most {MAX_INACTIVITY_S:.0f} seconds"
+        raise InvalidRequestError(f"got inactivity_timeout {seconds}, {expected}", param="inactivity_timeout")
+    return StreamOptions(
+        parse_speech_options(query), _boolean(query, "auto_mode"), _boolean(query, "sync_alignment"), seconds
+    )
+
+
+def parse_speech_options(fields: Mapping[str, Any]) -> SpeechOptions:
+    """Read what URLs and bodies have in common; values may be absent or None.
+
+    Raises:
+        InvalidRequestError: a value that can't be.
+    """
+    normalization = fields.get("apply_text_normalization") or "auto"
+    if normalization not in _NORMALIZATIONS:
+        got = f"got apply_text_normalization {normalization!r}, expected auto, on or off"
+        raise InvalidRequestError(got, param="apply_text_normalization")
+    language = fields.get("language_code") or None
+    return SpeechOptions(
+        parse_elevenlabs_format(fields.get("output_format") or DEFAULT_ELEVENLABS_FORMAT),
+        TextOptions(language, _NORMALIZATIONS[normalization]),
+        _seed(fields.get("seed")),
+    )
+
+
+def audio_message(audio: bytes, alignment: Mapping[str, Any] | None, context_id: str | None) -> dict[str, Any]:
+    """Make a message of audio; the alignment is of the text as sent, which stands for the normalised one too."""
+    message: dict[str, Any] = {
+        "audio": base64.b64encode(audio).decode("ascii"),
+        "alignment": alignment,
+        "normalizedAlignment": alignment,
+    }
+    return _addressed(message, context_id)
+
+
+def final_message(progress: Mapping[str, Any], context_id: str | None) -> dict[str, Any]:
+    """Make the last message of a context, with the account of what was spoken."""
+    return _addressed({"audio": None, "isFinal": True, "progress": progress}, context_id)
+
+
+def error_message(error: GatewayError, context_id: str | None) -> dict[str, Any]:
+    """Make the message that fails one context, or no context if it has none."""
+    return _addressed({"error": str(error), "errorCode": error.code}, context_id)
+
+
+def closing_message(name: str, message: str, close_code: int) -> dict[str, Any]:
+    """Make the message that tells why the socket is closed."""
+    return {"message": message, "error": name, "code": close_code}
+
+
+def error_response(error: GatewayError) -> JSONResponse:
+    """Make the HTTP answer to an error."""
+    status = wire_status(error)
+    detail = {"status": status.code, "message": str(error)}
+    return JSONResponse({"detail": detail}, status.http, error_headers(error))
+
+
+def _addressed(message: dict[str, Any], context_id: str | None) -> dict[str, Any]:
+    return message if context_id is None else {**message, "contextId": context_id}
+
+
+def _boolean(query: Mapping[str, str], name: str) -> bool:
+    given = query.get(name, "false").lower()
+    if given not in _BOOLEANS:
+        raise InvalidRequestError(f"got {name} {given!r}, expected true or false", param=name)
+    return _BOOLEANS[given]
+
+
+def _number(query: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return float(query.get(name, default))
+    except ValueError as error:
+        raise InvalidRequestError(f"got {name} {query[name]!r}, expected a number", param=name) from error
+
+
+def _seed(given: Any) -> int | None:
+    if given is None or given == "":
+        return None
+    try:
+        seed = int(given)
+    except ValueError as error:
+        raise InvalidRequestError(f"got seed {given!r}, expected a whole number", param="seed") from error
+    if not 0 <= seed <= MAX_SEED:
+        raise InvalidRequestError(f"got seed {seed}, expected 0 to 2**63-1", param="seed")
+    return seed

@@ -1,0 +1,114 @@
+"""A WebSocket whose messages are JSON objects, bounded on the way in and held back by a slow reader on the way out.
+
+Each send waits until the connection takes more, so that whoever makes audio for it waits too. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway.errors import InvalidRequestError
+
+NORMAL_CLOSE = 1000
+POLICY_CLOSE = 1008
+FAILURE_CLOSE = 1011
+CLOSE_TIMEOUT_S = 2.0
+"""How long a reader may take to make room for the closing message."""
+
+
+class SocketClosedError(Exception):
+    """The connection is gone, or was closed from this side."""
+
+
+class JsonSocket:
+    """One accepted connection; read by one coroutine, written by any number."""
+
+    def __init__(self, websocket: WebSocket, max_message_bytes: int) -> None:
+        """Keep the connection; `accept` it before anything else.
+
+        Args:
+            websocket: just opened.
+            max_message_bytes: longer messages are refused one by one.
+        """
+        self._websocket = websocket
+        self._max_message_bytes = max_message_bytes
+        self._is_closed = False
+
+    async def accept(self) -> None:
+        """Let the client in."""
+        await self._websocket.accept()
+
+    async def receive(self, timeout_s: float) -> dict[str, Any]:
+        """Wait for the next message.
+
+        Raises:
+            asyncio.TimeoutError: none came in time.
+            InvalidRequestError: it is no JSON object or too long; the next one may be good.
+            SocketClosedError: there will be none.
+        """
+        if self._is_closed:
+            raise SocketClosedError
+        message = await asyncio.wait_for(self._websocket.receive(), timeout_s)
+        if message["type"] == "websocket.disconnect":
+            self._is_closed = True
+            raise SocketClosedError
+        text = message.get("text")
+        if text is None:
+            raise InvalidRequestError("got a binary message, expected JSON in a text message")
+        return self._parse(text)
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Send an object as soon as the reader has room.
+
+        Raises:
+            SocketClosedError: nobody reads any more.
+        """
+        await self._send({"type": "websocket.send", "text": json.dumps(message, separators=(",", ":"))})
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send a binary message; see `send`."""
+        await self._send({"type": "websocket.send", "bytes": data})
+
+    async def close(self, code: int, reason: str = "") -> None:
+        """Say good-bye, once, and only if the reader has room for it soon; all later calls find the socket closed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await asyncio.wait_for(self._websocket.close(code, reason), CLOSE_TIMEOUT_S)
+        except (WebSocketDisconnect, asyncio.TimeoutError):
+            pass
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if self._is_closed:
+            raise SocketClosedError
+        try:
+            await self._websocket.send(message)
+        except WebSocketDisconnect as error:
+            self._is_closed = True
+            raise SocketClosedError from error
+
+    def _parse(self, text: str) -> dict[str, Any]:
+        if len(text) > self._max_message_bytes or len(text.encode("utf-8", "replace")) > self._max_message_bytes:
+            raise InvalidRequestError(f"the message passes {self._max_message_bytes} bytes; send the text in pieces")
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError("the message is not JSON; send a JSON object") from error
+        if not isinstance(message, dict):
+            raise InvalidRequestError("the message is JSON but no object; send a JSON object")
+        return message
+
+
+async def refuse(websocket: WebSocket, response: Response) -> None:
+    """Answer the handshake with an HTTP error, or a bare 403 where the server can't say more."""
+    if "websocket.http.response" in websocket.scope.get("extensions", {}):
+        await websocket.send_denial_response(response)
+    else:
+        await websocket.close()

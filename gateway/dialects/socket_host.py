@@ -1,0 +1,35 @@
+"""What the WebSocket dialects speak with, and their limits."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from cosydit.clock import Clock
+from gateway.pacing import DEFAULT_RUN_AHEAD_S
+from gateway.pipeline import SpeechPipeline
+from gateway.voices import VoiceRegistry
+
+DEFAULT_MAX_CONTEXTS = 16
+"""ElevenLabs allows 5; here those count too that still speak near real time after their client has turned away."""
+DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024
+"""Far more text than may wait to be spoken, whatever its script."""
+DEFAULT_IDLE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class SocketHost:
+    """The gateway's parts that a socket needs."""
+
+    pipeline: SpeechPipeline
+    voices: VoiceRegistry
+    clock: Clock
+    executor: Executor
+    """Threads for codecs that take time."""
+    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
+    """See `Pacer`."""
+    max_contexts: int = DEFAULT_MAX_CONTEXTS
+    """On one connection at once, those that speak their last words included."""
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
+    """Without a message or speech, where the dialect's URL has no say in it."""

@@ -1,0 +1,185 @@
+"""`/v1/audio/speech/stream`: text comes in, audio goes out, as the clients of vllm-omni and of sglang-omni speak it.
+
+    session.config ─► session.configured
+    input.text ... input.done ─► utterance 0 ─► session.done
+    input.text ... input.done ─► utterance 1, behind it ─► session.done
+    input.cancel ─► whatever is spoken or waits ends now     (this one is ours)
+    session.close ─► the rest is spoken, then the connection closes
+
+The connection outlives its utterances, as vllm-omni's does; sglang-omni's clients leave after `session.done`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from gateway.audio import open_encoder
+from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
+from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.speech_ws_utterance import Utterance, UtteranceParts
+from gateway.dialects.speech_ws_wire import (
+    MAX_CONFIG_BYTES,
+    MAX_TEXT_BYTES,
+    SpeechConfig,
+    error_message,
+    parse_config,
+)
+from gateway.errors import InvalidRequestError, TextTooLongError
+
+PATH = "/v1/audio/speech/stream"
+
+
+def routes(host: Callable[[], SocketHost]) -> list[BaseRoute]:
+    """Return the routes, ready to be added to an application.
+
+    Args:
+        host: where to find what to speak with, once the application has started.
+    """
+
+    async def serve(websocket: WebSocket) -> None:
+        socket = JsonSocket(websocket, MAX_CONFIG_BYTES)
+        await socket.accept()
+        await SpeechSocket(socket, host()).serve()
+
+    return [WebSocketRoute(PATH, serve)]
+
+
+class SpeechSocket:
+    """One connection: takes text while its utterances are spoken, one behind the other."""
+
+    def __init__(self, socket: JsonSocket, host: SocketHost) -> None:
+        """Keep the accepted socket; nothing can be said before a config."""
+        self._socket = socket
+        self._host = host
+        self._session_id = f"speech_ws_{uuid.uuid4().hex}"
+        self._config: SpeechConfig | None = None
+        self._utterances: list[Utterance] = []
+        self._to_speak: asyncio.Queue[Utterance | None] = asyncio.Queue()
+        self._made = 0
+        self._last_message_s = host.clock.now()
+
+    async def serve(self) -> None:
+        """Serve until either side closes; leaves nothing running."""
+        speaker = asyncio.create_task(self._speak_all(), name=self._session_id)
+        try:
+            while True:
+                await self._receive()
+        except SocketClosedError:
+            pass
+        finally:
+            for utterance in self._utterances:
+                utterance.abandon()
+            speaker.cancel()
+            await asyncio.gather(speaker, return_exceptions=True)
+
+    async def _receive(self) -> None:
+        """Take one message, or notice that none comes; what can't be read or done is refused and changes nothing."""
+        try:
+            message = await self._socket.receive(self._patience_s())
+            self._last_message_s = self._host.clock.now()
+            await self._obey(message)
+        except InvalidRequestError as error:
+            await self._socket.send(error_message(error))
+        except asyncio.TimeoutError:
+            if self._patience_s() <= 0:
+                await self._leave_idle()
+
+    async def _obey(self, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "session.config":
+            await self._configure(message)
+        elif kind == "input.text":
+            self._take(message.get("text"))
+        elif kind == "input.done":
+            self._end_text()
+        elif kind == "input.cancel":
+            self._cancel()
+        elif kind == "session.close":
+            self._finish()
+        else:
+            expected = "session.config, input.text, input.done, input.cancel or session.close"
+            raise InvalidRequestError(f"got a message of an unknown type, expected {expected}", param="type")
+
+    async def _configure(self, message: dict[str, Any]) -> None:
+        if self._open is not None:
+            got = "session.config came while text is being taken"
+            raise InvalidRequestError(f"{got}; send input.done first", param="type")
+        config = parse_config(message)
+        self._host.voices.check(config.voice)
+        open_encoder(config.output, config.speed).close()
+        self._config = config
+        await self._socket.send({"type": "session.configured", "session_id": self._session_id, **config.description})
+
+    def _take(self, text: object) -> None:
+        if not isinstance(text, str):
+            raise InvalidRequestError("input.text lacks its text; send a string", param="text")
+        if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
+            raise TextTooLongError(f"the text passes {MAX_TEXT_BYTES} bytes; send it in pieces", param="text")
+        if text:
+            self._opened().write(text)
+
+    def _end_text(self) -> None:
+        self._opened().end()
+
+    def _cancel(self) -> None:
+        for utterance in self._utterances:
+            utterance.interrupt()
+            if not utterance.has_ended:
+                utterance.end()
+
+    def _finish(self) -> None:
+        """Speak what is complete and then close; text without its `input.done` is dropped."""
+        if self._open is not None:
+            self._open.interrupt()
+            self._open.end()
+        self._to_speak.put_nowait(None)
+
+    @property
+    def _open(self) -> Utterance | None:
+        """The utterance that takes text."""
+        last = self._utterances[-1] if self._utterances else None
+        return None if last is None or last.has_ended else last
+
+    def _opened(self) -> Utterance:
+        if self._config is None:
+            raise InvalidRequestError("there is no config yet; send session.config first", param="type")
+        if self._open is not None:
+            return self._open
+        if len(self._utterances) >= self._host.max_contexts:
+            got = f"{len(self._utterances)} utterances wait, which is the limit"
+            raise TextTooLongError(f"{got}; wait for session.done before you send more", param="text")
+        parts = UtteranceParts(self._socket, self._host, self._config, self._session_id, self._made)
+        self._made += 1
+        utterance = Utterance(parts)
+        self._utterances.append(utterance)
+        self._to_speak.put_nowait(utterance)
+        return utterance
+
+    async def _speak_all(self) -> None:
+        try:
+            while (utterance := await self._to_speak.get()) is not None:
+                await utterance.speak()
+                self._utterances.remove(utterance)
+            await self._socket.close(NORMAL_CLOSE)
+        except SocketClosedError:
+            pass
+
+    def _patience_s(self) -> float:
+        """Seconds that may pass without a message from now on; speech counts as one."""
+        now_s = self._host.clock.now()
+        active_s = [self._last_message_s, *(utterance.last_active_s for utterance in self._utterances)]
+        if any(utterance.has_ended for utterance in self._utterances):
+            active_s.append(now_s)
+        return max(active_s) + self._host.idle_timeout_s - now_s
+
+    async def _leave_idle(self) -> None:
+        error = InvalidRequestError(f"no message came for {self._host.idle_timeout_s:g} seconds; connect again")
+        await self._socket.send(error_message(error))
+        await self._socket.close(POLICY_CLOSE, "idle")
+        raise SocketClosedError

@@ -1,0 +1,204 @@
+"""One utterance of `/v1/audio/speech/stream`: text up to `input.done`, spoken sentence by sentence.
+
+    audio.start ─► audio ─► audio.done ─► audio.start ─► ... ─► session.done
+
+`session.done` comes whatever happened. An utterance whose speech is interrupted says how far it had come.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.delivery import Delivery
+from gateway.dialects.interruptible import Interruptible
+from gateway.dialects.json_socket import JsonSocket, SocketClosedError
+from gateway.dialects.sentence_audio import (
+    SegmentCutter,
+    SentenceCutter,
+    SentenceEnd,
+    SentenceEvent,
+    SentenceSound,
+    SentenceStart,
+    UtteranceCutter,
+)
+from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.speech_ws_audio import SentenceWriter, sentence_writer
+from gateway.dialects.speech_ws_wire import Granularity, SpeechConfig, error_message
+from gateway.errors import GatewayError, TextTooLongError
+from gateway.pacing import Pacer
+from gateway.session import SpeechSession
+from gateway.speech import SpeechRequest
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+logger = logging.getLogger(__name__)
+
+MAX_WHOLE_CHARACTERS = 4096
+"""Of an utterance that is spoken as one sentence: about five minutes, which may have to be kept until its end."""
+
+
+@dataclass(frozen=True)
+class UtteranceParts:
+    """Where an utterance belongs."""
+
+    socket: JsonSocket
+    host: SocketHost
+    config: SpeechConfig
+    session_id: str
+    index: int
+
+
+class Utterance:
+    """One text; made and written by its socket, spoken when its turn comes."""
+
+    def __init__(self, parts: UtteranceParts) -> None:
+        """Begin without text."""
+        self._parts = parts
+        config, host = parts.config, parts.host
+        name = f"{parts.session_id}-{parts.index}"
+        request = SpeechRequest("", config.voice, config.seed, text_options=config.text_options, request_id=name)
+        self._session = SpeechSession(host.pipeline, request, split=config.granularity.split)
+        self._delivery = Delivery(Pacer(host.clock, host.run_ahead_s if config.is_streamed else math.inf), config.speed)
+        self._held = ""
+        self._has_ended = self._is_cancelled = False
+        self._speech: Interruptible | None = None
+        self._sentence: tuple[int, SentenceWriter] | None = None
+        self._cutter: SentenceCutter = SegmentCutter(self._session.results)
+        self.last_active_s = host.clock.now()
+        """When it last took text or sent audio."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its text has come."""
+        return self._has_ended
+
+    def write(self, text: str) -> None:
+        """Take text.
+
+        Raises:
+            InvalidRequestError: it can't be taken, and nothing of it was.
+        """
+        self.last_active_s = self._parts.host.clock.now()
+        if self._parts.config.granularity is not Granularity.NONE:
+            self._session.write(text)
+            return
+        if len(self._held) + len(text) > MAX_WHOLE_CHARACTERS:
+            got = f"{len(self._held)} characters wait and {len(text)} more came, the limit is {MAX_WHOLE_CHARACTERS}"
+            raise TextTooLongError(f"{got} with split_granularity none; send input.done, or split", param="text")
+        self._held += text
+
+    def end(self) -> None:
+        """Take no more text.
+
+        Raises:
+            InvalidRequestError: what was held can't be spoken.
+        """
+        self._has_ended = True
+        try:
+            if self._parts.config.granularity is Granularity.NONE:
+                self._cutter = UtteranceCutter(self._held)
+                self._session.write(self._held)
+        finally:
+            self._session.end()
+
+    def interrupt(self) -> None:
+        """Stop both services now, or never begin; what is due is still said."""
+        self._is_cancelled = True
+        if self._speech is not None:
+            self._speech.interrupt()
+
+    def abandon(self) -> None:
+        """Stop everything, and whoever waits for it to be spoken."""
+        if self._speech is not None:
+            self._speech.abandon()
+
+    async def speak(self) -> None:
+        """Speak it, now that the ones before it are over.
+
+        Raises:
+            SocketClosedError: the client left.
+        """
+        if not self._is_cancelled:
+            self._speech = Interruptible(self._speak(), f"speak-{self._parts.session_id}-{self._parts.index}")
+            await self._until_over(self._speech)
+        await self._send("session.done", total_sentences=self._cutter.count, progress=self._progress)
+
+    async def _until_over(self, speech: Interruptible) -> None:
+        error: GatewayError | None = None
+        try:
+            await speech.wait()
+        except GatewayError as failure:
+            logger.warning("%s failed: %s: %s", self._parts.session_id, failure.code, failure)
+            error = failure
+        except SocketClosedError:
+            raise
+        except Exception:
+            logger.exception("%s failed", self._parts.session_id)
+            error = GatewayError("the server failed; its log says why")
+        await self._close_sentence(error)
+
+    async def _close_sentence(self, error: GatewayError | None) -> None:
+        """Say that the sentence under way, if any, will not be completed, and why."""
+        heard = self._sentence is not None and self._sentence[1].total_bytes > 0
+        if error is not None:
+            discard = {"partial_audio": True, "action": "discard"} if heard else {}
+            await self._parts.socket.send({**error_message(error), **discard})
+        if self._sentence is not None:
+            index, writer = self._sentence
+            self._sentence = None
+            await self._send_done(index, writer, has_failed=error is not None)
+
+    async def _speak(self) -> None:
+        frames = self._delivery.frames(self._session.audio())
+        try:
+            async with aclosing(frames):
+                async for frame in frames:
+                    for event in self._cutter.push(frame):
+                        await self._obey(event)
+                    self.last_active_s = self._parts.host.clock.now()
+            for event in self._cutter.finish():
+                await self._obey(event)
+        finally:
+            if self._sentence is not None:
+                self._sentence[1].close()
+
+    async def _obey(self, event: SentenceEvent) -> None:
+        if isinstance(event, SentenceStart):
+            await self._begin_sentence(event)
+        elif self._sentence is not None and isinstance(event, SentenceSound):
+            await self._sentence[1].sound(event.samples)
+        elif self._sentence is not None and isinstance(event, SentenceEnd):
+            index, writer = self._sentence
+            await writer.end(event)
+            self._sentence = None
+            await self._send_done(index, writer, has_failed=False)
+
+    async def _begin_sentence(self, start: SentenceStart) -> None:
+        parts, output = self._parts, self._parts.config.output
+        names = {"utterance_index": parts.index, "sentence_index": start.index}
+        self._sentence = start.index, sentence_writer(parts.socket, parts.host, parts.config, names)
+        described = {"format": output.audio_format.value, "sample_rate": output.sample_rate_hz, "channels": 1}
+        if parts.config.has_word_times:
+            described["word_timestamps"] = True
+        await self._send("audio.start", sentence_index=start.index, sentence_text=start.text, **described)
+
+    async def _send_done(self, index: int, writer: SentenceWriter, *, has_failed: bool) -> None:
+        await self._send("audio.done", sentence_index=index, total_bytes=writer.total_bytes, error=has_failed)
+
+    async def _send(self, kind: str, **fields: Any) -> None:
+        parts = self._parts
+        names = {"type": kind, "session_id": parts.session_id, "utterance_index": parts.index}
+        await parts.socket.send({**names, **fields})
+
+    @property
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "cancelled": self._is_cancelled,
+            "samples_generated": self._delivery.generated_samples,
+            "samples_sent": self._delivery.sent_samples,
+            "sample_rate": SAMPLE_RATE_HZ,
+            "characters_sent": self._delivery.sent_characters,
+        }

@@ -1,0 +1,194 @@
+"""What `/v1/audio/speech/stream` puts on the wire, as the clients of vllm-omni and of sglang-omni speak it. Pure.
+
+Fields of their models that have no meaning here (`task_type`, `max_new_tokens`, ...) are taken and left alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
+from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
+from gateway.core import InlineVoice
+from gateway.errors import GatewayError, InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError
+from gateway.speech import MAX_SEED
+from gateway.text import WHOLE_TEXT, TextOptions
+from gateway.text.splitter import CutBounds, SplitSettings
+from gateway.text_clock import CharacterTime
+from gateway.voice_prompt import prompt_voice
+from gateway.voices import DEFAULT_VOICE
+from gateway.words import WordGatherer
+
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_TEXT_BYTES = 128 * 1024
+_MS_PER_S = 1000
+_LANGUAGES = {
+    "auto": None,
+    "chinese": "zh",
+    "english": "en",
+    "french": "fr",
+    "german": "de",
+    "italian": "it",
+    "japanese": "ja",
+    "korean": "ko",
+    "portuguese": "pt",
+    "russian": "ru",
+    "spanish": "es",
+}
+"""Names that their models go by; anything else is a tag."""
+
+
+class Granularity(Enum):
+    """What is announced, and counted, as a sentence."""
+
+    NONE = "none"
+    """The whole text up to `input.done`, which is waited for."""
+    SENTENCE = "sentence"
+    CLAUSE = "clause"
+
+    @property
+    def split(self) -> SplitSettings:
+        """How to cut the text."""
+        return _SPLITS[self]
+
+
+_SENTENCE = CutBounds(min_sentence=12, min_clause=200, max_length=200)
+_CLAUSE = CutBounds(min_sentence=12, min_clause=30, max_length=200)
+_SPLITS = {
+    Granularity.NONE: WHOLE_TEXT,
+    Granularity.SENTENCE: SplitSettings(_SENTENCE, _SENTENCE),
+    Granularity.CLAUSE: SplitSettings(_CLAUSE, _CLAUSE),
+}
+
+
+class ConfigFields(BaseModel):
+    """The fields of `session.config`, flat or in `session`."""
+
+    voice: str | None = Field(default=None, validation_alias=AliasChoices("voice", "speaker"))
+    response_format: str | None = None
+    speed: float | None = None
+    stream_audio: bool = False
+    word_timestamps: bool = False
+    split_granularity: Granularity | None = None
+    language: str | None = None
+    instructions: str | None = None
+    ref_audio: str | None = None
+    ref_text: str | None = None
+    x_vector_only_mode: bool | None = None
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+
+
+@dataclass(frozen=True)
+class SpeechConfig:
+    """How to speak until another config comes."""
+
+    voice: str | InlineVoice
+    output: OutputFormat
+    speed: float
+    is_streamed: bool
+    """Audio leaves while it is made; otherwise a sentence is one message."""
+    has_word_times: bool
+    granularity: Granularity
+    text_options: TextOptions
+    seed: int | None
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the client is told of it."""
+        return {
+            "response_format": self.output.audio_format.value,
+            "stream_audio": self.is_streamed,
+            "split_granularity": self.granularity.value,
+            "sample_rate": self.output.sample_rate_hz,
+        }
+
+
+def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
+    """Read a `session.config`.
+
+    Raises:
+        InvalidRequestError: a field that can't be.
+    """
+    nested = message.get("session")
+    try:
+        fields = ConfigFields.model_validate(message if nested is None else nested)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequestError(f"{where or 'session'}: {first['msg']}; correct it", param=where) from error
+    _check(fields)
+    return SpeechConfig(
+        voice=_voice(fields),
+        output=_output(fields),
+        speed=1.0 if fields.speed is None else fields.speed,
+        is_streamed=fields.stream_audio,
+        has_word_times=fields.word_timestamps,
+        granularity=fields.split_granularity or Granularity.SENTENCE,
+        text_options=TextOptions(_language(fields.language)),
+        seed=fields.seed,
+    )
+
+
+def error_message(error: GatewayError) -> dict[str, Any]:
+    """Make the message that tells of an error."""
+    message = {"type": "error", "message": str(error), "code": error.code}
+    param = error.param if isinstance(error, InvalidRequestError) else None
+    return message if param is None else {**message, "param": param}
+
+
+def word_times(characters: tuple[CharacterTime, ...], began_s: float, speed: float) -> list[dict[str, Any]]:
+    """Return a sentence's words with their times from its first sample."""
+    gatherer = WordGatherer()
+    words = [*gatherer.push(characters), *gatherer.finish()]
+
+    def milliseconds(made_s: float) -> int:
+        return round((made_s - began_s) / speed * _MS_PER_S)
+
+    return [
+        {"word": each.word, "start_ms": milliseconds(each.start_s), "end_ms": milliseconds(each.end_s)}
+        for each in words
+    ]
+
+
+def _check(fields: ConfigFields) -> None:
+    if fields.instructions:
+        raise UnsupportedOptionError("instructions are not supported; leave them out", param="instructions")
+    is_pcm = fields.response_format in (None, AudioFormat.PCM.value)
+    if fields.stream_audio and not is_pcm:
+        got = f"got response_format {fields.response_format!r} with stream_audio"
+        raise UnsupportedOptionError(f"{got}, only pcm can be streamed here", param="response_format")
+    if fields.word_timestamps and not fields.stream_audio:
+        raise UnsupportedOptionError("word_timestamps need stream_audio=true; set it", param="word_timestamps")
+
+
+def _output(fields: ConfigFields) -> OutputFormat:
+    default = AudioFormat.PCM if fields.stream_audio else AudioFormat.WAV
+    return parse_openai_format(fields.response_format or default.value)
+
+
+def _voice(fields: ConfigFields) -> str | InlineVoice:
+    if fields.ref_audio is None:
+        return fields.voice or DEFAULT_VOICE
+    transcript = "" if fields.x_vector_only_mode else fields.ref_text or ""
+    return prompt_voice(_decoded(fields.ref_audio), transcript)
+
+
+def _decoded(ref_audio: str) -> bytes:
+    scheme, colon, rest = ref_audio.partition(":")
+    if colon and scheme != "data":
+        raise UnsupportedOptionError("ref_audio is an address; send the recording itself in base64", param="ref_audio")
+    encoded = rest.partition(",")[2] if colon else ref_audio
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidVoicePromptError("ref_audio is not base64; send a file's bytes in base64") from error
+
+
+def _language(given: str | None) -> str | None:
+    return _LANGUAGES.get(given.lower(), given) if given else None

@@ -1,0 +1,159 @@
+"""Serves the socket dialects on a free port, with both services faked, and clients to talk to them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from cosydit.clock import Clock, SystemClock
+from gateway.dialects import elevenlabs_http, elevenlabs_ws, speech_ws
+from gateway.dialects.socket_host import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_CONTEXTS, SocketHost
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
+
+ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."
+MULTI = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000"
+SINGLE = "/v1/text-to-speech/default/stream-input?output_format=pcm_24000"
+STREAM = "/v1/audio/speech/stream"
+MAX_MESSAGE_BYTES = 30_000
+MAX_BODY_BYTES = 200_000
+PATIENCE_S = 5
+
+
+@dataclass
+class Door:
+    """A running server and what stands behind it."""
+
+    url: str
+    llm: FakeLLM
+    token2wav: FakeToken2Wav
+
+    @asynccontextmanager
+    async def client(self, path: str, **options: Any) -> AsyncIterator[Client]:
+        async with connect(f"ws{self.url.removeprefix('http')}{path}", proxy=None, **options) as connection:
+            yield Client(connection)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(500):
+            if holds():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{self.llm.running} at the LLM, {self.token2wav.open_streams} streams")
+
+    @asynccontextmanager
+    async def http(self) -> AsyncIterator[httpx.AsyncClient]:
+        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S, trust_env=False) as client:
+            yield client
+
+    async def until_idle(self) -> None:
+        await self.until(lambda: self.llm.running == 0 and self.token2wav.open_streams == 0)
+
+
+class Client:
+    """One connection, as a client sees it."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    async def send(self, **message: Any) -> None:
+        await self.connection.send(json.dumps(message))
+
+    async def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        message = json.loads(await asyncio.wait_for(self.connection.recv(), patience_s))
+        assert isinstance(message, dict)
+        return message
+
+    async def until_final(self, *context_ids: str | None) -> dict[str | None, list[dict[str, Any]]]:
+        """Receive until every context has ended; return each one's messages."""
+        heard: dict[str | None, list[dict[str, Any]]] = {context_id: [] for context_id in context_ids}
+        while not all(messages and messages[-1].get("isFinal") for messages in heard.values()):
+            message = await self.receive()
+            heard.setdefault(message.get("contextId"), []).append(message)
+        return heard
+
+    async def until_closed(self) -> tuple[int, list[dict[str, Any]]]:
+        """Receive until the server closes; return its code and the messages."""
+        messages = []
+        try:
+            while True:
+                messages.append(await self.receive())
+        except ConnectionClosed as closed:
+            return (closed.rcvd.code if closed.rcvd is not None else 1006), messages
+
+
+@asynccontextmanager
+async def opened_door(
+    llm: FakeLLM,
+    token2wav: FakeToken2Wav,
+    voices: list[NamedVoice],
+    *,
+    clock: Clock | None = None,
+    run_ahead_s: float = math.inf,
+    max_contexts: int = DEFAULT_MAX_CONTEXTS,
+    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
+) -> AsyncIterator[Door]:
+    """Start the server and stop it again."""
+    pipeline = make_pipeline(llm, token2wav, voices)
+    with ThreadPoolExecutor(1) as executor:
+        host = SocketHost(
+            pipeline,
+            VoiceRegistry(token2wav, voices),
+            clock or SystemClock(),
+            executor,
+            run_ahead_s,
+            max_contexts,
+            MAX_MESSAGE_BYTES,
+            idle_timeout_s,
+        )
+        routes = [
+            *elevenlabs_ws.routes(lambda: host),
+            *elevenlabs_http.routes(lambda: host, MAX_BODY_BYTES),
+            *speech_ws.routes(lambda: host),
+        ]
+        app = Starlette(routes=routes)
+        async with served(app) as url:
+            yield Door(url, llm, token2wav)
+
+
+@asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve an application on a free port; yield its URL."""
+    config = uvicorn.Config(app, port=0, log_level="critical", ws_ping_interval=None, timeout_graceful_shutdown=1)
+    config.load()
+    server = uvicorn.Server(config)
+    # NOTE: what `serve` does, without its signal handlers and its tenths of seconds between two looks.
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        await server.shutdown()
+
+
+def samples_of(messages: list[dict[str, Any]]) -> list[int]:
+    """Join the audio of messages in 16-bit PCM."""
+    audio = b"".join(base64.b64decode(message.get("audio") or "") for message in messages)
+    return np.frombuffer(audio, "<i2").tolist()
+
+
+def alignments_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message["alignment"] for message in messages if message.get("alignment")]
+
+
+def text_of(messages: list[dict[str, Any]]) -> str:
+    return "".join("".join(alignment["chars"]) for alignment in alignments_of(messages))

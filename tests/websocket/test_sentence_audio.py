@@ -1,0 +1,106 @@
+"""Audio cut where its sentences end: pure."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.dialects.sentence_audio import (
+    SegmentCutter,
+    SentenceEnd,
+    SentenceEvent,
+    SentenceSound,
+    SentenceStart,
+    UtteranceCutter,
+)
+from gateway.session import SessionAudio
+from gateway.speech import SpeechResult, SpokenSpan
+from gateway.text import Segment, TextOptions, plain_front_end
+from gateway.text_clock import CharacterTime
+from token2wav_service.contract import SAMPLES_PER_TOKEN
+
+TEXT = "Hi. "
+
+
+def spoken(turns: list[list[int]]) -> list[SpeechResult]:
+    """Turns whose sentences take so many tokens each."""
+    results, start = [], 0
+    for tokens in turns:
+        spans, first_token = [], 0
+        for count in tokens:
+            segment = plain_front_end().prepare(Segment(TEXT, start), TextOptions(), None)
+            spans.append(SpokenSpan(segment, first_token, count, is_complete=True))
+            first_token += count
+            start += len(TEXT)
+        results.append(SpeechResult(spans=spans))
+    return results
+
+
+def audio_of(turn: list[int], cuts: list[int], first_sentence: int) -> list[SessionAudio]:
+    """A turn's audio in pieces; each sample says which sentence it is of."""
+    sentences = [np.full(count * SAMPLES_PER_TOKEN, first_sentence + index) for index, count in enumerate(turn)]
+    samples = np.concatenate(sentences).astype(np.float32)
+    ends = sorted({min(cut, len(samples)) for cut in cuts} | {len(samples)})
+    pieces = [samples[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [SessionAudio(piece, (), index == len(pieces) - 1) for index, piece in enumerate(pieces)]
+
+
+turns = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=3)
+cuts = st.lists(st.integers(1, 16 * SAMPLES_PER_TOKEN), max_size=8)
+
+
+@given(turns, cuts)
+def test_every_sample_goes_to_its_own_sentence_however_the_audio_is_cut(
+    turns: list[list[int]], cuts: list[int]
+) -> None:
+    cutter = SegmentCutter(spoken(turns))
+    heard: list[SentenceEvent] = []
+    first = 0
+    for turn in turns:
+        for piece in audio_of(turn, cuts, first):
+            heard.extend(cutter.push(piece))
+        first += len(turn)
+    heard.extend(cutter.finish())
+    current = None
+    lengths: dict[int, int] = {}
+    for event in heard:
+        if isinstance(event, SentenceStart):
+            assert current is None
+            current = event.index
+        elif isinstance(event, SentenceSound):
+            assert current is not None and set(event.samples.tolist()) == {float(current)}
+            lengths[current] = lengths.get(current, 0) + len(event.samples)
+        else:
+            assert event.index == current
+            current = None
+    assert current is None
+    assert list(lengths.values()) == [count * SAMPLES_PER_TOKEN for turn in turns for count in turn]
+    assert cutter.count == len(lengths)
+
+
+def test_a_sentence_goes_on_while_the_llm_still_speaks_it() -> None:
+    results = spoken([[2]])
+    results[0].spans[0].is_complete = False
+    cutter = SegmentCutter(results)
+    samples = np.zeros(5 * SAMPLES_PER_TOKEN, np.float32)
+    assert [type(event) for event in cutter.push(SessionAudio(samples, (), False))] == [SentenceStart, SentenceSound]
+
+
+def test_characters_go_to_the_sentence_they_are_in_even_if_they_come_late() -> None:
+    cutter = SegmentCutter(spoken([[1, 1]]))
+    times = [CharacterTime(character, at, at / 100, at / 100) for at, character in enumerate(TEXT * 2)]
+    samples = np.zeros(SAMPLES_PER_TOKEN, np.float32)
+    events = [*cutter.push(SessionAudio(samples, tuple(times[:3]), False))]
+    events += cutter.push(SessionAudio(samples, tuple(times[3:]), True))
+    ends = [event for event in events if isinstance(event, SentenceEnd)]
+    assert ["".join(each.character for each in end.characters) for end in ends] == [TEXT, TEXT]
+
+
+def test_an_utterance_that_is_not_split_has_one_sentence() -> None:
+    cutter = UtteranceCutter(TEXT)
+    silence, sound = np.zeros(0, np.float32), np.ones(10, np.float32)
+    events = [*cutter.push(SessionAudio(silence, (), False)), *cutter.push(SessionAudio(sound, (), True))]
+    events += [*cutter.push(SessionAudio(sound, (), True)), *cutter.finish()]
+    assert [type(event) for event in events] == [SentenceStart, SentenceSound, SentenceSound, SentenceEnd]
+    assert [*UtteranceCutter("").finish()] == []
