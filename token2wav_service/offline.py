@@ -5,15 +5,17 @@ The same engine as in the service, without its thread. Knows nothing of texts, f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from token2wav_service.contract import LOOKAHEAD_TOKENS
+from token2wav_service.config import RunnerKind, Token2WavConfig
+from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
+from token2wav_service.engine.build import choose_runner
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.types import AudioChunk, FloatArray, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
-from token2wav_service.errors import InvalidRequestError, Token2WavError
+from token2wav_service.errors import CapacityError, InvalidRequestError, Token2WavError, VoiceNotFoundError
 
 DEFAULT_WINDOW_TOKENS = 500
 """Utterances of up to 20 s are made in one piece; longer ones bound the memory of a step."""
@@ -27,8 +29,11 @@ class OfflineUtterance:
     """Comes back with the audio; unique among the utterances given together."""
     token_ids: tuple[int, ...]
     """0..6560."""
-    prompt: VoicePrompt
+    prompt: VoicePrompt | Callable[[], VoicePrompt]
+    """The voice, or what loads it; loaded only if it must be made."""
     options: StreamOptions = field(default_factory=StreamOptions)
+    voice_id: str | None = None
+    """The prompt's, if it was registered before: spares hashing it for every utterance."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ def synthesize_all(
 ) -> Iterator[OfflineSpeech]:
     """Speak every utterance, as many side by side as the engine's `max_batch_size`; yields each when it has ended.
 
-    An utterance that fails fails alone. Streams still open when the caller stops reading are aborted.
+    An utterance that fails fails alone. One whose voice has no room beside the voices in use waits until a stream has
+    ended. Streams still open when the caller stops reading are aborted.
 
     Args:
         engine: nothing else may step it meanwhile.
@@ -61,6 +67,11 @@ def synthesize_all(
     if not 1 <= window_tokens <= most:
         raise ValueError(f"got window_tokens {window_tokens}, expected 1 to {most} (max_chunk_tokens less look-ahead)")
     return _synthesize(engine, iter(utterances), window_tokens)
+
+
+def best_window_tokens(config: Token2WavConfig) -> int:
+    """Return the window that costs an engine least: the largest chunk with a program of its own, or long pieces."""
+    return DEFAULT_WINDOW_TOKENS if choose_runner(config) is RunnerKind.TORCH else CHUNK_SIZES_TOKENS[-1]
 
 
 def cut_windows(token_ids: Sequence[int], window_tokens: int) -> list[tuple[int, ...]]:
@@ -83,20 +94,21 @@ def _synthesize(
     engine: Token2WavEngine, utterances: Iterator[OfflineUtterance], window_tokens: int
 ) -> Iterator[OfflineSpeech]:
     streams: dict[str, _Open] = {}
-    is_exhausted = False
+    waiting = next(utterances, None)
     try:
-        while True:
-            while not is_exhausted and len(streams) < engine.config.max_batch_size:
-                utterance = next(utterances, None)
-                if utterance is None:
-                    is_exhausted = True
-                    break
+        while waiting is not None or streams:
+            has_room = True
+            while waiting is not None and has_room and len(streams) < engine.config.max_batch_size:
                 try:
-                    streams[_open(engine, utterance, window_tokens)] = _Open(utterance.name)
+                    streams[_open(engine, waiting, window_tokens)] = _Open(waiting.name)
+                except CapacityError as error:
+                    if streams:
+                        has_room = False
+                        continue
+                    yield OfflineSpeech(waiting.name, error, None)
                 except Token2WavError as error:
-                    yield OfflineSpeech(utterance.name, error, None)
-            if not streams:
-                return
+                    yield OfflineSpeech(waiting.name, error, None)
+                waiting = next(utterances, None)
             yield from _step(engine, streams)
     finally:
         for stream_id in streams:
@@ -107,9 +119,7 @@ def _open(engine: Token2WavEngine, utterance: OfflineUtterance, window_tokens: i
     """Open a stream and queue all its windows; nothing stays open if one is refused."""
     if not utterance.token_ids:
         raise InvalidRequestError(f"utterance {utterance.name!r} has no speech tokens; expected at least one")
-    # NOTE: registering a voice that is cached costs a hash; one that was evicted meanwhile is made again.
-    voice_id = engine.voices.register(utterance.prompt).voice_id
-    stream_id = engine.open_stream(voice_id, utterance.options)
+    stream_id = _open_stream(engine, utterance)
     windows = cut_windows(utterance.token_ids, window_tokens)
     try:
         for index, token_ids in enumerate(windows):
@@ -118,6 +128,17 @@ def _open(engine: Token2WavEngine, utterance: OfflineUtterance, window_tokens: i
         engine.abort(stream_id)
         raise
     return stream_id
+
+
+def _open_stream(engine: Token2WavEngine, utterance: OfflineUtterance) -> str:
+    """Open a stream; its voice is made unless the engine has it."""
+    if utterance.voice_id is not None:
+        try:
+            return engine.open_stream(utterance.voice_id, utterance.options)
+        except VoiceNotFoundError:
+            pass  # it was evicted
+    prompt = utterance.prompt if isinstance(utterance.prompt, VoicePrompt) else utterance.prompt()
+    return engine.open_stream(engine.voices.register(prompt).voice_id, utterance.options)
 
 
 def _step(engine: Token2WavEngine, streams: dict[str, _Open]) -> Iterator[OfflineSpeech]:

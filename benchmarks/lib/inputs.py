@@ -16,6 +16,9 @@ from benchmarks.lib.types import BadRow, BenchmarkError, InputRow, SpeechInput
 MANIFEST_FORM = "utt|prompt_text|prompt_wav|text"
 _MANIFEST_FIELDS = 4
 _SAMPLES = "english.txt"
+_FILE_KINDS = {".jsonl": "json"}
+_SAVED_DATASET, _SAVED_SPLITS = "dataset_info.json", "dataset_dict.json"
+"""What `save_to_disk` leaves in a directory of one split, and of several."""
 _UTT_KEYS = ("utt", "id")
 _TEXT_KEYS = ("text", "target_text")
 _WAV_KEYS = ("prompt_wav", "prompt_audio")
@@ -45,6 +48,12 @@ def read_jsonl(path: Path) -> list[InputRow]:
 def read_dataset(name: str, split: str) -> list[InputRow]:
     """Load a Hugging Face dataset with the fields id, target_text, prompt_text and prompt_audio.
 
+    Args:
+        name: of a dataset on the hub, a local directory (as `load_dataset` or `save_to_disk` have it), or a local file
+            whose suffix says what it is: parquet, arrow, json, jsonl or csv. A prompt_audio that is a path is relative
+            to that file or directory.
+        split: which of its parts.
+
     Raises:
         BenchmarkError: `datasets` is not installed, the dataset can't be loaded, or it has other fields.
     """
@@ -53,11 +62,11 @@ def read_dataset(name: str, split: str) -> list[InputRow]:
     except ImportError as error:
         raise BenchmarkError(f"--huggingface-dataset needs `pip install 'cosydit[datasets]'` ({error})") from error
     try:
-        rows = datasets.load_dataset(name, split=split)
-        rows = rows.cast_column("prompt_audio", datasets.Audio(decode=False))
+        rows = _load_dataset(datasets, name, split).cast_column("prompt_audio", datasets.Audio(decode=False))
     except Exception as error:  # the library raises many kinds: no network, no such split, no such column
         raise BenchmarkError(f"dataset {name!r}, split {split!r} can't be loaded: {error}") from error
-    return _without_repeats(_dataset_row(number, row) for number, row in enumerate(rows, 1))
+    home = Path(name).parent if Path(name).is_file() else Path(name)
+    return _without_repeats(_dataset_row(number, row, home) for number, row in enumerate(rows, 1))
 
 
 def read_samples(prompt: Path | None = None, prompt_text: str | None = None) -> list[InputRow]:
@@ -124,12 +133,24 @@ def _json_row(path: Path, number: int, line: str) -> InputRow:
     return _checked(where, number, _first(row, _UTT_KEYS), _first(row, _TEXT_KEYS), _first(row, _OTHER_KEYS), prompt)
 
 
-def _dataset_row(number: int, row: Mapping[str, Any]) -> InputRow:
+def _load_dataset(datasets: Any, name: str, split: str) -> Any:
+    path = Path(name)
+    if path.is_file():
+        kind = _FILE_KINDS.get(path.suffix, path.suffix.removeprefix("."))
+        return datasets.load_dataset(kind, data_files={split: str(path)}, split=split)
+    if (path / _SAVED_DATASET).is_file():
+        return datasets.load_from_disk(name)
+    if (path / _SAVED_SPLITS).is_file():
+        return datasets.load_from_disk(name)[split]
+    return datasets.load_dataset(name, split=split)
+
+
+def _dataset_row(number: int, row: Mapping[str, Any], home: Path) -> InputRow:
     missing = [name for name in ("id", "target_text", "prompt_text", "prompt_audio") if row.get(name) is None]
     if missing:
         return BadRow(f"row {number}", f"dataset row {number} lacks {missing}")
     audio = row["prompt_audio"]
-    prompt = audio["bytes"] if audio.get("bytes") else Path(audio["path"])
+    prompt = audio["bytes"] if audio.get("bytes") else home / audio["path"]
     return _checked(f"dataset row {number}", number, str(row["id"]), row["target_text"], row["prompt_text"], prompt)
 
 

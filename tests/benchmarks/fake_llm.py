@@ -49,9 +49,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.requests_seen.append(body)
         ids = [llm_id_from_speech_id((body["seed"] + index) % 1000) for index in range(SPEECH_TOKENS)]
-        events = [{"choices": [{"text": "", "token_ids": ids, "finish_reason": "stop"}]}]
-        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-        self._answer("text/event-stream", "".join([*lines, "data: [DONE]\n\n"]))
+        answer = json.dumps({"choices": [{"text": "", "token_ids": ids, "finish_reason": "stop"}]})
+        if not body["stream"]:
+            return self._answer("application/json", answer)
+        self._answer("text/event-stream", f"data: {answer}\n\ndata: [DONE]\n\n")
 
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import offline_batch
+from benchmarks import offline_batch, offline_compare, offline_host, offline_input
 from benchmarks.lib.batch.ledger import Ledger
 from benchmarks.lib.batch.pipeline import BatchPipeline, utterance_seed
-from benchmarks.lib.batch.types import BatchPlan, BatchReport, BatchVoice, TokenisedUtterance
+from benchmarks.lib.batch.types import BatchPlan, BatchReport
+from benchmarks.lib.inputs import read_jsonl, require_all_good
 from benchmarks.lib.types import SpeechInput
 from cosydit.clock import SystemClock
-from gateway.core import FloatArray, Sampling, SpeechTokenDelta, Utterance
+from llm_service.prompt import LengthLimits
+from llm_service.text_encoder import load_text_encoder
 from tests.benchmarks.fake_llm import SPEECH_TOKENS, FakeLLM
+from tests.benchmarks.scripted_stages import ScriptedLLM, ScriptedToken2Wav
 
 
 def _manifest(tmp_path: Path, checkpoint: Path, utts: Sequence[str], *bad: str) -> Path:
@@ -58,11 +61,11 @@ def test_a_batch_speaks_what_it_can_and_lists_what_it_can_not(
         assert result["speech_tokens"] == SPEECH_TOKENS and result["seed"] == utterance_seed(0, result["utt"])
     failures = (tmp_path / "out" / "failures.jsonl").read_text(encoding="utf-8").splitlines()
     stages = {failure["utt"]: failure["stage"] for failure in map(json.loads, failures)}
-    assert stages == {"gone": "input", "empty": "input", "row 6": "input", "png": "features", "voiceless": "features"}
-    assert "FAILED png in features" in capsys.readouterr().out
-    assert "LLM" in (tmp_path / "out" / "batch.log").read_text(encoding="utf-8")
+    assert stages == {"gone": "input", "empty": "input", "row 6": "input", "png": "voices", "voiceless": "voices"}
+    assert "FAILED png in voices" in capsys.readouterr().out
+    assert "llm_s" in (tmp_path / "out" / "batch.log").read_text(encoding="utf-8")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
-    assert (summary["done"], set(summary["stage_busy_s"])) == (3, {"features", "llm", "token2wav", "write"})
+    assert (summary["done"], set(summary["stage_busy_s"])) == (3, {"llm", "token2wav", "write"})
 
 
 def test_a_batch_goes_on_where_it_stopped(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
@@ -78,6 +81,51 @@ def test_a_batch_goes_on_where_it_stopped(tmp_path: Path, checkpoint: Path, llm:
     # Equal but for rounding: the first time it ran in a batch with others.
     assert np.abs(whole - again).max() < 1e-3
     assert sorted(result["utt"] for result in _results(tmp_path)) == ["a", "b", "c"]
+
+
+def test_figures_come_from_a_run_that_speaks_every_row(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
+    figures = tmp_path / "figures.json"
+    options = ("--llm-url", llm.url, "--figures", str(figures), "--setting", '{"gpus": 0}', "--warm-up", "1")
+    command = _command(tmp_path, checkpoint, _manifest(tmp_path, checkpoint, ["a", "b"]), *options)
+    assert offline_batch.main(command) == 0
+    content = json.loads(figures.read_text(encoding="utf-8"))
+    assert content["setting"] == {"gpus": 0} and content["environment"]["arguments"]["batch_size"] == 8
+    assert content["figures"]["audio_s"] == pytest.approx(2 * SPEECH_TOKENS / 25)
+    assert content["figures"]["rtf"] == pytest.approx(content["figures"]["wall_s"] / content["figures"]["audio_s"])
+    figures.unlink()
+    assert offline_batch.main(command) == 2
+    assert not figures.exists()
+
+
+def test_both_ways_of_speaking_are_compared_on_the_same_rows(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
+    figures = tmp_path / "figures.json"
+    options = ("--llm-url", llm.url, "--figures", str(figures), "--turns", "1")
+    command = _command(tmp_path, checkpoint, _manifest(tmp_path, checkpoint, ["a", "b"]), *options)
+    assert offline_compare.main(command) == 0
+    content = json.loads(figures.read_text(encoding="utf-8"))
+    assert content["raw"]["audio_s"] == [pytest.approx(2 * SPEECH_TOKENS / 25)]
+    single, batched = content["raw"]["one_by_one_s"][0], content["raw"]["batched_s"][0]
+    assert content["figures"]["speedup"] == pytest.approx(single / batched)
+    assert len(list((tmp_path / "out").glob("turn 0/*/*.wav"))) == 4
+
+
+def test_the_host_part_runs_with_services_that_cost_nothing(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = ("--llm-model-name-or-path", str(checkpoint / "llm"), "--voice", str(checkpoint / "voices/default.wav"))
+    assert offline_host.main([*paths, "--utterances", "5", "--format", "flac"]) == 0
+    assert "5 utterances, 40 s of audio" in capsys.readouterr().out
+
+
+def test_made_rows_have_texts_whose_speech_is_about_as_long_as_asked_for(tmp_path: Path, checkpoint: Path) -> None:
+    out = tmp_path / "list.jsonl"
+    paths = ("--llm-model-name-or-path", str(checkpoint / "llm"), "--voices-dir", str(checkpoint / "voices"))
+    assert offline_input.main([*paths, "--voices", "2", "--rows", "50", "--seconds", "8", "--out", str(out)]) == 0
+    rows = require_all_good(read_jsonl(out))
+    encoder = load_text_encoder(checkpoint / "llm")
+    bounds_s = [LengthLimits().max_speech_per_text_token * len(encoder.encode(row.text)) / 25 for row in rows]
+    assert (min(bounds_s), max(bounds_s)) == (6.4, 9.6)
+    assert len(rows) == 50 and len({row.prompt for row in rows}) == 2
 
 
 @pytest.mark.parametrize(
@@ -107,6 +155,8 @@ def test_options_that_mean_nothing_are_usage_errors(
         pytest.param(["--llm-url", "http://h:1", "--llm-set", "device=cpu"], "started here", id="LLM setting"),
         pytest.param(["--engine-dir", "x"], "--engine-dir is for --backend trtllm", id="engine dir"),
         pytest.param(["--prompt-text", "x"], "go together", id="prompt text alone"),
+        pytest.param(["--ray", "local"], "--ray needs --llm-url", id="ray without an LLM"),
+        pytest.param(["--ray-workers", "2"], "--ray-workers is for --ray", id="workers of nothing"),
         pytest.param(["--llm-url", "http://127.0.0.1:9"], "no LLM service answers", id="LLM down"),
     ],
 )
@@ -118,57 +168,6 @@ def test_a_batch_that_can_not_run_says_why(
     assert reason in capsys.readouterr().err
 
 
-class ScriptedLLM:
-    """Yields two tokens; fails for the text `fail`, says nothing for `silent`; counts who is answered at once.
-
-    The first answers wait until `together` are asked for at once, however slowly the stage before brings them.
-    """
-
-    def __init__(self, together: int = 1) -> None:
-        self.now = self.most = 0
-        self._together = together
-        self._are_together = asyncio.Event()
-
-    async def generate(
-        self, utterance: Utterance, sampling: Sampling, seed: int
-    ) -> AsyncGenerator[SpeechTokenDelta, None]:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        if self.now >= self._together:
-            self._are_together.set()
-        try:
-            await asyncio.wait_for(self._are_together.wait(), 30)
-            await asyncio.sleep(0.001)
-            if utterance.text == "fail":
-                raise RuntimeError("the LLM broke")
-            yield SpeechTokenDelta(() if utterance.text == "silent" else (1, 2), "stop")
-        finally:
-            self.now -= 1
-
-    async def is_ready(self) -> bool:
-        return True
-
-
-class ScriptedToken2Wav:
-    """Gives every utterance 10 samples; fails those of the text `noise`, and whole batches for `crash`."""
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-
-    async def make_voice(self, samples: FloatArray) -> BatchVoice:
-        return BatchVoice(samples, (1,))
-
-    async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
-        self.batches.append(len(utterances))
-        if any(each.input.text == "crash" for each in utterances):
-            raise RuntimeError("token2wav crashed")
-        noise = RuntimeError("no good")
-        return [noise if each.input.text == "noise" else np.zeros(10, np.float32) for each in utterances]
-
-    async def close(self) -> None:
-        """Hold nothing."""
-
-
 async def _run(
     tmp_path: Path, checkpoint: Path, texts: Sequence[str], plan: BatchPlan, together: int = 1
 ) -> tuple[ScriptedLLM, ScriptedToken2Wav, BatchReport, list[str]]:
@@ -176,16 +175,17 @@ async def _run(
     rows = [SpeechInput(f"u{index}", text, "says", voice) for index, text in enumerate(texts)]
     llm, token2wav = ScriptedLLM(together), ScriptedToken2Wav()
     settled: list[str] = []
+    report = BatchReport(len(rows))
     with Ledger(tmp_path / "out", "wav", {row.utt for row in rows}) as ledger:
         pipeline = BatchPipeline(llm, token2wav, ledger, plan, SystemClock())
-        report = await pipeline.run(rows, lambda report: settled.append("row"))
+        await pipeline.run(rows, report, lambda report: settled.append("row"))
     return llm, token2wav, report, settled
 
 
 async def test_batch_sizes_bound_each_stage(tmp_path: Path, checkpoint: Path) -> None:
     llm, token2wav, report, settled = await _run(tmp_path, checkpoint, ["x"] * 11, BatchPlan(3, 4), together=3)
     assert llm.most == 3
-    assert token2wav.batches == [4, 4, 3]
+    assert [len(batch) for batch in token2wav.batches] == [4, 4, 3]
     assert (report.done, report.failures, len(settled)) == (11, [], 11)
 
 
@@ -208,7 +208,7 @@ async def test_a_directory_that_can_not_be_written_ends_the_batch(tmp_path: Path
         pipeline = BatchPipeline(ScriptedLLM(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
         ledger.append = _no_space  # type: ignore[method-assign]
         with pytest.raises(OSError, match="no space"):
-            await asyncio.wait_for(pipeline.run(rows, lambda report: None), 30)
+            await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)
 
 
 def _no_space(result: object) -> None:

@@ -25,8 +25,8 @@ def _ledger(tmp_path: Path, audio_format: str = "wav") -> Ledger:
 
 
 def _finish(ledger: Ledger, utt: str) -> None:
-    path = ledger.write_audio(utt, SAMPLES)
-    ledger.append({"utt": utt, "audio": path.name})
+    name = ledger.write_audio(utt, SAMPLES)
+    ledger.append({"utt": utt, "audio": name})
 
 
 def _results(ledger: Ledger) -> list[dict[str, Any]]:
@@ -110,8 +110,8 @@ def test_nothing_is_doubled_or_lost_after_kills_at_any_moment(tmp_path: Path) ->
         "    print('go', flush=True)\n"
         "    for name in names:\n"
         "        if not ledger.is_done(name):\n"
-        "            path = ledger.write_audio(name, np.zeros(240, np.float32))\n"
-        "            ledger.append({'utt': name, 'audio': path.name})\n"
+        "            file = ledger.write_audio(name, np.zeros(240, np.float32))\n"
+        "            ledger.append({'utt': name, 'audio': file})\n"
         "            print(name, flush=True)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "out"), ",".join(names)]

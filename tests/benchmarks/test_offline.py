@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.engine.factory import POISON, PoisonableRunner, audio_of, drain, make_engine, make_prompt, tokens_of
+from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import StreamOptions, TokenChunk
-from token2wav_service.errors import InvalidChunkError, InvalidRequestError, Token2WavError
-from token2wav_service.offline import OfflineUtterance, cut_windows, synthesize_all
+from token2wav_service.engine.types import StreamOptions, TokenChunk, VoicePrompt
+from token2wav_service.errors import CapacityError, InvalidChunkError, InvalidRequestError, Token2WavError
+from token2wav_service.offline import OfflineUtterance, best_window_tokens, cut_windows, synthesize_all
 
 
 def _utterance(name: str, tokens: int, seed: int = 0) -> OfflineUtterance:
@@ -80,3 +83,46 @@ def test_leaving_early_aborts_what_is_open() -> None:
 def test_windows_that_the_engine_would_refuse_are_refused_at_once(window_tokens: int) -> None:
     with pytest.raises(ValueError, match="expected 1 to 1497"):
         synthesize_all(make_engine(), [], window_tokens)
+
+
+def test_a_voice_that_was_registered_is_not_loaded_again_unless_it_was_evicted() -> None:
+    engine = make_engine()
+    loaded: list[str] = []
+
+    def load() -> VoicePrompt:
+        loaded.append("prompt")
+        return make_prompt()
+
+    voice_id = engine.voices.register(make_prompt()).voice_id
+    known = OfflineUtterance("a", tokens_of(10, 0), load, voice_id=voice_id)
+    evicted = OfflineUtterance("b", tokens_of(10, 0), load, voice_id="gone")
+    outcomes = {each.name: each.outcome for each in synthesize_all(engine, [known, evicted])}
+    assert loaded == ["prompt"]
+    assert np.array_equal(outcomes["a"], outcomes["b"])
+
+
+def test_an_utterance_whose_voice_has_no_room_waits_for_those_in_use() -> None:
+    engine = make_engine(voice_cache_bytes=3 * _voice_bytes() // 2)
+    utterances = [OfflineUtterance(str(seed), tokens_of(10, 0), make_prompt(seed)) for seed in range(3)]
+    outcomes = [each.outcome for each in synthesize_all(engine, utterances)]
+    assert all(isinstance(outcome, np.ndarray) for outcome in outcomes)
+    assert _runner(engine).batches == [1, 1, 1]
+
+
+def test_a_voice_that_never_fits_fails_its_utterance() -> None:
+    engine = make_engine(voice_cache_bytes=_voice_bytes() // 2)
+    (spoken,) = synthesize_all(engine, [_utterance("a", 10)])
+    assert isinstance(spoken.outcome, CapacityError)
+
+
+@pytest.mark.parametrize(
+    ("runner", "tokens"), [(RunnerKind.TORCH, 500), (RunnerKind.SLOTS, 100)], ids=["plain modules", "programs"]
+)
+def test_windows_suit_the_runner(runner: RunnerKind, tokens: int) -> None:
+    assert best_window_tokens(Token2WavConfig(Path("unused"), runner=runner)) == tokens
+
+
+def _voice_bytes() -> int:
+    engine = make_engine()
+    engine.voices.register(make_prompt())
+    return engine.stats().voice_bytes

@@ -8,6 +8,7 @@ a torn last line, a file without its line, a line without its file.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import numpy as np
 import soundfile
 
 from benchmarks.lib.report import write_text
@@ -26,6 +28,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 RESULTS_FILE = "results.jsonl"
 LOCK_FILE = ".lock"
 FORMATS = {"wav": "WAV", "flac": "FLAC"}
+PCM_SCALE = 32767
 _PARTIAL = ".part"
 _NAME = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,200}")
 
@@ -99,18 +102,25 @@ class Ledger:
         """Tell whether an utterance's audio exists; raises like `audio_path`."""
         return self.audio_path(utt).exists()
 
-    def write_audio(self, utt: str, samples: FloatArray) -> Path:
-        """Write an utterance's audio: from here on it is done.
+    def write_audio(self, utt: str, samples: FloatArray) -> str:
+        """Write an utterance's audio: from here on it is done. Several threads may write at once.
 
         Args:
             utt: its name.
             samples: [N] float32 in +-1 at 24 kHz; written as 16-bit PCM.
+
+        Returns:
+            The file's name.
         """
+        return self.write_encoded(utt, encode_audio(samples, self._format))
+
+    def write_encoded(self, utt: str, data: bytes) -> str:
+        """Write an utterance's audio, encoded before by `encode_audio`; see `write_audio`."""
         path = self.audio_path(utt)
         partial = path.with_name(f".{path.name}{_PARTIAL}")
-        soundfile.write(partial, samples, SAMPLE_RATE_HZ, format=FORMATS[self._format], subtype="PCM_16")
+        partial.write_bytes(data)
         os.replace(partial, path)
-        return path
+        return path.name
 
     def append(self, result: Mapping[str, Any]) -> None:
         """Append an utterance's line, whole or not at all; `result` has its name as `utt`."""
@@ -140,6 +150,14 @@ class Ledger:
             if audio.suffix == f".{self._format}" and audio.exists():
                 results.setdefault(utt, result)
         return results
+
+
+def encode_audio(samples: FloatArray, audio_format: str) -> bytes:
+    """Return [N] float32 samples in +-1 at 24 kHz as a 16-bit file of a key of `FORMATS`."""
+    pcm = np.clip(np.rint(samples * PCM_SCALE), -PCM_SCALE, PCM_SCALE).astype("<i2")
+    file = io.BytesIO()
+    soundfile.write(file, pcm, SAMPLE_RATE_HZ, format=FORMATS[audio_format], subtype="PCM_16")
+    return file.getvalue()
 
 
 def _recovered(path: Path) -> dict[str, Any]:

@@ -1,6 +1,10 @@
-"""Works a list of utterances through prompt features, LLM, token2wav and files; the stages overlap.
+"""Works a list of utterances through voices, LLM, token2wav and files; the last three overlap.
 
-A row that fails fails alone. Knows the services by their seams, and files by the ledger.
+```
+ voices, once a prompt ─► LLM, batch_size at once ─► window: like lengths ─► token2wav, a batch at a time ─► files
+```
+
+A row that fails fails alone. Knows the services and the files by their seams.
 """
 
 from __future__ import annotations
@@ -9,11 +13,11 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
-from benchmarks.lib.batch.ledger import Ledger
+from benchmarks.lib.batch.lengths import LengthWindow
 from benchmarks.lib.batch.types import (
+    AudioSink,
     BatchPlan,
     BatchReport,
     BatchVoice,
@@ -21,49 +25,56 @@ from benchmarks.lib.batch.types import (
     Failure,
     Token2WavStage,
     TokenisedUtterance,
+    WholeAnswerLM,
 )
-from benchmarks.lib.types import BadRow, BenchmarkError, InputRow, SpeechInput
+from benchmarks.lib.batch.voices import BatchVoices
+from benchmarks.lib.types import BenchmarkError, SpeechInput
 from cosydit.clock import Clock
-from gateway.core import FloatArray, SpeechLM, Utterance
+from gateway.core import FloatArray, SpeechTokenDelta, Utterance
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import load_prompt_audio
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("features", "llm", "token2wav", "write")
+STAGES = ("llm", "token2wav", "write")
 _SEED_BYTES = 6
 _TRUNCATED = "length"
+OnRow = Callable[[BatchReport], None]
 
 
 class BatchPipeline:
     """One batch on its way."""
 
-    def __init__(self, llm: SpeechLM, token2wav: Token2WavStage, ledger: Ledger, plan: BatchPlan, clock: Clock) -> None:
+    def __init__(
+        self, llm: WholeAnswerLM, token2wav: Token2WavStage, sink: AudioSink, plan: BatchPlan, clock: Clock
+    ) -> None:
         """Keep the parts; their owner opens and closes them."""
         self._llm = llm
         self._token2wav = token2wav
-        self._ledger = ledger
+        self._sink = sink
         self._plan = plan
         self._clock = clock
         self._busy = {stage: BusyTime(clock) for stage in STAGES}
-        self._spoken: asyncio.Queue[TokenisedUtterance | None] = asyncio.Queue(2 * plan.token2wav_batch_size)
+        self._voices = BatchVoices()
+        self._window = LengthWindow(plan.utterances_ahead)
+        self._began_s = 0.0
 
-    async def run(self, rows: Sequence[InputRow], on_row: Callable[[BatchReport], None]) -> BatchReport:
-        """Speak every row that is not done yet.
+    async def run(self, rows: Sequence[SpeechInput], report: BatchReport, on_row: OnRow) -> None:
+        """Speak every row.
 
         Args:
-            rows: what to speak.
-            on_row: hears of every row that is settled: done now, done before, or failed.
+            rows: what to speak; none of it is done.
+            report: gets counts, times and failures added.
+            on_row: hears of every row that is settled.
 
-        Returns:
-            Counts, times and failures; never raises for a row.
+        Raises:
+            OSError: results can't be written; never raises for a row.
         """
-        report = BatchReport(len(rows))
-        began_s = self._clock.now()
-        waiting = self._todo(rows, report, on_row)
+        await self._make_voices(rows, report)
+        await self._warm_up(rows[: self._plan.warm_up])
+        self._began_s = self._clock.now()
         tasks = [
-            asyncio.create_task(self._tokenise_all(waiting, report, on_row)),
-            asyncio.create_task(self._write_all(report, on_row)),
+            asyncio.create_task(self._tokenise_all(iter(rows), report, on_row)),
+            asyncio.create_task(self._speak_all(report, on_row)),
         ]
         try:
             await asyncio.gather(*tasks)
@@ -71,149 +82,140 @@ class BatchPipeline:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        report.wall_s = self._clock.now() - began_s
-        report.stage_busy_s = {stage: busy.total_s for stage, busy in self._busy.items()}
-        return report
+        report.wall_s += self._now_s()
+        for stage, busy in self._busy.items():
+            report.stage_busy_s[stage] = report.stage_busy_s.get(stage, 0.0) + busy.total_s
 
-    def _todo(
-        self, rows: Sequence[InputRow], report: BatchReport, on_row: Callable[[BatchReport], None]
-    ) -> Iterator[SpeechInput]:
-        for row in rows:
-            try:
-                if isinstance(row, BadRow):
-                    raise BenchmarkError(row.reason)
-                is_done = self._ledger.is_done(row.utt)
-            except BenchmarkError as error:
-                _fail(report, row.utt, "input", error)
-                on_row(report)
-                continue
-            if not is_done:
-                yield row
-                continue
-            report.done_before += 1
-            on_row(report)
+    async def _make_voices(self, rows: Sequence[SpeechInput], report: BatchReport) -> None:
+        began_s = self._clock.now()
+        await self._voices.make(rows, self._token2wav)
+        report.voices += len(self._voices)
+        report.voices_s += self._clock.now() - began_s
 
-    async def _tokenise_all(
-        self, waiting: Iterator[SpeechInput], report: BatchReport, on_row: Callable[[BatchReport], None]
-    ) -> None:
+    async def _warm_up(self, rows: Sequence[SpeechInput]) -> None:
+        """Speak rows and drop them."""
+        outcomes = await asyncio.gather(*map(self._tokenise, rows))
+        utterances = [each for each in outcomes if isinstance(each, TokenisedUtterance)]
+        for start in range(0, len(utterances), self._plan.token2wav_batch_size):
+            await self._speak(utterances[start : start + self._plan.token2wav_batch_size])
+        self._busy = {stage: BusyTime(self._clock) for stage in STAGES}
+
+    async def _tokenise_all(self, rows: Iterator[SpeechInput], report: BatchReport, on_row: OnRow) -> None:
         async def work() -> None:
-            for row in waiting:
-                utterance = await self._tokenise(row, report)
-                if utterance is None:
+            for row in rows:
+                outcome = await self._tokenise(row)
+                if isinstance(outcome, Failure):
+                    fail(report, outcome)
                     on_row(report)
                 else:
-                    await self._spoken.put(utterance)
+                    await self._window.put(outcome)
 
         await asyncio.gather(*(work() for _ in range(self._plan.batch_size)))
-        await self._spoken.put(None)
+        await self._window.close()
 
-    async def _tokenise(self, row: SpeechInput, report: BatchReport) -> TokenisedUtterance | None:
+    async def _tokenise(self, row: SpeechInput) -> TokenisedUtterance | Failure:
         seed = utterance_seed(self._plan.seed, row.utt)
-        stage = "features"
+        stage = "voices"
         try:
-            with self._timed(stage) as features_s:
-                voice = await self._voice(row)
+            voice = self._voices.of(row)
             stage = "llm"
-            with self._timed(stage) as llm_s:
-                token_ids, finish_reason = await self._generate(row, voice, seed)
+            with self._timed(stage) as (began_s, took_s):
+                answer = await self._generate(row, voice, seed)
         except Exception as error:  # the row's failure, whatever it was
-            _fail(report, row.utt, stage, error)
-            return None
-        return TokenisedUtterance(row, voice, seed, token_ids, finish_reason, features_s[0], llm_s[0])
+            return Failure(row.utt, stage, describe(error))
+        return TokenisedUtterance(row, voice, seed, answer.token_ids, answer.finish_reason, began_s, took_s[0])
 
-    async def _voice(self, row: SpeechInput) -> BatchVoice:
-        if row.prompt is None:
-            raise BenchmarkError("the row has no prompt audio; add it, or give --prompt-speech-path for all rows")
-        data = await asyncio.to_thread(row.prompt.read_bytes) if isinstance(row.prompt, Path) else row.prompt
-        return await self._token2wav.make_voice(await asyncio.to_thread(load_prompt_audio, data))
-
-    async def _generate(self, row: SpeechInput, voice: BatchVoice, seed: int) -> tuple[tuple[int, ...], str | None]:
+    async def _generate(self, row: SpeechInput, voice: BatchVoice, seed: int) -> SpeechTokenDelta:
         prompt_tokens = voice.prompt_tokens if row.prompt_text else ()
         utterance = Utterance(row.text, row.prompt_text or "", prompt_tokens)
-        token_ids: list[int] = []
-        finish_reason = None
-        async with aclosing(self._llm.generate(utterance, self._plan.sampling, seed)) as deltas:
-            async for delta in deltas:
-                token_ids.extend(delta.token_ids)
-                finish_reason = delta.finish_reason
-        if not token_ids:
+        answer = await self._llm.complete(utterance, self._plan.sampling, seed)
+        if not answer.token_ids:
             raise BenchmarkError("the LLM ended without a single speech token; try another text, --seed or prompt")
-        if finish_reason == _TRUNCATED:
+        if answer.finish_reason == _TRUNCATED:
             logger.warning("%s: the bound for the text's length ended the speech, not the LLM", row.utt)
-        return tuple(token_ids), finish_reason
+        return answer
 
-    async def _write_all(self, report: BatchReport, on_row: Callable[[BatchReport], None]) -> None:
-        is_open = True
-        while is_open:
-            batch: list[TokenisedUtterance] = []
-            while is_open and len(batch) < self._plan.token2wav_batch_size:
-                utterance = await self._spoken.get()
-                is_open = utterance is not None
-                batch += [] if utterance is None else [utterance]
-            if batch:
-                await self._speak_and_write(batch, report, on_row)
+    async def _speak_all(self, report: BatchReport, on_row: OnRow) -> None:
+        """Speak batch after batch; while one is spoken, the one before it is written."""
+        writing: asyncio.Task[None] | None = None
+        try:
+            while batch := await self._window.take(self._plan.token2wav_batch_size):
+                with self._timed("token2wav") as (began_s, took_s):
+                    outcomes = await self._speak(batch)
+                if writing is not None:
+                    await writing
+                span = {"token2wav_began_s": began_s, "token2wav_s": took_s[0], "token2wav_batch": len(batch)}
+                writing = asyncio.create_task(self._write_all(batch, outcomes, span, report, on_row))
+            if writing is not None:
+                await writing
+        finally:
+            if writing is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
 
-    async def _speak_and_write(
-        self, batch: Sequence[TokenisedUtterance], report: BatchReport, on_row: Callable[[BatchReport], None]
+    async def _speak(self, batch: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
+        try:
+            return await self._token2wav.speak(batch)
+        except Exception as error:  # the batch's failure is each row's
+            return [error] * len(batch)
+
+    async def _write_all(
+        self,
+        batch: Sequence[TokenisedUtterance],
+        outcomes: Sequence[FloatArray | Exception],
+        span: dict[str, float],
+        report: BatchReport,
+        on_row: OnRow,
     ) -> None:
-        with self._timed("token2wav") as token2wav_s:
-            try:
-                outcomes = await self._token2wav.speak(batch)
-            except Exception as error:  # the batch's failure is each row's
-                outcomes = [error] * len(batch)
-        for utterance, outcome in zip(batch, outcomes, strict=True):
+        async def settle(utterance: TokenisedUtterance, outcome: FloatArray | Exception) -> None:
             if isinstance(outcome, Exception):
-                _fail(report, utterance.input.utt, "token2wav", outcome)
+                fail(report, Failure(utterance.input.utt, "token2wav", describe(outcome)))
             else:
-                await self._write(utterance, outcome, token2wav_s[0], len(batch), report)
+                await self._write(utterance, outcome, span, report)
             on_row(report)
 
+        await asyncio.gather(*map(settle, batch, outcomes))
+
     async def _write(
-        self, utterance: TokenisedUtterance, samples: FloatArray, token2wav_s: float, together: int, report: BatchReport
+        self, utterance: TokenisedUtterance, samples: FloatArray, span: dict[str, float], report: BatchReport
     ) -> None:
         utt = utterance.input.utt
+        audio_s = len(samples) / SAMPLE_RATE_HZ
         try:
-            with self._timed("write") as write_s:
-                path = await asyncio.to_thread(self._ledger.write_audio, utt, samples)
+            with self._timed("write") as (_, write_s):
+                name = await asyncio.to_thread(self._sink.write_audio, utt, samples)
         except Exception as error:
-            _fail(report, utt, "write", error)
+            fail(report, Failure(utt, "write", describe(error)))
             return
+        times = {"llm_began_s": utterance.llm_began_s, "llm_s": utterance.llm_s, **span, "write_s": write_s[0]}
         result = {
             "utt": utt,
-            "audio": path.name,
-            "audio_s": len(samples) / SAMPLE_RATE_HZ,
+            "audio": name,
+            "audio_s": audio_s,
             "text": utterance.input.text,
             "speech_tokens": len(utterance.token_ids),
             "finish_reason": utterance.finish_reason,
             "seed": utterance.seed,
-            "features_s": utterance.features_s,
-            "llm_s": utterance.llm_s,
-            "token2wav_s": token2wav_s,
-            "token2wav_batch": together,
-            "write_s": write_s[0],
+            **{what: round(value, 6) for what, value in times.items()},
+            "written_s": round(self._now_s(), 6),
         }
-        self._ledger.append(result)
+        self._sink.append(result)
         report.done += 1
-        report.audio_s += len(samples) / SAMPLE_RATE_HZ
-        logger.info(
-            "%s: %.2f s of audio, features %.3f s, LLM %.3f s, token2wav %.3f s (batch of %d), write %.3f s",
-            utt,
-            len(samples) / SAMPLE_RATE_HZ,
-            utterance.features_s,
-            utterance.llm_s,
-            token2wav_s,
-            together,
-            write_s[0],
-        )
+        report.audio_s += audio_s
+        logger.info("%s: %.2f s of audio; %s", utt, audio_s, times)
+
+    def _now_s(self) -> float:
+        """Return seconds since the first utterance was begun."""
+        return self._clock.now() - self._began_s
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[list[float]]:
-        """Count a span to its stage; the list holds its seconds afterwards."""
+    def _timed(self, stage: str) -> Iterator[tuple[float, list[float]]]:
+        """Count a span to its stage; gives when it began, and a list that holds its seconds afterwards."""
         took: list[float] = []
-        began_s = self._clock.now()
+        began_s = self._now_s()
         with self._busy[stage]:
-            yield took
-        took.append(self._clock.now() - began_s)
+            yield began_s, took
+        took.append(self._now_s() - began_s)
 
 
 def utterance_seed(seed: int, utt: str) -> int:
@@ -221,7 +223,12 @@ def utterance_seed(seed: int, utt: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{utt}".encode()).digest()[:_SEED_BYTES], "big")
 
 
-def _fail(report: BatchReport, utt: str, stage: str, error: Exception) -> None:
-    failure = Failure(utt, stage, f"{type(error).__name__}: {error}")
+def fail(report: BatchReport, failure: Failure) -> None:
+    """Add a failure to the report, and to the log."""
     report.failures.append(failure)
-    logger.error("%s failed in %s: %s", utt, stage, failure.reason)
+    logger.error("%s failed in %s: %s", failure.utt, failure.stage, failure.reason)
+
+
+def describe(error: BaseException) -> str:
+    """Return what a report says of an error."""
+    return f"{type(error).__name__}: {error}"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.batch.types import BatchVoice, TokenisedUtterance
+from benchmarks.lib.batch.types import TokenisedUtterance
+from benchmarks.lib.batch.voices import read_prompt
 from gateway.chunking import TokenWindow
-from gateway.core import FloatArray
+from gateway.core import FloatArray, RegisteredVoice
 from gateway.errors import VoiceEvictedError
 from gateway.token2wav_client import Token2WavClient
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.types import StreamOptions, VoicePrompt
+from token2wav_service.errors import InvalidPromptError
 from token2wav_service.offline import OfflineUtterance, cut_windows, synthesize_all
 
 
@@ -24,26 +29,26 @@ class EngineStage:
         """Keep the engine; nothing else may use it."""
         self._engine = engine
         self._window_tokens = window_tokens
+        # A thread of its own: the next batch must not wait behind the files of the one before it.
+        self._thread = ThreadPoolExecutor(1, "token2wav")
 
-    async def make_voice(self, samples: FloatArray) -> BatchVoice:
+    async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
         """See `Token2WavStage.make_voice`."""
         features = await asyncio.to_thread(self._engine.voices.register, VoicePrompt(samples))
-        return BatchVoice(samples, tuple(features.prompt_tokens.tolist()))
+        return RegisteredVoice(features.voice_id, tuple(features.prompt_tokens.tolist()))
 
     async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
         """See `Token2WavStage.speak`."""
-        return await asyncio.to_thread(self._speak, utterances)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._speak, utterances)
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """End the thread."""
+        self._thread.shutdown()
 
     def _speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
-        offline = [
-            OfflineUtterance(each.input.utt, each.token_ids, VoicePrompt(each.voice.samples), StreamOptions(each.seed))
-            for each in utterances
-        ]
-        spoken = {each.name: each.outcome for each in synthesize_all(self._engine, offline, self._window_tokens)}
-        return [spoken[each.input.utt] for each in utterances]
+        spoken = synthesize_all(self._engine, map(_offline, utterances), self._window_tokens)
+        outcomes = {each.name: each.outcome for each in spoken}
+        return [outcomes[each.input.utt] for each in utterances]
 
 
 class TritonStage:
@@ -54,9 +59,9 @@ class TritonStage:
         self._client = Token2WavClient(url)
         self._window_tokens = window_tokens
 
-    async def make_voice(self, samples: FloatArray) -> BatchVoice:
+    async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
         """See `Token2WavStage.make_voice`."""
-        return BatchVoice(samples, (await self._client.register_voice(samples)).prompt_speech_tokens)
+        return await self._client.register_voice(samples)
 
     async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
         """See `Token2WavStage.speak`."""
@@ -70,22 +75,35 @@ class TritonStage:
         try:
             return await self._stream(utterance)
         except VoiceEvictedError:
-            # NOTE: registering it again right before the stream opens leaves no time to lose it.
             pass
         except Exception as error:  # the row's failure, whatever it was
             return error
         try:
+            # NOTE: making it again right before the stream opens leaves no time to lose it.
+            await self.make_voice(await asyncio.to_thread(read_prompt, utterance.voice.prompt))
             return await self._stream(utterance)
         except Exception as error:
             return error
 
     async def _stream(self, utterance: TokenisedUtterance) -> FloatArray:
-        voice = await self._client.register_voice(utterance.voice.samples)
         cuts = cut_windows(utterance.token_ids, self._window_tokens)
-        async with self._client.open_stream(voice.voice_id, utterance.seed) as stream:
+        async with self._client.open_stream(utterance.voice.voice_id, utterance.seed) as stream:
             pushes = []
             for index, token_ids in enumerate(cuts):
                 window = TokenWindow(index, index * self._window_tokens, token_ids, index == len(cuts) - 1)
                 pushes.append(stream.push(window))
             chunks = [await push for push in pushes]
         return np.concatenate([chunk.samples for chunk in chunks])
+
+
+def _offline(utterance: TokenisedUtterance) -> OfflineUtterance:
+    voice, options = utterance.voice, StreamOptions(utterance.seed)
+    load = partial(_load_prompt, voice.prompt)
+    return OfflineUtterance(utterance.input.utt, utterance.token_ids, load, options, voice.voice_id)
+
+
+def _load_prompt(prompt: Path | bytes) -> VoicePrompt:
+    try:
+        return VoicePrompt(read_prompt(prompt))
+    except OSError as error:
+        raise InvalidPromptError(f"the prompt was read before and can't be read again: {error}") from error

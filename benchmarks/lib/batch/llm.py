@@ -1,0 +1,144 @@
+"""Asks the LLM service for whole answers over HTTP: nobody listens, so nothing is streamed.
+
+A streamed answer costs the client and the server an event for every few tokens; a whole one costs one body. What
+stands in a request and in an answer is `gateway.llm_wire`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from cosydit.clock import Clock
+from gateway import errors
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.llm_client import KEEPALIVE_EXPIRY_S
+from gateway.llm_wire import LLMWire
+
+READY_TIMEOUT_S = 3.0
+RETRY_AFTER_S = 1.0
+"""Between two tries at a service that says that it is full."""
+_EXCERPT_CHARACTERS = 300
+_HTTP_OK = 200
+_BUSY = (429, 503)
+
+
+class WholeAnswerClient:
+    """A `WholeAnswerLM` over HTTP; closed by its owner."""
+
+    def __init__(self, base_url: str, wire: LLMWire, model: str | None, timeout_s: float, clock: Clock) -> None:
+        """Keep the settings; nothing is opened or sent yet.
+
+        Args:
+            base_url: scheme, host and port.
+            wire: writes requests and reads answers for one backend.
+            model: the name to ask for; None asks the service for the first one it lists.
+            timeout_s: longest wait for one answer, queueing in the service included.
+            clock: for that wait.
+        """
+        self._base_url = base_url.rstrip("/")
+        self._wire = wire
+        self._model = model
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close the connections; answers under way fail."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def is_ready(self) -> bool:
+        """Tell whether the service's health endpoint answers 200 now."""
+        timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
+        try:
+            async with self._http().get(f"{self._base_url}/health", timeout=timeout) as response:
+                return response.status == _HTTP_OK
+        except (aiohttp.ClientError, asyncio.TimeoutError):
+            return False
+
+    async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
+        """See `WholeAnswerLM.complete`; waits while the service says that it is full."""
+        ends_at = self._clock.now() + self._timeout_s
+        if self._model is None:
+            self._model = await self._first_model()
+        request = self._wire.request(utterance, sampling, seed, self._model)
+        body = {**request.body, "stream": False}
+        while True:
+            status, answer = await self._send("POST", request.path, body)
+            if status not in _BUSY or self._clock.now() + RETRY_AFTER_S >= ends_at:
+                break
+            await asyncio.sleep(RETRY_AFTER_S)
+        self._check_status(status, answer)
+        return self._read(answer)
+
+    def _http(self) -> aiohttp.ClientSession:
+        """Return the connection pool, made on first use because it belongs to the running event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY_S),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                trust_env=False,
+            )
+        return self._session
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+        try:
+            return await self._try_to_send(method, path, body)
+        except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+            # NOTE: most likely a pooled connection that the server closed while it was idle.
+            pass
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise self._unavailable(error) from error
+        try:
+            return await self._try_to_send(method, path, body)
+        except (aiohttp.ClientError, asyncio.TimeoutError, ConnectionResetError) as error:
+            raise self._unavailable(error) from error
+
+    async def _try_to_send(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, str]:
+        async with self._http().request(method, self._base_url + path, json=body, allow_redirects=False) as response:
+            return response.status, await response.text(errors="replace")
+
+    async def _first_model(self) -> str:
+        status, answer = await self._send("GET", "/v1/models")
+        self._check_status(status, answer)
+        try:
+            return str(json.loads(answer)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            got = f"LLM at {self._base_url} lists no models at /v1/models ({error!r})"
+            raise errors.LLMProtocolError(f"{got}; is it an OpenAI-compatible server?") from error
+
+    def _check_status(self, status: int, answer: str) -> None:
+        if status == _HTTP_OK:
+            return
+        got = f"LLM at {self._base_url} answered {status}: {answer[:_EXCERPT_CHARACTERS]}"
+        if status in _BUSY:
+            raise errors.LLMUnavailableError(f"{got}; ask for less at once (--batch-size), or let it take more")
+        raise errors.LLMFailedError(f"{got}; see its log, and check that --backend is what runs there")
+
+    def _read(self, answer: str) -> SpeechTokenDelta:
+        delta = self._wire.reader().read(_as_event(answer))
+        if delta.finish_reason is None:
+            raise errors.LLMInterruptedError(
+                f"LLM at {self._base_url}: its answer has no finish_reason; try again, and see its log"
+            )
+        return delta
+
+    def _unavailable(self, error: Exception) -> errors.LLMUnavailableError:
+        got = f"LLM at {self._base_url} gave no answer within {self._timeout_s:.0f} s or was lost ({error!r})"
+        return errors.LLMUnavailableError(f"{got}; see its log, or correct its URL")
+
+
+def _as_event(answer: str) -> str:
+    """Return a whole answer in the shape of a stream's only event; they differ for chat, which has `message`."""
+    if '"message"' not in answer:
+        return answer
+    try:
+        body = json.loads(answer)
+        choices = [{**choice, "delta": choice["message"]} for choice in body["choices"]]
+    except (ValueError, LookupError, TypeError):
+        return answer
+    return json.dumps({"choices": choices})
