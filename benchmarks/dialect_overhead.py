@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.lib.arguments import count
 from benchmarks.lib.dialects import DIALECTS, Request, Stand, ask_pipeline, instant_voices
+from benchmarks.lib.dialects_streaming import STREAMING_DIALECTS
 from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.instant import instant_pipeline
 from benchmarks.lib.metrics import percentile
@@ -52,7 +53,7 @@ async def measure(requests: int, warm_up: int) -> dict[str, list[float]]:
         executor = stack.enter_context(ThreadPoolExecutor(1))
         stand = Stand(instant_pipeline(voices), voices, executor, SystemClock())
         asking: dict[str, Request] = {PIPELINE: partial(ask_pipeline, stand)}
-        for dialect in DIALECTS:
+        for dialect in (*DIALECTS, *STREAMING_DIALECTS):
             asking[dialect.name] = await stack.enter_async_context(dialect.serve(stand))
         rounds = [{name: await ask() for name, ask in asking.items()} for _ in range(warm_up + requests)]
     return {name: [each[name] for each in rounds[warm_up:]] for name in asking}

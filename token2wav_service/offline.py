@@ -97,16 +97,12 @@ def _synthesize(
     waiting = next(utterances, None)
     try:
         while waiting is not None or streams:
-            has_room = True
-            while waiting is not None and has_room and len(streams) < engine.config.max_batch_size:
+            while waiting is not None and len(streams) < engine.config.max_batch_size:
                 try:
                     streams[_open(engine, waiting, window_tokens)] = _Open(waiting.name)
-                except CapacityError as error:
-                    if streams:
-                        has_room = False
-                        continue
-                    yield OfflineSpeech(waiting.name, error, None)
                 except Token2WavError as error:
+                    if isinstance(error, CapacityError) and streams:
+                        break
                     yield OfflineSpeech(waiting.name, error, None)
                 waiting = next(utterances, None)
             yield from _step(engine, streams)

@@ -74,7 +74,7 @@ async def _serve_openai(fields: dict[str, str], stand: Stand) -> AsyncIterator[R
     host = OpenAIHost(stand.pipeline, stand.executor, lambda text: [0] * len(text), AudioFormat.WAV)
     app = Starlette(routes=openai_http.routes(lambda: host, 1 << 20))
     body = {"model": "m", "input": TEXT, "voice": VOICE, **fields}
-    async with _serving(app) as url, aiohttp.ClientSession(url) as http:
+    async with serving(app) as url, aiohttp.ClientSession(url) as http:
 
         async def ask() -> float:
             began_s = stand.clock.now()
@@ -89,7 +89,7 @@ async def _serve_openai(fields: dict[str, str], stand: Stand) -> AsyncIterator[R
 
 
 @asynccontextmanager
-async def _serving(app: ASGIApp) -> AsyncIterator[str]:
+async def serving(app: ASGIApp) -> AsyncIterator[str]:
     """Serve an ASGI application as `python -m gateway` does; gives its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve())

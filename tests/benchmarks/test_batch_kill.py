@@ -54,6 +54,34 @@ def _kill_at_a_random_moment(output_dir: Path, voice: Path, moment_s: float) -> 
     assert child.returncode == -signal.SIGKILL
 
 
+def test_a_service_that_a_killed_batch_had_started_ends_too() -> None:
+    program = (
+        "import os, pathlib, subprocess, sys, time\n"
+        "command = [sys.executable, '-m', 'benchmarks.lib.batch.bound_child', str(os.getpid()), 'sleep', '60']\n"
+        "service = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)\n"
+        "while not pathlib.Path(f'/proc/{service.pid}/cmdline').read_bytes().startswith(b'sleep'):\n"
+        "    time.sleep(0.01)\n"
+        "print(service.pid, flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        service = int(child.stdout.readline())
+        child.kill()
+    assert _ends(service)
+
+
+def _ends(pid: int) -> bool:
+    for _ in range(200):
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def test_three_kills_at_random_moments_lose_double_and_corrupt_nothing(tmp_path: Path, checkpoint: Path) -> None:
     rng = random.Random(0)
     out, voice = tmp_path / "out", checkpoint / "voices" / "default.wav"

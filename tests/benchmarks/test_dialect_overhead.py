@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.dialect_overhead import PIPELINE, measure, overhead_table
 from benchmarks.lib.dialects import DIALECTS
+from benchmarks.lib.dialects_streaming import STREAMING_DIALECTS
 
 pytest.importorskip("av", reason="the audio extra is not installed")
 
@@ -13,7 +14,7 @@ pytest.importorskip("av", reason="the audio extra is not installed")
 async def test_every_dialect_is_asked_as_often_as_the_pipeline() -> None:
     samples_s = await measure(requests=2, warm_up=1)
 
-    assert list(samples_s) == [PIPELINE, *(dialect.name for dialect in DIALECTS)]
+    assert list(samples_s) == [PIPELINE, *(dialect.name for dialect in (*DIALECTS, *STREAMING_DIALECTS))]
     assert all(len(values) == 2 and min(values) > 0 for values in samples_s.values())
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.lib.batch.ledger import Ledger, encode_audio
 from benchmarks.lib.batch.pipeline import BatchPipeline, OnRow, fail
-from benchmarks.lib.batch.settings import BatchSettings
+from benchmarks.lib.batch.settings import BatchSettings, RaySettings
 from benchmarks.lib.batch.types import BatchReport, BatchServices, Failure
 from benchmarks.lib.types import BenchmarkError, SpeechInput
 from cosydit.clock import Clock, SystemClock
@@ -113,9 +113,8 @@ def open_ray(settings: BatchSettings, open_services: OpenServices) -> Iterator[t
     except ImportError as error:
         raise BenchmarkError(f"--ray needs `pip install 'cosydit[ray]'` ({error})") from error
     assert settings.ray is not None
-    address = None if settings.ray.address == LOCAL else settings.ray.address
     try:
-        ray.init(address=address, num_cpus=4, include_dashboard=False, log_to_driver=False)
+        ray.init(log_to_driver=False, **_cluster(settings.ray))
     except ConnectionError as error:
         got = f"no Ray cluster answers at {settings.ray.address!r} ({error})"
         raise BenchmarkError(f"{got}; start one with `ray start --head`, or give --ray {LOCAL}") from error
@@ -227,6 +226,14 @@ def _rows_per_task(settings: BatchSettings, rows: int, workers: int) -> int:
     assert settings.ray is not None
     chosen = settings.ray.rows_per_task or settings.plan.utterances_ahead
     return max(1, min(chosen, math.ceil(rows / workers)))
+
+
+def _cluster(settings: RaySettings) -> dict[str, Any]:
+    """Return what `ray.init` is told of the cluster."""
+    if settings.address != LOCAL:
+        return {"address": settings.address}
+    # Ray's CPUs are only counted. Those of workers that have just ended come back late, so there are some for others.
+    return {"num_cpus": 2 * (settings.workers or 1), "include_dashboard": False}
 
 
 def _gpus(settings: BatchSettings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -70,7 +71,8 @@ def _llm_url(settings: LLMSettings, plan: BatchPlan, log_dir: Path) -> Iterator[
 
 
 def _llm_command(settings: LLMSettings, plan: BatchPlan, port: int) -> list[str]:
-    command = [sys.executable, "-m", "llm_service", "--backend", settings.backend.value, "--port", str(port)]
+    command = [sys.executable, "-m", "benchmarks.lib.batch.bound_child", str(os.getpid())]
+    command += [sys.executable, "-m", "llm_service", "--backend", settings.backend.value, "--port", str(port)]
     command += ["--model-dir", str(settings.engine_dir or settings.model_dir)]
     command += ["--tokenizer-dir", str(settings.model_dir), "--max-batch-size", str(plan.batch_size)]
     if settings.kv_cache_free_gpu_memory_fraction is not None:
