@@ -38,6 +38,7 @@ from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.llm_client import SpeechLMClient
 from gateway.llm_wire import LLMWire
+from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.text import load_text_front_end
@@ -57,6 +58,8 @@ class Gateway:
     executor: Executor
     """Threads for codecs that take time."""
     openai: OpenAIHost
+    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
+    """Of the sockets, see `Pacer`."""
 
 
 GatewayFactory = Callable[[], AbstractAsyncContextManager[Gateway]]
@@ -96,7 +99,7 @@ async def open_gateway(
     try:
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:
             openai = OpenAIHost(pipeline, executor, encoder.encode, default_format(load_codecs()))
-            yield Gateway(pipeline, readiness, voices, executor, openai)
+            yield Gateway(pipeline, readiness, voices, executor, openai, config.run_ahead_s)
     finally:
         await llm.close()
         await token2wav.close()
@@ -148,7 +151,8 @@ def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
         return parts
 
     def sockets() -> SocketHost:
-        return SocketHost(gateway().pipeline, gateway().voices, SystemClock(), gateway().executor)
+        parts = gateway()
+        return SocketHost(parts.pipeline, parts.voices, SystemClock(), parts.executor, parts.run_ahead_s)
 
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")

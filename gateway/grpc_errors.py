@@ -86,12 +86,11 @@ def _guarded(behavior: Behavior, method: str, is_streaming: bool) -> Behavior:
 
 
 async def _refuse(context: Any, error: GatewayError, method: str) -> NoReturn:
-    status = wire_status(error)
-    logger.warning("%s failed: %s: %s", method, status.code, error)
+    status, details = wire_status(error), str(error)[:MAX_DETAILS_CHARACTERS]
+    logger.warning("%s failed: %s: %s", method, status.code, details)
     metadata = [(ERROR_CODE_KEY, status.code), *error_metadata(error)]
     if isinstance(error, InvalidRequestError) and error.param is not None:
         metadata.append((ERROR_PARAM_KEY, error.param))
-    details = str(error)[:MAX_DETAILS_CHARACTERS]
     await context.abort(grpc.StatusCode[status.grpc], details, tuple(metadata))
     raise AssertionError("abort raises")
 

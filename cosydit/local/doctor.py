@@ -36,7 +36,19 @@ RUN_SCRIPT = "bash run_stepaudio2_dit_token2wav.sh"
 PACKAGES_BY_ROLE: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     (
         "gateway",
-        ("numpy", "grpcio", "protobuf", "tritonclient", "aiohttp", "httpx", "fastapi", "uvicorn", "tokenizers"),
+        (
+            "numpy",
+            "grpcio",
+            "protobuf",
+            "tritonclient",
+            "aiohttp",
+            "httpx",
+            "fastapi",
+            "uvicorn",
+            "tokenizers",
+            "grpcio-health-checking",
+            "grpcio-reflection",
+        ),
         True,
     ),
     ("token2wav", ("torch", "safetensors", "PyYAML", "soundfile", "scipy"), True),

@@ -24,8 +24,8 @@ from gateway.turn_encoder import TurnEncoder
 from gateway.words import WordGatherer, WordTime
 
 SERVICE_NAME = "nvidia.riva.tts.RivaSpeechSynthesis"
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Of Synthesize; clients refuse more than 4 MiB unless their users raise that."""
+DEFAULT_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""23 minutes at 24 kHz; clients refuse more than 4 MiB unless their users raise that."""
 _LANGUAGE = "mul"
 """ISO 639 for several languages: a voice speaks all that the model speaks."""
 _SEPARATORS = ",:"
@@ -39,9 +39,15 @@ Response = riva_tts_pb2.SynthesizeSpeechResponse
 class RivaServicer:
     """The service's methods, as `add_RivaSpeechSynthesisServicer_to_server` takes them."""
 
-    def __init__(self, host: SpeechHost) -> None:
-        """Keep what to speak with."""
+    def __init__(self, host: SpeechHost, max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES) -> None:
+        """Keep what to speak with.
+
+        Args:
+            host: the gateway's parts.
+            max_answer_bytes: of Synthesize's audio.
+        """
         self._host = host
+        self._max_answer_bytes = max_answer_bytes
 
     async def Synthesize(self, request: Request, context: Any) -> Response:
         """Speak a text and return all of it.
@@ -57,7 +63,7 @@ class RivaServicer:
                 async for piece in speech:
                     audio += await encoder.encode(piece.samples)
                     words += answer.words_of(piece)
-                    _check_size(len(audio))
+                    self._check_size(len(audio))
             audio += await encoder.finish()
         return answer.last(bytes(audio), words, result)
 
@@ -89,6 +95,11 @@ class RivaServicer:
 
     def _has_voice(self, name: str) -> bool:
         return name in self._host.voices.names
+
+    def _check_size(self, answer_bytes: int) -> None:
+        if answer_bytes > self._max_answer_bytes:
+            got = f"the audio passes {self._max_answer_bytes} bytes, the limit of one message"
+            raise TextTooLongError(f"{got}; use SynthesizeOnline, or send less text", param="text")
 
 
 class _OnlineCall:
@@ -195,9 +206,3 @@ async def _or_silence(
     except EmptySpeechError:
         if result.spans:
             raise
-
-
-def _check_size(answer_bytes: int) -> None:
-    if answer_bytes > MAX_ANSWER_BYTES:
-        got = f"the audio passes {MAX_ANSWER_BYTES} bytes, the limit of one message"
-        raise TextTooLongError(f"{got}; use SynthesizeOnline, or send less text", param="text")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import Any
 
@@ -12,10 +14,12 @@ import numpy as np
 import pytest
 from riva.proto import riva_audio_pb2, riva_common_pb2, riva_tts_pb2
 
-from gateway.errors import LLMUnavailableError
+from gateway.dialects.grpc_host import SpeechHost
+from gateway.dialects.riva_grpc import RivaServicer
+from gateway.errors import LLMUnavailableError, TextTooLongError
 from gateway.grpc_server import GrpcSettings
-from gateway.voices import NamedVoice
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
 from tests.grpc.door import PATIENCE_S, failure_of, listen, opened_grpc
 
 ONE, TWO = "This is the first sentence.", "And here comes another one."
@@ -232,6 +236,16 @@ async def test_a_service_that_fails_fails_the_call(voices: list[NamedVoice]) -> 
         for call in (door.riva.Synthesize(order()), door.riva.SynthesizeOnline(iter([order()]))):
             status, details, _ = await failure_of(call)
             assert (status, details) == (grpc.StatusCode.UNAVAILABLE, "no LLM; start it")
+
+
+async def test_audio_that_no_message_can_hold_is_refused_while_it_is_made(voices: list[NamedVoice]) -> None:
+    token2wav = FakeToken2Wav()
+    pipeline = make_pipeline(FakeLLM(speech_deltas(100)), token2wav, voices)
+    with ThreadPoolExecutor(1) as executor:
+        host = SpeechHost(pipeline, VoiceRegistry(token2wav, voices), ManualClock(), executor, math.inf)
+        with pytest.raises(TextTooLongError, match="use SynthesizeOnline"):
+            await RivaServicer(host, max_answer_bytes=PCM).Synthesize(order(), None)
+    assert token2wav.open_streams == 0
 
 
 async def test_a_caller_that_drops_the_call_frees_everything(voices: list[NamedVoice]) -> None:

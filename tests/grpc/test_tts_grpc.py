@@ -285,6 +285,17 @@ async def test_no_more_than_the_run_ahead_is_sent_before_it_is_played(voices: li
     assert finished.sent_samples == 24000 < finished.generated_samples
 
 
+async def test_a_caller_may_choose_its_run_ahead(voices: list[NamedVoice]) -> None:
+    async with opened_grpc(FakeLLM(speech_deltas(250)), FakeToken2Wav(), voices, clock=ManualClock()) as door:
+        call = door.tts.Synthesize(whole(run_ahead_s=0.5))
+        heard = Heard()
+        while not heard.audio or heard.audio[-1].end_s < 0.49:
+            heard.messages.append(await call.read())
+        reading = asyncio.ensure_future(call.read())
+        assert not (await asyncio.wait({reading}, timeout=0.1))[0], "the clock stands still"
+        call.cancel()
+
+
 @pytest.mark.parametrize(
     ("messages", "details"),
     [

@@ -1,0 +1,50 @@
+"""nvidia-riva-client against the gateway's gRPC door, both services faked: what it saves is the speech.
+
+python -m venv DIRECTORY/riva && DIRECTORY/riva/bin/pip install nvidia-riva-client
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.audio import AudioFormat, parse_riva_format
+from gateway.voices import NamedVoice
+from tests.conformance.conftest import run_script
+from tests.conformance.openai_door import LONG_TEXT
+from tests.conformance.riva_door import assert_is_the_sound, opened_riva_door
+
+RATES_HZ = {"LINEAR_PCM": 22050, "FLAC": 44100, "OGGOPUS": 22050, "MULAW": 8000, "ALAW": 8000}
+CLIENTS_RATE_HZ = 22050
+WORDS = ["Hello", "there."]
+
+
+async def test_the_riva_client_hears_speech_and_understands_refusals(
+    python_of: Callable[[str], Path], voices: list[NamedVoice], tmp_path: Path
+) -> None:
+    python, prompt = python_of("riva"), tmp_path / "prompt.wav"
+    prompt.write_bytes(b"RIFFmine")
+    async with opened_riva_door(voices) as (door, llm):
+        await run_script(python, "riva_speech.py", door.address, str(prompt), str(tmp_path))
+
+    for name, rate_hz in RATES_HZ.items():
+        for how in ("whole", "online"):
+            data = (tmp_path / f"{how}.{name}").read_bytes()
+            assert_is_the_sound(data, parse_riva_format(name, rate_hz).audio_format, rate_hz)
+    for file in ("default", "prompted", "prompted_online"):
+        assert_is_the_sound((tmp_path / f"{file}.raw").read_bytes(), AudioFormat.PCM, CLIENTS_RATE_HZ)
+    assert_is_the_sound((tmp_path / "texts.raw").read_bytes(), AudioFormat.PCM, 16000, times=2)
+
+    assert [(each.reference_text, bool(each.reference_tokens)) for each in llm.utterances[13:15]] == [
+        ("I am new.", True),
+        ("", False),
+    ], "the client sends a transcript with synthesize only"
+    assert door.token2wav.registrations.count(b"RIFFmine") == 1
+
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert [word for word, _, _ in facts["words"]] == WORDS
+    assert facts["words"] == facts["online_words"] and facts["words"][-1][2] == 2000
+    assert facts["voices"] == ["cosydit.anna", "cosydit.default"]
+    assert (facts["voice_error"], facts["dictionary_error"]) == ("NOT_FOUND", "INVALID_ARGUMENT")
+    assert llm.times_asked(LONG_TEXT) == 1
