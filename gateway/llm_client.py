@@ -22,6 +22,7 @@ from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMWire
 from gateway.sse import EventLines, event_data
+from gateway.timeouts import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +182,8 @@ class SpeechLMClient:
     async def _within(self, step: Awaitable[T], limit_s: float, ends_at: float) -> T:
         limit_s = self._capped(limit_s, ends_at)
         try:
-            return await asyncio.wait_for(step, limit_s)
+            async with timeout(limit_s):
+                return await step
         except asyncio.TimeoutError as error:
             raise self._overdue(limit_s) from error
 

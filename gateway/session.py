@@ -23,6 +23,7 @@ from gateway.speech import SpeechRequest, SpeechResult, check_text
 from gateway.text import LIVE_TEXT, Segment, SpokenSegment
 from gateway.text.splitter import SplitSettings
 from gateway.text_clock import CharacterTime, TextClock
+from gateway.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 DEFAULT_PAUSE_S = 0.5
@@ -166,7 +167,8 @@ class SpeechSession:
         yield first
         while True:
             try:
-                item = await asyncio.wait_for(self._items.get(), self._pause_s)
+                async with timeout(self._pause_s):
+                    item = await self._items.get()
             except asyncio.TimeoutError:
                 return
             if item is _Mark.END:

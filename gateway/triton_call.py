@@ -16,6 +16,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from gateway import errors
+from gateway.timeouts import timeout
 from token2wav_service.contract import ErrorCode, Operation, decode_error
 
 
@@ -48,7 +49,8 @@ class TritonCall:
         """
         self.end_requests()
         with contextlib.suppress(errors.GatewayError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._drain(), deadline_s)
+            async with timeout(deadline_s):
+                await self._drain()
         self.cancel()
 
     def cancel(self) -> None:
@@ -80,7 +82,8 @@ class TritonCall:
             GatewayError: an error response, or the call broke.
         """
         try:
-            return await asyncio.wait_for(self._first_with(tensor), deadline_s)
+            async with timeout(deadline_s):
+                return await self._first_with(tensor)
         except asyncio.TimeoutError as error:
             got = f"token2wav at {self._url} did not answer within {deadline_s} s"
             raise errors.Token2WavDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
