@@ -256,7 +256,7 @@ async def _serve(
     except GatewayError as error:
         await refuse(websocket, error_response(error))
         return
-    socket = JsonSocket(websocket, host.max_message_bytes)
+    socket = JsonSocket(websocket, host.max_message_bytes, host.send_timeout_s)
     await socket.accept()
     await make(socket, ContextOpener(host, websocket.path_params["voice"], options)).serve()
 

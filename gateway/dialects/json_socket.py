@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.errors import InvalidRequestError
+from gateway.timeouts import timeout
 
 NORMAL_CLOSE = 1000
 POLICY_CLOSE = 1008
@@ -29,15 +30,17 @@ class SocketClosedError(Exception):
 class JsonSocket:
     """One accepted connection; read by one coroutine, written by any number."""
 
-    def __init__(self, websocket: WebSocket, max_message_bytes: int) -> None:
+    def __init__(self, websocket: WebSocket, max_message_bytes: int, send_timeout_s: float) -> None:
         """Keep the connection; `accept` it before anything else.
 
         Args:
             websocket: just opened.
             max_message_bytes: longer messages are refused one by one.
+            send_timeout_s: a reader who makes no room for so long is taken for gone.
         """
         self._websocket = websocket
         self._max_message_bytes = max_message_bytes
+        self._send_timeout_s = send_timeout_s
         self._is_closed = False
 
     async def accept(self) -> None:
@@ -54,7 +57,9 @@ class JsonSocket:
         """
         if self._is_closed:
             raise SocketClosedError
-        message = await asyncio.wait_for(self._websocket.receive(), timeout_s)
+        await asyncio.sleep(0)  # NOTE: messages that have come already are handed over without letting others run
+        async with timeout(timeout_s):
+            message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             self._is_closed = True
             raise SocketClosedError
@@ -81,7 +86,8 @@ class JsonSocket:
             return
         self._is_closed = True
         try:
-            await asyncio.wait_for(self._websocket.close(code, reason), CLOSE_TIMEOUT_S)
+            async with timeout(CLOSE_TIMEOUT_S):
+                await self._websocket.close(code, reason)
         except (WebSocketDisconnect, asyncio.TimeoutError):
             pass
 
@@ -89,8 +95,9 @@ class JsonSocket:
         if self._is_closed:
             raise SocketClosedError
         try:
-            await self._websocket.send(message)
-        except WebSocketDisconnect as error:
+            async with timeout(self._send_timeout_s):
+                await self._websocket.send(message)
+        except (WebSocketDisconnect, asyncio.TimeoutError) as error:
             self._is_closed = True
             raise SocketClosedError from error
 

@@ -15,6 +15,8 @@ DEFAULT_MAX_CONTEXTS = 16
 DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024
 """Far more text than may wait to be spoken, whatever its script."""
 DEFAULT_IDLE_TIMEOUT_S = 30.0
+DEFAULT_SEND_TIMEOUT_S = 30.0
+"""Less than the server's keepalive takes to notice a reader who stands still, and does not tell of."""
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,5 @@ class SocketHost:
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
     """Without a message or speech, where the dialect's URL has no say in it."""
+    send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S
+    """For a reader to make room for the next message; whoever speaks for it holds both services until then."""

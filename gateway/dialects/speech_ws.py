@@ -43,7 +43,7 @@ def routes(host: Callable[[], SocketHost]) -> list[BaseRoute]:
     """
 
     async def serve(websocket: WebSocket) -> None:
-        socket = JsonSocket(websocket, MAX_CONFIG_BYTES)
+        socket = JsonSocket(websocket, MAX_CONFIG_BYTES, host().send_timeout_s)
         await socket.accept()
         await SpeechSocket(socket, host()).serve()
 

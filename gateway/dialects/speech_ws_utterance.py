@@ -183,7 +183,7 @@ class Utterance:
         described = {"format": output.audio_format.value, "sample_rate": output.sample_rate_hz, "channels": 1}
         if parts.config.has_word_times:
             described["word_timestamps"] = True
-        await self._send("audio.start", sentence_index=start.index, sentence_text=start.text, **described)
+        await self._send("audio.start", sentence_index=start.index, sentence_text=start.text.strip(), **described)
 
     async def _send_done(self, index: int, writer: SentenceWriter, *, has_failed: bool) -> None:
         await self._send("audio.done", sentence_index=index, total_bytes=writer.total_bytes, error=has_failed)

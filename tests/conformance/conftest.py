@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,9 @@ def python_of() -> Callable[[str], Path]:
     return find
 
 
-async def run_script(python: Path, script: str, *arguments: str, timeout_s: float = 120) -> None:
+async def run_script(
+    python: Path, script: str, *arguments: str, timeout_s: float = 120, environment: Mapping[str, str] | None = None
+) -> None:
     """Run a script of `clients/` while this event loop serves it; fails with what it wrote if it fails."""
     # The clients look for keys, proxies and addresses in the environment.
     clean = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
@@ -43,7 +45,7 @@ async def run_script(python: Path, script: str, *arguments: str, timeout_s: floa
         python,
         _SCRIPTS / script,
         *arguments,
-        env=clean,
+        env={**clean, **(environment or {})},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

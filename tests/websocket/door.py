@@ -22,7 +22,12 @@ from websockets.exceptions import ConnectionClosed
 
 from cosydit.clock import Clock, SystemClock
 from gateway.dialects import elevenlabs_http, elevenlabs_ws, speech_ws
-from gateway.dialects.socket_host import DEFAULT_IDLE_TIMEOUT_S, DEFAULT_MAX_CONTEXTS, SocketHost
+from gateway.dialects.socket_host import (
+    DEFAULT_IDLE_TIMEOUT_S,
+    DEFAULT_MAX_CONTEXTS,
+    DEFAULT_SEND_TIMEOUT_S,
+    SocketHost,
+)
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
 
@@ -33,6 +38,8 @@ STREAM = "/v1/audio/speech/stream"
 MAX_MESSAGE_BYTES = 30_000
 MAX_BODY_BYTES = 200_000
 PATIENCE_S = 5
+_SPEAKERS = ("context-", "speak-", "speech_ws_")
+"""How the names of tasks begin that belong to a connection."""
 
 
 @dataclass
@@ -106,6 +113,7 @@ async def opened_door(
     run_ahead_s: float = math.inf,
     max_contexts: int = DEFAULT_MAX_CONTEXTS,
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
+    send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
 ) -> AsyncIterator[Door]:
     """Start the server and stop it again."""
     pipeline = make_pipeline(llm, token2wav, voices)
@@ -119,6 +127,7 @@ async def opened_door(
             max_contexts,
             MAX_MESSAGE_BYTES,
             idle_timeout_s,
+            send_timeout_s,
         )
         routes = [
             *elevenlabs_ws.routes(lambda: host),
@@ -128,6 +137,8 @@ async def opened_door(
         app = Starlette(routes=routes)
         async with served(app) as url:
             yield Door(url, llm, token2wav)
+        left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(_SPEAKERS)]
+        assert left == [], "who speaks ends with the connection"
 
 
 @asynccontextmanager
@@ -136,19 +147,24 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
     config = uvicorn.Config(app, port=0, log_level="critical", ws_ping_interval=None, timeout_graceful_shutdown=1)
     config.load()
     server = uvicorn.Server(config)
-    # NOTE: what `serve` does, without its signal handlers and its tenths of seconds between two looks.
+    # NOTE: what `serve` does, without its signal handlers and its tenths of seconds between two looks; clients that
+    # have left get a moment to be noticed.
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
+        for _ in range(100):
+            if not (server.server_state.connections or server.server_state.tasks):
+                break
+            await asyncio.sleep(0.001)
         await server.shutdown()
 
 
 def samples_of(messages: list[dict[str, Any]]) -> list[int]:
     """Join the audio of messages in 16-bit PCM."""
     audio = b"".join(base64.b64decode(message.get("audio") or "") for message in messages)
-    return np.frombuffer(audio, "<i2").tolist()
+    return [int(sample) for sample in np.frombuffer(audio, "<i2")]
 
 
 def alignments_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

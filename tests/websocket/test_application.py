@@ -12,8 +12,8 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 from tests.websocket.door import MULTI, ONE, SINGLE, STREAM
 
-CONFIG = {"type": "session.config", "stream_audio": True}
-SAID = {
+CONFIG: dict[str, object] = {"type": "session.config", "stream_audio": True}
+SAID: dict[str, tuple[list[dict[str, object]], str]] = {
     MULTI: ([{"text": ONE, "context_id": "c", "flush": True}], "audio"),
     SINGLE: ([{"text": ONE, "flush": True}], "audio"),
     STREAM: ([CONFIG, {"type": "input.text", "text": ONE}, {"type": "input.done"}], "session_id"),

@@ -26,7 +26,7 @@ PCM = {"output_format": "pcm_24000"}
 def seconds_of(encoded: bytes) -> float:
     with av.open(io.BytesIO(encoded)) as file:
         stream = file.streams.audio[0]
-        return sum(frame.samples for frame in file.decode(stream)) / stream.rate
+        return float(sum(frame.samples for frame in file.decode(stream)) / stream.rate)
 
 
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/stream"])

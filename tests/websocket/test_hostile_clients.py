@@ -136,10 +136,21 @@ async def test_a_reader_who_stops_reading_stops_both_services(voices: Voices, pa
             await door.until(lambda: bool(token2wav.streams and token2wav.streams[-1].windows))
             made = -1
             while made != (made := len(token2wav.streams[-1].windows)):
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.1)
             assert llm.running == 1, "the LLM waits too"
             client.connection.transport.abort()
         await door.until_idle()
+
+
+@pytest.mark.parametrize(("path", "speak"), SPEAKERS)
+async def test_a_reader_who_stands_still_is_given_up(voices: Voices, path: str, speak: Speak) -> None:
+    llm = FakeLLM(speech_deltas(100_000))
+    async with opened_door(llm, FakeToken2Wav(), voices, send_timeout_s=0.2) as door:
+        async with door.client(path, max_queue=1, compression=None) as client:
+            await speak(client)
+            await door.until(lambda: llm.running > 0)
+            await door.until_idle()
+            client.connection.transport.abort()
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["while audio comes", "before any audio"])

@@ -68,7 +68,7 @@ async def test_sentences_are_announced_streamed_and_counted(voices: Voices) -> N
     assert (configured["response_format"], configured["sample_rate"]) == ("pcm", 24000)
     assert kinds(heard) == ["audio.start", "audio", "audio.done"] * 2 + ["session.done"]
     starts, dones = events(heard, "audio.start"), events(heard, "audio.done")
-    assert [start["sentence_text"] for start in starts] == [f"{ONE} ", f"{TWO} "]
+    assert [start["sentence_text"] for start in starts] == [ONE, TWO]
     assert [(start["format"], start["sample_rate"], start["channels"]) for start in starts] == [("pcm", 24000, 1)] * 2
     assert [(done["sentence_index"], done["total_bytes"], done["error"]) for done in dones] == [
         (0, 30 * 960 * 2, False),
