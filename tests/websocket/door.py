@@ -33,11 +33,14 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
 
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."
 MULTI = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000"
+AUTO = f"{MULTI}&auto_mode=true"
+LIVEKIT = f"{AUTO}&sync_alignment=true&inactivity_timeout=180"
 SINGLE = "/v1/text-to-speech/default/stream-input?output_format=pcm_24000"
 STREAM = "/v1/audio/speech/stream"
 MAX_MESSAGE_BYTES = 30_000
 MAX_BODY_BYTES = 200_000
 PATIENCE_S = 5
+_MOMENTS = 20
 _SPEAKERS = ("context-", "speak-", "speech_ws_")
 """How the names of tasks begin that belong to a connection."""
 
@@ -103,6 +106,18 @@ class Client:
             return (closed.rcvd.code if closed.rcvd is not None else 1006), messages
 
 
+async def begin(client: Client, context_id: str = "c1", *texts: str) -> None:
+    """Open a context as both clients do."""
+    await client.send(text=" ", voice_settings={}, context_id=context_id)
+    for text in texts:
+        await client.send(text=text, context_id=context_id)
+
+
+async def end(client: Client, context_id: str = "c1") -> None:
+    await client.send(context_id=context_id, flush=True)
+    await client.send(context_id=context_id, close_context=True)
+
+
 @asynccontextmanager
 async def opened_door(
     llm: FakeLLM,
@@ -147,18 +162,25 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
     config = uvicorn.Config(app, port=0, log_level="critical", ws_ping_interval=None, timeout_graceful_shutdown=1)
     config.load()
     server = uvicorn.Server(config)
-    # NOTE: what `serve` does, without its signal handlers and its tenths of seconds between two looks; clients that
-    # have left get a moment to be noticed.
+    # NOTE: what `serve` does, without its signal handlers and its tenths of seconds between two looks.
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        for _ in range(100):
-            if not (server.server_state.connections or server.server_state.tasks):
-                break
-            await asyncio.sleep(0.001)
-        await server.shutdown()
+        await _shut_down(server)
+
+
+async def _shut_down(server: uvicorn.Server) -> None:
+    """Stop at once if all clients have left, otherwise as a server does that has some."""
+    for _ in range(_MOMENTS):
+        if not (server.server_state.connections or server.server_state.tasks):
+            for each in server.servers:
+                each.close()
+            await server.lifespan.shutdown()
+            return
+        await asyncio.sleep(0.001)
+    await server.shutdown()
 
 
 def samples_of(messages: list[dict[str, Any]]) -> list[int]:

@@ -16,8 +16,8 @@ from websockets.exceptions import ConnectionClosed
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.websocket.door import (
+    AUTO,
     MAX_MESSAGE_BYTES,
-    MULTI,
     ONE,
     SINGLE,
     STREAM,
@@ -28,7 +28,6 @@ from tests.websocket.door import (
 )
 
 Voices = list[NamedVoice]
-AUTO = f"{MULTI}&auto_mode=true"
 SOCKETS = [pytest.param(path, id=name) for name, path in (("multi", AUTO), ("single", SINGLE), ("stream", STREAM))]
 ATTACKS, MESSAGES_EACH, MESSAGES_A_CONNECTION = 20, 50, 5
 FIELDS = (
@@ -181,6 +180,7 @@ async def test_the_server_stops_in_mid_speech_without_a_trace(voices: Voices) ->
     async with AsyncExitStack() as clients:
         async with opened_door(llm, token2wav, voices) as door:
             client = await clients.enter_async_context(door.client(AUTO))
+            clients.callback(client.connection.transport.abort)
             await _speak_multi(client)
             await client.receive()
         assert (llm.running, token2wav.open_streams) == (0, 0)
