@@ -28,7 +28,7 @@ from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.tls import TlsFiles
 from gateway.dialects import riva_grpc, tts_grpc
-from gateway.dialects.grpc_host import SpeechHost
+from gateway.dialects.speech_host import SpeechHost
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_errors import ErrorInterceptor
 from gateway.pacing import DEFAULT_RUN_AHEAD_S

@@ -66,35 +66,38 @@ class TextClock:
         """Return all that is left, within the audio there is: the speech is over."""
         read: list[CharacterTime] = []
         for span in self._spans[self._span :]:
+            tokens = _tokens(span)
             for index in range(self._character, len(span.segment.source.text)):
-                read.append(self._time(span, index, audio_s))
+                read.append(self._time(span, tokens, index, audio_s))
             self._character = 0
         self._span = len(self._spans)
         return read
 
     def _read(self, span: SpokenSpan, audio_s: float) -> list[CharacterTime]:
         read = []
+        tokens = _tokens(span)
         while self._character < len(span.segment.source.text):
-            if _end_s(span, self._character) > audio_s:
+            if _time_s(span, tokens, self._character + 1) > audio_s:
                 break
-            read.append(self._time(span, self._character, audio_s))
+            read.append(self._time(span, tokens, self._character, audio_s))
             self._character += 1
         return read
 
-    def _time(self, span: SpokenSpan, index: int, latest_s: float) -> CharacterTime:
+    def _time(self, span: SpokenSpan, tokens: float, index: int, latest_s: float) -> CharacterTime:
         source = span.segment.source
-        start_s = max(self._until_s, min(_time_s(span, span.segment.alignment.spoken_at(index)), latest_s))
-        self._until_s = max(start_s, min(_end_s(span, index), latest_s))
+        start_s = max(self._until_s, min(_time_s(span, tokens, index), latest_s))
+        self._until_s = max(start_s, min(_time_s(span, tokens, index + 1), latest_s))
         return CharacterTime(source.text[index], source.start + index, start_s, self._until_s)
 
 
-def _end_s(span: SpokenSpan, index: int) -> float:
-    return _time_s(span, span.segment.alignment.spoken_at(index + 1))
+def _tokens(span: SpokenSpan) -> float:
+    """Return how many tokens a segment takes, by estimate while it is under way."""
+    if span.is_complete:
+        return float(span.tokens)
+    return max(float(span.tokens), TOKENS_A_LETTER * spoken_length(span.segment.text))
 
 
-def _time_s(span: SpokenSpan, spoken_position: int) -> float:
-    letters = max(len(span.segment.text), 1)
-    tokens = float(span.tokens)
-    if not span.is_complete:
-        tokens = max(tokens, TOKENS_A_LETTER * spoken_length(span.segment.text))
-    return (span.first_token + tokens * spoken_position / letters) / TOKEN_RATE_HZ
+def _time_s(span: SpokenSpan, tokens: float, source_position: int) -> float:
+    """Return when a segment of so many tokens has reached a position of its source."""
+    spoken_share = span.segment.alignment.spoken_at(source_position) / max(len(span.segment.text), 1)
+    return (span.first_token + tokens * spoken_share) / TOKEN_RATE_HZ

@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.elevenlabs_speech import SpeechOrder, timestamped_speech, whole_speech
 from gateway.dialects.elevenlabs_wire import VoiceSettings, error_response, parse_speech_options, speed_of
+from gateway.dialects.request_body import read_body
 from gateway.dialects.socket_host import SocketHost
 from gateway.dialects.streamed_answer import StreamedAnswer
-from gateway.errors import GatewayError, TextTooLongError
+from gateway.errors import GatewayError
 from gateway.speech import SpeechRequest, decode_text
 from gateway.voices import NamedVoice
 
@@ -90,7 +91,7 @@ class SpeechEndpoint:
         """Answer one request."""
         request = Request(scope, receive)
         try:
-            body = SpeechBody.model_validate_json(decode_text(await _read_body(request, self._max_body_bytes)))
+            body = SpeechBody.model_validate_json(decode_text(await read_body(request, self._max_body_bytes, "text")))
             answer: ASGIApp = self._answer(request, body)
         except ClientDisconnect:
             answer = Response(status_code=_CLIENT_LEFT)
@@ -132,12 +133,3 @@ def _voices(host: SocketHost, wanted: str) -> list[dict[str, Any]]:
         for voice in voices
     ]
     return [voice for voice in described if wanted.casefold() in voice["name"].casefold()]
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > max_bytes:
-            raise TextTooLongError(f"the request body passes {max_bytes} bytes; send less text", param="text")
-    return bytes(parts)

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.dialects.openai_errors import error_response
 from gateway.dialects.openai_request import SpeechOrder, StreamFormat, read_order
 from gateway.dialects.openai_speech import OpenAIHost, audio_events, bare_audio
+from gateway.dialects.request_body import read_body
 from gateway.dialects.streamed_answer import StreamedAnswer
-from gateway.errors import GatewayError, TextTooLongError
+from gateway.errors import GatewayError
 
 PATH = "/v1/audio/speech"
 
@@ -64,7 +65,7 @@ class SpeechEndpoint:
         request = Request(scope, receive)
         request_id = _request_id(request)
         try:
-            raw = await _read_body(request, self._max_body_bytes)
+            raw = await read_body(request, self._max_body_bytes, "input")
             answer: ASGIApp = self._answer(raw, request_id)
         except ClientDisconnect:
             answer = Response(status_code=_CLIENT_LEFT)
@@ -94,15 +95,6 @@ def _headers(order: SpeechOrder) -> dict[str, str]:
     if order.ignored_fields:
         headers["x-ignored-fields"] = ", ".join(order.ignored_fields)
     return headers
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > max_bytes:
-            raise TextTooLongError(f"the request body passes {max_bytes} bytes; send less text", param="input")
-    return bytes(parts)
 
 
 def _request_id(request: Request) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from riva.proto import riva_tts_pb2
 
 from gateway.delivery import Delivery, timed
-from gateway.dialects.grpc_host import SpeechHost
 from gateway.dialects.riva_request import MODEL_NAME, RivaOrder, read_request
+from gateway.dialects.speech_host import SpeechHost
 from gateway.errors import EmptySpeechError, TextTooLongError
 from gateway.pacing import Pacer
 from gateway.session import SessionAudio

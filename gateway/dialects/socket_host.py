@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from cosydit.clock import Clock
-from gateway.pacing import DEFAULT_RUN_AHEAD_S
-from gateway.pipeline import SpeechPipeline
-from gateway.voices import VoiceRegistry
+from gateway.dialects.speech_host import SpeechHost
 
 DEFAULT_MAX_CONTEXTS = 16
 """ElevenLabs allows 5; here those count too that still speak near real time after their client has turned away."""
@@ -20,16 +16,9 @@ DEFAULT_SEND_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class SocketHost:
-    """The gateway's parts that a socket needs."""
+class SocketHost(SpeechHost):
+    """The gateway's parts that a socket needs, and its limits."""
 
-    pipeline: SpeechPipeline
-    voices: VoiceRegistry
-    clock: Clock
-    executor: Executor
-    """Threads for codecs that take time."""
-    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
-    """See `Pacer`."""
     max_contexts: int = DEFAULT_MAX_CONTEXTS
     """On one connection at once, those that speak their last words included."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.delivery import Delivery, timed
-from gateway.dialects.grpc_host import SpeechHost
+from gateway.dialects.speech_host import SpeechHost
 from gateway.dialects.tts_config import SpeechOrder, read_config
 from gateway.errors import InvalidRequestError
 from gateway.pacing import Pacer

@@ -1,4 +1,4 @@
-"""What the gRPC dialects speak with."""
+"""What the dialects that pace their audio speak with."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from cosydit.clock import Clock
+from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.pipeline import SpeechPipeline
 from gateway.voices import VoiceRegistry
 
 
 @dataclass(frozen=True)
 class SpeechHost:
-    """The gateway's parts that a gRPC dialect needs."""
+    """The gateway's parts that such a dialect needs."""
 
     pipeline: SpeechPipeline
     voices: VoiceRegistry
     clock: Clock
     executor: Executor
     """Threads for codecs that take time."""
-    run_ahead_s: float
+    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """For callers whose interruptions can't be seen, and those who don't say; see `Pacer`."""
