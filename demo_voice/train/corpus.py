@@ -35,7 +35,7 @@ AnyArray = npt.NDArray[np.generic]
 
 WIDE_SEED, TOKEN_SEED = 1, 2
 """Different plans, so that the LLM's many hours are not the same sentences again."""
-SHARD_UTTERANCES = 32
+SHARD_UTTERANCES = 64
 WORKER_NICENESS = 10
 
 

@@ -22,16 +22,16 @@ from demo_voice.train.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-TOTAL_S = {"tokenizer": 240.0, "speaker": 240.0, "vocoder": 1500.0, "flow": 900.0, "llm": 900.0}
+TOTAL_S = {"tokenizer": 240.0, "speaker": 240.0, "vocoder": 1250.0, "flow": 1000.0, "llm": 850.0}
 """Planned seconds of training over all runs; the learning rates fall along them."""
 BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 48, "llm": 96}
 """Windows or sequences in a step, on a GPU."""
 FIXED_SHAPES = ("tokenizer", "vocoder")
 """Stages whose every step has the same shapes: there, and only there, trying out convolution algorithms pays."""
-WIDE_UTTERANCES = 13_000
-"""About 12 hours."""
-TOKEN_UTTERANCES = 80_000
-"""About 70 hours, for the LLM; as many of them as the time allows."""
+WIDE_UTTERANCES = 24_000
+"""About 22 hours."""
+TOKEN_UTTERANCES = 100_000
+"""About 88 hours, for the LLM; as many of them as the time allows."""
 
 
 @dataclass(frozen=True)
