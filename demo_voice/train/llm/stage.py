@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from demo_voice.train.llm.data import IGNORED, LLMBatch, UtteranceBank
 from demo_voice.train.llm.model import TrainableLLM
@@ -16,6 +17,10 @@ from demo_voice.train.trainer import Updater, mean_of
 
 RATE = 1e-3
 _VALIDATION_BATCHES = 4
+_DRAWERS = 6
+"""Processes that put batches together: one would hold the GPU up."""
+_AHEAD = 8
+_Parts = tuple[Tensor, Tensor, Tensor]
 
 
 class LLMStage:
@@ -26,6 +31,12 @@ class LLMStage:
     def __init__(self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int) -> None:
         """Build on the device."""
         self._bank, self._device, self._batch = bank, device, batch
+        workers = _DRAWERS if device.type == "cuda" else 0
+        ahead = _AHEAD if workers else None
+        drawn = DataLoader(
+            _Drawn(bank, batch), None, num_workers=workers, prefetch_factor=ahead, pin_memory=workers > 0
+        )
+        self._drawn = iter(drawn)
         self._model = TrainableLLM(sizes).to(device)
         self._updater = Updater(self._model, RATE)
 
@@ -39,7 +50,8 @@ class LLMStage:
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of sequences."""
-        losses = self._losses(self._model, self._bank.batch(self._batch, self._device))
+        parts = [part.to(self._device, non_blocking=True) for part in next(self._drawn)]
+        losses = self._losses(self._model, LLMBatch(*parts))
         norm = self._updater.update(losses["loss"], progress)
         return {**losses, "norm": norm}
 
@@ -59,3 +71,18 @@ class LLMStage:
             logits = model.head(model(batch)[is_asked])
         loss = functional.cross_entropy(logits.float(), targets)
         return {"loss": loss, "right": (logits.argmax(-1) == targets).float().mean()}
+
+
+class _Drawn(IterableDataset[_Parts]):
+    """Batches without end, on the CPU; each process draws its own."""
+
+    def __init__(self, bank: UtteranceBank, batch: int) -> None:
+        self._bank, self._batch = bank, batch
+
+    def __iter__(self) -> Iterator[_Parts]:
+        worker = get_worker_info()
+        if worker is not None:
+            self._bank.split(worker.id)
+        while True:
+            batch = self._bank.batch(self._batch, torch.device("cpu"))
+            yield batch.kinds, batch.rows, batch.targets
