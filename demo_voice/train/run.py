@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 STATE_FOLDER = "state"
 """In the carried folder: what an earlier run handed out."""
+_CPU_THREADS = "2"
+"""Of each stage: what is left to the CPU is small, and many threads would wait for cores that make corpus."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,11 @@ def run_phase(work: Workspace, phase: Phase, options: Sequence[str]) -> list[str
 
 def _start(work: Workspace, stage: str, phase: Phase, options: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "demo_voice.train.stages", stage, "--work", str(work.root)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": _gpu(phase.stages.index(stage))}
+    environment = {
+        "OMP_NUM_THREADS": _CPU_THREADS,
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": _gpu(phase.stages.index(stage)),
+    }
     return subprocess.Popen([*command, "--wall-s", str(phase.wall_s), *options], env=environment)
 
 

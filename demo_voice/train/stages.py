@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.0, "llm": 750.0}
 """Planned seconds of training over all runs; the learning rates fall along them."""
-BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 64, "llm": 192}
+BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192}
 """Windows or sequences in a step, on a GPU."""
 FIXED_SHAPES = ("tokenizer", "vocoder")
 """Stages whose every step has the same shapes: there, and only there, trying out convolution algorithms pays."""
@@ -133,7 +133,8 @@ def run_tokens(options: StageOptions) -> None:
     work = options.work
     engines = work.engines if work.engines.is_dir() else None
     jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer)
-    make_corpus(jobs, options.workers, options.limits.wall_s)
+    # The models that train beside it need cores too.
+    make_corpus(jobs, max(1, options.workers * 2 // 3), options.limits.wall_s)
     utterances = utterances_of_shards(work.token_shards)
     pack_tokens(utterances[:PACKED_UTTERANCES], work.packed_tokens)
     hours = sum(len(utterance.token_ids) for utterance in utterances) / 25 / 3600
