@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams
@@ -21,7 +21,7 @@ from demo_voice.train.flow.masks import FRAMES_PER_TOKEN, WindowCut, draw_cut, p
 from demo_voice.train.flow.model import TrainableFlow
 from demo_voice.train.precision import autocast
 from demo_voice.train.speaker.model import SpeakerNet
-from demo_voice.train.trainer import Updater, mean_of
+from demo_voice.train.trainer import OneModel, mean_of
 from token2wav_service.models.config import FlowConfig
 from token2wav_service.models.flow import Flow, FlowPlans
 
@@ -63,7 +63,7 @@ class FlowBatch:
     plans: FlowPlans
 
 
-class FlowStage:
+class FlowStage(OneModel[TrainableFlow]):
     """The flow; speaker embeddings come from the trained encoder, which stays as it is."""
 
     name = "flow"
@@ -73,28 +73,17 @@ class FlowStage:
         self._streams, self._batch = streams, batch
         self._draw = random.Random(streams.seed)
         self._speaker = speaker.to(streams.device).eval().requires_grad_(False)
-        self._model = TrainableFlow(config).to(streams.device)
-        self._updater = Updater(self._model, RATE)
-
-    def parts(self) -> Mapping[str, nn.Module]:
-        """The flow."""
-        return {"model": self._model}
-
-    def averaged(self) -> Mapping[str, nn.Module]:
-        """Its average."""
-        return {"model": self._updater.average.module}
+        super().__init__(TrainableFlow(config).to(streams.device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows."""
         losses = self._losses(self._model, self._batch_of(is_validation=False))
-        norm = self._updater.update(losses["loss"], progress)
-        return {**losses, "norm": norm}
+        return self._updated(losses, progress)
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure the average's losses, and how far its ten-step mel is from the source engine's."""
-        model = self._updater.average.module
-        assert isinstance(model, TrainableFlow)
+        model = self._average
         flow = model.finished().to(self._streams.device)
         batches = [self._batch_of(is_validation=True) for _ in range(_VALIDATION_BATCHES)]
         losses = mean_of(self._losses(model, batch) for batch in batches)
@@ -129,8 +118,7 @@ class FlowStage:
         energies = self._streams.window("fbank", starts, tokens).float()
         return torch.as_tensor(self._speaker(energies - energies.mean(1, keepdim=True)))
 
-    def _losses(self, model: nn.Module, batch: FlowBatch) -> dict[str, Tensor]:
-        assert isinstance(model, TrainableFlow)
+    def _losses(self, model: TrainableFlow, batch: FlowBatch) -> dict[str, Tensor]:
         mel, rows = batch.mel, len(batch.mel)
         noise = torch.randn_like(mel)
         time = 1 - torch.cos(0.5 * math.pi * torch.rand(rows, device=mel.device))

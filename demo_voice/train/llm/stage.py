@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -13,7 +13,7 @@ from demo_voice.train.llm.data import IGNORED, LLMBatch, UtteranceBank
 from demo_voice.train.llm.model import TrainableLLM
 from demo_voice.train.precision import autocast
 from demo_voice.train.sizes import LLMSizes
-from demo_voice.train.trainer import Updater, mean_of
+from demo_voice.train.trainer import OneModel, mean_of
 
 RATE = 1e-3
 _VALIDATION_BATCHES = 4
@@ -23,7 +23,7 @@ _AHEAD = 8
 _Parts = tuple[Tensor, Tensor, Tensor]
 
 
-class LLMStage:
+class LLMStage(OneModel[TrainableLLM]):
     """The LLM alone; the tokens were made before."""
 
     name = "llm"
@@ -37,33 +37,22 @@ class LLMStage:
             _Drawn(bank, batch), None, num_workers=workers, prefetch_factor=ahead, pin_memory=workers > 0
         )
         self._drawn = iter(drawn)
-        self._model = TrainableLLM(sizes).to(device)
-        self._updater = Updater(self._model, RATE)
-
-    def parts(self) -> Mapping[str, nn.Module]:
-        """The LLM."""
-        return {"model": self._model}
-
-    def averaged(self) -> Mapping[str, nn.Module]:
-        """Its average."""
-        return {"model": self._updater.average.module}
+        super().__init__(TrainableLLM(sizes).to(device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of sequences."""
         parts = [part.to(self._device, non_blocking=True) for part in next(self._drawn)]
         losses = self._losses(self._model, LLMBatch(*parts))
-        norm = self._updater.update(losses["loss"], progress)
-        return {**losses, "norm": norm}
+        return self._updated(losses, progress)
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure loss and the share of tokens guessed right, after right ones."""
-        model = self._updater.average.module.eval()
+        model = self._average.eval()
         batches = [self._bank.batch(self._batch, self._device, is_validation=True) for _ in range(_VALIDATION_BATCHES)]
         return mean_of(self._losses(model, batch) for batch in batches)
 
-    def _losses(self, model: nn.Module, batch: LLMBatch) -> dict[str, Tensor]:
-        assert isinstance(model, TrainableLLM)
+    def _losses(self, model: TrainableLLM, batch: LLMBatch) -> dict[str, Tensor]:
         is_asked = batch.targets != IGNORED
         targets = batch.targets[is_asked]
         with autocast(self._device):
