@@ -57,6 +57,8 @@ class Place:
 
     def fail(self, why: str) -> None:
         """Give it back because the replica failed."""
+        if not self.is_open:
+            return
         self.on_ejected = None
         self._fleet.note_failure(self.address, why)
         self._fleet.end(self, is_whole=False)
@@ -251,8 +253,7 @@ class Fleet:
         return min(others or candidates, key=self._rank(candidates), default=None)
 
     def _rank(self, usable: list[Replica]) -> Callable[[Replica], tuple[float, int, int]]:
-        known = [replica.cost_s for replica in usable if replica.cost_s is not None]
-        unmeasured_s = min(known, default=1.0)
+        unmeasured_s = min((cost_s for replica in usable if (cost_s := replica.cost_s) is not None), default=1.0)
 
         def rank(replica: Replica) -> tuple[float, int, int]:
             return replica.expected_wait_s(unmeasured_s), replica.streams, replica.opened_total
