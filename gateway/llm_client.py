@@ -73,6 +73,7 @@ class SpeechLMClient:
         self._base_url = base_url.rstrip("/")
         self._wire = wire
         self._model = model
+        self._listed_model: str | None = None
         self._deadlines = deadlines or LLMDeadlines()
         self._clock = clock or SystemClock()
         self._session: aiohttp.ClientSession | None = None
@@ -143,9 +144,11 @@ class SpeechLMClient:
     async def _opened(
         self, utterance: Utterance, sampling: Sampling, seed: int, ends_at: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._model is None:
-            self._model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
-        request = self._wire.request(utterance, sampling, seed, self._model)
+        model = self._model or self._listed_model
+        if model is None:
+            model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
+            self._listed_model = model
+        request = self._wire.request(utterance, sampling, seed, model)
         sending = self._send("POST", request.path, request.body)
         response = await self._within(sending, self._deadlines.first_token_s, ends_at)
         self._answers.add(response)
@@ -218,6 +221,8 @@ class SpeechLMClient:
         raise errors.LLMRejectedError(f"{got}; check that the LLM backend setting ({backend}) is what runs there")
 
     def _unreachable(self, error: BaseException) -> errors.LLMUnavailableError:
+        # NOTE: what comes back may serve another model.
+        self._listed_model = None
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
         got = f"LLM at {self._base_url} can't be reached ({cause!r})"
         return errors.LLMUnavailableError(f"{got}; start the LLM service or correct its URL")

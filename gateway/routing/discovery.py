@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 DNS = "dns:"
 KUBERNETES = "kubernetes:"
 HTTP = "http://"
+_AFTER_FAULT_S = 5.0
 
 
 class Source(Protocol):
@@ -160,8 +162,18 @@ async def merged(found: list[Found], sources: list[Source], on_change: Callable[
     """Watch all sources at once and tell what they find together, after each change."""
 
     async def follow(index: int, source: Source) -> None:
-        async for now in source.watch():
-            found[index] = now
-            on_change({address: may for each in found for address, may in each.items()})
+        async with aclosing(source.watch()) as changes:
+            async for now in changes:
+                found[index] = now
+                on_change({address: may for each in found for address, may in each.items()})
 
-    await asyncio.gather(*(follow(index, source) for index, source in enumerate(sources)))
+    async def keep_following(index: int, source: Source) -> None:
+        while True:
+            try:
+                return await follow(index, source)
+            except Exception:
+                # NOTE: what a source did not foresee must not leave the fleet as it is for ever.
+                logger.exception("a source of replicas failed; asking it again")
+                await asyncio.sleep(_AFTER_FAULT_S)
+
+    await asyncio.gather(*(keep_following(index, source) for index, source in enumerate(sources)))

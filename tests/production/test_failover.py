@@ -5,17 +5,27 @@ With fewer callers than `python -m benchmarks.failover`, which takes the same st
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import os
+import signal
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from benchmarks.failover import BOUND_DB, TEXTS, stack_options
 from benchmarks.lib.failover.callers import Callers
 from benchmarks.lib.failover.processes import Processes
 from benchmarks.lib.failover.scenario import Scenario, StepReport
-from cosydit.local.stack import LocalStack
+from cosydit.local.process import ServiceProcess
+from cosydit.local.stack import LocalStack, gateway_spec
+from tests.e2e.conftest import wait_until
+from token2wav_service.triton.server import free_ports
 
 CALLERS = 6
+DOORS = ("gateway", "gateway_grpc")
+READY_TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +37,36 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 def _check_nothing_lost(report: StepReport) -> None:
     assert (report.lost, report.errors) == (0, ())
+
+
+async def test_a_stopped_gateway_says_so_and_ends_its_streams_first(stack: LocalStack) -> None:
+    options = dataclasses.replace(
+        stack.options,
+        ports=dataclasses.replace(stack.options.ports, **dict(zip(DOORS, free_ports(2), strict=True))),
+        gateway_options=("--drain-delay-s", "1"),
+    )
+    with ServiceProcess(
+        dataclasses.replace(gateway_spec(options), log_path=options.log_dir / "stopped.log")
+    ) as gateway:
+        gateway.wait_ready(READY_TIMEOUT_S)
+        callers = Callers(options.gateway_url, [" ".join(TEXTS)])
+        speaking = asyncio.create_task(callers.all_once(1))
+        await asyncio.sleep(0)
+        await callers.first_audio.wait()
+        os.kill(gateway.pid, signal.SIGTERM)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while (answer := await client.get(f"{options.gateway_url}/readyz")).status_code == httpx.codes.OK:
+                await asyncio.sleep(0.02)
+            assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and "stopped" in answer.text
+        (heard,) = await speaking
+        assert heard.error is None and len(heard.samples)
+        assert await asyncio.to_thread(_status_of, gateway) == 0
+
+
+def _status_of(service: ServiceProcess) -> int:
+    wait_until(lambda: service.returncode is not None, "the gateway's end")
+    assert service.returncode is not None
+    return service.returncode
 
 
 async def test_no_request_is_lost_whoever_dies_or_is_restarted(stack: LocalStack) -> None:
