@@ -45,4 +45,5 @@ uv pip compile deploy/docker/build.in --universal --generate-hashes --no-header 
   --output-file "$LOCKS/build.txt"
 lock gateway 3.12 deploy/constraints-cpu.txt text audio tracing
 lock token2wav 3.12 deploy/constraints-gpu.txt token2wav gpu tracing
-lock_without_torch cpu 3.11 deploy/constraints-cpu.txt text audio tracing token2wav cpu llm-embedded triton-embedded
+lock_without_torch cpu 3.11 deploy/constraints-cpu.txt text audio tracing token2wav cpu llm-embedded triton-embedded \
+  checkpoint

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cosydit.local.make_checkpoint import make_random_checkpoint
 from tests.deploy.dockerfiles import install_commands
 from tests.deploy.tools import DEPLOY, ROOT, compose_v2
 from tests.e2e.conftest import wait_until
@@ -143,8 +142,9 @@ class Stack:
 
 
 def test_the_cpu_images_commands_speak(environments: dict[str, Path], tmp_path: Path) -> None:
-    make_random_checkpoint(tmp_path / "checkpoint", 0)
     stack = Stack(environments, tmp_path)
+    make = [environments["cpu"] / "bin/cosydit", "checkpoint", "make-random", tmp_path / "checkpoint"]
+    subprocess.run(make, env=stack.environment("llm"), check=True, timeout=600)
     with contextlib.ExitStack() as services:
         for name in ("llm", "token2wav", "gateway"):
             services.enter_context(stack.running(name))

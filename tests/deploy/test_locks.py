@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
     "gateway": ("text", "audio"),
     "token2wav": ("token2wav", "gpu"),
-    "cpu": ("text", "audio", "token2wav", "cpu", "llm-embedded", "triton-embedded"),
+    "cpu": ("text", "audio", "token2wav", "cpu", "llm-embedded", "triton-embedded", "checkpoint"),
 }
 """Lock -> what the image can do."""
 APART = {"cpu": {"torch"}}
