@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from token2wav_service.triton.assemble import assemble, format_table, parse_pairs
 from token2wav_service.triton.command import (
     DEFAULT_DRAIN_TIMEOUT_S,
     DEFAULT_EXIT_TIMEOUT_S,
@@ -23,6 +24,7 @@ from token2wav_service.triton.command import (
 from token2wav_service.triton.drain import drain
 from token2wav_service.triton.installation import TritonNotFoundError, find_installation
 from token2wav_service.triton.server import TritonProcess, TritonStartError
+from token2wav_service.triton.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,13 @@ def main(argv: list[str] | None = None) -> int:
     options = ServerOptions(
         args.model_repository, args.host, args.http_port, args.grpc_port, args.metrics_port, args.exit_timeout_s
     )
+    try:
+        if args.settings:
+            applied = assemble(args.model_repository, parse_pairs(args.settings))
+            logging.getLogger(__name__).info("assembled %s:\n%s", args.model_repository, format_table(applied))
+    except SettingsError as err:
+        sys.stderr.write(f"{err}\n")
+        return _USAGE_ERROR
     if not args.model_repository.is_dir():
         sys.stderr.write(
             f"{args.model_repository} is not a folder: make it with `python -m token2wav_service.triton.assemble`\n"
@@ -76,6 +85,14 @@ def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m token2wav_service.triton", description=__doc__)
     parser.add_argument("--model-repository", type=Path, required=True, help="folder made by the assembler")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        help="assemble the folder first with this setting, repeatable (names: the assembler's --help)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="default %(default)s")
     parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="default %(default)s")
