@@ -18,6 +18,7 @@ from gateway.llm_client import LLMDeadlines
 from gateway.llm_wire import LLMBackend, PromptForm
 from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
+from gateway.telemetry.settings import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav_client import Token2WavDeadlines
 from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
 from gateway.voices import DEFAULT_VOICE
@@ -57,6 +58,7 @@ class GatewayConfig:
     chunks: ChunkSettings = field(default_factory=ChunkSettings)
     llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
     token2wav_deadlines: Token2WavDeadlines = field(default_factory=Token2WavDeadlines)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.llm_url)
@@ -110,6 +112,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         chunks=chunks,
         llm_deadlines=llm_deadlines,
         token2wav_deadlines=token2wav_deadlines,
+        telemetry=telemetry_settings(args, os.environ),
     )
 
 
@@ -135,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_voice_options(parser)
     add_access_options(parser)
+    add_telemetry_options(parser)
     _add_llm_options(parser)
     _add_token2wav_options(parser)
     return parser
