@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
+from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.types import (
     AudioChunk,
     EngineStats,
@@ -107,6 +108,10 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
         return self.engine.stats()
+
+    def take_measurements(self) -> Measurements:
+        """Return what was measured since the last call, and forget it."""
+        return self.engine.take_measurements()
 
     def _serve(self) -> None:
         try:

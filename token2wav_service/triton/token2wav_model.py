@@ -20,6 +20,7 @@ import numpy as np
 from cosydit.clock import SystemClock
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation
+from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.types import (
     AudioChunk,
     FloatArray,
@@ -31,7 +32,7 @@ from token2wav_service.engine.types import (
 )
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.triton.inputs import RequestInputs
-from token2wav_service.triton.metrics import EngineMetrics, StatsLike
+from token2wav_service.triton.metrics import EngineMetrics, FailureCounts, StatsLike
 from token2wav_service.triton.model_config import read_parameters
 from token2wav_service.triton.responder import PbUtils, Responder, text_tensor
 
@@ -54,6 +55,7 @@ class StreamEngine(Protocol):
     def push(self, chunk: TokenChunk, on_result: Callable[[AudioChunk | Token2WavError], None]) -> None: ...
     def abort(self, stream_id: str) -> None: ...
     def stats(self) -> StatsLike: ...
+    def take_measurements(self) -> Measurements: ...
 
 
 @dataclass
@@ -102,7 +104,8 @@ class Token2WavModel:
             Operation.ABORT: self._abort,
         }
         engine.start()
-        self._metrics = EngineMetrics(pb_utils, engine.stats, metrics_interval_s)
+        self._failures = FailureCounts()
+        self._metrics = EngineMetrics(pb_utils, engine, self._failures, metrics_interval_s)
         self._metrics.start()
         self._watcher = threading.Thread(target=self._watch_leases, name="lease-watcher", daemon=True)
         self._watcher.start()
@@ -125,7 +128,7 @@ class Token2WavModel:
     def execute(self, requests: list[Any]) -> None:
         """Hand every request to the engine and return; never blocks on computation, never raises."""
         for request in requests:
-            responder = Responder(self._pb_utils, request)
+            responder = Responder(self._pb_utils, request, self._failures.add)
             try:
                 self._dispatch(RequestInputs(self._pb_utils, request), responder)
             except Exception as err:
