@@ -19,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
 from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.metrics import CONTENT_TYPE, metrics_text
 from llm_service.embedded.prompts import PromptReader
-from llm_service.embedded.responses import DONE_EVENT, AnswerShape, error_body, metrics_text, sse_event
+from llm_service.embedded.responses import DONE_EVENT, AnswerShape, error_body, sse_event
 from llm_service.embedded.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -159,7 +160,7 @@ def create_app(server: SpeechLMServer) -> FastAPI:
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
-        return PlainTextResponse(metrics_text(server.loop.stats()))
+        return PlainTextResponse(metrics_text(server.loop.stats()), media_type=CONTENT_TYPE)
 
     _add_error_handlers(app)
     return app
