@@ -1,4 +1,4 @@
-"""Writes grafana/dashboards/cosydit.json: `python deploy/observability/make_dashboard.py`, or `--check` whether it is so.
+"""Writes grafana/dashboards/cosydit.json: `python deploy/observability/make_dashboard.py`; `--check` compares only.
 
 The panels are in the table below; Grafana's own library gives the file its form.
 """

@@ -12,6 +12,7 @@ from gateway.telemetry.call import Call
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.metrics_observer import MetricsObserver
 from gateway.telemetry.settings import TelemetrySettings
+from gateway.telemetry.tracing_observer import TracingObserver
 
 _SERVICE = "cosydit-gateway"
 
@@ -47,4 +48,5 @@ def make_telemetry(clock: Clock, tracer: Tracer = NULL_TRACER) -> Telemetry:
     """Make what a gateway needs; its owner closes the tracer."""
     metrics = GatewayMetrics()
     counting = MetricsObserver(metrics, clock)
-    return Telemetry(metrics, Observers(counting), counting, tracer)
+    observer = counting if tracer is NULL_TRACER else Observers(counting, TracingObserver())
+    return Telemetry(metrics, observer, counting, tracer)

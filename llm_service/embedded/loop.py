@@ -192,6 +192,7 @@ class EngineLoop:
             "request %s ended: %s; prompt_tokens=%d tokens=%d first_token_ms=%.1f total_ms=%.1f",
             *(request_id, reason, len(entry.request.prompt_ids), entry.token_count, first_ms),
             (now - entry.arrived_s) * 1e3,
+            extra={"request_id": request_id, "trace_id": entry.request.trace_id},
         )
 
     def _fail_all(self, error: EngineStoppedError) -> None:

@@ -41,6 +41,7 @@ class GenerationRequest:
     request_id: str
     prompt_ids: tuple[int, ...]  # LLM ids
     params: SamplingParams
+    trace_id: str | None = None  # for the log
 
 
 @dataclass(frozen=True)

@@ -307,6 +307,7 @@ class Token2WavEngine:
             stream.next_index - len(stream.waiting),
             stream.samples / SAMPLE_RATE_HZ,
             self._clock.now() - stream.opened_s,
+            extra={"stream_id": stream.stream_id, "trace_id": stream.options.trace_id},
         )
         return stream.summary()
 

@@ -54,6 +54,8 @@ class StreamOptions:
     """Seeds all noise of the stream."""
     priority: int = DEFAULT_PRIORITY
     """Scheduling class, 1 (first) to 10."""
+    trace_id: str | None = None
+    """For the log."""
 
 
 @dataclass(frozen=True)

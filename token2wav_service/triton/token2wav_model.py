@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from cosydit.clock import SystemClock
+from cosydit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation
 from token2wav_service.engine.meter import Measurements
@@ -35,6 +37,7 @@ from token2wav_service.triton.inputs import RequestInputs
 from token2wav_service.triton.metrics import EngineMetrics, FailureCounts, StatsLike
 from token2wav_service.triton.model_config import read_parameters
 from token2wav_service.triton.responder import PbUtils, Responder, text_tensor
+from token2wav_service.triton.stream_trace import NO_TRACE, SERVICE, StreamTrace, begin_trace
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class _Lease:
     responder: Responder
     stream_id: str = ""
     has_ended: bool = False
+    trace: StreamTrace = NO_TRACE
 
 
 class Token2WavModel:
@@ -76,6 +80,7 @@ class Token2WavModel:
         engine: StreamEngine,
         decode_audio: Callable[[bytes], FloatArray],
         *,
+        tracer: Tracer = NULL_TRACER,
         lease_poll_interval_s: float = LEASE_POLL_INTERVAL_S,
         metrics_interval_s: float = METRICS_INTERVAL_S,
     ) -> None:
@@ -84,12 +89,14 @@ class Token2WavModel:
         Args:
             pb_utils: the module `triton_python_backend_utils`.
             decode_audio: an audio file's bytes to [N] mono float32 at 16 kHz; raises InvalidPromptError.
+            tracer: of the streams whose callers trace them; closed with the model.
             lease_poll_interval_s: how often callers are asked whether they are still there.
             metrics_interval_s: how often the engine's counters are published.
         """
         self._pb_utils = pb_utils
         self._engine = engine
         self._decode_audio = decode_audio
+        self._tracer = tracer
         self._lease_poll_interval_s = lease_poll_interval_s
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
@@ -123,7 +130,8 @@ class Token2WavModel:
         from token2wav_service.features.audio import load_prompt_audio
 
         config = Token2WavConfig.from_mapping(read_parameters(model_config_json))
-        return cls(pb_utils, build_engine_loop(config, SystemClock()), load_prompt_audio)
+        clock, tracer = SystemClock(), open_tracer(SERVICE, endpoint_of())
+        return cls(pb_utils, build_engine_loop(config, clock), load_prompt_audio, tracer=tracer)
 
     def execute(self, requests: list[Any]) -> None:
         """Hand every request to the engine and return; never blocks on computation, never raises."""
@@ -143,6 +151,7 @@ class Token2WavModel:
         self._metrics.stop()
         for lease in self._take_leases():
             lease.responder.fail(EngineStoppedError("the server stopped while the stream was open: open it again"))
+        self._tracer.close()
 
     def _dispatch(self, inputs: RequestInputs, responder: Responder) -> None:
         if responder.is_cancelled():
@@ -183,9 +192,12 @@ class Token2WavModel:
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
         voice_id = inputs.text("voice_id")
-        options = _read_options(inputs)
-        lease = _Lease(responder)
-        lease.stream_id = self._engine.open_stream(voice_id, options, lambda summary: self._end_lease(lease, summary))
+        trace = begin_trace(self._tracer, inputs.parameter(TRACEPARENT))
+        options = dataclasses.replace(_read_options(inputs), trace_id=trace.trace_id)
+        lease = _Lease(responder, trace=trace)
+        with trace.failing():
+            on_end = partial(self._end_lease, lease)
+            lease.stream_id = self._engine.open_stream(voice_id, options, on_end)
         with self._lock:
             if not lease.has_ended:
                 self._leases[lease.stream_id] = lease
@@ -198,7 +210,15 @@ class Token2WavModel:
             token_ids=tuple(inputs.integers("token_ids").tolist()),
             is_last=inputs.boolean("is_last"),
         )
-        self._engine.push(chunk, lambda result: _send_audio(result, responder))
+        with self._lock:
+            lease = self._leases.get(chunk.stream_id)
+        trace = lease.trace if lease is not None else NO_TRACE
+
+        def on_result(result: AudioChunk | Token2WavError) -> None:
+            trace.chunk(chunk, result)
+            _send_audio(result, responder)
+
+        self._engine.push(chunk, on_result)
 
     def _abort(self, inputs: RequestInputs, responder: Responder) -> None:
         self._engine.abort(inputs.text("stream_id"))
@@ -208,6 +228,7 @@ class Token2WavModel:
         with self._lock:
             lease.has_ended = True
             self._leases.pop(summary.stream_id, None)
+        lease.trace.end(summary)
         document = dataclasses.asdict(summary) | {"status": summary.status.value}
         lease.responder.finish({"stream_summary": text_tensor(json.dumps(document))})
 
