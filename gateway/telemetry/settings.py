@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from cosydit.logs import FORMAT_VARIABLE, LogFormat, log_format_of
 from cosydit.tracing import ENDPOINT_VARIABLE, endpoint_of
 from gateway.errors import ConfigError
+
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,15 @@ class TelemetrySettings:
     otlp_endpoint: str | None = None
     """Base URL of an OTLP/HTTP receiver; None: no traces."""
     log_format: LogFormat = LogFormat.TEXT
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None and not 0 < self.metrics_port <= MAX_PORT:
+            raise ConfigError(f"got --metrics-port {self.metrics_port}, expected 1 to {MAX_PORT}")
+        if self.otlp_endpoint is not None:
+            parts = urlsplit(self.otlp_endpoint)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                got = f"got OTLP endpoint {self.otlp_endpoint!r}"
+                raise ConfigError(f"{got}, expected the base URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318")
 
     def is_at_the_door(self, has_keys: bool) -> bool:
         """Whether the HTTP door answers GET /metrics."""

@@ -132,6 +132,19 @@ def test_where_metrics_are(options: list[str], has_keys: bool, is_at_the_door: b
     assert settings.is_at_the_door(has_keys) is is_at_the_door
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param(["--metrics-port", "0"], "--metrics-port", id="no port"),
+        pytest.param(["--metrics-port", "70000"], "--metrics-port", id="no port that there is"),
+        pytest.param(["--otlp-endpoint", "127.0.0.1:4317"], "OTLP/HTTP", id="no URL"),
+    ],
+)
+def test_settings_that_can_not_work_are_refused(options: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_args([*REQUIRED, *options])
+
+
 def test_the_port_of_metrics_answers_until_it_is_closed_and_a_taken_one_is_said_so() -> None:
     (port,) = free_ports(1)
     with metrics_port(GatewayMetrics().registry, "127.0.0.1", port) as opened:
