@@ -55,13 +55,12 @@ def find_binaries(scratch: Path) -> Binaries:
 
 def _download(scratch: Path) -> None:
     """Fetch the package; its index is updated only if apt does not know it."""
-    errors = []
-    for command in (["apt-get", "download", "-q", PACKAGE], ["apt-get", "update", "-q"]):
-        for attempt in (command, ["apt-get", "download", "-q", PACKAGE]):
-            done = subprocess.run(attempt, cwd=scratch, capture_output=True, text=True, timeout=_APT_TIMEOUT_S)
-            if list(scratch.glob(f"{PACKAGE}_*.deb")):
-                return
-            errors.append(f"{' '.join(attempt)}: {done.stderr.strip()[-300:]}")
+    download, errors = ["apt-get", "download", "-q", PACKAGE], []
+    for command in (download, ["apt-get", "update", "-q"], download):
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=_APT_TIMEOUT_S)
+        if list(scratch.glob(f"{PACKAGE}_*.deb")):
+            return
+        errors.append(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
     raise NoPrometheusError("apt-get could not fetch Debian's package: " + "; ".join(errors))
 
 
