@@ -15,11 +15,13 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 from cosydit.clock import Clock, SystemClock
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks, TokenWindow
 from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream, Utterance
 from gateway.errors import EmptySpeechError, VoiceEvictedError
+from gateway.observer import Observer, StreamObserver, telling_refusals
 from gateway.pace import Pace, PaceBook, PaceMeter
 from gateway.running_ahead import Ahead, running_ahead
 from gateway.speech import (
@@ -72,6 +74,7 @@ class SpeechPipeline:
         clock: Clock | None = None,
         front_end: TextFrontEnd | None = None,
         admission: Admission | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Keep the services; their owner closes them.
 
@@ -85,6 +88,7 @@ class SpeechPipeline:
         self._front_end = front_end or plain_front_end()
         self._pace_book = PaceBook()
         self._admission = admission
+        self._observer = observer or Observer()
 
     @property
     def front_end(self) -> TextFrontEnd:
@@ -107,7 +111,8 @@ class SpeechPipeline:
             InvalidRequestError: refused before any service was asked.
             GatewayError: what went wrong in a service; audio yielded before is good.
         """
-        check_request(request, self._settings.max_text_characters)
+        with telling_refusals(self._observer):
+            check_request(request, self._settings.max_text_characters)
         text = self._front_end.open(request.text_options, WHOLE_TEXT)
         async with aclosing(self.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:
@@ -125,8 +130,9 @@ class SpeechPipeline:
 
         Yields and raises as `synthesize` does.
         """
-        job = _Job(request, result if result is not None else SpeechResult(), self._clock, self._pace_book)
-        try:
+        observer = self._observer.begin(request.request_id)
+        job = _Job(request, result if result is not None else SpeechResult(), self._clock, self._pace_book, observer)
+        with job:
             async with aclosing(segments):
                 check_options(request)
                 self._voices.check(request.voice)
@@ -137,8 +143,7 @@ class SpeechPipeline:
                 ):
                     async for push in pushes:
                         yield job.hear(await push)
-        finally:
-            job.end()
+                        observer.asked()
 
     @asynccontextmanager
     async def _opened(self, job: _Job) -> AsyncIterator[Token2WavStream]:
@@ -147,14 +152,15 @@ class SpeechPipeline:
         async with AsyncExitStack() as leases:
             if self._admission is not None:
                 await leases.enter_async_context(self._admission.admitted(request.priority))
-            voice = await self._voices.resolve(request.voice)
-            try:
-                lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
-                stream = await leases.enter_async_context(lease)
-            except VoiceEvictedError:
-                voice = await self._voices.renew(request.voice)
-                lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
-                stream = await leases.enter_async_context(lease)
+            with job.observer.opening():
+                voice = await self._voices.resolve(request.voice)
+                try:
+                    lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
+                    stream = await leases.enter_async_context(lease)
+                except VoiceEvictedError:
+                    voice = await self._voices.renew(request.voice)
+                    lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
+                    stream = await leases.enter_async_context(lease)
             job.open(voice, stream.stream_id)
             yield stream
 
@@ -164,10 +170,11 @@ class SpeechPipeline:
             if not segment.is_speakable:
                 continue
             utterance, seed = job.begin_segment(segment)
-            async with aclosing(self._llm.generate(utterance, job.request.sampling, seed)) as deltas:
-                async for delta in deltas:
-                    job.note_tokens(delta)
-                    yield delta
+            with job.observer.speaking():
+                async with aclosing(self._llm.generate(utterance, job.request.sampling, seed)) as deltas:
+                    async for delta in deltas:
+                        job.note_tokens(delta)
+                        yield delta
         job.note_end()
 
     async def _pushes(
@@ -186,11 +193,14 @@ class SpeechPipeline:
 
 
 class _Job:
-    """One request on its way: keeps the accounts, decides nothing."""
+    """One request on its way: keeps the accounts, decides nothing. A context manager that notes the end."""
 
-    def __init__(self, request: SpeechRequest, result: SpeechResult, clock: Clock, book: PaceBook) -> None:
+    def __init__(
+        self, request: SpeechRequest, result: SpeechResult, clock: Clock, book: PaceBook, observer: StreamObserver
+    ) -> None:
         self.request = request
         self.result = result
+        self.observer = observer
         self._voice = Utterance("", "", ())
         self._segment_tokens: list[int] = []
         self._cut_short: str | None = None
@@ -210,6 +220,7 @@ class _Job:
 
     def open(self, voice: ReadyVoice, stream_id: str) -> None:
         self.result.stream_id = stream_id
+        self.observer.opened(stream_id)
         self.result.voice_id = voice.registered.voice_id
         # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
         reference_tokens = voice.registered.prompt_speech_tokens if voice.transcript.strip() else ()
@@ -228,6 +239,7 @@ class _Job:
         """Note what the LLM said of the segment it speaks."""
         span = self.result.spans[-1]
         span.tokens += len(delta.token_ids)
+        self.observer.received(len(delta.token_ids))
         self._segment_tokens.extend(delta.token_ids)
         if delta.finish_reason is None:
             return
@@ -251,6 +263,7 @@ class _Job:
     def send(self, push: Push, window: TokenWindow) -> Push:
         self.result.chunk_schedule.append(len(window.token_ids))
         self._meter.sent(len(window.token_ids))
+        self.observer.sent(window.index, len(window.token_ids))
         push.add_done_callback(self._note_answer)
         return push
 
@@ -263,24 +276,21 @@ class _Job:
         self.result.audio_samples += len(audio.samples)
         if self.result.ttfa_s is None and len(audio.samples):
             self.result.ttfa_s = self.elapsed_s
+        self.observer.heard(audio)
         return audio
 
-    def end(self) -> None:
-        self.result.total_s = self.elapsed_s
-        level = logging.WARNING if self.result.is_truncated else logging.INFO
-        logger.log(
-            level,
-            _END_RECORD,
-            self.result.request_id,
-            self.result.stream_id,
-            self.result.finish_reason,
-            self.result.speech_tokens,
-            self.result.audio_chunks,
-            self.result.audio_s,
-            self.result.ttfa_s,
-            self.result.total_s,
-            self.result.seed,
-        )
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        result = self.result
+        result.total_s = self.elapsed_s
+        level = logging.WARNING if result.is_truncated else logging.INFO
+        counts = (result.finish_reason, result.speech_tokens, result.audio_chunks, result.audio_s)
+        record = (result.request_id, result.stream_id, *counts, result.ttfa_s, result.total_s, result.seed)
+        ids = {"request_id": result.request_id, "stream_id": result.stream_id}
+        logger.log(level, _END_RECORD, *record, extra=ids)
+        self.observer.ended(error)
 
 
 async def _whole_text(stream: TextStream, text: str) -> Segments:

@@ -113,7 +113,8 @@ class Fleet:
 
     def snapshot(self) -> tuple[ReplicaStatus, ...]:
         """Return the facts of every replica."""
-        return tuple(replica.status() for replica in self._replicas.values())
+        # NOTE: of a copy, as scrapers ask from threads of their own.
+        return tuple(replica.status() for replica in list(self._replicas.values()))
 
     def state_of(self, address: str) -> ReplicaState | None:
         """Return what a replica is good for; None if there is none at that address."""

@@ -18,6 +18,7 @@ import numpy as np
 from cosydit.clock import Clock
 from token2wav_service.config import HistoryPolicy, Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.meter import ChunkTiming, EngineMeter, Measurements
 from token2wav_service.engine.recent_steps import RecentSteps
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Scheduler
@@ -70,6 +71,7 @@ class Token2WavEngine:
         self._streams: dict[str, Stream] = {}
         self._histogram: Counter[int] = Counter()
         self._recent_steps = RecentSteps()
+        self._meter = EngineMeter()
         self._chunks = self._samples = self._finished = self._aborted = 0
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
@@ -108,6 +110,7 @@ class Token2WavEngine:
             stream = self._stream(chunk.stream_id)
             token_ids = self._checked_tokens(stream, chunk)
             stream.waiting.append(TokenChunk(chunk.stream_id, chunk.index, token_ids, chunk.is_last))
+            stream.accepted_s.append(self._clock.now())
             stream.next_index += 1
             stream.has_last = chunk.is_last
             stream.lookahead = token_ids[-self._runner.facts.lookahead_tokens :]
@@ -130,8 +133,12 @@ class Token2WavEngine:
         outcomes = self._run(works)
         with self._lock:
             self._histogram[len(works)] += 1
-            self._recent_steps.add(self._clock.now() - began_s, _audio_s(outcomes))
-            return [self._settle(s, outcome) for s, outcome in zip(batch.streams, outcomes, strict=True)]
+            ended_s = self._clock.now()
+            self._meter.step(ended_s - began_s)
+            self._recent_steps.add(ended_s - began_s, _audio_s(outcomes))
+            timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, len(works)) for s in batch.streams]
+            settled = zip(batch.streams, outcomes, timings, strict=True)
+            return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
 
     def abort(self, stream_id: str) -> tuple[list[ChunkResult], StreamSummary | None]:
         """End a stream now and free its state; harmless for a stream that has ended.
@@ -185,6 +192,12 @@ class Token2WavEngine:
                 audio_seconds=self._samples / SAMPLE_RATE_HZ,
                 finished=self._finished,
                 aborted=self._aborted,
+                slots=self.config.max_streams,
+                queued_chunks=sum(len(stream.waiting) - stream.in_step for stream in self._streams.values()),
+                deadline_misses=self._meter.deadline_misses,
+                voice_hits=cache.hits,
+                voice_misses=cache.misses,
+                voice_evictions=cache.evictions,
             )
 
     def status(self) -> ServerStatus:
@@ -200,6 +213,11 @@ class Token2WavEngine:
                 audio_seconds_per_second=self._recent_steps.audio_s_per_s,
                 is_draining=False,
             )
+
+    def take_measurements(self) -> Measurements:
+        """Return what was measured since the last call, and forget it."""
+        with self._lock:
+            return self._meter.take()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the books don't balance; for tests and idle moments."""
@@ -261,9 +279,12 @@ class Token2WavEngine:
             return [outcome for work in works for outcome in self._run([work])]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
-    def _settle(self, stream: Stream, outcome: ChunkOutcome[StreamState] | Token2WavError) -> ChunkResult:
+    def _settle(
+        self, stream: Stream, outcome: ChunkOutcome[StreamState] | Token2WavError, timing: ChunkTiming
+    ) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
+        self._meter.chunk(timing)
         if stream.status is StreamStatus.ABORTED:
             self._runner.close(stream.state)
             error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
@@ -272,14 +293,16 @@ class Token2WavEngine:
             return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
         stream.state = outcome.state
         stream.status = StreamStatus.WAITING
-        now = self._clock.now()
+        now = timing.ended_s
+        audio_s = len(outcome.samples) / SAMPLE_RATE_HZ
+        self._meter.deadline_misses += stream.deadline.deliver(timing.accepted_s, now, audio_s)
         stream.last_activity_s = now
         if len(outcome.samples) and stream.first_audio_s is None:
             stream.first_audio_s = now
         stream.samples += len(outcome.samples)
         self._chunks += 1
         self._samples += len(outcome.samples)
-        audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last)
+        audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last, timing)
         ended = self._end(stream, StreamStatus.FINISHED) if chunk.is_last else None
         return ChunkResult(stream.stream_id, chunk.index, audio, ended)
 
@@ -301,6 +324,7 @@ class Token2WavEngine:
             stream.next_index - len(stream.waiting),
             stream.samples / SAMPLE_RATE_HZ,
             self._clock.now() - stream.opened_s,
+            extra={"stream_id": stream.stream_id, "trace_id": stream.options.trace_id},
         )
         return stream.summary()
 

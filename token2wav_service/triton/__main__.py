@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -11,6 +12,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from cosydit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from cosydit.tracing import ENDPOINT_VARIABLE, endpoint_of
 from token2wav_service.triton.assemble import assemble, format_table, parse_pairs
 from token2wav_service.triton.command import (
     DEFAULT_DRAIN_TIMEOUT_S,
@@ -35,9 +38,24 @@ _POLL_INTERVAL_S = 0.2
 def main(argv: list[str] | None = None) -> int:
     """Serve until the server exits or a signal stops it; return its exit status."""
     args = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if args.log_format is not None:  # the models' processes read it too
+        os.environ[FORMAT_VARIABLE] = args.log_format
+    try:
+        configure_logging(log_format_of())
+    except ValueError as err:
+        sys.stderr.write(f"{err}\n")
+        return _USAGE_ERROR
+    endpoint = args.otlp_endpoint or endpoint_of()
+    if endpoint is not None:
+        os.environ[ENDPOINT_VARIABLE] = endpoint
     options = ServerOptions(
-        args.model_repository, args.host, args.http_port, args.grpc_port, args.metrics_port, args.exit_timeout_s
+        args.model_repository,
+        args.host,
+        args.http_port,
+        args.grpc_port,
+        args.metrics_port,
+        args.exit_timeout_s,
+        endpoint,
     )
     try:
         if args.settings:
@@ -110,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds that open streams may take to end after a stop signal; no new ones are taken, and a second "
         "signal ends the wait; 0: none (default %(default)s)",
     )
+    formats = [each.value for each in LogFormat]
+    parser.add_argument("--log-format", choices=formats, help=f"of the models, not of the server; or {FORMAT_VARIABLE}")
+    spans = f"URL of an OTLP/HTTP receiver of spans (default: {ENDPOINT_VARIABLE}, else none)"
+    parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
     parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")
     return parser
 
