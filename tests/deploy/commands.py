@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import cosydit.drain
 import gateway.config
+import gateway.errors
 import token2wav_service.triton.__main__ as triton_main
 import token2wav_service.triton.assemble
 from llm_service.__main__ import _parser as llm_parser
@@ -71,7 +73,14 @@ def _check_llm(arguments: list[str]) -> None:
 
 
 def _check_gateway(arguments: list[str]) -> None:
-    gateway.config._parser().parse_args(arguments)
+    is_given_keys = any(argument.startswith("--keys-file") for argument in arguments)
+    variables = {} if is_given_keys else {"COSYDIT_API_KEYS": f"anna sha256:{'0' * 64}"}
+    variables |= {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    with patch.dict("os.environ", variables):
+        try:
+            gateway.config.parse_args([each.replace("$(POD_NAMESPACE)", "cosydit") for each in arguments])
+        except gateway.errors.ConfigError as error:
+            raise ValueError(str(error)) from error
 
 
 def _check_token2wav(arguments: list[str]) -> None:

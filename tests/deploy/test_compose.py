@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,22 @@ def test_trtllm_is_chosen_by_one_variable(compose: Program, tmp_path: Path) -> N
     for name in ("llm", "token2wav", "gateway"):
         check_command(services[name]["command"])
         assert any("backend=trtllm" in word for word in services[name]["command"])
+
+
+@pytest.mark.parametrize("overlays", COMBINATIONS)
+def test_a_stopping_service_has_time_to_drain_before_it_is_killed(compose: Program, overlays: tuple[str, ...]) -> None:
+    services = resolved(compose, overlays)["services"]
+    for name in ("token2wav", "gateway"):
+        waits = re.findall(r"--(?:drain-delay|drain-timeout|exit-timeout)-s=(\d+)", " ".join(services[name]["command"]))
+        minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", services[name]["stop_grace_period"]).groups("0")
+        assert waits and 60 * int(minutes) + int(seconds) > sum(map(int, waits))
+
+
+def test_what_the_observability_overlay_mounts_is_there(compose: Program) -> None:
+    services = resolved(compose, ("observability",))["services"]
+    for name in ("prometheus", "grafana"):
+        mounts = [mount for mount in services[name]["volumes"] if isinstance(mount, dict) and mount["type"] == "bind"]
+        assert mounts and all(Path(mount["source"]).exists() for mount in mounts)
 
 
 def test_an_invalid_file_is_refused(compose: Program, tmp_path: Path) -> None:

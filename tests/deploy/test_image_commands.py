@@ -78,7 +78,7 @@ class Stack:
     """The services of compose.yaml with cpu.yaml as processes: their commands, with paths and ports of this machine."""
 
     def __init__(self, environments: dict[str, Path], work_dir: Path) -> None:
-        names = ("8000", "18000", "8001", "8002", "8080", "50051")
+        names = ("8000", "18000", "8001", "8002", "8080", "50051", "9464")
         self.ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
         self._environments = environments
         self._work_dir = work_dir
@@ -93,13 +93,18 @@ class Stack:
                 f"--grpc-port={self.ports['8001']}",
                 f"--metrics-port={self.ports['8002']}",
             ],
-            "gateway": [f"--port={self.ports['8080']}", f"--grpc-port={self.ports['50051']}"],
+            "gateway": [
+                f"--port={self.ports['8080']}",
+                f"--grpc-port={self.ports['50051']}",
+                f"--metrics-port={self.ports['9464']}",
+            ],
         }
 
     def moved(self, word: str) -> str:
         """Return a word of a command as it must be here."""
         for told, here in (
             ("http://llm:8000", f"http://127.0.0.1:{self.ports['8000']}"),
+            ("dns:llm:8000", f"http://127.0.0.1:{self.ports['8000']}"),
             ("dns:token2wav:8001", f"127.0.0.1:{self.ports['8001']}"),
             ("/models/llm", str(self._work_dir / "checkpoint/llm")),
             ("/models/checkpoint", str(self._work_dir / "checkpoint")),

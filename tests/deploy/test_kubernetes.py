@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -116,11 +117,10 @@ def test_weights_are_mounted_read_only_and_every_mount_has_its_volume(manifests:
 def test_a_pod_has_time_to_drain_before_it_is_killed(manifests: Manifests) -> None:
     for _, pod, container in containers(manifests):
         command = ((container.get("lifecycle") or {}).get("preStop") or {"exec": {"command": []}})["exec"]["command"]
-        waits = [word.removeprefix("--timeout-s=") for word in command if word.startswith("--timeout-s=")]
-        hook_s = int(command[1]) if command[:1] == ["sleep"] else int(waits[0]) if waits else 0
-        exits = [word for word in container["command"] if word.startswith("--exit-timeout-s=")]
-        exit_s = int(exits[0].partition("=")[2]) if exits else 10
-        assert pod["terminationGracePeriodSeconds"] > hook_s + exit_s
+        hook = [word.removeprefix("--timeout-s=") for word in command if word.startswith("--timeout-s=")]
+        hook_s = int(command[1]) if command[:1] == ["sleep"] else int(hook[0]) if hook else 0
+        waits = re.findall(r"--(?:drain-delay|drain-timeout|exit-timeout)-s=(\d+)", " ".join(container["command"]))
+        assert pod["terminationGracePeriodSeconds"] > hook_s + sum(map(int, waits))
 
 
 def test_every_service_has_probes_on_ports_that_it_names(manifests: Manifests) -> None:
@@ -179,3 +179,13 @@ def test_the_adapter_serves_what_the_autoscalers_ask_for(kubectl: Program) -> No
     scalers = [rendered(kubectl, "disaggregated")["HorizontalPodAutoscaler", name] for name in SERVICES]
     asked = {each["pods"]["metric"]["name"] for scaler in scalers for each in scaler["spec"]["metrics"]}
     assert asked == {rule["name"]["as"] for rule in rules}
+
+
+def test_the_autoscalers_signals_are_those_of_the_dashboard_and_the_alerts() -> None:
+    watched = "".join(path.read_text() for path in (DEPLOY / "observability").rglob("*.*") if path.is_file())
+    rules = yaml.safe_load((KUSTOMIZE / "autoscaling/hpa/adapter-values.yaml").read_text())["rules"]["custom"]
+    queries = " ".join(rule["seriesQuery"] + rule["metricsQuery"] for rule in rules)
+    queries += (KUSTOMIZE / "autoscaling/keda/scaled-objects.yaml").read_text()
+    names = set(re.findall(r"(?:cosydit_|vllm:)\w+", queries))
+    assert len(names) >= 5
+    assert names <= set(re.findall(r"(?:cosydit_|vllm:)\w+", watched))

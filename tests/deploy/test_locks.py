@@ -17,9 +17,9 @@ tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
 LOCKS = DEPLOY / "docker" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
-    "gateway": ("text", "audio"),
-    "token2wav": ("token2wav", "gpu"),
-    "cpu": ("text", "audio", "token2wav", "cpu", "llm-embedded", "triton-embedded", "checkpoint"),
+    "gateway": ("text", "audio", "tracing"),
+    "token2wav": ("token2wav", "gpu", "tracing"),
+    "cpu": ("text", "audio", "tracing", "token2wav", "cpu", "llm-embedded", "triton-embedded", "checkpoint"),
 }
 """Lock -> what the image can do."""
 APART = {"cpu": {"torch"}}
