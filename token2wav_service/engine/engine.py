@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from cosydit.clock import Clock
-from token2wav_service.config import HistoryPolicy, Token2WavConfig
-from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.config import Token2WavConfig
+from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.chunk_rules import ChunkRules, check_options
 from token2wav_service.engine.meter import ChunkTiming, EngineMeter, Measurements
 from token2wav_service.engine.recent_steps import RecentSteps
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
@@ -34,17 +35,12 @@ from token2wav_service.engine.types import (
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
-    InvalidChunkError,
-    InvalidRequestError,
     StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
 )
-from token2wav_service.models.history import UPSTREAM_LIMIT_FRAMES
 
 logger = logging.getLogger(__name__)
-
-MEL_RATE_HZ = 50
 
 
 @dataclass(frozen=True)
@@ -67,6 +63,7 @@ class Token2WavEngine:
         self._runner = runner
         self._clock = clock
         self._scheduler = Scheduler(config.max_batch_size)
+        self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._histogram: Counter[int] = Counter()
@@ -82,7 +79,7 @@ class Token2WavEngine:
             VoiceNotFoundError: the voice is not cached.
             CapacityError: as many streams as allowed are open.
         """
-        _check_options(options)
+        check_options(options)
         with self._lock:
             if len(self._streams) >= self.config.max_streams:
                 raise CapacityError(f"{self.config.max_streams} streams are open, the most allowed; retry later")
@@ -108,7 +105,7 @@ class Token2WavEngine:
         """
         with self._lock:
             stream = self._stream(chunk.stream_id)
-            token_ids = self._checked_tokens(stream, chunk)
+            token_ids = self._rules.checked_tokens(stream, chunk)
             stream.waiting.append(TokenChunk(chunk.stream_id, chunk.index, token_ids, chunk.is_last))
             stream.accepted_s.append(self._clock.now())
             stream.next_index += 1
@@ -234,37 +231,6 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _checked_tokens(self, stream: Stream, chunk: TokenChunk) -> tuple[int, ...]:
-        lookahead = self._runner.facts.lookahead_tokens
-        if stream.has_last:
-            raise InvalidChunkError("the stream's last chunk was sent already; open a new stream for more")
-        if chunk.index != stream.next_index:
-            raise InvalidChunkError(f"got chunk {chunk.index}, expected {stream.next_index}: send chunks in order")
-        # An empty last chunk speaks the look-ahead that went before it.
-        token_ids = chunk.token_ids or (stream.lookahead if chunk.is_last else ())
-        least = 1 if chunk.is_last else lookahead + 1
-        if len(token_ids) < least:
-            kind = "the only chunk of a stream" if chunk.is_last else f"a chunk with {lookahead} look-ahead tokens"
-            raise InvalidChunkError(f"got {len(token_ids)} tokens, expected at least {least} in {kind}")
-        if len(token_ids) > self.config.max_chunk_tokens:
-            raise InvalidChunkError(
-                f"got {len(token_ids)} tokens, expected at most {self.config.max_chunk_tokens}: send smaller chunks"
-            )
-        vocabulary = self._runner.facts.vocab_size
-        wrong = [token for token in token_ids if not 0 <= token < vocabulary]
-        if wrong:
-            raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
-        self._check_limit(stream, self._runner.facts.new_frames(len(token_ids), chunk.is_last))
-        return token_ids
-
-    def _check_limit(self, stream: Stream, new_frames: int) -> None:
-        frames = stream.planned_frames + new_frames
-        if self.config.synthesis.history is HistoryPolicy.UPSTREAM and frames > UPSTREAM_LIMIT_FRAMES:
-            raise InvalidChunkError(
-                f"prompt and audio would reach {frames / MEL_RATE_HZ:.1f} s, history policy `upstream` ends at "
-                f"{UPSTREAM_LIMIT_FRAMES / MEL_RATE_HZ:.0f} s; set history to auto or prompt_and_recent"
-            )
-
     def _run(self, works: Sequence[ChunkWork[StreamState]]) -> list[ChunkOutcome[StreamState] | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the guilty one pays."""
         try:
@@ -327,13 +293,6 @@ class Token2WavEngine:
             extra={"stream_id": stream.stream_id, "trace_id": stream.options.trace_id},
         )
         return stream.summary()
-
-
-def _check_options(options: StreamOptions) -> None:
-    if not 0 <= options.seed < 2**63:
-        raise InvalidRequestError(f"got seed {options.seed}, expected 0..2^63-1")
-    if not 1 <= options.priority <= DEFAULT_PRIORITY:
-        raise InvalidRequestError(f"got priority {options.priority}, expected 1 (first) to {DEFAULT_PRIORITY}")
 
 
 def _work(stream: Stream) -> ChunkWork[StreamState]:
