@@ -19,7 +19,7 @@ from cosydit.clock import Clock
 from token2wav_service.config import HistoryPolicy, Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
-from token2wav_service.engine.scheduler import Scheduler
+from token2wav_service.engine.scheduler import Batch, Scheduler
 from token2wav_service.engine.stream import Stream
 from token2wav_service.engine.types import (
     AudioChunk,
@@ -54,6 +54,15 @@ class ChunkResult:
     outcome: AudioChunk | Token2WavError
     ended: StreamSummary | None
     """Set when the stream ended with this chunk."""
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A batch that was chosen and has not run."""
+
+    batch: Batch
+    works: list[ChunkWork[StreamState]]
+    """One for every stream of the batch, in its order."""
 
 
 class Token2WavEngine:
@@ -115,19 +124,28 @@ class Token2WavEngine:
 
     def step(self) -> list[ChunkResult]:
         """Run one batch; returns a result for every chunk in it, none when nothing was ready."""
+        begun = self.begin_step()
+        return [] if begun is None else self.end_step(begun)
+
+    def begin_step(self) -> BegunStep | None:
+        """Choose the next batch and keep it from every other; None when nothing is ready. `end_step` must follow."""
         with self._lock:
             batch = self._scheduler.schedule(self._streams.values(), self._runner)
             if batch is None:
-                return []
+                return None
             works = []
             for stream in batch.streams:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
                 works.append(_work(stream))
-        outcomes = self._run(works)
+            return BegunStep(batch, works)
+
+    def end_step(self, begun: BegunStep) -> list[ChunkResult]:
+        """Run what `begin_step` chose; returns a result for every chunk in it."""
+        outcomes = self._run(begun.works)
         with self._lock:
-            self._histogram[len(works)] += 1
-            return [self._settle(s, outcome) for s, outcome in zip(batch.streams, outcomes, strict=True)]
+            self._histogram[len(begun.works)] += 1
+            return [self._settle(s, outcome) for s, outcome in zip(begun.batch.streams, outcomes, strict=True)]
 
     def abort(self, stream_id: str) -> tuple[list[ChunkResult], StreamSummary | None]:
         """End a stream now and free its state; harmless for a stream that has ended.
