@@ -13,12 +13,13 @@ from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
 from gateway.access.server_options import http_rules, uvicorn_options
 from gateway.access.settings import open_access
-from gateway.app import build_app, open_with_grpc
+from gateway.app import Gateway, build_app, open_with_grpc
 from gateway.config import parse_args
 from gateway.errors import ConfigError
+from gateway.shutdown import DrainingServer
 
 GRACE_S = 10
-"""Seconds that streams under way may take to end after a stop signal."""
+"""Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
 KEEP_ALIVE_S = 75
 """Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""
 
@@ -36,7 +37,13 @@ def main() -> int:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
     app = build_app(partial(open_with_grpc, config, access), config.max_body_bytes)
-    server = uvicorn.Server(
+
+    async def drain() -> None:
+        gateway: Gateway = app.state.gateway
+        if gateway.shutdown is not None:
+            await gateway.shutdown.drain()
+
+    server = DrainingServer(
         uvicorn.Config(
             guarded(app, access, http_rules(config.access)),
             host=config.host,
@@ -45,7 +52,8 @@ def main() -> int:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
             **uvicorn_options(config.access),
-        )
+        ),
+        drain,
     )
     server.run()
     return 0 if server.started else 1

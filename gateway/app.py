@@ -41,6 +41,14 @@ from gateway.llm_wire import LLMWire
 from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.readiness import Readiness
+from gateway.routing.fleet import Fleet
+from gateway.routing.gate import Gate
+from gateway.routing.llm import RoutedSpeechLM
+from gateway.routing.options import llm_sources, token2wav_sources
+from gateway.routing.routes import Routes
+from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.shutdown import Shutdown
 from gateway.text import load_text_front_end
 from gateway.token2wav_client import Token2WavClient
 from gateway.voice_settings import open_registry
@@ -60,6 +68,10 @@ class Gateway:
     openai: OpenAIHost
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """Of the sockets, see `Pacer`."""
+    routes: Routes | None = None
+    """The replicas behind the pipeline; None for one that knows none."""
+    shutdown: Shutdown | None = None
+    """Lets streams end; None for a gateway that just stops."""
 
 
 GatewayFactory = Callable[[], AbstractAsyncContextManager[Gateway]]
@@ -87,22 +99,24 @@ async def open_gateway(
         config.llm_prompt_form,
         LengthLimits(max_speech_tokens=config.llm_max_speech_tokens),
     )
-    llm = SpeechLMClient(config.llm_url, wire, config.llm_model, config.llm_deadlines, clock)
-    token2wav = Token2WavClient(config.token2wav_url, config.token2wav_deadlines)
+    routes = _routes(config, wire, clock)
+    llm, token2wav = routes.llm, routes.token2wav
     voices = open_registry(config.voices_dir, config.voices, token2wav, clock)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     settings = PipelineSettings(config.chunks.policy(), config.max_text_characters)
     access = access or open_access(config.access, clock)
-    pipeline = MeteredPipeline(access, llm, token2wav, voices, settings, clock, load_text_front_end())
+    gate = Gate(llm, token2wav)
+    pipeline = MeteredPipeline(access, llm, token2wav, voices, settings, clock, load_text_front_end(), gate)
     readiness = Readiness(pipeline, llm, token2wav, config.warm_up_voice)
+    shutdown = Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s)
     try:
+        routes.start()
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:
             openai = OpenAIHost(pipeline, executor, encoder.encode, default_format(load_codecs()))
-            yield Gateway(pipeline, readiness, voices, executor, openai, config.run_ahead_s)
+            yield Gateway(pipeline, readiness, voices, executor, openai, config.run_ahead_s, routes, shutdown)
     finally:
-        await llm.close()
-        await token2wav.close()
+        await routes.close()
 
 
 @asynccontextmanager
@@ -174,6 +188,22 @@ def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
     app.router.routes.extend(speech_ws.routes(sockets))
     app.router.routes.extend(web_page.routes(lambda: gateway().voices))
     return app
+
+
+def _routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
+    def llm_client(address: str) -> SpeechLMClient:
+        return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock)
+
+    def token2wav_client(address: str) -> Token2WavClient:
+        return Token2WavClient(address, config.token2wav_deadlines)
+
+    settings = config.routing
+    llm_found = llm_sources(config.llm_url, settings)
+    token2wav_found = token2wav_sources(config.token2wav_url, settings)
+    return Routes(
+        RoutedSpeechLM(Fleet(LLM, settings, clock), llm_found, llm_client, clock),
+        RoutedToken2Wav(Fleet(TOKEN2WAV, settings, clock), token2wav_found, token2wav_client, clock),
+    )
 
 
 def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:

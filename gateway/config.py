@@ -8,15 +8,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
 from gateway.chunking import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
-from gateway.errors import ConfigError
 from gateway.grpc_server import DEFAULT_GRPC_PORT
 from gateway.llm_client import LLMDeadlines
 from gateway.llm_wire import LLMBackend, PromptForm
 from gateway.pacing import DEFAULT_RUN_AHEAD_S
+from gateway.routing.options import (
+    ADDRESSES,
+    add_routing_options,
+    llm_sources,
+    routing_settings,
+    token2wav_sources,
+)
+from gateway.routing.settings import RoutingSettings
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.token2wav_client import Token2WavDeadlines
 from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
@@ -24,6 +30,7 @@ from gateway.voices import DEFAULT_VOICE
 from llm_service.prompt import LengthLimits
 
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024
+DEFAULT_DRAIN_TIMEOUT_S = 60.0
 _UNBOUNDED = 0
 
 
@@ -42,6 +49,7 @@ class GatewayConfig:
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """See `gateway.pacing.Pacer`."""
     llm_url: str = "http://127.0.0.1:8000"
+    """One replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
     llm_prompt_form: PromptForm = PromptForm.TOKENS
     llm_model: str | None = None
@@ -49,6 +57,7 @@ class GatewayConfig:
     llm_max_speech_tokens: int = LengthLimits().max_speech_tokens
     """Bound of one answer, whatever the text's length (25 a second)."""
     token2wav_url: str = "127.0.0.1:8001"
+    """As llm_url."""
     warm_up_voice: str = DEFAULT_VOICE
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -57,14 +66,15 @@ class GatewayConfig:
     chunks: ChunkSettings = field(default_factory=ChunkSettings)
     llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
     token2wav_deadlines: Token2WavDeadlines = field(default_factory=Token2WavDeadlines)
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    drain_delay_s: float = 0.0
+    """From a stop signal on, requests are still taken for so long while /readyz says no already."""
+    drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
+    """Then streams under way may take so long to end."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.llm_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"got LLM URL {self.llm_url!r}, expected something like http://127.0.0.1:8000")
-        host, colon, port = self.token2wav_url.rpartition(":")
-        if not (host and colon and port.isdigit()) or "/" in host:
-            raise ConfigError(f"got token2wav URL {self.token2wav_url!r}, expected host:port of Triton's gRPC service")
+        llm_sources(self.llm_url, self.routing)
+        token2wav_sources(self.token2wav_url, self.routing)
         self.access.check_host(self.host)
         self.access.wire.check_room(self.max_body_bytes, "--max-body-bytes")
         self.access.wire.check_room(self.voices.limits.max_audio_bytes, "--max-voice-bytes")
@@ -96,12 +106,12 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         port=args.port,
         grpc_port=args.grpc_port or None,
         run_ahead_s=math.inf if args.run_ahead_s == _UNBOUNDED else args.run_ahead_s,
-        llm_url=args.llm_url,
+        llm_url=",".join(args.llm_url or [GatewayConfig.llm_url]),
         llm_backend=LLMBackend(args.llm_backend),
         llm_prompt_form=PromptForm(args.llm_prompt_form),
         llm_model=args.llm_model,
         llm_max_speech_tokens=args.llm_max_speech_tokens,
-        token2wav_url=args.token2wav_url,
+        token2wav_url=",".join(args.token2wav_url or [GatewayConfig.token2wav_url]),
         warm_up_voice=args.warm_up_voice,
         max_text_characters=args.max_text_characters,
         max_body_bytes=args.max_body_bytes,
@@ -110,6 +120,9 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         chunks=chunks,
         llm_deadlines=llm_deadlines,
         token2wav_deadlines=token2wav_deadlines,
+        routing=routing_settings(args),
+        drain_delay_s=args.drain_delay_s,
+        drain_timeout_s=args.drain_timeout_s,
     )
 
 
@@ -133,16 +146,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )
+    delay = "seconds that requests are still taken after a stop signal, with /readyz false: until nobody sends any"
+    parser.add_argument("--drain-delay-s", type=_duration, default=GatewayConfig.drain_delay_s, help=delay)
+    drain = "seconds that streams under way may then take to end"
+    parser.add_argument("--drain-timeout-s", type=_duration, default=DEFAULT_DRAIN_TIMEOUT_S, help=drain)
     add_voice_options(parser)
     add_access_options(parser)
     _add_llm_options(parser)
     _add_token2wav_options(parser)
+    add_routing_options(parser)
     return parser
 
 
 def _add_llm_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("LLM service")
-    group.add_argument("--llm-url", default="http://127.0.0.1:8000", help="scheme, host and port")
+    default = GatewayConfig.llm_url
+    group.add_argument(
+        "--llm-url", action="append", metavar="URL", help=f"scheme, host and port ({default} by default); {ADDRESSES}"
+    )
     group.add_argument("--llm-backend", choices=[b.value for b in LLMBackend], default="embedded", help="server there")
     group.add_argument("--tokenizer-dir", type=Path, required=True, help="directory of the LLM's tokenizer.json")
     group.add_argument(
@@ -163,7 +184,8 @@ def _add_llm_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_token2wav_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("token2wav service")
-    group.add_argument("--token2wav-url", default="127.0.0.1:8001", help="host:port of Triton's gRPC service")
+    where = f"host:port of Triton's gRPC service ({GatewayConfig.token2wav_url} by default)"
+    group.add_argument("--token2wav-url", action="append", metavar="ADDRESS", help=f"{where}; {ADDRESSES}")
     deadlines = Token2WavDeadlines()
     group.add_argument(
         "--token2wav-register-timeout-s", type=_positive_float, default=deadlines.register_s, help="seconds for a voice"

@@ -74,6 +74,8 @@ class Utterance:
     """Transcript of the voice prompt; empty if there is none."""
     reference_tokens: tuple[int, ...]
     """Speech tokens 0..6560 of the voice prompt."""
+    spoken_tokens: tuple[int, ...] = ()
+    """Speech tokens 0..6560 of `text` that an LLM spoke before it was lost; the answer goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class SpeechLM(Protocol):
 
     def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield deltas until one has a finish_reason; closing the iterator cancels the request.
+
+        Of an utterance that was begun, only what follows its `spoken_tokens` is yielded.
 
         Raises:
             LLMError: anything the service did wrong.
@@ -142,6 +146,20 @@ class Token2Wav(Protocol):
         ...
 
 
+class Admission(Protocol):
+    """Who may begin to speak."""
+
+    def admitted(self, priority: int) -> AbstractAsyncContextManager[None]:
+        """Let one stream in and count it until the context is left.
+
+        Raises:
+            OverloadedError: it would have to wait too long for its slot.
+            NotReadyError: nobody may begin now.
+            LLMUnavailableError: no LLM can be had.
+        """
+        ...
+
+
 class VoiceMaker(Protocol):
     """What keeping voices needs of the token2wav service."""
 
@@ -167,3 +185,7 @@ class VoiceMaker(Protocol):
             Token2WavError: anything the service did wrong.
         """
         ...
+
+
+class VoiceService(Token2Wav, VoiceMaker, Protocol):
+    """The whole token2wav service."""

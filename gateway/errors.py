@@ -8,6 +8,7 @@ GatewayError
  |   +- LimitError                 not now
  |       +- StreamLimitError       as many streams as the caller may have are open
  |       +- AudioLimitError        the caller's seconds of audio are used up
+ +- OverloadedError                no replica will have room for the stream in time
  +- NotReadyError                  no warm-up synthesis has succeeded yet, or a service stopped answering
  +- InvalidRequestError            the caller's mistake; repeating it can't help
  |   +- InvalidTextError           empty, not UTF-8
@@ -24,7 +25,8 @@ GatewayError
  |   +- VoiceFileError             a kept voice is damaged
  |   +- VoiceOutdatedError         a kept voice was made with another model
  +- LLMError
- |   +- LLMUnavailableError        can't be reached, or says it is overloaded
+ |   +- LLMUnavailableError        can't be reached
+ |   |   +- LLMBusyError           says that it is overloaded or starting
  |   +- LLMRejectedError           answered 4xx: request and server do not fit
  |   +- LLMFailedError             answered 5xx
  |   +- LLMInterruptedError        went away in mid-stream
@@ -33,10 +35,12 @@ GatewayError
  |   +- EmptySpeechError           ended without a single speech token
  +- Token2WavError
      +- Token2WavUnavailableError  can't be reached
+     |   +- Token2WavStoppingError says itself that it stops
      +- Token2WavBusyError         no room for another stream or voice
      +- Token2WavRejectedError     refused what this gateway sent
      +- Token2WavFailedError       failed inside
      +- Token2WavInterruptedError  went away, or closed the stream, while it ran
+     |   +- StreamLostError        says itself that the stream has ended
      +- Token2WavProtocolError     sent something that is not its contract
      +- Token2WavDeadlineError
      +- VoiceEvictedError          no longer knows a registered voice
@@ -89,6 +93,15 @@ class StreamLimitError(LimitError):
 
 class AudioLimitError(LimitError):
     """The caller's seconds of audio are used up."""
+
+
+class OverloadedError(GatewayError):
+    """No replica will have room for the stream in time."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        """Keep when a slot is expected to be free."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class NotReadyError(GatewayError):
@@ -169,6 +182,10 @@ class LLMUnavailableError(LLMError):
     """The LLM service can't be reached or is overloaded."""
 
 
+class LLMBusyError(LLMUnavailableError):
+    """The LLM service answers that it is overloaded or starting."""
+
+
 class LLMRejectedError(LLMError):
     """The LLM service answered 4xx."""
 
@@ -201,6 +218,10 @@ class Token2WavUnavailableError(Token2WavError):
     """The token2wav service can't be reached."""
 
 
+class Token2WavStoppingError(Token2WavUnavailableError):
+    """The token2wav service answers that it is stopping."""
+
+
 class Token2WavBusyError(Token2WavError):
     """The token2wav service has no room now."""
 
@@ -215,6 +236,10 @@ class Token2WavFailedError(Token2WavError):
 
 class Token2WavInterruptedError(Token2WavError):
     """The stream ended before its audio was complete."""
+
+
+class StreamLostError(Token2WavInterruptedError):
+    """The token2wav service answers that the stream has ended: aborted, idle for too long, or never known."""
 
 
 class Token2WavProtocolError(Token2WavError):
@@ -258,6 +283,7 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     LimitError: WireStatus("limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     StreamLimitError: WireStatus("stream_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     AudioLimitError: WireStatus("audio_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
+    OverloadedError: WireStatus("overloaded", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     NotReadyError: WireStatus("not_ready", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     InvalidRequestError: WireStatus("invalid_request", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     InvalidTextError: WireStatus("invalid_text", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
@@ -275,6 +301,7 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     VoiceOutdatedError: WireStatus("voice_outdated", 422, "FAILED_PRECONDITION", ErrorCode.VOICE_MODEL_MISMATCH),
     LLMError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
     LLMUnavailableError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    LLMBusyError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     LLMRejectedError: WireStatus("llm_rejected", 502, "INTERNAL", ErrorCode.INTERNAL),
     LLMFailedError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
     LLMInterruptedError: WireStatus("llm_interrupted", 502, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
@@ -283,10 +310,12 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     EmptySpeechError: WireStatus("empty_speech", 502, "INTERNAL", ErrorCode.INTERNAL),
     Token2WavError: WireStatus("token2wav_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
     Token2WavUnavailableError: WireStatus("token2wav_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    Token2WavStoppingError: WireStatus("token2wav_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     Token2WavBusyError: WireStatus("token2wav_busy", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     Token2WavRejectedError: WireStatus("token2wav_rejected", 502, "INTERNAL", ErrorCode.INTERNAL),
     Token2WavFailedError: WireStatus("token2wav_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
     Token2WavInterruptedError: WireStatus("token2wav_interrupted", 502, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    StreamLostError: WireStatus("token2wav_interrupted", 502, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     Token2WavProtocolError: WireStatus("token2wav_protocol_error", 502, "INTERNAL", ErrorCode.INTERNAL),
     Token2WavDeadlineError: WireStatus("token2wav_deadline_exceeded", 504, "DEADLINE_EXCEEDED", ErrorCode.UNAVAILABLE),
     VoiceEvictedError: WireStatus("voice_evicted", 503, "UNAVAILABLE", ErrorCode.VOICE_NOT_FOUND),

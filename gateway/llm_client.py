@@ -73,6 +73,7 @@ class SpeechLMClient:
         self._base_url = base_url.rstrip("/")
         self._wire = wire
         self._model = model
+        self._listed_model: str | None = None
         self._deadlines = deadlines or LLMDeadlines()
         self._clock = clock or SystemClock()
         self._session: aiohttp.ClientSession | None = None
@@ -88,12 +89,23 @@ class SpeechLMClient:
 
     async def is_ready(self) -> bool:
         """Tell whether the server's health endpoint answers 200 now."""
-        timeout = aiohttp.ClientTimeout(total=self._deadlines.ready_s)
         try:
-            async with self._http().get(f"{self._base_url}/health", timeout=timeout, allow_redirects=False) as response:
-                await response.read()
-        except (aiohttp.ClientError, asyncio.TimeoutError):
+            return await self.answers_health()
+        except errors.LLMUnavailableError:
             return False
+
+    async def answers_health(self) -> bool:
+        """Tell whether the server's health endpoint says that it takes requests, which is 200.
+
+        Raises:
+            LLMUnavailableError: there is no answer.
+        """
+        limit = aiohttp.ClientTimeout(total=self._deadlines.ready_s)
+        try:
+            async with self._http().get(f"{self._base_url}/health", timeout=limit, allow_redirects=False) as response:
+                await response.read()
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise self._unreachable(error) from error
         return response.status == _HTTP_OK
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
@@ -102,6 +114,9 @@ class SpeechLMClient:
         The last delta, and only it, has a finish_reason. Closing the iterator closes the HTTP response, which makes
         the server stop.
         """
+        if self._wire.is_spoken_out(utterance):
+            yield SpeechTokenDelta((), "length")
+            return
         ends_at = self._clock.now() + self._deadlines.total_s
         async with self._opened(utterance, sampling, seed, ends_at) as response:
             body, reader = _EventBody(response), self._wire.reader()
@@ -129,9 +144,11 @@ class SpeechLMClient:
     async def _opened(
         self, utterance: Utterance, sampling: Sampling, seed: int, ends_at: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._model is None:
-            self._model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
-        request = self._wire.request(utterance, sampling, seed, self._model)
+        model = self._model or self._listed_model
+        if model is None:
+            model = await self._within(self._first_model(), self._deadlines.first_token_s, ends_at)
+            self._listed_model = model
+        request = self._wire.request(utterance, sampling, seed, model)
         sending = self._send("POST", request.path, request.body)
         response = await self._within(sending, self._deadlines.first_token_s, ends_at)
         self._answers.add(response)
@@ -197,13 +214,15 @@ class SpeechLMClient:
         body = await self._within(_excerpt(response), self._deadlines.between_tokens_s, ends_at)
         got = f"LLM at {self._base_url} answered {status}: {body}"
         if status in (_HTTP_TOO_MANY, _HTTP_UNAVAILABLE):
-            raise errors.LLMUnavailableError(f"{got}; it is overloaded or starting: try again later")
+            raise errors.LLMBusyError(f"{got}; it is overloaded or starting: try again later")
         if status >= _HTTP_SERVER_ERROR:
             raise errors.LLMFailedError(f"{got}; see the LLM service's log")
         backend = self._wire.backend.value
         raise errors.LLMRejectedError(f"{got}; check that the LLM backend setting ({backend}) is what runs there")
 
-    def _unreachable(self, error: Exception) -> errors.LLMUnavailableError:
+    def _unreachable(self, error: BaseException) -> errors.LLMUnavailableError:
+        # NOTE: what comes back may serve another model.
+        self._listed_model = None
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
         got = f"LLM at {self._base_url} can't be reached ({cause!r})"
         return errors.LLMUnavailableError(f"{got}; start the LLM service or correct its URL")

@@ -106,19 +106,26 @@ class LLMWire:
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
 
+    def is_spoken_out(self, utterance: Utterance) -> bool:
+        """Tell whether the tokens that were spoken reach the bound of the answer already."""
+        if not utterance.spoken_tokens:
+            return False
+        text_tokens = len(self._encoder.encode(utterance.text))
+        return len(utterance.spoken_tokens) >= generation_bounds(text_tokens, self._limits).max_tokens
+
     def reader(self) -> EventReader:
         """Begin to read one answer."""
         return _TokenEvents() if self._form is PromptForm.TOKENS else _ChatEvents()
 
     def _request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
-        spoken = (self._encoder.encode, utterance.reference_text, utterance.text, utterance.reference_tokens)
-        prompt = build_prompt(*spoken)
-        bounds = generation_bounds(prompt.target_text_tokens, self._limits)
+        heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
+        prompt = build_prompt(self._encoder.encode, utterance.reference_text, utterance.text, heard)
+        bounds = _rest_of(generation_bounds(prompt.target_text_tokens, self._limits), len(utterance.spoken_tokens))
         body = {"model": model, "stream": True, **_sampling_fields(sampling, bounds, seed)}
         if self._form is PromptForm.TOKENS:
             ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
             return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
-        messages = build_chat_messages(utterance.reference_text, utterance.text, utterance.reference_tokens)
+        messages = build_chat_messages(utterance.reference_text, utterance.text, heard)
         visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
         return WireRequest("/v1/chat/completions", body | visible | {"messages": messages})
 
@@ -159,8 +166,15 @@ class _ChatEvents:
         return SpeechTokenDelta(tuple(speech_ids), finish_reason)
 
 
+def _rest_of(bounds: GenerationBounds, spoken_tokens: int) -> GenerationBounds:
+    """Bound what follows tokens that were spoken already."""
+    return GenerationBounds(max(0, bounds.min_tokens - spoken_tokens), max(1, bounds.max_tokens - spoken_tokens))
+
+
 def _sampling_fields(sampling: Sampling, bounds: GenerationBounds, seed: int) -> dict[str, Any]:
-    lengths = {"max_tokens": bounds.max_tokens, "min_tokens": bounds.min_tokens}
+    # NOTE: 0 is the servers' own default, and not each of them takes it as a value.
+    least = {"min_tokens": bounds.min_tokens} if bounds.min_tokens else {}
+    lengths = {"max_tokens": bounds.max_tokens, **least}
     return {**asdict(sampling), **lengths, "stop_token_ids": list(END_IDS), "seed": seed}
 
 

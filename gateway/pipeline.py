@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from cosydit.clock import Clock, SystemClock
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks, TokenWindow
-from gateway.core import AudioChunk, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream, Utterance
+from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream, Utterance
 from gateway.errors import EmptySpeechError, VoiceEvictedError
 from gateway.pace import Pace, PaceBook, PaceMeter
 from gateway.running_ahead import Ahead, running_ahead
@@ -71,8 +71,12 @@ class SpeechPipeline:
         settings: PipelineSettings | None = None,
         clock: Clock | None = None,
         front_end: TextFrontEnd | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """Keep the services; their owner closes them. Without a front end texts are cut but not normalised."""
+        """Keep the services; their owner closes them.
+
+        Without a front end texts are cut but not normalised; without an admission everybody may begin.
+        """
         self._llm = llm
         self._token2wav = token2wav
         self._voices = voices
@@ -80,6 +84,7 @@ class SpeechPipeline:
         self._clock = clock or SystemClock()
         self._front_end = front_end or plain_front_end()
         self._pace_book = PaceBook()
+        self._admission = admission
 
     @property
     def front_end(self) -> TextFrontEnd:
@@ -140,6 +145,8 @@ class SpeechPipeline:
         """Lease a stream, registering the voice again if token2wav has dropped it meanwhile."""
         request, seed = job.request, job.result.seed
         async with AsyncExitStack() as leases:
+            if self._admission is not None:
+                await leases.enter_async_context(self._admission.admitted(request.priority))
             voice = await self._voices.resolve(request.voice)
             try:
                 lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)

@@ -36,6 +36,7 @@ class Readiness:
         self._voice = voice
         self._retry_s = retry_s
         self._reason: str | None = "the warm-up synthesis has not finished yet; wait"
+        self._withdrawal: str | None = None
 
     async def warm_up(self) -> None:
         """Speak one word, again and again until it works."""
@@ -49,14 +50,18 @@ class Readiness:
                 logger.warning("warm-up synthesis failed, next try in %.1f s: %s", self._retry_s, error)
                 await asyncio.sleep(self._retry_s)
 
+    def withdraw(self, reason: str) -> None:
+        """Say from here on that the gateway is not ready, whatever the services answer."""
+        self._withdrawal = reason
+
     async def check(self) -> None:
         """Return if the gateway can speak now.
 
         Raises:
             NotReadyError: it can't, and why.
         """
-        if self._reason is not None:
-            raise NotReadyError(self._reason)
+        if (reason := self._withdrawal or self._reason) is not None:
+            raise NotReadyError(reason)
         answers = await asyncio.gather(self._llm.is_ready(), self._token2wav.is_ready())
         silent = [name for name, is_ready in zip(("LLM", "token2wav"), answers, strict=True) if not is_ready]
         if silent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gateway.errors import LimitError, UnauthenticatedError, VoiceRateError
+from gateway.errors import LimitError, OverloadedError, UnauthenticatedError, VoiceRateError
 
 LONGEST_RETRY_S = 60.0
 """Clients that repeat on their own are told not to where it would take longer."""
@@ -17,7 +17,7 @@ _MS_PER_S = 1000
 
 def retry_after_s(error: BaseException) -> float | None:
     """Return when the same request may succeed, if that is known."""
-    return error.retry_after_s if isinstance(error, (LimitError, VoiceRateError)) else None
+    return error.retry_after_s if isinstance(error, (LimitError, OverloadedError, VoiceRateError)) else None
 
 
 def error_headers(error: BaseException) -> dict[str, str]:

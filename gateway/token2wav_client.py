@@ -26,9 +26,18 @@ from gateway import errors
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.triton_call import TritonCall, bytes_tensor, text_of
-from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation
+from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
 logger = logging.getLogger(__name__)
+
+_CHANNEL = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A server that comes back is to be found at once; gRPC's own pauses grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,19 @@ class Token2WavClient:
             return bool(await self._client().is_model_ready(self._model, client_timeout=self._deadlines.ready_s))
         except (InferenceServerException, grpc.RpcError):
             return False
+
+    async def status(self) -> ServerStatus:
+        """Ask how busy the server is.
+
+        Raises:
+            Token2WavRejectedError: a server of a version that has no such operation.
+            Token2WavError: anything else the service did wrong.
+        """
+        result = await self._ask(Operation.STATUS, {}, "status", self._deadlines.ready_s)
+        try:
+            return ServerStatus.from_json(text_of(_required(result, "status")))
+        except ValueError as error:
+            raise errors.Token2WavProtocolError(f"token2wav at {self._url} sent a status of another form") from error
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         """Have a voice prompt's features computed and cached; see `Token2Wav.register_voice`."""
@@ -112,15 +134,18 @@ class Token2WavClient:
             if await self.is_ready():
                 raise
             got = f"token2wav at {self._url} is not serving {self._model} now ({error})"
-            raise errors.Token2WavUnavailableError(f"{got}; try again, or see its log") from error
+            raise errors.Token2WavStoppingError(f"{got}; try again, or see its log") from error
 
-    async def _ask(self, operation: Operation, tensors: dict[str, Any], answer: str) -> Any:
-        """Send one operation on voices and return the result that has the tensor `answer`."""
-        call = TritonCall(self._client(), self._model, self._url, self._deadlines.register_s)
+    async def _ask(
+        self, operation: Operation, tensors: dict[str, Any], answer: str, limit_s: float | None = None
+    ) -> Any:
+        """Send one operation that is no stream's and return the result that has the tensor `answer`."""
+        limit_s = self._deadlines.register_s if limit_s is None else limit_s
+        call = TritonCall(self._client(), self._model, self._url, limit_s)
         try:
             async with self._told_apart():
                 call.send(operation, operation.value, tensors)
-                return await call.first_result(answer, self._deadlines.register_s)
+                return await call.first_result(answer, limit_s)
         finally:
             await call.finish(self._deadlines.close_s)
 
@@ -136,7 +161,7 @@ class Token2WavClient:
 
     def _client(self) -> Any:
         if self._connected is None:
-            self._connected = triton.InferenceServerClient(self._url)
+            self._connected = triton.InferenceServerClient(self._url, channel_args=list(_CHANNEL))
         return self._connected
 
 

@@ -137,10 +137,10 @@ _ERROR_CLASSES: dict[ErrorCode, type[errors.GatewayError]] = {
     ErrorCode.INVALID_VOICE_FILE: errors.VoiceFileError,
     ErrorCode.VOICE_MODEL_MISMATCH: errors.VoiceOutdatedError,
     ErrorCode.VOICE_NOT_FOUND: errors.VoiceEvictedError,
-    ErrorCode.STREAM_NOT_FOUND: errors.Token2WavInterruptedError,
+    ErrorCode.STREAM_NOT_FOUND: errors.StreamLostError,
     ErrorCode.RESOURCE_EXHAUSTED: errors.Token2WavBusyError,
-    ErrorCode.UNAVAILABLE: errors.Token2WavUnavailableError,
-    ErrorCode.CANCELLED: errors.Token2WavInterruptedError,
+    ErrorCode.UNAVAILABLE: errors.Token2WavStoppingError,
+    ErrorCode.CANCELLED: errors.StreamLostError,
     ErrorCode.INTERNAL: errors.Token2WavFailedError,
 }
 

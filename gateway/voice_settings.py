@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cosydit.clock import Clock
+from gateway.core import VoiceService
 from gateway.errors import ConfigError
-from gateway.token2wav_client import Token2WavClient
 from gateway.voice_aliases import VoiceAliases
 from gateway.voice_directory import VoiceDirectory
 from gateway.voice_store import VoiceLimits, VoiceStore
@@ -26,7 +26,7 @@ class VoiceSettings:
     aliases: VoiceAliases = field(default_factory=VoiceAliases)
 
 
-def open_registry(voices_dir: Path, settings: VoiceSettings, token2wav: Token2WavClient, clock: Clock) -> VoiceRegistry:
+def open_registry(voices_dir: Path, settings: VoiceSettings, token2wav: VoiceService, clock: Clock) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
 
     Raises:

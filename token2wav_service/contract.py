@@ -12,6 +12,7 @@ A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the
                                                                 then stream_summary with FINAL
     push            stream_id, chunk_index, token_ids, is_last  waveform with FINAL
     abort           stream_id                                   FINAL
+    status                                                      status with FINAL: `ServerStatus` as JSON
 
 Cancelling the `open` request, or losing the connection that carries it, aborts the stream. A voice_file is what
 `voice_file.py` reads and writes; importing one runs no feature model.
@@ -19,6 +20,8 @@ Cancelling the `open` request, or losing the connection that carries it, aborts 
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from enum import Enum
 
 TOKEN2WAV_MODEL = "token2wav_dit"
@@ -49,6 +52,7 @@ class Operation(str, Enum):
     OPEN = "open"
     PUSH = "push"
     ABORT = "abort"
+    STATUS = "status"
 
 
 class ErrorCode(str, Enum):
@@ -65,6 +69,45 @@ class ErrorCode(str, Enum):
     UNAVAILABLE = "UNAVAILABLE"
     CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """How busy a token2wav server is; what a caller with several servers chooses by."""
+
+    max_streams: int
+    """Slots: open streams at most."""
+    open_streams: int
+    """Of all callers."""
+    ready_streams: int
+    """Of these, with a chunk that the next step could run."""
+    max_batch_size: int
+    """Streams in one step at most."""
+    steps: int
+    """Run since the start."""
+    step_seconds: float | None
+    """Mean of the newest steps; None before the first."""
+    audio_seconds_per_second: float | None
+    """Audio that the newest steps made in each second of theirs; None before the first."""
+    is_draining: bool
+    """Finishes its streams and takes no new ones."""
+
+    def to_json(self) -> str:
+        """Write it for the wire."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServerStatus:
+        """Read it; names that this version does not know are left out.
+
+        Raises:
+            ValueError: not JSON, or a name is missing.
+        """
+        document = json.loads(text)
+        names = cls.__dataclass_fields__
+        if not isinstance(document, dict) or not names.keys() <= document.keys():
+            raise ValueError(f"got {text[:200]!r}, expected an object with {', '.join(names)}")
+        return cls(**{name: document[name] for name in names})
 
 
 def encode_error(code: ErrorCode, message: str) -> str:

@@ -49,6 +49,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="'OPTIONS'",
         help="for the gateway; `python -m gateway --help` lists them",
     )
+    parser.add_argument(
+        "--token2wav-replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Triton servers behind the gateway, each at the ports of the one before it plus 10 (default %(default)s)",
+    )
     parser.add_argument("--no-gateway", action="store_true", help="only the LLM service and Triton")
     parser.set_defaults(run=run)
 
@@ -56,17 +63,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from cosydit.local.checkpoints import CheckpointMissingError
     from cosydit.local.process import ServiceStartError
-    from cosydit.local.stack import LocalStack
+    from cosydit.local.stack import REPLICA_PORT_STEP, LocalStack
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        options = stack_options(
+            args, bls_instances=None, gateway_port=args.gateway_port, gateway_grpc_port=args.gateway_grpc_port
+        )
         options = dataclasses.replace(
-            stack_options(
-                args,
-                bls_instances=None,
-                gateway_port=args.gateway_port,
-                gateway_grpc_port=args.gateway_grpc_port,
+            options,
+            replicas=tuple(
+                options.ports.triton.shifted(REPLICA_PORT_STEP * number) for number in range(1, args.token2wav_replicas)
             ),
             llm_backend=args.llm_backend,
             llm_options=args.llm_options,

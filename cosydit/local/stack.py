@@ -6,19 +6,23 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from cosydit.local.checkpoints import CheckpointLayout
 from cosydit.local.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports, read_json
+from token2wav_service.contract import TOKEN2WAV_MODEL
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-NUM_SERVICES_WITHOUT_GATEWAY = 2
+REPLICA_PORT_STEP = 10
+"""Between the ports of one token2wav server and those of the next."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,28 @@ class Ports:
     gateway: int = 8080
     gateway_grpc: int = 50051
     """0: none."""
+
+    @property
+    def triton(self) -> TritonPorts:
+        return TritonPorts(self.triton_http, self.triton_grpc, self.triton_metrics)
+
+
+@dataclass(frozen=True)
+class TritonPorts:
+    """TCP ports of one Triton server."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+    def shifted(self, step: int) -> TritonPorts:
+        """Return the ports that are `step` higher."""
+        return TritonPorts(self.http + step, self.grpc + step, self.metrics + step)
+
+    @property
+    def address(self) -> str:
+        """Of gRPC."""
+        return f"{LOOPBACK}:{self.grpc}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +76,8 @@ class StackOptions:
     """Further arguments of `python -m llm_service`."""
     gateway_options: Sequence[str] = ()
     """Further arguments of `python -m gateway`."""
+    replicas: tuple[TritonPorts, ...] = ()
+    """More Triton servers, for the gateway alone: they hold nothing but token2wav_dit."""
 
     @property
     def llm_url(self) -> str:
@@ -57,7 +85,12 @@ class StackOptions:
 
     @property
     def token2wav_url(self) -> str:
-        return f"{LOOPBACK}:{self.ports.triton_grpc}"
+        return self.ports.triton.address
+
+    @property
+    def token2wav_urls(self) -> list[str]:
+        """Of all replicas."""
+        return [self.token2wav_url, *(ports.address for ports in self.replicas)]
 
     @property
     def gateway_url(self) -> str:
@@ -68,19 +101,25 @@ class StackOptions:
         return self.work_dir / "model_repository"
 
     @property
+    def replica_repository(self) -> Path:
+        return self.work_dir / "model_repository_token2wav"
+
+    @property
     def log_dir(self) -> Path:
         return self.work_dir / "logs"
 
 
 class LocalStack:
-    """The LLM service and Triton, and the gateway if asked for; a context manager."""
+    """The LLM service and the Triton servers, and the gateway if asked for; a context manager."""
 
     def __init__(self, options: StackOptions, with_gateway: bool = False) -> None:
         self.options = options
-        specs = [llm_spec(options), triton_spec(options)]
+        specs = [llm_spec(options), triton_spec(options), *replica_specs(options)]
+        self._has_gateway = with_gateway
+        self._backends = [ServiceProcess(spec) for spec in specs]
+        self.services = list(self._backends)
         if with_gateway:
-            specs.append(gateway_spec(options))
-        self.services = [ServiceProcess(spec) for spec in specs]
+            self.services.append(ServiceProcess(gateway_spec(options)))
 
     def start(self) -> None:
         """Assemble the repository, start the services and wait until all are ready.
@@ -91,10 +130,10 @@ class LocalStack:
         self._check_ports()
         assemble_repository(self.options)
         with contextlib.ExitStack() as stack:
-            for service in self.services[:NUM_SERVICES_WITHOUT_GATEWAY]:
+            for service in self._backends:
                 stack.enter_context(service)
             for service in self.services:
-                if service not in self.services[:NUM_SERVICES_WITHOUT_GATEWAY]:
+                if service not in self._backends:
                     # The gateway warms both services up, so it comes after they are ready.
                     stack.enter_context(service)
                 service.wait_ready(self.options.ready_timeout_s)
@@ -102,9 +141,11 @@ class LocalStack:
             stack.pop_all()
 
     def _check_ports(self) -> None:
-        ports = dataclasses.asdict(self.options.ports)
-        if len(self.services) == NUM_SERVICES_WITHOUT_GATEWAY:
+        ports: dict[str, int] = dataclasses.asdict(self.options.ports)
+        if not self._has_gateway:
             del ports["gateway"], ports["gateway_grpc"]
+        for number, replica in enumerate(self.options.replicas, 2):
+            ports |= {f"triton_{name} {number}": port for name, port in dataclasses.asdict(replica).items()}
         busy = busy_ports(ports.values())
         if busy:
             names = [f"{name} {port}" for name, port in ports.items() if port in busy]
@@ -118,12 +159,17 @@ class LocalStack:
         models = [entry["id"] for entry in read_json(f"{options.llm_url}/v1/models")["data"]]
         lines[0] += f", {options.llm_url}, model {models[0]}"
         lines[1] += f", gRPC {options.token2wav_url}, {triton['name']} {triton['version']}"
+        for number, ports in enumerate(options.replicas, 2):
+            lines[number] += f", gRPC {ports.address}"
         return lines
 
     def stop(self) -> None:
-        """Stop every service, the last started first."""
-        for service in reversed(self.services):
-            service.stop()
+        """Stop the gateway, then all others at the same time."""
+        for service in self.services:
+            if service not in self._backends:
+                service.stop()
+        with ThreadPoolExecutor(len(self._backends)) as pool:
+            list(pool.map(ServiceProcess.stop, self._backends))
 
     def __enter__(self) -> LocalStack:
         self.start()
@@ -147,6 +193,11 @@ def assemble_repository(options: StackOptions) -> None:
         **options.settings,
     }
     assemble(options.repository, settings)
+    if options.replicas:
+        assemble(options.replica_repository, settings)
+        for model in options.replica_repository.iterdir():
+            if model.name != TOKEN2WAV_MODEL:
+                shutil.rmtree(model)
 
 
 def llm_spec(options: StackOptions) -> ServiceSpec:
@@ -158,12 +209,22 @@ def llm_spec(options: StackOptions) -> ServiceSpec:
 
 def triton_spec(options: StackOptions) -> ServiceSpec:
     """Return how Triton is started on the assembled repository."""
-    ports = options.ports
-    command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(options.repository)]
-    command += ["--http-port", str(ports.triton_http), "--grpc-port", str(ports.triton_grpc)]
-    command += ["--metrics-port", str(ports.triton_metrics)]
-    ready = f"http://{LOOPBACK}:{ports.triton_http}/v2/health/ready"
-    return ServiceSpec("token2wav_service", command, ready, options.log_dir / "token2wav_service.log")
+    return _server_spec(options, "token2wav_service", options.ports.triton, options.repository)
+
+
+def replica_specs(options: StackOptions) -> list[ServiceSpec]:
+    """Return how the further Triton servers are started."""
+    return [
+        _server_spec(options, f"token2wav_service_{number}", ports, options.replica_repository)
+        for number, ports in enumerate(options.replicas, 2)
+    ]
+
+
+def _server_spec(options: StackOptions, name: str, ports: TritonPorts, repository: Path) -> ServiceSpec:
+    command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(repository)]
+    command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
+    ready = f"http://{LOOPBACK}:{ports.http}/v2/health/ready"
+    return ServiceSpec(name, command, ready, options.log_dir / f"{name}.log")
 
 
 def gateway_spec(options: StackOptions) -> ServiceSpec:
@@ -171,7 +232,7 @@ def gateway_spec(options: StackOptions) -> ServiceSpec:
     checkpoint = options.checkpoint
     command = [sys.executable, "-m", "gateway", "--port", str(options.ports.gateway)]
     command += ["--grpc-port", str(options.ports.gateway_grpc)]
-    command += ["--llm-url", options.llm_url, "--token2wav-url", options.token2wav_url]
+    command += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
     command += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
     command += ["--llm-backend", options.llm_backend, *options.gateway_options]
     return ServiceSpec("gateway", command, f"{options.gateway_url}/readyz", options.log_dir / "gateway.log")

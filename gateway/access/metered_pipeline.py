@@ -12,7 +12,7 @@ from contextlib import aclosing
 from cosydit.clock import Clock
 from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
-from gateway.core import AudioChunk, SpeechLM, Token2Wav
+from gateway.core import Admission, AudioChunk, SpeechLM, Token2Wav
 from gateway.errors import AudioLimitError
 from gateway.pipeline import PipelineSettings, Segments, SpeechPipeline
 from gateway.speech import SpeechRequest, SpeechResult
@@ -35,9 +35,10 @@ class MeteredPipeline(SpeechPipeline):
         settings: PipelineSettings | None = None,
         clock: Clock | None = None,
         front_end: TextFrontEnd | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """Keep who may speak; the rest is `SpeechPipeline`'s."""
-        super().__init__(llm, token2wav, voices, settings, clock, front_end)
+        super().__init__(llm, token2wav, voices, settings, clock, front_end, admission)
         self._access = access
 
     async def speak(

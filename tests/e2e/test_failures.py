@@ -16,6 +16,7 @@ from cosydit.local.stack import LocalStack, triton_spec
 from gateway.app import Gateway, open_gateway
 from gateway.config import GatewayConfig
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
+from gateway.routing.settings import RoutingSettings
 from gateway.speech import SpeechRequest, SpeechResult
 from tests.e2e.conftest import RunningStack, make_options, wait_until
 
@@ -38,6 +39,7 @@ async def _gateway(running: RunningStack) -> AsyncIterator[Gateway]:
         voices_dir=options.checkpoint.voices_dir,
         llm_url=options.llm_url,
         token2wav_url=options.token2wav_url,
+        routing=RoutingSettings(failover_s=1.0, admission_wait_s=1.0),
     )
     async with open_gateway(config) as gateway:
         yield gateway

@@ -26,6 +26,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     register_error: str | None = None
     open_error: str | None = None
     push_error: str | None = None
+    status: str = ""
+    status_error: str | None = None
     is_silent: bool = False
     ends_early: bool = False
     open_streams: int = 0
@@ -57,6 +59,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             self.open_streams -= is_open
 
     def _answer(self, operation: str, request_id: str, tensors: dict[str, Any]) -> Any:
+        if operation == "status":
+            if self.status_error is not None:
+                return service_pb2.ModelStreamInferResponse(error_message=self.status_error)
+            return _answer_of(request_id, {"status": np.array([self.status.encode()], np.object_)})
         if operation == "export_voice":
             return _answer_of(request_id, {"voice_file": np.array([VOICE_FILE], np.object_)})
         if operation in ("register_voice", "import_voice"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from token2wav_service.contract import SAMPLES_PER_TOKEN
+from token2wav_service.contract import SAMPLES_PER_TOKEN, ServerStatus
 from token2wav_service.engine.types import (
     AudioChunk,
     FloatArray,
@@ -296,6 +296,9 @@ class FakeEngineLoop:
 
     def stats(self) -> FakeStats:
         return self.counters
+
+    def status(self) -> ServerStatus:
+        return ServerStatus(4, len(self.streams), 0, 2, self.counters.steps, 0.01, 20.0, is_draining=False)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

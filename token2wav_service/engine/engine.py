@@ -17,7 +17,8 @@ import numpy as np
 
 from cosydit.clock import Clock
 from token2wav_service.config import HistoryPolicy, Token2WavConfig
-from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
+from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.recent_steps import RecentSteps
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Batch, Scheduler
 from token2wav_service.engine.stream import Stream
@@ -63,6 +64,8 @@ class BegunStep:
     batch: Batch
     works: list[ChunkWork[StreamState]]
     """One for every stream of the batch, in its order."""
+    began_s: float
+    """Clock time."""
 
 
 class Token2WavEngine:
@@ -77,6 +80,7 @@ class Token2WavEngine:
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._histogram: Counter[int] = Counter()
+        self._recent_steps = RecentSteps()
         self._chunks = self._samples = self._finished = self._aborted = 0
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
@@ -138,13 +142,14 @@ class Token2WavEngine:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
                 works.append(_work(stream))
-            return BegunStep(batch, works)
+            return BegunStep(batch, works, self._clock.now())
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
         """Run what `begin_step` chose; returns a result for every chunk in it."""
         outcomes = self._run(begun.works)
         with self._lock:
             self._histogram[len(begun.works)] += 1
+            self._recent_steps.add(self._clock.now() - begun.began_s, _audio_s(outcomes))
             return [self._settle(s, outcome) for s, outcome in zip(begun.batch.streams, outcomes, strict=True)]
 
     def abort(self, stream_id: str) -> tuple[list[ChunkResult], StreamSummary | None]:
@@ -199,6 +204,20 @@ class Token2WavEngine:
                 audio_seconds=self._samples / SAMPLE_RATE_HZ,
                 finished=self._finished,
                 aborted=self._aborted,
+            )
+
+    def status(self) -> ServerStatus:
+        """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
+        with self._lock:
+            return ServerStatus(
+                max_streams=self.config.max_streams,
+                open_streams=len(self._streams),
+                ready_streams=sum(stream.is_ready for stream in self._streams.values()),
+                max_batch_size=self.config.max_batch_size,
+                steps=sum(self._histogram.values()),
+                step_seconds=self._recent_steps.mean_s,
+                audio_seconds_per_second=self._recent_steps.audio_s_per_s,
+                is_draining=False,
             )
 
     def check_integrity(self) -> None:
@@ -315,6 +334,12 @@ def _check_options(options: StreamOptions) -> None:
 def _work(stream: Stream) -> ChunkWork[StreamState]:
     chunk = stream.waiting[0]
     return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
+
+
+def _audio_s(outcomes: Sequence[ChunkOutcome[StreamState] | Token2WavError]) -> float:
+    """Return the seconds of audio in a step's outcomes."""
+    samples = sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
+    return samples / SAMPLE_RATE_HZ
 
 
 def _checked_outcome(outcome: ChunkOutcome[StreamState]) -> ChunkOutcome[StreamState] | Token2WavError:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.types import (
     AudioChunk,
@@ -107,6 +108,10 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
         return self.engine.stats()
+
+    def status(self) -> ServerStatus:
+        """Return how busy the engine is."""
+        return self.engine.status()
 
     def _serve(self) -> None:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from token2wav_service.triton.command import (
+    DEFAULT_DRAIN_TIMEOUT_S,
     DEFAULT_EXIT_TIMEOUT_S,
     DEFAULT_GRPC_PORT,
     DEFAULT_HTTP_PORT,
@@ -19,8 +20,11 @@ from token2wav_service.triton.command import (
     ServerOptions,
     server_command,
 )
+from token2wav_service.triton.drain import drain
 from token2wav_service.triton.installation import TritonNotFoundError, find_installation
 from token2wav_service.triton.server import TritonProcess, TritonStartError
+
+logger = logging.getLogger(__name__)
 
 _USAGE_ERROR = 2
 _POLL_INTERVAL_S = 0.2
@@ -43,24 +47,29 @@ def main(argv: list[str] | None = None) -> int:
             command = server_command(find_installation(), options, Path("BACKENDS"), "PREFIX")
             sys.stdout.write(shlex.join(command) + "\n")
             return 0
-        return _serve(TritonProcess(options, ends_with_caller=True))
+        return _serve(TritonProcess(options, ends_with_caller=True), args.drain_timeout_s)
     except (TritonNotFoundError, TritonStartError) as err:
         sys.stderr.write(f"{err}\n")
         return 1
 
 
-def _serve(process: TritonProcess) -> int:
-    """Run until the server exits by itself (its status is ours) or a signal asks us to stop it (0)."""
-    stopping = threading.Event()
+def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
+    """Run until the server exits by itself (its status is ours) or a signal asks us to stop it (0).
+
+    The first signal lets open streams end; the second stops the server at once.
+    """
+    stopping, hurry = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        stopping.set()
+        (hurry if stopping.is_set() else stopping).set()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, on_signal)
     with process:
         while process.returncode is None and not stopping.wait(_POLL_INTERVAL_S):
             pass
+        if process.returncode is None and drain_timeout_s > 0 and not drain(process, drain_timeout_s, hurry):
+            logger.warning("streams are still open; stopping the server without them")
         return process.returncode or 0
 
 
@@ -76,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=DEFAULT_EXIT_TIMEOUT_S,
         help="seconds a stopping server waits for requests under way (default %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=DEFAULT_DRAIN_TIMEOUT_S,
+        help="seconds that open streams may take to end after a stop signal; no new ones are taken, and a second "
+        "signal ends the wait; 0: none (default %(default)s)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")
     return parser

@@ -17,6 +17,8 @@ DEFAULT_METRICS_PORT = 8002
 MIB = 1024 * 1024
 SHM_REGION_BYTES = MIB
 """First size of a model process's shared memory, and its growth step: the least the python backend takes."""
+DEFAULT_DRAIN_TIMEOUT_S = 20.0
+"""For open streams, before the server is told to stop."""
 DEFAULT_EXIT_TIMEOUT_S = 10
 _STUB_TIMEOUT_S = 120
 _KEEPALIVE_TIME_MS = 30_000

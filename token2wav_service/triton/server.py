@@ -23,6 +23,7 @@ from types import TracebackType
 from cosydit.clock import Clock, SystemClock
 from token2wav_service.triton.assemble import count_instances
 from token2wav_service.triton.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
+from token2wav_service.triton.drain_flag import DRAIN_FLAG_VARIABLE
 from token2wav_service.triton.installation import (
     TritonInstallation,
     find_installation,
@@ -46,6 +47,7 @@ SHM_HEADROOM_BYTES = 16 * MIB
 _SHM_DIR = Path("/dev/shm")
 _STOP_MARGIN_S = 5.0
 """What the server may take beyond its own exit timeout before it is killed."""
+_DRAIN_FLAG = "draining"
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 _POLL_INTERVAL_S = 0.1
@@ -115,6 +117,7 @@ class TritonProcess:
         backends = lay_out_backends(self._installation, self._work_dir)
         command = server_command(self._installation, self.options, backends, self._shm_prefix)
         env = server_environment(self._installation) | self._extra_env
+        env |= {DRAIN_FLAG_VARIABLE: str(self._work_dir / _DRAIN_FLAG)}
         logger.info("starting tritonserver: %s", " ".join(command))
         try:
             self._process = self._spawn(command, env)
@@ -148,6 +151,11 @@ class TritonProcess:
             return False
         finally:
             connection.close()
+
+    def raise_drain_flag(self) -> None:
+        """Tell the models that the server is to stop: token2wav_dit takes no new streams from here on."""
+        if self._work_dir is not None:
+            (self._work_dir / _DRAIN_FLAG).touch()
 
     def stop(self) -> None:
         """Let the server finish and clean up; kill it and its models if it takes too long. Idempotent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import numpy as np
 
 from cosydit.clock import SystemClock
 from token2wav_service.config import Token2WavConfig
-from token2wav_service.contract import DEFAULT_PRIORITY, Operation
+from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
 from token2wav_service.engine.types import (
     AudioChunk,
     FloatArray,
@@ -30,6 +31,7 @@ from token2wav_service.engine.types import (
     VoicePrompt,
 )
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
+from token2wav_service.triton.drain_flag import read_drain_flag
 from token2wav_service.triton.inputs import RequestInputs
 from token2wav_service.triton.metrics import EngineMetrics, StatsLike
 from token2wav_service.triton.model_config import read_parameters
@@ -54,6 +56,7 @@ class StreamEngine(Protocol):
     def push(self, chunk: TokenChunk, on_result: Callable[[AudioChunk | Token2WavError], None]) -> None: ...
     def abort(self, stream_id: str) -> None: ...
     def stats(self) -> StatsLike: ...
+    def status(self) -> ServerStatus: ...
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Token2WavModel:
         engine: StreamEngine,
         decode_audio: Callable[[bytes], FloatArray],
         *,
+        is_draining: Callable[[], bool] = lambda: False,
         lease_poll_interval_s: float = LEASE_POLL_INTERVAL_S,
         metrics_interval_s: float = METRICS_INTERVAL_S,
     ) -> None:
@@ -82,12 +86,14 @@ class Token2WavModel:
         Args:
             pb_utils: the module `triton_python_backend_utils`.
             decode_audio: an audio file's bytes to [N] mono float32 at 16 kHz; raises InvalidPromptError.
+            is_draining: tells whether the server is to stop when its streams have ended, and takes no new ones.
             lease_poll_interval_s: how often callers are asked whether they are still there.
             metrics_interval_s: how often the engine's counters are published.
         """
         self._pb_utils = pb_utils
         self._engine = engine
         self._decode_audio = decode_audio
+        self._is_draining = is_draining
         self._lease_poll_interval_s = lease_poll_interval_s
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
@@ -100,6 +106,7 @@ class Token2WavModel:
             Operation.OPEN: self._open,
             Operation.PUSH: self._push,
             Operation.ABORT: self._abort,
+            Operation.STATUS: self._status,
         }
         engine.start()
         self._metrics = EngineMetrics(pb_utils, engine.stats, metrics_interval_s)
@@ -120,7 +127,8 @@ class Token2WavModel:
         from token2wav_service.features.audio import load_prompt_audio
 
         config = Token2WavConfig.from_mapping(read_parameters(model_config_json))
-        return cls(pb_utils, build_engine_loop(config, SystemClock()), load_prompt_audio)
+        engine = build_engine_loop(config, SystemClock())
+        return cls(pb_utils, engine, load_prompt_audio, is_draining=read_drain_flag(os.environ))
 
     def execute(self, requests: list[Any]) -> None:
         """Hand every request to the engine and return; never blocks on computation, never raises."""
@@ -179,6 +187,8 @@ class Token2WavModel:
         importing.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
 
     def _open(self, inputs: RequestInputs, responder: Responder) -> None:
+        if self._is_draining():
+            raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
         options = _read_options(inputs)
         lease = _Lease(responder)
@@ -200,6 +210,10 @@ class Token2WavModel:
     def _abort(self, inputs: RequestInputs, responder: Responder) -> None:
         self._engine.abort(inputs.text("stream_id"))
         responder.finish()
+
+    def _status(self, inputs: RequestInputs, responder: Responder) -> None:
+        status = dataclasses.replace(self._engine.status(), is_draining=self._is_draining())
+        responder.finish({"status": text_tensor(status.to_json())})
 
     def _end_lease(self, lease: _Lease, summary: StreamSummary) -> None:
         with self._lock:

@@ -1,0 +1,93 @@
+"""Replicas killed and restarted under load, all on this machine: who loses what.
+
+`python -m benchmarks.failover --checkpoint DIR --out failover.json` starts one LLM, several token2wav servers and a
+gateway, lets callers speak, and kills a token2wav server, then the LLM, then restarts all token2wav servers in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.failover.callers import Callers
+from benchmarks.lib.failover.processes import Processes
+from benchmarks.lib.failover.scenario import Scenario, StepReport
+from benchmarks.lib.report import aligned_table, write_json
+from cosydit.local.checkpoints import resolve_checkpoint
+from cosydit.local.stack import LocalStack, Ports, StackOptions, TritonPorts
+from token2wav_service.triton.server import free_ports
+
+BOUND_DB = 45.0
+"""As for every waveform of this system, end to end."""
+TEXTS = (
+    "The first caller asks for the time of the next train to the coast.",
+    "A second voice reads the weather, and it will rain in the afternoon.",
+    "Somebody counts the boats that come back before it is dark.",
+)
+HEAD = ("step", "requests", "lost", "different", "worst dB", "longest pause s", "slowest s", "failovers")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; exit status 1 if anything was lost or, where it must be equal, differs."""
+    args = _parser().parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="failover-") as made:
+        work_dir = args.work_dir or Path(made)
+        with LocalStack(stack_options(args.checkpoint, work_dir, args.servers), with_gateway=True) as stack:
+            reports = asyncio.run(run_all(stack, args.callers))
+    rows = [HEAD, *(tuple(str(getattr(report, name)) for name in _COLUMNS) for report in reports)]
+    print(aligned_table(rows), end="")
+    for report in reports:
+        for error in report.errors:
+            print(f"{report.name}: {error}", file=sys.stderr)
+    if args.out is not None:
+        steps = [report.as_dict() for report in reports]
+        write_json(args.out, {"environment": describe_environment(vars(args)), "bound_db": BOUND_DB, "steps": steps})
+    return int(any(report.lost or (report.different and not is_other_speech(report)) for report in reports))
+
+
+def is_other_speech(report: StepReport) -> bool:
+    """Whether the step may change what is said: an LLM that goes on draws other tokens."""
+    return report.name.endswith("LLM")
+
+
+async def run_all(stack: LocalStack, callers: int) -> list[StepReport]:
+    """Take every step."""
+    scenario = Scenario(Processes(stack), Callers(stack.options.gateway_url, list(TEXTS)), callers, BOUND_DB)
+    steps = (scenario.unbroken, scenario.kill_token2wav, scenario.kill_llm, scenario.rolling_restart)
+    return [await step() for step in steps]
+
+
+def stack_options(checkpoint: Path | None, work_dir: Path, servers: int) -> StackOptions:
+    """Describe a stack on free ports whose callers wait rather than being refused."""
+    ports = free_ports(6 + 3 * (servers - 1))
+    more = [TritonPorts(*ports[at : at + 3]) for at in range(6, len(ports), 3)]
+    return StackOptions(
+        checkpoint=resolve_checkpoint(checkpoint, work_dir),
+        work_dir=work_dir,
+        ports=Ports(*ports[:6]),
+        settings={"BLS_INSTANCE_NUM": "1", "num_threads": "1"},
+        replicas=tuple(more),
+        gateway_options=("--failover-s", "60", "--admission-wait-s", "60"),
+    )
+
+
+_COLUMNS = ("name", "requests", "lost", "different", "worst_snr_db", "longest_pause_s", "slowest_s", "failovers")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (small random)")
+    parser.add_argument("--callers", type=int, default=24, help="at the same time (default %(default)s)")
+    parser.add_argument("--servers", type=int, default=3, help="token2wav servers (default %(default)s)")
+    parser.add_argument("--work-dir", type=Path, help="logs and repositories (a temporary one)")
+    parser.add_argument("--out", type=Path, help="JSON file of the results")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Replicas that are killed and restarted under load, and what the callers hear of it."""

@@ -1,0 +1,1 @@
+"""Several replicas of each service behind one gateway: who serves, who waits, who takes over."""

@@ -1,0 +1,197 @@
+"""A stream that outlives its replica: its windows are kept, and played again on another one when the first is lost.
+
+    push ─► windows kept ─► lease at A ─► audio ─► caller
+                 │              ✗ lost
+                 └─ all again ─► lease at B ─► audio, without the samples that were delivered ─► caller
+
+The windows are the same, with the same cuts, seed and voice, so the audio is the same; what was delivered is dropped by
+count. Knows nothing of how leases are had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from gateway.chunking import TokenWindow
+from gateway.core import AudioChunk, FloatArray
+from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
+from gateway.routing.faults import is_replica_fault
+from gateway.routing.lease import Lease
+
+logger = logging.getLogger(__name__)
+
+Relet = Callable[[frozenset[str], GatewayError], Awaitable[Lease]]
+"""Leases anew, away from some addresses if possible; the error is why, and raised if it can't be done in time."""
+_REPLAYED_AT_ONCE = 3
+"""Windows on their way in a replay: one runs, one waits, one travels."""
+
+
+class _Life:
+    """The stream at one replica."""
+
+    def __init__(self, lease: Lease, samples_to_drop: int) -> None:
+        self.lease = lease
+        self.samples_to_drop = samples_to_drop
+        self.sent = 0
+        self.answered = 0
+        self.error: GatewayError | None = None
+        self.progress = asyncio.Event()
+        """Set when an answer came or the replica was lost."""
+
+
+class FailoverStream:
+    """Implements `core.Token2WavStream` on one lease after the other."""
+
+    def __init__(self, lease: Lease, relet: Relet, max_failovers: int) -> None:
+        """Begin on an open lease; `close` must be called.
+
+        Args:
+            lease: the first.
+            relet: gives the next ones.
+            max_failovers: in a row without new audio: windows that every replica fails at must not go round for ever.
+        """
+        self._relet = relet
+        self._max_failovers = max_failovers
+        self._failovers_left = max_failovers
+        self._windows: list[TokenWindow] = []
+        self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
+        self._delivered_samples = 0
+        self._failure: GatewayError | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        self._life = self._begin(lease)
+
+    @property
+    def stream_id(self) -> str:
+        """The name that the stream has at its replica now."""
+        return self._life.lease.stream.stream_id
+
+    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+        """Send a window; see `Token2WavStream.push`. While the stream is being rebuilt it waits for its turn."""
+        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
+        if self._failure is not None:
+            return _failed(future, self._failure)
+        self._waiting[len(self._windows)] = future
+        self._windows.append(window)
+        if self._recovery is None:
+            self._send_next(self._life)
+        return future
+
+    async def close(self, error: BaseException | None) -> None:
+        """Free everything, wherever it is; a clean end is waited for a moment."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
+        self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
+        is_cut = error is not None or self._life.answered < len(self._windows)
+        await self._life.lease.close(self._life.error, is_cut)
+
+    def _begin(self, lease: Lease) -> _Life:
+        life = _Life(lease, self._delivered_samples)
+        lease.place.on_ejected = lambda: self._lose(life, _ejected(lease))
+        return life
+
+    def _send_next(self, life: _Life) -> None:
+        position = life.sent
+        life.sent += 1
+        push = life.lease.stream.push(self._windows[position])
+        push.add_done_callback(lambda done: self._settle(life, position, done))
+
+    def _settle(self, life: _Life, position: int, push: asyncio.Future[AudioChunk]) -> None:
+        if life is not self._life or push.cancelled():
+            return
+        error = push.exception()
+        if isinstance(error, GatewayError):
+            self._lose(life, error)
+        elif error is not None:
+            self._fail(Token2WavInterruptedError(f"stream {self.stream_id} failed: {error!r}"))
+        elif life.error is None:
+            life.lease.place.worked()
+            life.answered = position + 1
+            self._deliver(life, position, push.result())
+            life.progress.set()
+
+    def _deliver(self, life: _Life, position: int, audio: AudioChunk) -> None:
+        dropped = min(life.samples_to_drop, len(audio.samples))
+        life.samples_to_drop -= dropped
+        future = self._waiting.pop(position, None)
+        if future is None:
+            return
+        samples: FloatArray = audio.samples[dropped:] if dropped else audio.samples
+        self._delivered_samples += len(samples)
+        self._failovers_left = self._max_failovers
+        if not future.done():
+            future.set_result(AudioChunk(audio.index, samples, audio.is_last))
+
+    def _lose(self, life: _Life, error: GatewayError) -> None:
+        """Note that a replica is lost for this stream, once; go on elsewhere if that may help."""
+        if life.error is not None or life is not self._life or self._failure is not None:
+            return
+        life.error = error
+        life.progress.set()
+        if self._recovery is not None:
+            return
+        if not is_replica_fault(error):
+            self._fail(error)
+            return
+        self._recovery = asyncio.create_task(self._recover(), name=f"failover-{self.stream_id}")
+
+    async def _recover(self) -> None:
+        """Lease anew until all windows are sent again; ends with `_recovery` unset, or with the stream failed."""
+        try:
+            while (error := self._life.error) is not None:
+                await self._move(error)
+            self._recovery = None
+        except GatewayError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("stream %s could not be rebuilt", self.stream_id)
+            self._fail(Token2WavInterruptedError(f"stream {self.stream_id} could not be rebuilt: {error!r}"))
+
+    async def _move(self, error: GatewayError) -> None:
+        lost = self._life.lease
+        await lost.close(error, is_cut=True)
+        if self._failovers_left <= 0 or not is_replica_fault(error):
+            raise error
+        self._failovers_left -= 1
+        lost.place.replica.failovers_total += 1
+        lease = await self._relet(frozenset((lost.place.address,)), error)
+        logger.warning(
+            "stream_id=%s goes on at %s as stream_id=%s after %d samples: %s",
+            lost.stream.stream_id,
+            lease.place.address,
+            lease.stream.stream_id,
+            self._delivered_samples,
+            error,
+        )
+        self._life = self._begin(lease)
+        await self._replay(self._life)
+
+    async def _replay(self, life: _Life) -> None:
+        """Send the windows again, a few at a time, and those that come meanwhile."""
+        while life.error is None and life.sent < len(self._windows):
+            if life.sent - life.answered < _REPLAYED_AT_ONCE:
+                self._send_next(life)
+                continue
+            life.progress.clear()
+            await life.progress.wait()
+
+    def _fail(self, error: GatewayError) -> None:
+        if self._failure is None:
+            self._failure = error
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            _failed(future, self._failure)
+
+
+def _failed(future: asyncio.Future[AudioChunk], error: GatewayError) -> asyncio.Future[AudioChunk]:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # NOTE: pipelined pushes fail together and only the first may ever be awaited
+    return future
+
+
+def _ejected(lease: Lease) -> Token2WavUnavailableError:
+    got = f"token2wav at {lease.place.address} was given up ({lease.place.replica.health.last_failure})"
+    return Token2WavUnavailableError(f"{got}; see its log")

@@ -1,0 +1,277 @@
+"""The replicas of one service: which of them gets the next stream, and who waits for one. Pure.
+
+Time comes from a clock, and what replicas do is told from outside; nothing here knows a network or an event loop, so
+a simulator can drive it. A place is given at once, or later through a callback, or refused.
+
+    ask ──room?──► Place ──────────────────────────────► end / fail / refused
+      └─ none ──in time?──► Ticket ──a slot comes free──► Place
+                  └─ no ──► OverloadedError with when to try again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cosydit.clock import Clock
+from gateway.errors import OverloadedError
+from gateway.routing.durations import StreamDurations
+from gateway.routing.line import Line, Ticket
+from gateway.routing.replica import LoadReport, Replica
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.status import ReplicaState, ReplicaStatus
+from gateway.routing.turnover import OpenStreams, Turnover
+
+LEAST_RETRY_S = 1.0
+"""The unit of HTTP's Retry-After."""
+NOBODY: frozenset[str] = frozenset()
+
+
+class Place:
+    """A stream's place at a replica; given back exactly once."""
+
+    def __init__(self, fleet: Fleet, replica: Replica, opened_s: float) -> None:
+        """Made by `Fleet`."""
+        self._fleet = fleet
+        self.replica = replica
+        self.opened_s = opened_s
+        self.on_ejected: Callable[[], None] | None = None
+        """Called when the replica is ejected while the stream is here."""
+        self.is_open = True
+
+    @property
+    def address(self) -> str:
+        """The replica's."""
+        return self.replica.address
+
+    def worked(self) -> None:
+        """Note that the replica did some of the stream's work well."""
+        self.replica.health.succeeded()
+
+    def end(self, is_whole: bool = True) -> None:
+        """Give the place back; harmless the second time.
+
+        Args:
+            is_whole: the stream held it as long as it needed it; how long is learnt.
+        """
+        self._fleet.end(self, is_whole)
+
+    def fail(self, why: str) -> None:
+        """Give it back because the replica failed."""
+        if not self.is_open:
+            return
+        self.on_ejected = None
+        self._fleet.note_failure(self.address, why)
+        self._fleet.end(self, is_whole=False)
+
+    def refuse(self) -> None:
+        """Give it back because the replica had no room."""
+        self._fleet.end(self, is_whole=False, is_full=True)
+
+    def leave_draining(self) -> None:
+        """Give it back because the replica stops."""
+        self.replica.health.drains()
+        self._fleet.end(self, is_whole=False)
+
+
+class Fleet:
+    """All replicas of one service."""
+
+    def __init__(self, service: str, settings: RoutingSettings, clock: Clock) -> None:
+        """Begin without replicas.
+
+        Args:
+            service: `token2wav` or `llm`; for names and messages.
+            settings: see there.
+            clock: of everything here.
+        """
+        self.service = service
+        self.settings = settings
+        self._clock = clock
+        self._replicas: dict[str, Replica] = {}
+        self._places: dict[str, set[Place]] = {}
+        self._gone: set[str] = set()
+        self._line = Line()
+        self._durations = StreamDurations()
+        self._turnover = Turnover(clock, self._durations)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all replicas, also those that only finish their streams."""
+        return list(self._replicas)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any replica is known to take streams."""
+        return any(replica.state is ReplicaState.READY for replica in self._replicas.values())
+
+    @property
+    def waiting(self) -> int:
+        """Streams that wait for a place."""
+        return len(self._line)
+
+    def snapshot(self) -> tuple[ReplicaStatus, ...]:
+        """Return the facts of every replica."""
+        return tuple(replica.status() for replica in self._replicas.values())
+
+    def state_of(self, address: str) -> ReplicaState | None:
+        """Return what a replica is good for; None if there is none at that address."""
+        replica = self._replicas.get(address)
+        return replica.state if replica is not None else None
+
+    def trouble(self) -> str:
+        """Say in words why no replica can be had."""
+        told = [
+            f"{replica.address} is {replica.state.value}"
+            + (f" ({replica.health.last_failure})" if replica.health.last_failure else "")
+            for replica in self._replicas.values()
+        ]
+        return "; ".join(told) or "none was found"
+
+    def set_replicas(self, found: Mapping[str, bool]) -> None:
+        """Take over what discovery found: address -> whether it may get new streams.
+
+        One that is gone finishes its streams and is forgotten then.
+        """
+        for address in found:
+            if address not in self._replicas:
+                self._replicas[address] = Replica(self.service, address, self.settings, self._clock)
+                self._places[address] = set()
+        self._gone = set(self._replicas) - set(found)
+        for address, replica in list(self._replicas.items()):
+            replica.health.set_listed(found.get(address, False))
+            if address in self._gone:
+                self._forget_if_idle(address)
+        self._serve_line()
+
+    def reported(self, address: str, report: LoadReport) -> None:
+        """Take over what a replica said of itself."""
+        if address in self._replicas:
+            self._replicas[address].reported(report)
+            self._serve_line()
+
+    def note_failure(self, address: str, why: str) -> None:
+        """Note that a probe or a stream failed through a replica's fault; streams of one that is ejected are told."""
+        replica = self._replicas.get(address)
+        if replica is not None and replica.health.failed(why):
+            for place in list(self._places[address]):
+                if place.on_ejected is not None:
+                    place.on_ejected()
+
+    def check(self, priority: int) -> None:
+        """Refuse what would have to wait too long for its place.
+
+        Raises:
+            OverloadedError: as `ask`, without taking a place.
+        """
+        if self._best(NOBODY) is None or self._line.ahead_of(priority):
+            self._check_line(priority)
+
+    def ask(
+        self, priority: int, on_placed: Callable[[Place], None], avoid: frozenset[str] = NOBODY, is_begun: bool = False
+    ) -> Place | Ticket:
+        """Ask for a place.
+
+        Args:
+            priority: 1 (first) to 10; equal ones in the order of asking.
+            on_placed: called with the place if there is none now; not before this has returned.
+            avoid: replicas that come last, because they just failed the stream.
+            is_begun: the stream is under way: it goes before all others and is never refused.
+
+        Raises:
+            OverloadedError: no slot is expected to come free within `admission_wait_s`, or too many wait.
+        """
+        rank = 0 if is_begun else priority
+        if not self._line.ahead_of(rank) and (replica := self._best(avoid)) is not None:
+            return self._place(replica)
+        if not is_begun:
+            self._check_line(rank)
+        return self._line.join(rank, on_placed, avoid)
+
+    def errand(self, avoid: frozenset[str] = NOBODY) -> Replica | None:
+        """Return the replica for work that needs no slot; None if none can be had."""
+        return self._first(self._usable(), avoid)
+
+    def retry_after_s(self, priority: int) -> float:
+        """Expect when a stream of that priority would find a slot, if it asked again."""
+        expected_s = self._turnover.nth_s(self._line.ahead_of(priority), self._open_streams)
+        return LEAST_RETRY_S if expected_s is None else max(LEAST_RETRY_S, expected_s)
+
+    def end(self, place: Place, is_whole: bool = True, is_full: bool = False) -> None:
+        """Take a place back; harmless the second time.
+
+        Args:
+            place: whose stream has ended.
+            is_whole: the stream held it as long as it needed it; how long is learnt.
+            is_full: the replica turned out to have no room.
+        """
+        if not place.is_open:
+            return
+        place.is_open = False
+        address = place.address
+        self._places[address].discard(place)
+        place.replica.give_back()
+        if is_full:
+            place.replica.refused()
+        if is_whole:
+            self._durations.add(self._clock.now() - place.opened_s)
+        if address in self._gone:
+            self._forget_if_idle(address)
+        self._serve_line()
+
+    def overloaded(self, priority: int) -> OverloadedError:
+        """Make the refusal of a stream that finds no slot in time."""
+        retry_s = self.retry_after_s(priority)
+        got = f"all {self.service} replicas are full and {len(self._line)} streams wait"
+        return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
+
+    def _check_line(self, rank: int) -> None:
+        expected_s = self._turnover.nth_s(self._line.ahead_of(rank), self._open_streams)
+        is_late = expected_s is not None and expected_s > self.settings.admission_wait_s
+        if is_late or len(self._line) >= self.settings.max_waiting:
+            raise self.overloaded(rank)
+
+    def _place(self, replica: Replica) -> Place:
+        place = Place(self, replica, self._clock.now())
+        replica.take()
+        self._places[replica.address].add(place)
+        return place
+
+    def _best(self, avoid: frozenset[str]) -> Replica | None:
+        """Return the replica with room where a new stream is served soonest."""
+        return self._first([replica for replica in self._usable() if replica.has_room], avoid)
+
+    def _usable(self) -> list[Replica]:
+        """Return those that may get streams if they have room: the ready, else those that no probe has reached yet."""
+        for state in (ReplicaState.READY, ReplicaState.UNKNOWN):
+            if usable := [replica for replica in self._replicas.values() if replica.state is state]:
+                return usable
+        return []
+
+    def _first(self, candidates: list[Replica], avoid: frozenset[str]) -> Replica | None:
+        """Return the one that serves soonest; one to avoid only if there are no others."""
+        others = [replica for replica in candidates if replica.address not in avoid] if avoid else candidates
+        return min(others or candidates, key=self._rank(candidates), default=None)
+
+    def _rank(self, usable: list[Replica]) -> Callable[[Replica], tuple[float, int, int]]:
+        unmeasured_s = min((cost_s for replica in usable if (cost_s := replica.cost_s) is not None), default=1.0)
+
+        def rank(replica: Replica) -> tuple[float, int, int]:
+            return replica.expected_wait_s(unmeasured_s), replica.streams, replica.opened_total
+
+        return rank
+
+    def _open_streams(self) -> list[OpenStreams]:
+        """Return what is open at the replicas that would take streams if they had room."""
+        return [
+            OpenStreams([place.opened_s for place in self._places[replica.address]], replica.others)
+            for replica in self._usable()
+        ]
+
+    def _serve_line(self) -> None:
+        while (ticket := self._line.first) is not None and (replica := self._best(ticket.avoid)) is not None:
+            self._line.leave(ticket)
+            ticket.on_placed(self._place(replica))
+
+    def _forget_if_idle(self, address: str) -> None:
+        if not self._places[address]:
+            del self._replicas[address], self._places[address]

@@ -1,0 +1,77 @@
+"""What one replica is good for, from what it did lately. Pure: time comes from a clock, answers from outside.
+
+unknown ──probe──► ready ◄──probe, after a pause──── ejected
+                    │  └──failures in a row────────────▲
+                    ▼                                  │
+                 draining ─────failures in a row───────┘
+"""
+
+from __future__ import annotations
+
+from cosydit.clock import Clock
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.status import ReplicaState
+
+
+class Health:
+    """Counts failures in a row, and lets a replica back in after a pause that doubles each time."""
+
+    def __init__(self, settings: RoutingSettings, clock: Clock) -> None:
+        """Begin knowing nothing."""
+        self._settings = settings
+        self._clock = clock
+        self._has_answered = False
+        self._is_draining = False
+        self._is_listed = True
+        self._failures_in_row = 0
+        self._ejections_in_row = 0
+        self._ejected_until_s: float | None = None
+        self.failures_total = 0
+        self.ejections_total = 0
+        self.last_failure = ""
+        """In words; empty if there was none."""
+
+    @property
+    def state(self) -> ReplicaState:
+        """What it is good for now."""
+        if self._ejected_until_s is not None:
+            return ReplicaState.EJECTED
+        if self._is_draining or not self._is_listed:
+            return ReplicaState.DRAINING
+        return ReplicaState.READY if self._has_answered else ReplicaState.UNKNOWN
+
+    def answered_probe(self, is_draining: bool = False) -> None:
+        """Note that it answered a probe; an ejected one is let in if its pause is over."""
+        if self._ejected_until_s is not None and self._clock.now() < self._ejected_until_s:
+            return
+        self._ejected_until_s = None
+        self._has_answered = True
+        self._is_draining = is_draining
+        self._failures_in_row = 0
+
+    def succeeded(self) -> None:
+        """Note that it did some of its work well: audio or tokens came."""
+        self._failures_in_row = 0
+        self._ejections_in_row = 0
+
+    def failed(self, why: str) -> bool:
+        """Note that a probe or a stream failed through its fault; True if it is ejected for that."""
+        self.failures_total += 1
+        self.last_failure = why
+        self._failures_in_row += 1
+        if self._ejected_until_s is not None or self._failures_in_row < self._settings.failures_to_eject:
+            return False
+        pause_s = self._settings.ejection_s * 2.0**self._ejections_in_row
+        self._ejected_until_s = self._clock.now() + min(pause_s, self._settings.max_ejection_s)
+        self._ejections_in_row += 1
+        self.ejections_total += 1
+        self._failures_in_row = 0
+        return True
+
+    def drains(self) -> None:
+        """Note that it said itself that it takes no more streams."""
+        self._is_draining = True
+
+    def set_listed(self, is_listed: bool) -> None:
+        """Note whether discovery has it among those that may get streams."""
+        self._is_listed = is_listed

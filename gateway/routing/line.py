@@ -1,0 +1,56 @@
+"""Streams that wait for a place: by priority, equal ones in the order of asking. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from token2wav_service.contract import DEFAULT_PRIORITY
+
+if TYPE_CHECKING:
+    from gateway.routing.fleet import Place
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A stream's turn in the line."""
+
+    line: Line
+    rank: int
+    on_placed: Callable[[Place], None]
+    avoid: frozenset[str]
+
+    def leave(self) -> None:
+        """Wait no longer; harmless for one that has its place."""
+        self.line.leave(self)
+
+
+class Line:
+    """All who wait for a place of one service."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._by_rank: list[dict[Ticket, None]] = [{} for _ in range(DEFAULT_PRIORITY + 1)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_rank))
+
+    def ahead_of(self, rank: int) -> int:
+        """Count those whose turn would come before that of a newcomer; rank 0 is the first."""
+        return sum(map(len, self._by_rank[: rank + 1]))
+
+    def join(self, rank: int, on_placed: Callable[[Place], None], avoid: frozenset[str]) -> Ticket:
+        """Wait behind all of the same rank."""
+        ticket = Ticket(self, rank, on_placed, avoid)
+        self._by_rank[rank][ticket] = None
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take a ticket out; harmless if it is out."""
+        self._by_rank[ticket.rank].pop(ticket, None)
+
+    @property
+    def first(self) -> Ticket | None:
+        """Whose turn it is."""
+        return next((ticket for tickets in self._by_rank for ticket in tickets), None)

@@ -1,0 +1,139 @@
+"""One replica's books: what it said of itself, what this gateway has open there, how fast it is. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cosydit.clock import Clock
+from gateway.routing.health import Health
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.status import ReplicaState, ReplicaStatus
+
+COST_MEMORY_S = 10.0
+"""A measurement is forgotten after so long without work: one made under load would keep an idle replica idle."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a replica says of itself when it is probed; None where it doesn't say."""
+
+    is_draining: bool = False
+    slots: int | None = None
+    open_streams: int | None = None
+    """Of all gateways."""
+    step_s: float | None = None
+    """Seconds of a recent step."""
+    step_streams: int = 1
+    """Streams that one step can take."""
+    steps: int = 0
+    """Run since its start; tells whether `step_s` is news."""
+
+
+class Replica:
+    """The books of one replica."""
+
+    def __init__(self, service: str, address: str, settings: RoutingSettings, clock: Clock) -> None:
+        """Begin with nothing open and nothing known."""
+        self.service = service
+        self.address = address
+        self.health = Health(settings, clock)
+        self.ours = 0
+        """Streams that this gateway has open here."""
+        self.opened_total = 0
+        self.failovers_total = 0
+        self._clock = clock
+        self._report = LoadReport()
+        self._ours_at_report = 0
+        self._is_full = False
+        self._step_s: float | None = None
+        self._cost_s: float | None = None
+        self._cost_at_s = 0.0
+
+    @property
+    def state(self) -> ReplicaState:
+        """What it is good for now."""
+        return self.health.state
+
+    @property
+    def streams(self) -> int:
+        """Streams open here, as far as we know: what it reported and what we did since, and ours at least."""
+        others = max(0, (self._report.open_streams or 0) - self._ours_at_report)
+        return others + self.ours
+
+    @property
+    def others(self) -> int:
+        """Of these, those of other gateways."""
+        return self.streams - self.ours
+
+    @property
+    def slots(self) -> int | None:
+        """Streams that it can hold; None if it has not said."""
+        return self._report.slots
+
+    @property
+    def free_slots(self) -> int | None:
+        """Slots that nobody has, as far as we know; None if it has not said how many there are."""
+        if self._is_full:
+            return 0
+        return None if self._report.slots is None else max(0, self._report.slots - self.streams)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more stream would be taken; one that has not said its slots is asked."""
+        return self.free_slots != 0
+
+    @property
+    def cost_s(self) -> float | None:
+        """Seconds of its time that the next piece of one stream takes; None if nothing was measured lately."""
+        is_fresh = self._clock.now() - self._cost_at_s <= COST_MEMORY_S
+        return self._cost_s if is_fresh else None
+
+    def expected_wait_s(self, unmeasured_cost_s: float) -> float:
+        """Expect how long the next piece of a new stream takes, behind one piece of every stream that is open."""
+        cost_s = self.cost_s
+        return (unmeasured_cost_s if cost_s is None else cost_s) * (self.streams + 1)
+
+    def take(self) -> None:
+        """Note that a stream is opened."""
+        self.ours += 1
+        self.opened_total += 1
+
+    def give_back(self) -> None:
+        """Note that a stream has ended."""
+        self.ours -= 1
+        self._is_full = False
+
+    def refused(self) -> None:
+        """Note that it had no room although it seemed so; holds until it reports again or a stream of ours ends."""
+        self._is_full = True
+
+    def reported(self, report: LoadReport) -> None:
+        """Note what it says of itself."""
+        if report.step_s is not None and report.steps != self._report.steps:
+            self._step_s = report.step_s
+            self.measured(report.step_s / max(1, report.step_streams))
+        self._report = report
+        self._ours_at_report = self.ours
+        self._is_full = False
+        self.health.answered_probe(report.is_draining)
+
+    def measured(self, cost_s: float) -> None:
+        """Note a measurement of its speed."""
+        self._cost_s = cost_s
+        self._cost_at_s = self._clock.now()
+
+    def status(self) -> ReplicaStatus:
+        """Return the facts of this moment."""
+        return ReplicaStatus(
+            service=self.service,
+            address=self.address,
+            state=self.state,
+            open_streams=self.ours,
+            slots=self.slots,
+            free_slots=self.free_slots,
+            step_s=self._step_s if self._step_s is not None else self.cost_s,
+            opened_total=self.opened_total,
+            failures_total=self.health.failures_total,
+            ejections_total=self.health.ejections_total,
+            failovers_total=self.failovers_total,
+        )

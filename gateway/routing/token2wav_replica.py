@@ -1,0 +1,97 @@
+"""One token2wav replica: its client, and what it calls the voices that were brought to it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from gateway import errors
+from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
+from gateway.routing.fleet import Place
+from gateway.routing.lease import Lease
+from gateway.routing.replica import LoadReport
+from gateway.routing.voice_shelf import VoiceNames, VoiceShelf
+from token2wav_service.contract import ServerStatus
+
+
+class Token2WavBackend(Protocol):
+    """A client of one replica (`gateway.token2wav_client.Token2WavClient`, or a fake)."""
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice: ...
+    async def export_voice(self, voice_id: str) -> bytes: ...
+    async def import_voice(self, voice_file: bytes) -> RegisteredVoice: ...
+    def open_stream(
+        self, voice_id: str, seed: int, priority: int = ...
+    ) -> AbstractAsyncContextManager[Token2WavStream]: ...
+    async def status(self) -> ServerStatus: ...
+    async def is_ready(self) -> bool: ...
+    async def close(self) -> None: ...
+
+
+class Token2WavReplica:
+    """Opens streams at one replica, bringing the voice along where it lacks it."""
+
+    def __init__(self, client: Token2WavBackend, shelf: VoiceShelf) -> None:
+        """Own the client; the shelf is shared by all replicas."""
+        self.client = client
+        self._shelf = shelf
+        self._names = VoiceNames()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def probe(self) -> LoadReport:
+        """Ask how busy it is; see `watch.ReplicaClient`."""
+        try:
+            status = await self.client.status()
+        except errors.Token2WavStoppingError:
+            return LoadReport(is_draining=True)
+        except errors.Token2WavRejectedError:
+            # A server of a version that can't say: it serves, and refuses by itself what is too much.
+            return LoadReport()
+        return LoadReport(
+            is_draining=status.is_draining,
+            slots=status.max_streams,
+            open_streams=status.open_streams,
+            step_s=status.step_seconds,
+            step_streams=status.max_batch_size,
+            steps=status.steps,
+        )
+
+    async def close(self) -> None:
+        """Drop its connection."""
+        await self.client.close()
+
+    async def open(self, place: Place, voice_id: str, seed: int, priority: int) -> Lease:
+        """Open a stream in a place there.
+
+        Raises:
+            VoiceEvictedError: it lacks the voice, and no file of it is on the shelf.
+            VoiceOutdatedError, VoiceFileError: it can't use the file.
+            Token2WavError: anything the service did wrong.
+        """
+        try:
+            return await self._open(place, self._names.get(voice_id), seed, priority)
+        except errors.VoiceEvictedError:
+            name = await self._bring(voice_id)
+            return await self._open(place, name, seed, priority)
+
+    async def shelve(self, voice_id: str) -> None:
+        """Put a voice's file on the shelf, unless it is there."""
+        if self._shelf.get(voice_id) is None:
+            self._shelf.put(voice_id, await self.client.export_voice(self._names.get(voice_id)))
+
+    async def _open(self, place: Place, name: str, seed: int, priority: int) -> Lease:
+        context = self.client.open_stream(name, seed, priority)
+        return Lease(place, context, await context.__aenter__())
+
+    async def _bring(self, voice_id: str) -> str:
+        """Import a voice from the shelf, once however many streams want it; returns its name there."""
+        file = self._shelf.get(voice_id)
+        if file is None:
+            raise errors.VoiceEvictedError(f"voice {voice_id} is on no shelf; register it again")
+        lock = self._locks.setdefault(voice_id, asyncio.Lock())
+        async with lock:
+            name = (await self.client.import_voice(file)).voice_id
+            self._names.put(voice_id, name)
+            return name

@@ -1,0 +1,63 @@
+"""Voice files by the id that voices have here, so that any replica can be given any voice.
+
+A replica names a voice after what it was made from: the recording, or the file that was imported. So one voice may have
+several names; the shelf knows it by the first one, and `VoiceNames` what each replica calls it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class VoiceShelf:
+    """The files used last, under a bound of bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Begin empty."""
+        self._max_bytes = max_bytes
+        self._files: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def put(self, voice_id: str, file: bytes) -> None:
+        """Keep a file; the ones used longest ago make room. One that is larger than the shelf is not kept."""
+        self.drop(voice_id)
+        self._files[voice_id] = file
+        self._bytes += len(file)
+        while self._bytes > self._max_bytes:
+            _, oldest = self._files.popitem(last=False)
+            self._bytes -= len(oldest)
+
+    def get(self, voice_id: str) -> bytes | None:
+        """Return a voice's file, which is thereby used; None if it is not here."""
+        if voice_id in self._files:
+            self._files.move_to_end(voice_id)
+        return self._files.get(voice_id)
+
+    def drop(self, voice_id: str) -> None:
+        """Forget a file; harmless if it is not here."""
+        file = self._files.pop(voice_id, None)
+        self._bytes -= len(file) if file is not None else 0
+
+
+class VoiceNames:
+    """What one replica calls the voices that were imported there; a bounded number is remembered."""
+
+    def __init__(self, max_names: int = 4096) -> None:
+        """Begin with none."""
+        self._max_names = max_names
+        self._names: OrderedDict[str, str] = OrderedDict()
+
+    def get(self, voice_id: str) -> str:
+        """Return its name there; its own id if it was not imported."""
+        return self._names.get(voice_id, voice_id)
+
+    def put(self, voice_id: str, name: str) -> None:
+        """Note a name."""
+        self._names.pop(voice_id, None)
+        if name != voice_id:
+            self._names[voice_id] = name
+        while len(self._names) > self._max_names:
+            self._names.popitem(last=False)

@@ -1,0 +1,70 @@
+"""How a coroutine waits for what a `Fleet` gives: a place, or a replica for an errand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cosydit.clock import Clock
+from gateway.errors import GatewayError, LLMUnavailableError, Token2WavUnavailableError
+from gateway.routing.fleet import NOBODY, Fleet, Place
+from gateway.routing.replica import Replica
+from gateway.timeouts import timeout
+
+LLM = "llm"
+TOKEN2WAV = "token2wav"
+_LOOK_AGAIN_S = 0.05
+_UNAVAILABLE: dict[str, type[GatewayError]] = {LLM: LLMUnavailableError, TOKEN2WAV: Token2WavUnavailableError}
+
+
+def unavailable(fleet: Fleet) -> GatewayError:
+    """Make the error of a service of which no replica can be had."""
+    got = f"no {fleet.service} replica takes work now: {fleet.trouble()}"
+    return _UNAVAILABLE[fleet.service](f"{got}; start one, or see its log")
+
+
+async def wait_for_place(
+    fleet: Fleet, priority: int, wait_s: float, avoid: frozenset[str] = NOBODY, is_begun: bool = False
+) -> Place:
+    """Wait for a stream's place; see `Fleet.ask`.
+
+    Raises:
+        OverloadedError: refused at once, or no slot came free within `wait_s`.
+        LLMUnavailableError, Token2WavUnavailableError: no replica could be had within `wait_s`.
+    """
+    coming: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+
+    def on_placed(place: Place) -> None:
+        if coming.done():
+            place.end(is_whole=False)
+        else:
+            coming.set_result(place)
+
+    answer = fleet.ask(priority, on_placed, avoid, is_begun)
+    if isinstance(answer, Place):
+        return answer
+    try:
+        async with timeout(wait_s):
+            return await coming
+    except BaseException as error:
+        # NOTE: a place may have come together with the end of the wait.
+        if coming.done() and not coming.cancelled():
+            coming.result().end(is_whole=False)
+        if isinstance(error, asyncio.TimeoutError):
+            raise (fleet.overloaded(priority) if fleet.errand() is not None else unavailable(fleet)) from error
+        raise
+    finally:
+        answer.leave()
+
+
+async def wait_for_replica(fleet: Fleet, wait_s: float, clock: Clock, avoid: frozenset[str] = NOBODY) -> Replica:
+    """Wait for a replica for work that needs no slot.
+
+    Raises:
+        LLMUnavailableError, Token2WavUnavailableError: none could be had within `wait_s`.
+    """
+    ends_s = clock.now() + wait_s
+    while (replica := fleet.errand(avoid)) is None:
+        if clock.now() >= ends_s:
+            raise unavailable(fleet)
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    return replica

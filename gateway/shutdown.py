@@ -1,0 +1,85 @@
+"""How the gateway stops without cutting anybody off.
+
+    SIGTERM ─► /readyz says no ─► drain_delay_s: requests still come ─► no new speech ─► streams end ─► doors close
+
+A second SIGTERM, or an interrupt, closes the doors at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from types import FrameType
+
+import uvicorn
+
+from gateway.readiness import Readiness
+from gateway.routing.gate import Gate
+from gateway.timeouts import timeout
+
+logger = logging.getLogger(__name__)
+
+
+class Shutdown:
+    """Brings one gateway's streams to their end."""
+
+    def __init__(self, gate: Gate, readiness: Readiness, delay_s: float, timeout_s: float) -> None:
+        """Do nothing yet.
+
+        Args:
+            gate: in front of every stream.
+            readiness: tells whoever sends us requests that they should stop.
+            delay_s: how long they may take to hear it.
+            timeout_s: how long streams may then take to end.
+        """
+        self._gate = gate
+        self._readiness = readiness
+        self._delay_s = delay_s
+        self._timeout_s = timeout_s
+
+    async def drain(self) -> None:
+        """Return when no stream is under way, or when it has taken too long."""
+        self._readiness.withdraw("this gateway is being stopped; ask another one")
+        await asyncio.sleep(self._delay_s)
+        self._gate.drain()
+        logger.info("draining: %d streams under way", self._gate.speaking)
+        try:
+            async with timeout(self._timeout_s):
+                await self._gate.until_idle()
+        except asyncio.TimeoutError:
+            logger.warning("%d streams did not end within %.0f s; leaving", self._gate.speaking, self._timeout_s)
+
+
+class DrainingServer(uvicorn.Server):
+    """An HTTP server that lets streams end before a SIGTERM closes its doors."""
+
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
+        """Serve as the config says; `drain` is awaited once, on the first SIGTERM."""
+        super().__init__(config)
+        self._drain = drain
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Open the doors."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)  # type: ignore[arg-type]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Answer a signal; called by Python between any two instructions of the main thread."""
+        if sig == signal.SIGTERM and self._loop is not None and self.started and self._draining is None:
+            self._loop.call_soon_threadsafe(self._begin_to_drain)
+        else:
+            super().handle_exit(sig, frame)
+
+    def _begin_to_drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain_and_exit(), name="drain")
+
+    async def _drain_and_exit(self) -> None:
+        try:
+            await self._drain()
+        finally:
+            self.should_exit = True

@@ -1,0 +1,269 @@
+"""Replicas of both services that do as a test says, and the routed services over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cosydit.clock import Clock, SystemClock
+from gateway.chunking import TokenWindow
+from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from gateway.errors import (
+    GatewayError,
+    LLMUnavailableError,
+    Token2WavBusyError,
+    Token2WavUnavailableError,
+    VoiceEvictedError,
+)
+from gateway.routing.discovery import StaticReplicas
+from gateway.routing.fleet import Fleet
+from gateway.routing.llm import RoutedSpeechLM
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.routing.waiting import LLM, TOKEN2WAV
+from token2wav_service.contract import ServerStatus
+
+SAMPLES_PER_TOKEN = 4
+QUICK = RoutingSettings(
+    probe_interval_s=0.02, ejection_s=0.05, max_ejection_s=0.2, admission_wait_s=0.3, failover_s=1.0
+)
+WAIT_S = 5.0
+
+
+async def until(condition: object, what: str = "") -> None:
+    """Wait for a callable to be true."""
+    assert callable(condition)
+    for _ in range(int(WAIT_S / 0.005)):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"{what or condition} did not happen")
+
+
+class ScriptedStream:
+    """Answers each window with samples that tell voice seed, window and position; `hold` keeps answers back."""
+
+    def __init__(self, owner: ScriptedToken2Wav, stream_id: str, seed: int) -> None:
+        self.owner = owner
+        self.stream_id = stream_id
+        self.seed = seed
+        self.windows: list[TokenWindow] = []
+        self.held: list[tuple[TokenWindow, asyncio.Future[AudioChunk]]] = []
+        self.error: GatewayError | None = None
+
+    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+        future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
+        self.windows.append(window)
+        self.held.append((window, future))
+        self.answer()
+        return future
+
+    def answer(self, force: int = 0) -> None:
+        """Answer what may be answered, and `force` windows more."""
+        while self.held:
+            window, future = self.held[0]
+            if self.error is not None:
+                _fail(future, self.error)
+            elif self.owner.poison is not None and self.owner.poison in window.token_ids:
+                self.error = self.owner.poison_error
+                _fail(future, self.error)
+            elif self.owner.answers <= window.index and force <= 0:
+                return
+            else:
+                force -= 1
+                future.set_result(AudioChunk(window.index, audio_of(window, self.seed), window.is_last))
+            self.held.pop(0)
+
+    def die(self, error: GatewayError) -> None:
+        self.error = error
+        self.answer()
+
+
+def audio_of(window: TokenWindow, seed: int) -> FloatArray:
+    """What any replica makes of a window; the numbers of samples differ from window to window."""
+    count = SAMPLES_PER_TOKEN * len(window.token_ids) + window.index % 3
+    return (np.arange(count) + 1000 * window.index + 100_000 * seed).astype(np.float32)
+
+
+def _fail(future: asyncio.Future[AudioChunk], error: GatewayError) -> None:
+    future.set_exception(error)
+    future.exception()
+
+
+@dataclass
+class ScriptedToken2Wav:
+    """One replica."""
+
+    address: str
+    slots: int = 4
+    answers: int = 1_000_000
+    """Windows of a stream that are answered at once; the others wait."""
+    poison: int | None = None
+    poison_error: GatewayError = field(default_factory=lambda: Token2WavUnavailableError("poisoned"))
+    is_dead: bool = False
+    is_draining: bool = False
+    model: str = "m1"
+    step_s: float | None = None
+    import_error: GatewayError | None = None
+    steps: int = 0
+    voices: set[str] = field(default_factory=set)
+    registered: list[bytes | FloatArray] = field(default_factory=list)
+    imported: list[bytes] = field(default_factory=list)
+    streams: list[ScriptedStream] = field(default_factory=list)
+    open: set[ScriptedStream] = field(default_factory=set)
+    opened_total: int = 0
+    is_closed: bool = False
+
+    def _check(self) -> None:
+        if self.is_dead:
+            raise Token2WavUnavailableError(f"{self.address} can't be reached")
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        await asyncio.sleep(0)
+        self._check()
+        self.registered.append(audio)
+        voice_id = f"voice-of-{bytes(audio).decode()}"  # type: ignore[arg-type]
+        self.voices.add(voice_id)
+        return RegisteredVoice(voice_id, (1, 2))
+
+    async def export_voice(self, voice_id: str) -> bytes:
+        self._check()
+        if voice_id not in self.voices:
+            raise VoiceEvictedError(voice_id)
+        return f"{self.model}/{voice_id}".encode()
+
+    async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
+        await asyncio.sleep(0)
+        self._check()
+        if self.import_error is not None:
+            raise self.import_error
+        self.imported.append(voice_file)
+        name = f"file-{voice_file.decode()}"
+        self.voices.add(name)
+        return RegisteredVoice(name, (1, 2))
+
+    @asynccontextmanager
+    async def open_stream(self, voice_id: str, seed: int, priority: int = 10) -> AsyncIterator[ScriptedStream]:
+        await asyncio.sleep(0)
+        self._check()
+        if voice_id not in self.voices:
+            raise VoiceEvictedError(f"{voice_id} is not cached")
+        if len(self.open) >= self.slots:
+            raise Token2WavBusyError(f"{self.slots} streams are open")
+        self.opened_total += 1
+        stream = ScriptedStream(self, f"{self.address}#{self.opened_total}", seed)
+        self.streams.append(stream)
+        self.open.add(stream)
+        try:
+            yield stream
+        finally:
+            self.open.discard(stream)
+
+    async def status(self) -> ServerStatus:
+        await asyncio.sleep(0)
+        self._check()
+        self.steps += self.step_s is not None
+        return ServerStatus(self.slots, len(self.open), 0, 1, self.steps, self.step_s, 1.0, self.is_draining)
+
+    async def is_ready(self) -> bool:
+        return not self.is_dead
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def die(self) -> None:
+        """Break every stream, as a killed process does."""
+        self.is_dead = True
+        for stream in list(self.open):
+            stream.die(Token2WavUnavailableError(f"{self.address} went away"))
+
+
+@asynccontextmanager
+async def routed(
+    *replicas: ScriptedToken2Wav, settings: RoutingSettings = QUICK, clock: Clock | None = None
+) -> AsyncIterator[RoutedToken2Wav]:
+    """Route over scripted replicas, all of them probed once."""
+    by_address = {replica.address: replica for replica in replicas}
+    clock = clock or SystemClock()
+    fleet = Fleet(TOKEN2WAV, settings, clock)
+    router = RoutedToken2Wav(fleet, [StaticReplicas(list(by_address))], by_address.__getitem__, clock)
+    router.start()
+    try:
+        await router.is_ready()
+        yield router
+    finally:
+        await router.close()
+
+
+@dataclass
+class ScriptedLLM:
+    """One replica: counts on from the tokens it is given, up to `until_token`, and breaks where it is told to."""
+
+    address: str
+    until_token: int = 20
+    breaks_after: int | None = None
+    error: GatewayError | None = None
+    finish_reason: str = "stop"
+    is_well: bool = True
+    is_dead: bool = False
+    gate: asyncio.Event | None = None
+    utterances: list[Utterance] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    running: int = 0
+    is_closed: bool = False
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        await asyncio.sleep(0)
+        self.utterances.append(utterance)
+        self.seeds.append(seed)
+        self.running += 1
+        try:
+            if self.is_dead:
+                raise LLMUnavailableError(f"{self.address} can't be reached")
+            begin = len(utterance.spoken_tokens)
+            for count, token in enumerate(range(begin, self.until_token)):
+                if count == self.breaks_after and self.error is not None:
+                    raise self.error
+                if self.gate is not None:
+                    await self.gate.wait()
+                await asyncio.sleep(0)
+                yield SpeechTokenDelta((token,))
+            yield SpeechTokenDelta((), self.finish_reason)
+        finally:
+            self.running -= 1
+
+    async def answers_health(self) -> bool:
+        if self.is_dead:
+            raise LLMUnavailableError(f"{self.address} can't be reached")
+        return self.is_well
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@asynccontextmanager
+async def routed_llm(*replicas: ScriptedLLM, settings: RoutingSettings = QUICK) -> AsyncIterator[RoutedSpeechLM]:
+    """Route over scripted LLMs, all of them probed once."""
+    by_address = {replica.address: replica for replica in replicas}
+    clock = SystemClock()
+    router = RoutedSpeechLM(
+        Fleet(LLM, settings, clock), [StaticReplicas(list(by_address))], by_address.__getitem__, clock
+    )
+    router.start()
+    try:
+        await router.is_ready()
+        yield router
+    finally:
+        await router.close()
+
+
+def windows(count: int, is_ended: bool = True) -> list[TokenWindow]:
+    """Cut windows of different sizes."""
+    return [
+        TokenWindow(index, 10 * index, tuple(range(index, index + 5 + index % 2)), is_ended and index == count - 1)
+        for index in range(count)
+    ]

@@ -1,0 +1,88 @@
+"""When a replica is given up, and when it is let back in."""
+
+from __future__ import annotations
+
+from gateway.routing.health import Health
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.status import ReplicaState
+from tests.gateway.fakes import ManualClock
+
+SETTINGS = RoutingSettings(failures_to_eject=3, ejection_s=1.0, max_ejection_s=3.0)
+
+
+def _ready(clock: ManualClock) -> Health:
+    health = Health(SETTINGS, clock)
+    health.answered_probe()
+    return health
+
+
+def _fail(health: Health, times: int) -> list[bool]:
+    return [health.failed("no answer") for _ in range(times)]
+
+
+def test_a_replica_is_unknown_until_a_probe_is_answered() -> None:
+    health = Health(SETTINGS, ManualClock())
+    assert health.state is ReplicaState.UNKNOWN
+    health.answered_probe()
+    assert health.state is ReplicaState.READY
+
+
+def test_only_failures_in_a_row_eject() -> None:
+    health = _ready(ManualClock())
+    assert _fail(health, 2) == [False, False]
+    health.succeeded()
+    assert _fail(health, 3) == [False, False, True]
+    assert health.state is ReplicaState.EJECTED
+    assert health.last_failure == "no answer"
+    assert (health.failures_total, health.ejections_total) == (5, 1)
+
+
+def test_an_ejected_replica_comes_back_with_the_first_probe_after_its_pause() -> None:
+    clock = ManualClock()
+    health = _ready(clock)
+    _fail(health, 3)
+    clock.seconds = 0.9
+    health.answered_probe()
+    assert health.state is ReplicaState.EJECTED
+    clock.seconds = 1.0
+    health.answered_probe()
+    assert health.state is ReplicaState.READY
+
+
+def test_the_pause_doubles_up_to_its_bound_until_work_goes_well() -> None:
+    clock = ManualClock()
+    health = _ready(clock)
+    for pause_s in (1.0, 2.0, 3.0, 3.0):
+        _fail(health, 3)
+        clock.seconds += pause_s - 0.01
+        health.answered_probe()
+        assert health.state is ReplicaState.EJECTED
+        clock.seconds += 0.01
+        health.answered_probe()
+        assert health.state is ReplicaState.READY
+    health.succeeded()
+    _fail(health, 3)
+    clock.seconds += 1.0
+    health.answered_probe()
+    assert health.state is ReplicaState.READY
+
+
+def test_probes_that_fail_while_ejected_prolong_nothing() -> None:
+    clock = ManualClock()
+    health = _ready(clock)
+    _fail(health, 20)
+    clock.seconds = 1.0
+    health.answered_probe()
+    assert health.state is ReplicaState.READY
+    assert health.ejections_total == 1
+
+
+def test_a_replica_drains_when_it_says_so_or_is_no_longer_listed() -> None:
+    health = _ready(ManualClock())
+    health.answered_probe(is_draining=True)
+    assert health.state is ReplicaState.DRAINING
+    health.answered_probe()
+    health.set_listed(False)
+    assert health.state is ReplicaState.DRAINING
+    health.set_listed(True)
+    assert health.state is ReplicaState.READY

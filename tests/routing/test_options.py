@@ -1,0 +1,56 @@
+"""How replicas and their handling are given on the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config import GatewayConfig, parse_args
+from gateway.errors import ConfigError
+from gateway.routing.options import llm_sources, token2wav_sources
+from gateway.routing.settings import RoutingSettings
+
+REQUIRED = ["--tokenizer-dir", "t", "--voices-dir", "v"]
+
+
+def _parsed(*options: str) -> GatewayConfig:
+    return parse_args([*REQUIRED, *options])
+
+
+def test_one_replica_of_each_is_the_default() -> None:
+    config = _parsed()
+    assert (config.llm_url, config.token2wav_url) == ("http://127.0.0.1:8000", "127.0.0.1:8001")
+    assert config.routing == RoutingSettings()
+
+
+def test_replicas_come_by_commas_and_by_repeating_the_option() -> None:
+    config = _parsed("--token2wav-url", "a:1,b:2", "--token2wav-url", "c:3", "--llm-url", "http://l:1")
+    known = [address for source in token2wav_sources(config.token2wav_url, config.routing) for address in source.known]
+    assert known == ["a:1", "b:2", "c:3"]
+    assert [dict(source.known) for source in llm_sources(config.llm_url, config.routing)] == [{"http://l:1": True}]
+
+
+def test_every_setting_of_the_routing_can_be_given() -> None:
+    config = _parsed("--failover-s", "7", "--admission-wait-s", "0", "--failures-to-eject", "5", "--drain-delay-s", "3")
+    assert (config.routing.failover_s, config.routing.admission_wait_s) == (7.0, 0.0)
+    assert (config.routing.failures_to_eject, config.drain_delay_s) == (5, 3.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--llm-url", "http://a:1,127.0.0.1:2"],
+        ["--token2wav-url", "a:1,dns:b"],
+        ["--probe-interval-s", "0"],
+        ["--failures-to-eject", "0"],
+        ["--ejection-s", "9", "--max-ejection-s", "3"],
+    ],
+)
+def test_what_can_t_work_is_a_config_error(options: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        _parsed(*options)
+
+
+def test_kubernetes_outside_a_pod_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigError, match="pod"):
+        _parsed("--token2wav-url", "kubernetes:prod/token2wav:8001")
