@@ -1,9 +1,9 @@
-"""A model of an LLM server with continuous batching: `SpeechLM` in virtual time.
+"""A model of an LLM server with continuous batching, in virtual time.
 
     requests ─► talking process ─► waiting ─► running, 64 at most ─ steps ─► every 4th token ─► talking process ─►
 
-A step takes what the cost model says of its running requests and of the prompts that enter with it. The tokens are a
-function of the request's seed, so that a request that is asked again says the same.
+A step takes what the cost model says of its running requests and of the prompts that enter with it. A token is its
+place in the utterance, so that whoever goes on for a lost server says what that one would have said.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from dataclasses import dataclass, field
 from benchmarks.lib.simulate.costs import LLM, CostModel
 from benchmarks.lib.simulate.gpu import Compute
 from benchmarks.lib.simulate.serial import SerialProcess
-from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.core import SpeechTokenDelta, Utterance
 from gateway.errors import LLMUnavailableError
 from token2wav_service.contract import SPEECH_VOCAB_SIZE
 
 STOP = "stop"
-LengthOf = Callable[[Utterance, int], int]
-"""Speech tokens of an utterance spoken with a seed."""
+LengthOf = Callable[[Utterance], int]
+"""Speech tokens of a whole utterance."""
 
 
 @dataclass(eq=False)
 class _Request:
+    gateway: SerialProcess
     tokens: int
-    seed: int
+    spoken: int
+    """Before, by a server that was lost."""
     messages: asyncio.Queue[SpeechTokenDelta | None] = field(default_factory=asyncio.Queue)
     """None says that the server is gone."""
     made: int = 0
@@ -39,18 +41,16 @@ class _Request:
 class ModelledLLM:
     """One server; `start` it in a running loop."""
 
-    def __init__(self, costs: CostModel, gpu: Compute, gateway: SerialProcess, length_of: LengthOf) -> None:
+    def __init__(self, costs: CostModel, gpu: Compute, length_of: LengthOf) -> None:
         """Begin idle.
 
         Args:
             costs: what everything takes.
             gpu: where it computes.
-            gateway: the process that reads its messages.
             length_of: how long an utterance gets.
         """
         self._costs, self._cost = costs, costs.llm
         self._gpu = gpu
-        self._gateway = gateway
         self._length_of = length_of
         self._talking = SerialProcess()
         self._waiting: deque[_Request] = deque()
@@ -91,9 +91,16 @@ class ModelledLLM:
         """Tell whether it serves."""
         return self._server is not None
 
-    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
-        """Speak; see `SpeechLM.generate`."""
-        request = _Request(self._length_of(utterance, seed), seed)
+    async def answers_health(self) -> bool:
+        """See `SpeechLMClient.answers_health`."""
+        if self._server is None:
+            raise LLMUnavailableError("the LLM server is gone; ask another")
+        return True
+
+    async def generate(self, utterance: Utterance, gateway: SerialProcess) -> AsyncGenerator[SpeechTokenDelta]:
+        """Speak to a gateway's process; see `SpeechLM.generate`."""
+        spoken = len(utterance.spoken_tokens)
+        request = _Request(gateway, max(self._length_of(utterance) - spoken, 1), spoken)
         try:
             await self._talking.use(self._cost.request_s)
             if self._server is None:
@@ -154,9 +161,9 @@ class ModelledLLM:
 
     def _send(self, request: _Request, made: int, has_ended: bool) -> None:
         loop = asyncio.get_running_loop()
-        ids = tuple((request.seed + 31 * at) % SPEECH_VOCAB_SIZE for at in range(request.made, made))
+        ids = tuple(at % SPEECH_VOCAB_SIZE for at in range(request.spoken + request.made, request.spoken + made))
         self.tokens_made += len(ids)
         request.made = made
         said_s = self._talking.reserve(loop.time(), self._cost.message_s)
-        read_s = self._gateway.reserve(said_s, self._costs.gateway.message_s)
+        read_s = request.gateway.reserve(said_s, self._costs.gateway.message_s)
         loop.call_at(read_s, request.messages.put_nowait, SpeechTokenDelta(ids, STOP if has_ended else None))

@@ -18,6 +18,7 @@ from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.gpu import SharedGPU
 from benchmarks.lib.simulate.llm import ModelledLLM
 from benchmarks.lib.simulate.serial import SerialProcess
+from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
 from benchmarks.lib.simulate.token2wav import ModelledToken2Wav
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of, sweep_plans, warm_up_bursts, warm_up_jobs
@@ -83,14 +84,15 @@ async def _sweep(
     costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], clock: VirtualClock
 ) -> list[FinishedRun]:
     gpu, gateway = SharedGPU(costs.slowdowns), SerialProcess()
-    llm = ModelledLLM(costs, gpu, gateway, _all_alike)
-    token2wav = ModelledToken2Wav(costs, gpu, gateway, clock)
+    llm = ModelledLLM(costs, gpu, _all_alike)
+    server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, gpu, clock))
+    token2wav = Token2WavLink(server, gateway)
     settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
     voices = VoiceRegistry(token2wav)
-    pipeline = SpeechPipeline(llm, token2wav, voices, settings, clock)
+    pipeline = SpeechPipeline(LLMLink(llm, gateway), token2wav, voices, settings, clock)
     door = PipelineDoor(pipeline, gateway, costs)
     llm.start()
-    token2wav.start()
+    server.up()
     for name in VOICES:
         await voices.resolve(_voice(name))
     for jobs in warm_up_jobs(bursts, VOICES):
@@ -99,8 +101,7 @@ async def _sweep(
     for plan in plans:
         result = await _run(door, jobs_of(plan), plan.load, clock)
         finished.append(FinishedRun(plan.name, asdict(plan.load), plan.is_unseen, result))
-    token2wav.engine.check_integrity()
-    token2wav.kill()
+    server.kill()
     await llm.stop()
     return finished
 
@@ -114,5 +115,5 @@ def _voice(name: str) -> InlineVoice:
     return InlineVoice(name.encode(), "a transcript")
 
 
-def _all_alike(utterance: Utterance, seed: int) -> int:
+def _all_alike(utterance: Utterance) -> int:
     return SPEECH_TOKENS

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -24,43 +25,41 @@ from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from token2wav_service import errors as engine_errors
 from token2wav_service.config import Token2WavConfig
-from token2wav_service.contract import DEFAULT_PRIORITY
+from token2wav_service.contract import ServerStatus
 from token2wav_service.engine import types as engine_types
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.types import StreamOptions, StreamSummary, TokenChunk, VoicePrompt
-from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.features.extractor import voice_id_of
 
 MAX_BATCH_SIZE = 64
 MAX_STREAMS = 400
 VOICE_CACHE_BYTES = 20_000_000_000
+MODEL_VERSION = "modelled"
 _PROMPT_SAMPLES = 16_000
+_DRAIN_POLL_S = 0.05
 
 
 class ModelledToken2Wav:
     """One server; `start` it in a running loop."""
 
-    def __init__(
-        self, costs: CostModel, gpu: Compute, gateway: SerialProcess, clock: Clock, max_streams: int = MAX_STREAMS
-    ) -> None:
+    def __init__(self, costs: CostModel, gpu: Compute, clock: Clock, max_streams: int = MAX_STREAMS) -> None:
         """Begin without voices or streams.
 
         Args:
             costs: what everything takes.
             gpu: where it computes.
-            gateway: the process that reads its answers.
             clock: the simulation's.
             max_streams: open at once at most.
         """
-        self._costs, self._cost = costs, costs.token2wav
-        self._gateway = gateway
+        self._costs, self._cost, self._clock = costs, costs.token2wav, clock
         runner = ModelledRunner(max_streams)
         config = Token2WavConfig(Path(), max_batch_size=MAX_BATCH_SIZE, max_streams=max_streams)
-        voices = VoiceStore(ModelledExtractor(), runner, VOICE_CACHE_BYTES)
+        voices = VoiceStore(ModelledExtractor(), runner, VOICE_CACHE_BYTES, VoiceModel(lambda: MODEL_VERSION))
         self.loop = VirtualEngineLoop(Token2WavEngine(config, voices, runner, clock), runner, self._cost, gpu, clock)
         self._streams: set[_ModelledStream] = set()
         self._voices_under_way = SerialProcess()
-        self.is_up = False
+        self.is_up = self.is_draining = False
 
     @property
     def engine(self) -> Token2WavEngine:
@@ -79,9 +78,23 @@ class ModelledToken2Wav:
             stream.break_off()
         self.loop.stop()
 
+    async def drain(self, grace_s: float) -> None:
+        """Take no more streams, wait until those that are open have ended, but no longer than a grace, and stop."""
+        self.is_draining = True
+        ends_s = self._clock.now() + grace_s
+        while self._streams and self._clock.now() < ends_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self.kill()
+
     async def is_ready(self) -> bool:
         """Tell whether it serves."""
         return self.is_up
+
+    async def status(self) -> ServerStatus:
+        """Say how busy it is; see `Token2WavClient.status`."""
+        await asyncio.sleep(self._cost.open_s)
+        self._check_up()
+        return replace(self.loop.status(), is_draining=self.is_draining)
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         """Make a voice from anything that tells it from others; see `Token2Wav.register_voice`."""
@@ -95,15 +108,33 @@ class ModelledToken2Wav:
         features = voices.register(prompt)
         return RegisteredVoice(features.voice_id, tuple(int(token) for token in features.prompt_tokens))
 
+    async def export_voice(self, voice_id: str) -> bytes:
+        """Return a voice's file; see `VoiceMaker.export_voice`."""
+        await asyncio.sleep(self._cost.open_s)
+        self._check_up()
+        try:
+            return self.engine.voices.export_file(voice_id)
+        except engine_errors.Token2WavError as error:
+            raise _gateway_error(error) from error
+
+    async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
+        """Register a voice from its file; see `VoiceMaker.import_voice`."""
+        await asyncio.sleep(self._cost.open_s)
+        self._check_up()
+        features = self.engine.voices.import_file(voice_file)
+        return RegisteredVoice(features.voice_id, tuple(int(token) for token in features.prompt_tokens))
+
     @asynccontextmanager
     async def open_stream(
-        self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
+        self, voice_id: str, seed: int, priority: int, gateway: SerialProcess
     ) -> AsyncIterator[_ModelledStream]:
-        """Lease a stream; see `Token2Wav.open_stream`."""
+        """Lease a stream to a gateway's process; see `Token2Wav.open_stream`."""
         self._check_up()
         await asyncio.sleep(self._cost.open_s)
         self._check_up()
-        stream = _ModelledStream(self, voice_id, StreamOptions(seed, priority))
+        if self.is_draining:
+            raise errors.Token2WavStoppingError("token2wav is stopping; try another replica")
+        stream = _ModelledStream(self, gateway, voice_id, StreamOptions(seed, priority))
         self._streams.add(stream)
         try:
             yield stream
@@ -115,10 +146,10 @@ class ModelledToken2Wav:
         """Have a chunk reach the engine after its way over the wire."""
         asyncio.get_running_loop().call_later(self._cost.push_s, stream.arrive, chunk)
 
-    def answer_later(self, deliver: partial[None]) -> None:
+    def answer_later(self, gateway: SerialProcess, deliver: partial[None]) -> None:
         """Have an answer reach the gateway's code when that process comes to it."""
         loop = asyncio.get_running_loop()
-        loop.call_at(self._gateway.reserve(loop.time(), self._costs.gateway.chunk_s), deliver)
+        loop.call_at(gateway.reserve(loop.time(), self._costs.gateway.chunk_s), deliver)
 
     def _knows(self, prompt: VoicePrompt) -> bool:
         try:
@@ -135,8 +166,11 @@ class ModelledToken2Wav:
 class _ModelledStream:
     """An open stream of the engine, as the gateway sees it."""
 
-    def __init__(self, server: ModelledToken2Wav, voice_id: str, options: StreamOptions) -> None:
+    def __init__(
+        self, server: ModelledToken2Wav, gateway: SerialProcess, voice_id: str, options: StreamOptions
+    ) -> None:
         self._server = server
+        self._gateway = gateway
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
         self._failure: errors.GatewayError | None = None
         try:
@@ -177,7 +211,7 @@ class _ModelledStream:
         self._fail(errors.Token2WavInterruptedError(f"stream {self._stream_id}: the connection broke"))
 
     def _note_result(self, outcome: engine_types.AudioChunk | engine_errors.Token2WavError) -> None:
-        self._server.answer_later(partial(self._settle, outcome))
+        self._server.answer_later(self._gateway, partial(self._settle, outcome))
 
     def _settle(self, outcome: engine_types.AudioChunk | engine_errors.Token2WavError) -> None:
         if isinstance(outcome, engine_errors.Token2WavError):
