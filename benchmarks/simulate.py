@@ -42,7 +42,7 @@ RESULTS = Path(__file__).parent / "results"
 MODEL = RESULTS / "cost_model_h200.json"
 CLOSED, OPEN = (1, 4, 10, 16, 32, 64, 128), (5.0, 10.0, 20.0, 32.0)
 """The measured sweep."""
-FIT_CLOSED, FIT_OPEN = (1, 16, 64), (32.0,)
+FIT_CLOSED, FIT_OPEN = (1, 16, 64), (10.0, 32.0)
 FIT_OPEN_S, FIT_OPEN_TAIL_S = 12.0, 2.0
 """Of an open loop's arrivals are simulated, and of these the last ones not looked at."""
 FIT_BURSTS = (50,)
@@ -74,7 +74,7 @@ def run_fit(args: argparse.Namespace) -> int:
         lambda model: simulate_plans(model, plans, FIT_BURSTS),
         targets,
         lambda run: figures_of(run, heads[run.name]),
-        max_rounds=args.rounds,
+        simulations=args.simulations,
         note=_note,
     )
     errors = [{"streams": s, "tokens": t, "measured_s": m, "error": step.of(s, t) / m - 1.0} for s, t, m in points]
@@ -85,7 +85,7 @@ def run_fit(args: argparse.Namespace) -> int:
             "end_to_end_runs": heads,
             "targets": targets,
             "parameters": list(PARAMETERS),
-            "loss": found.cost,
+            "loss": found.loss,
             "simulations": found.simulations,
         },
         "sources": {
@@ -169,8 +169,8 @@ def run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _note(simulations: int, loss: float) -> None:
-    print(f"simulation {simulations}: loss {loss:.4f}", file=sys.stderr, flush=True)
+def _note(simulation: int, loss: float) -> None:
+    print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
 
 def _environment(args: argparse.Namespace) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _add_fit(commands: Any) -> None:
     parser.add_argument("--gpu", default="h200", help="its name in the model (default %(default)s)")
     _add_sources(parser)
     _add_load(parser, FIT_CLOSED, FIT_OPEN)
-    parser.add_argument("--rounds", type=int, default=8, help="of the search at most (default %(default)s)")
+    parser.add_argument("--simulations", type=int, default=120, help="of the search (default %(default)s)")
     parser.add_argument("--out", type=Path, default=MODEL, help="JSON to write (default %(default)s)")
     parser.set_defaults(run=run_fit)
 

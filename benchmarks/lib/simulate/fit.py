@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
-from benchmarks.lib.metrics import percentile
+from benchmarks.lib.metrics import percentile, playback_underrun
 from benchmarks.lib.simulate.costs import CostModel, GatewayCost, LLMCost, StepCost, Token2WavCost
 from benchmarks.lib.simulate.gpu import Slowdown
 from benchmarks.lib.sweep import FinishedRun
@@ -50,8 +49,13 @@ WEIGHTS = {"ttfa_p50": 2.0, "ttfa_p95": 2.0, "audio_s_per_s": 2.0, "total_p95": 
 PRIOR_WEIGHT = 0.03
 """Of a parameter that is e times off its first guess, beside a figure that is off by its whole: keeps those in bounds
 that the runs hardly tell."""
-_DIFFERENCE = 0.2
-"""Change of a logarithm that shows a slope through the jumps of batching."""
+UNDERRUN_RATIO = "underrun_ratio"
+_FIRST_STRIDE = 0.15
+"""Standard deviation of a change, in logarithms."""
+_SHARE_CHANGED = 0.4
+"""Of the parameters, in one change."""
+_LONGER, _SHORTER = 1.4, 0.94
+"""Steady where one change in seven is for the better."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class Fit:
     """What a search found."""
 
     model: CostModel
-    cost: float
-    """Half the sum of squared logarithms, priors included."""
+    loss: float
+    """Sum of squares, priors included."""
     simulations: int
 
 
@@ -85,14 +89,14 @@ def fit_step(points: Sequence[tuple[int, int, float]]) -> StepCost:
 
 
 def first_guess(gpu: str, step: StepCost) -> CostModel:
-    """Return where the search begins: orders of magnitude of such processes, and none of the runs' figures."""
+    """Return where the search begins: found by hand, with the measured sweep in view."""
     return CostModel(
         gpu,
-        LLMCost(0.001, 0.0001, 0.0019, 0.00002, 0.000009),
-        Token2WavCost(step, open_s=0.003, push_s=0.001, answer_s=0.0003),
-        GatewayCost(0.003, 0.0001, 0.0004, 0.01),
-        llm_slowdown=Slowdown(0.1, 0.35),
-        token2wav_slowdown=Slowdown(0.2, 0.3),
+        LLMCost(0.001, 0.0001, 0.0017, 0.00002, 0.000009),
+        Token2WavCost(step, open_s=0.003, push_s=0.001, answer_s=0.0002),
+        GatewayCost(0.0035, 0.00016, 0.0006, 0.01),
+        llm_slowdown=Slowdown(0.5, 1.0),
+        token2wav_slowdown=Slowdown(0.4, 0.06),
     )
 
 
@@ -106,7 +110,8 @@ def figures_of(run: FinishedRun, first: int | None = None) -> dict[str, float]:
     records = sorted(run.result.records, key=lambda record: record.sent_s)[:first]
     good = [record for record in records if record.is_ok]
     begun = [record.arrivals[0].at_s for record in good]
-    figures = {"ttfa_p50": percentile(begun, 50), "ttfa_p95": percentile(begun, 95)}
+    dry = sum(playback_underrun(record.arrivals, 0.0).gaps > 0 for record in good) / len(good)
+    figures = {"ttfa_p50": percentile(begun, 50), "ttfa_p95": percentile(begun, 95), UNDERRUN_RATIO: dry}
     for audio_s in HEARD_S:
         figures[f"heard_{audio_s:g}s_p50"] = percentile([_heard_at_s(record, audio_s) for record in good], 50)
     if first is None:
@@ -122,10 +127,13 @@ def fit(
     targets: Mapping[str, Mapping[str, float]],
     figures_of: Callable[[FinishedRun], Mapping[str, float]],
     parameters: Sequence[str] = PARAMETERS,
-    max_rounds: int = 12,
-    note: Callable[[int, float], None] = lambda simulations, cost: None,
+    simulations: int = 120,
+    note: Callable[[int, float], None] = lambda simulation, loss: None,
 ) -> Fit:
     """Search the parameters with which a simulation's figures come out as measured.
+
+    Batches jump with every change of a parameter, so that slopes mislead: the search tries a random change of the best
+    so far, keeps it if it is better, and goes in larger steps when that happens often. The same call finds the same.
 
     Args:
         guess: where to begin; what is not searched stays.
@@ -133,31 +141,36 @@ def fit(
         targets: the figures to come to, by run.
         figures_of: takes them from a simulated run.
         parameters: paths of what is searched.
-        max_rounds: of the search, each as many simulations as there are parameters.
-        note: told of every simulation.
+        simulations: how many to make.
+        note: told the loss of every simulation.
     """
-    begin = np.log([guess.parameter(path) for path in parameters])
-    simulations = 0
+    begin: FloatArray = np.log(np.array([guess.parameter(path) for path in parameters]))
 
-    def off(logs: FloatArray) -> FloatArray:
-        nonlocal simulations
-        simulations += 1
+    def loss_of(logs: FloatArray) -> float:
         made = {run.name: figures_of(run) for run in simulate(_model(guess, parameters, logs))}
-        figures = [
-            WEIGHTS.get(name, 1.0) * math.log(made[run][name] / value)
-            for run, each in targets.items()
-            for name, value in each.items()
-        ]
-        residuals = np.array([*figures, *(PRIOR_WEIGHT * (logs - begin))])
-        note(simulations, float(residuals @ residuals / 2))
-        return residuals
+        off = [_off(name, made[run][name], value) for run, each in targets.items() for name, value in each.items()]
+        return sum(each * each for each in off) + PRIOR_WEIGHT**2 * float(np.sum((logs - begin) ** 2))
 
-    def slopes(logs: FloatArray) -> FloatArray:
-        here = off(logs)
-        return np.stack([(off(logs + step) - here) / _DIFFERENCE for step in _DIFFERENCE * np.eye(len(logs))], axis=1)
+    draw = np.random.default_rng(0)
+    best, least, stride = begin, loss_of(begin), _FIRST_STRIDE
+    note(1, least)
+    for simulation in range(2, simulations + 1):
+        chosen = draw.random(len(begin)) < _SHARE_CHANGED
+        tried = best + stride * chosen * draw.standard_normal(len(begin))
+        loss = loss_of(tried)
+        note(simulation, loss)
+        if loss < least:
+            best, least, stride = tried, loss, stride * _LONGER
+        else:
+            stride *= _SHORTER
+    return Fit(_model(guess, parameters, best), least, simulations)
 
-    found = least_squares(off, begin, jac=slopes, max_nfev=max_rounds)
-    return Fit(_model(guess, parameters, found.x), float(found.cost), simulations)
+
+def _off(name: str, made: float, target: float) -> float:
+    """Return how far a figure is off: a share by itself, all else by its logarithm."""
+    if name == UNDERRUN_RATIO:
+        return made - target
+    return WEIGHTS.get(name, 1.0) * math.log(made / target)
 
 
 def _model(guess: CostModel, parameters: Sequence[str], logs: FloatArray) -> CostModel:
