@@ -14,6 +14,7 @@ import argparse
 import json
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.figures import read_runs
 from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.plot import draw_fleets, require_matplotlib
 from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.simulate.compare import (
     AIM,
@@ -33,7 +35,9 @@ from benchmarks.lib.simulate.compare import (
 )
 from benchmarks.lib.simulate.costs import cost_json, read_cost_model
 from benchmarks.lib.simulate.fit import PARAMETERS, figures_of, first_guess, fit, fit_step, step_points
+from benchmarks.lib.simulate.fleet import simulate_fleet
 from benchmarks.lib.simulate.listeners import most_listeners
+from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
 from benchmarks.lib.simulate.single_gpu import SweepLoad, simulate_plans, simulate_sweep
 from benchmarks.lib.sweep import FinishedRun, RunPlan
 from benchmarks.lib.types import BenchmarkError
@@ -169,6 +173,29 @@ def run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_fleet(args: argparse.Namespace) -> int:
+    """Simulate a fleet in one scenario after another."""
+    costs = read_cost_model(args.model)
+    if not args.no_plot:
+        require_matplotlib()
+    size = FleetSize(args.listeners, args.token2wav, args.llms, args.gateways, args.seconds)
+    figures: dict[str, Any] = {}
+    timelines: dict[str, list[dict[str, Any]]] = {}
+    for name in args.scenario:
+        plan = SCENARIOS[name](size)
+        began_s = time.process_time()
+        run = simulate_fleet(costs, plan)
+        cpu_s = time.process_time() - began_s
+        figures[name] = {"plan": plan_json(plan), "figures": fleet_figures(plan, run), "cpu_s": cpu_s}
+        timelines[name] = fleet_timeline(run)
+        print(f"{name}: {json.dumps(figures[name]['figures'])}, {cpu_s:.0f} s of CPU", flush=True)
+    content = {"scenarios": figures, "timelines": timelines, "model": cost_json(costs)}
+    write_json(args.out, {**content, "environment": _environment(args)})
+    if not args.no_plot:
+        draw_fleets(args.out.with_suffix(".png"), timelines)
+    return 0
+
+
 def _note(simulation: int, loss: float) -> None:
     print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -185,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_fit(commands)
     _add_compare(commands)
     _add_predict(commands)
+    _add_fleet(commands)
     return parser
 
 
@@ -212,6 +240,21 @@ def _add_predict(commands: Any) -> None:
     _add_load(parser, (24, 48), (15.0, 25.0))
     parser.add_argument("--out", type=Path, default=RESULTS / "prediction_h200.json", help="JSON to write")
     parser.set_defaults(run=run_predict)
+
+
+def _add_fleet(commands: Any) -> None:
+    size = FleetSize()
+    parser = commands.add_parser("fleet", help="simulate many listeners over many replicas")
+    _add_model(parser)
+    parser.add_argument("--scenario", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS), help="default: all")
+    parser.add_argument("--listeners", type=int, default=size.listeners, help="at once (default %(default)s)")
+    parser.add_argument("--token2wav", type=int, default=size.token2wav, help="servers (default %(default)s)")
+    parser.add_argument("--llms", type=int, default=size.llms, help="servers (default %(default)s)")
+    parser.add_argument("--gateways", type=int, default=size.gateways, help="processes (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=size.seconds, help="simulated (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "fleet_simulated.json", help="JSON; the plot beside it")
+    parser.add_argument("--no-plot", action="store_true", help="write no PNG (it needs matplotlib)")
+    parser.set_defaults(run=run_fleet)
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:

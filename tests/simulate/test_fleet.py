@@ -20,7 +20,9 @@ def assert_all_were_heard(run: FleetRun) -> None:
     assert not [record.error for record in run.records if record.error]
     names = Counter(record.utt for record in run.records)
     assert set(names.values()) == {1}
-    assert all(60 / LETTERS_PER_S - TOKEN_S <= record.audio_s <= 180 / LETTERS_PER_S + TOKEN_S for record in run.records)
+    assert all(
+        60 / LETTERS_PER_S - TOKEN_S <= record.audio_s <= 180 / LETTERS_PER_S + TOKEN_S for record in run.records
+    )
 
 
 def test_every_request_ends_once_and_no_server_keeps_a_stream() -> None:

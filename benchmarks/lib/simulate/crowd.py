@@ -53,6 +53,11 @@ class CrowdPlan:
     """A refused listener asks again after so long."""
     seed: int = 0
 
+    @property
+    def voice_names(self) -> list[str]:
+        """All of them; every gateway knows them before the first listener comes."""
+        return [f"voice-{number:03d}" for number in range(self.voices)]
+
 
 class Crowd:
     """Runs a plan against doors; keeps what each request got."""
@@ -116,7 +121,7 @@ class Crowd:
     def _job(self, draw: random.Random, number: int, turn: int) -> SpeechJob:
         letters = draw.randint(self._plan.least_letters, self._plan.most_letters)
         text = (_LETTER_WORD * letters)[: letters - 1].strip() + "."
-        voice = f"voice-{draw.randrange(self._plan.voices):03d}"
+        voice = draw.choice(self._plan.voice_names)
         return SpeechJob(SpeechInput(f"listener-{number}-{turn}", text.capitalize()), None, voice)
 
     def _now_s(self) -> float:

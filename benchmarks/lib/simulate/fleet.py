@@ -9,7 +9,7 @@ A listener hears one utterance after another, each asked for when the one before
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,7 +21,7 @@ from benchmarks.lib.simulate.gpu import OwnGPU
 from benchmarks.lib.simulate.llm import ModelledLLM
 from benchmarks.lib.simulate.serial import SerialProcess
 from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
-from benchmarks.lib.simulate.single_gpu import PipelineDoor
+from benchmarks.lib.simulate.single_gpu import PipelineDoor, voice_of
 from benchmarks.lib.simulate.token2wav import MAX_STREAMS, ModelledToken2Wav
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from benchmarks.lib.types import RequestRecord
@@ -124,10 +124,11 @@ class _GatewayProcess:
             lambda address: Token2WavLink(servers[address], process),
             clock,
         )
+        self._voices = VoiceRegistry(self.token2wav)
         pipeline = SpeechPipeline(
             self.llm,
             self.token2wav,
-            VoiceRegistry(self.token2wav),
+            self._voices,
             PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy()),
             clock,
             admission=Gate(self.llm, self.token2wav),
@@ -137,6 +138,10 @@ class _GatewayProcess:
     def start(self) -> None:
         self.llm.start()
         self.token2wav.start()
+
+    async def make_voices(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self._voices.resolve(voice_of(name))
 
     async def close(self) -> None:
         await self.llm.close()
@@ -160,6 +165,7 @@ class _Fleet:
         }
         self._gateways = [_GatewayProcess(costs, self._servers, self._llms, clock) for _ in range(plan.gateways)]
         self._samples: list[FleetSample] = []
+        self._began_s = 0.0
 
     def _make_token2wav(self) -> ModelledToken2Wav:
         return ModelledToken2Wav(self._costs, OwnGPU(), self._clock, self._plan.max_streams)
@@ -172,6 +178,8 @@ class _Fleet:
         for gateway in self._gateways:
             gateway.start()
         await asyncio.sleep(_SETTLE_S)
+        await asyncio.gather(*(gateway.make_voices(self._plan.crowd.voice_names) for gateway in self._gateways))
+        self._began_s = self._clock.now()
         crowd = Crowd(self._plan.crowd, [gateway.door for gateway in self._gateways], self._clock)
         async with AsyncExitStack() as beside:
             for work in (self._sample(crowd), *self._events()):
@@ -184,7 +192,7 @@ class _Fleet:
         return run
 
     def _result(self, crowd: Crowd) -> FleetRun:
-        seconds = self._clock.now() - _SETTLE_S
+        seconds = self._clock.now() - self._began_s
         return FleetRun(
             crowd.records,
             crowd.refused,
@@ -199,7 +207,7 @@ class _Fleet:
             llms = self._llms.values()
             self._samples.append(
                 FleetSample(
-                    self._clock.now() - _SETTLE_S,
+                    self._clock.now() - self._began_s,
                     crowd.listeners,
                     [server.open_streams for server in self._servers.values()],
                     sum(llm.running for llm in llms),

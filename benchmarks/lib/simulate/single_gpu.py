@@ -63,7 +63,7 @@ class PipelineDoor:
         await asyncio.sleep(self._cost.latency_s)
         await self._gateway.use(self._cost.request_s)
         request = SpeechRequest(
-            job.input.text, _voice(job.voice or VOICES[0]), seed=next(self._numbers), request_id=request_id
+            job.input.text, voice_of(job.voice or VOICES[0]), seed=next(self._numbers), request_id=request_id
         )
         async with aclosing(self._pipeline.synthesize(request)) as audio:
             async for chunk in audio:
@@ -94,7 +94,7 @@ async def _sweep(
     llm.start()
     server.up()
     for name in VOICES:
-        await voices.resolve(_voice(name))
+        await voices.resolve(voice_of(name))
     for jobs in warm_up_jobs(bursts, VOICES):
         await _run(door, jobs, LoadPlan(len(jobs), len(jobs)), clock)
     finished = []
@@ -111,7 +111,8 @@ async def _run(door: PipelineDoor, jobs: Sequence[SpeechJob], load: LoadPlan, cl
     return await generator.run(jobs, load, lambda record: None)
 
 
-def _voice(name: str) -> InlineVoice:
+def voice_of(name: str) -> InlineVoice:
+    """Return the modelled voice of a name."""
     return InlineVoice(name.encode(), "a transcript")
 
 
