@@ -4,6 +4,7 @@
     python -m benchmarks.simulate compare     simulated against measured, run by run
     python -m benchmarks.simulate predict     runs that were not measured yet
     python -m benchmarks.simulate fleet       many replicas: load steps, a lost replica, a rolling update
+    python -m benchmarks.simulate curves      listeners and waiting times by GPUs, for `cosydit plan`
 
 Nothing is sent and nothing sleeps; the same command gives the same figures.
 """
@@ -34,6 +35,7 @@ from benchmarks.lib.simulate.compare import (
     worst_errors,
 )
 from benchmarks.lib.simulate.costs import cost_json, read_cost_model
+from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, measured_points, simulated_points, unit_json
 from benchmarks.lib.simulate.fit import PARAMETERS, figures_of, first_guess, fit, fit_step, step_points
 from benchmarks.lib.simulate.fleet import simulate_fleet
 from benchmarks.lib.simulate.listeners import most_listeners
@@ -50,6 +52,13 @@ FIT_CLOSED, FIT_OPEN = (1, 16, 64), (10.0, 32.0)
 FIT_OPEN_S, FIT_OPEN_TAIL_S = 12.0, 2.0
 """Of an open loop's arrivals are simulated, and of these the last ones not looked at."""
 FIT_BURSTS = (50,)
+CURVES = RESULTS.parents[1] / "cosydit/local/capacity_h200.json"
+ARRANGEMENTS = (
+    (1, 1, (50, 100, 200, 300, 350, 400, 450)),
+    (1, 2, (100, 200, 400, 500, 600, 700, 800)),
+    (1, 3, (150, 300, 600, 750, 900, 1050)),
+)
+"""GPUs for the LLM, GPUs for token2wav, listeners to try."""
 LISTENERS = (500, 550, 600, 650, 700, 750, 800)
 LISTEN_S = 12.0
 EXIT_USAGE = 2
@@ -196,6 +205,34 @@ def run_fleet(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_curves(args: argparse.Namespace) -> int:
+    """Write the points that `cosydit plan` reads."""
+    costs = read_cost_model(args.model)
+    runs = read_runs(args.end_to_end)
+    measured = {"kind": "measured", "text": f"open loops of 36 s, {args.end_to_end.name}"}
+    arrangements = [unit_json(0, 1, measured_points(runs.values()), measured)]
+    simulated = {"kind": "simulated", "text": f"{args.seconds:g} s of utterances of 4 to 12 s, {args.model.name}"}
+    for llms, token2wav, listeners in ARRANGEMENTS:
+        points = simulated_points(costs, llms, token2wav, listeners, args.seconds)
+        arrangements.append(unit_json(llms, token2wav, points, simulated))
+    alone = json.loads(args.engine.read_text("utf-8"))["figures"]["realtime_streams"]
+    content = {
+        "gpu": costs.gpu,
+        "token2wav_alone": f"{alone} listeners on one GPU, chunks of 1 s, no bound on the time to first audio",
+        "listeners_a_gateway": LISTENERS_A_GATEWAY,
+        "arrangements": arrangements,
+        "environment": _environment(args),
+    }
+    write_json(args.out, content)
+    rows = [["LLM", "token2wav", "listeners", "p50 ms", "p95 ms", "ran dry"]]
+    for each in arrangements:
+        for point in each["points"]:
+            figures = [f"{point[name]:.4g}" for name in ("listeners", "ttfa_p50_ms", "ttfa_p95_ms", "underrun_ratio")]
+            rows.append([str(each["llm_gpus"]), str(each["token2wav_gpus"]), *figures])
+    print(aligned_table(rows), end="")
+    return 0
+
+
 def _note(simulation: int, loss: float) -> None:
     print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -213,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_predict(commands)
     _add_fleet(commands)
+    _add_curves(commands)
     return parser
 
 
@@ -255,6 +293,15 @@ def _add_fleet(commands: Any) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "fleet_simulated.json", help="JSON; the plot beside it")
     parser.add_argument("--no-plot", action="store_true", help="write no PNG (it needs matplotlib)")
     parser.set_defaults(run=run_fleet)
+
+
+def _add_curves(commands: Any) -> None:
+    parser = commands.add_parser("curves", help="write the points that `cosydit plan` reads")
+    _add_sources(parser)
+    _add_model(parser)
+    parser.add_argument("--seconds", type=float, default=25.0, help="simulated for each point (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=CURVES, help="JSON to write (default %(default)s)")
+    parser.set_defaults(run=run_curves)
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:

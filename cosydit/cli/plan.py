@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
 def describe(curves: Curves, demand: Demand, proposals: list[Proposal]) -> list[str]:
     """Return the plan in words, the fewest GPUs first."""
     kind = curves.gpu.upper()
-    lines = [f"{demand.listeners} listeners at once, time to first audio below {demand.p95_ms:g} ms for 95 % of requests:"]
+    lines = [
+        f"{demand.listeners} listeners at once, time to first audio below {demand.p95_ms:g} ms for 95 % of requests:"
+    ]
     for proposal in proposals:
         lines += ["", *_proposal(proposal, kind)]
     gateways = math.ceil(demand.listeners / curves.listeners_a_gateway)
