@@ -59,6 +59,7 @@ ARRANGEMENTS = (
     (1, 3, (150, 300, 600, 750, 900, 1050)),
 )
 """GPUs for the LLM, GPUs for token2wav, listeners to try."""
+FLEET_PLOT = "fleet.png"
 LISTENERS = (500, 550, 600, 650, 700, 750, 800)
 LISTEN_S = 12.0
 EXIT_USAGE = 2
@@ -188,20 +189,18 @@ def run_fleet(args: argparse.Namespace) -> int:
     if not args.no_plot:
         require_matplotlib()
     size = FleetSize(args.listeners, args.token2wav, args.llms, args.gateways, args.seconds)
-    figures: dict[str, Any] = {}
-    timelines: dict[str, list[dict[str, Any]]] = {}
     for name in args.scenario:
         plan = SCENARIOS[name](size)
         began_s = time.process_time()
         run = simulate_fleet(costs, plan)
-        cpu_s = time.process_time() - began_s
-        figures[name] = {"plan": plan_json(plan), "figures": fleet_figures(plan, run), "cpu_s": cpu_s}
-        timelines[name] = fleet_timeline(run)
-        print(f"{name}: {json.dumps(figures[name]['figures'])}, {cpu_s:.0f} s of CPU", flush=True)
-    content = {"scenarios": figures, "timelines": timelines, "model": cost_json(costs)}
-    write_json(args.out, {**content, "environment": _environment(args)})
+        figures = {**fleet_figures(plan, run), "cpu_s": time.process_time() - began_s}
+        content = {"figures": figures, "plan": plan_json(plan), "timeline": fleet_timeline(run)}
+        write_json(args.out / f"{name}.json", {**content, "model": cost_json(costs), "environment": _environment(args)})
+        print(f"{name}: {json.dumps(figures)}", flush=True)
     if not args.no_plot:
-        draw_fleets(args.out.with_suffix(".png"), timelines)
+        written = {name: args.out / f"{name}.json" for name in SCENARIOS}
+        runs = {name: json.loads(path.read_text("utf-8")) for name, path in written.items() if path.exists()}
+        draw_fleets(args.out / FLEET_PLOT, {name: run["timeline"] for name, run in runs.items()})
     return 0
 
 
@@ -290,7 +289,7 @@ def _add_fleet(commands: Any) -> None:
     parser.add_argument("--llms", type=int, default=size.llms, help="servers (default %(default)s)")
     parser.add_argument("--gateways", type=int, default=size.gateways, help="processes (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=size.seconds, help="simulated (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "fleet_simulated.json", help="JSON; the plot beside it")
+    parser.add_argument("--out", type=Path, default=RESULTS / "simulated_fleet", help="directory: a JSON a scenario")
     parser.add_argument("--no-plot", action="store_true", help="write no PNG (it needs matplotlib)")
     parser.set_defaults(run=run_fleet)
 
