@@ -157,6 +157,8 @@ stage_environment() {
 stage_checkpoint() {
   if [[ -n $CHECKPOINT ]]; then
     log "using $CHECKPOINT as it is; nothing is downloaded"
+  elif [[ $MODEL == demo ]]; then
+    run "$VENV/bin/cosydit" checkpoint unpack-demo "$(checkpoint_dir)"
   elif [[ $MODEL == random ]]; then
     if [[ -f $(checkpoint_dir)/README.md ]]; then
       log "$(checkpoint_dir) is there already"
@@ -374,6 +376,8 @@ start_streaming_client() {
 checkpoint_dir() {
   if [[ -n $CHECKPOINT ]]; then
     echo "$CHECKPOINT"
+  elif [[ $MODEL == demo ]]; then
+    echo "$WORK_DIR/demo-voice"
   elif [[ $MODEL == random ]]; then
     echo "$WORK_DIR/random-checkpoint-0"
   else

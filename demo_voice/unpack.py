@@ -12,6 +12,7 @@ The bundle holds most weights as int8 and only those rows of the LLM's tables th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -42,6 +43,8 @@ TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 BUNDLE_FILES = (SIZES_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE, SPEAKER_ENCODER, SPEECH_TOKENIZER)
 BUNDLE = Path(__file__).parent / "weights"
 VOICES = Path(__file__).parent / "voices"
+DIGEST_FILE = "demo_voice.sha256"
+"""In an unpacked checkpoint: which bundle and voices it was made of."""
 
 
 class BundleError(Exception):
@@ -78,9 +81,48 @@ class BundleSizes:
             raise BundleError(f"{SIZES_FILE} can't be read ({err!r}); check the files out again") from err
 
 
-def has_bundle(bundle: Path = BUNDLE) -> bool:
-    """Tell whether a trained bundle lies there."""
-    return all((bundle / name).is_file() for name in BUNDLE_FILES)
+def provide(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> bool:
+    """Have the demo voice lie unpacked in `directory`; returns whether it had to be unpacked.
+
+    What lies there of another bundle is replaced.
+
+    Raises:
+        BundleError: a file of the bundle is missing or damaged, or the directory holds something else.
+    """
+    digest = _digest(bundle, voices)
+    found = _digest_of(directory)
+    if found == digest:
+        return False
+    if found is None and directory.exists():
+        raise BundleError(f"{directory} is no unpacked demo voice; remove it, or name another directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
+        made = Path(scratch) / "made"
+        unpack(made, bundle, voices)
+        (made / DIGEST_FILE).write_text(digest + "\n", encoding="utf-8")
+        if directory.exists():
+            directory.rename(Path(scratch) / "old")
+        try:
+            made.rename(directory)
+        except OSError:
+            # Another process was faster: what lies there now must be the same.
+            if _digest_of(directory) != digest:
+                raise
+    return True
+
+
+def _digest(bundle: Path, voices: Path) -> str:
+    """Return what tells this demo voice from others; missing files are left to `unpack`."""
+    found = hashlib.sha256()
+    for path in (*(bundle / name for name in BUNDLE_FILES), *sorted(voices.iterdir())):
+        if path.is_file():
+            found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def _digest_of(directory: Path) -> str | None:
+    path = directory / DIGEST_FILE
+    return path.read_text("utf-8").strip() if path.is_file() else None
 
 
 def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 import uvicorn
 
 from cosydit.clock import SystemClock
+from cosydit.logs import TEXT_FORMAT, LogFormat, configure_logging
 from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
 from gateway.access.server_options import http_rules, uvicorn_options
@@ -17,6 +18,9 @@ from gateway.app import Gateway, build_app, open_with_grpc
 from gateway.config import parse_args
 from gateway.errors import ConfigError
 from gateway.shutdown import DrainingServer
+from gateway.telemetry.call import CallFilter
+from gateway.telemetry.http_door import TelemetryMiddleware
+from gateway.telemetry.telemetry import open_telemetry
 
 GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
@@ -26,17 +30,20 @@ KEEP_ALIVE_S = 75
 
 def main() -> int:
     """Read the settings and serve; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s caller=%(caller)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(CallerFilter())
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     try:
         config = parse_args()
         access = open_access(config.access, SystemClock())
+        telemetry = open_telemetry(config.telemetry, SystemClock())
     except ConfigError as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
-    app = build_app(partial(open_with_grpc, config, access), config.max_body_bytes)
+    _log(config.telemetry.log_format)
+    registry = telemetry.metrics.registry
+    app = build_app(
+        partial(open_with_grpc, config, access, telemetry),
+        config.max_body_bytes,
+        registry if config.telemetry.is_at_the_door(access.has_keys) else None,
+    )
 
     async def drain() -> None:
         gateway: Gateway = app.state.gateway
@@ -45,7 +52,7 @@ def main() -> int:
 
     server = DrainingServer(
         uvicorn.Config(
-            guarded(app, access, http_rules(config.access)),
+            TelemetryMiddleware(guarded(app, access, http_rules(config.access)), telemetry),
             host=config.host,
             port=config.port,
             log_config=None,
@@ -56,7 +63,16 @@ def main() -> int:
         drain,
     )
     server.run()
+    telemetry.tracer.close()
     return 0 if server.started else 1
+
+
+def _log(log_format: LogFormat) -> None:
+    configure_logging(log_format, f"{TEXT_FORMAT} caller=%(caller)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(CallerFilter())
+        handler.addFilter(CallFilter())
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CollectorRegistry
 
 from cosydit.clock import Clock, SystemClock
 from gateway.access.access import Access
@@ -49,6 +50,9 @@ from gateway.routing.routes import Routes
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.shutdown import Shutdown
+from gateway.telemetry import exposition
+from gateway.telemetry.replicas import watch_replicas
+from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end
 from gateway.token2wav_client import Token2WavClient
 from gateway.voice_settings import open_registry
@@ -79,7 +83,10 @@ GatewayFactory = Callable[[], AbstractAsyncContextManager[Gateway]]
 
 @asynccontextmanager
 async def open_gateway(
-    config: GatewayConfig, clock: Clock | None = None, access: Access | None = None
+    config: GatewayConfig,
+    clock: Clock | None = None,
+    access: Access | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Gateway]:
     """Make clients and pipeline inside the running event loop, and close them on leaving.
 
@@ -87,6 +94,7 @@ async def open_gateway(
         config: of everything.
         clock: the system's by default.
         access: holds callers to their limits, the one that guards the doors; by default one of its own.
+        telemetry: is told of every stream.
 
     Raises:
         ConfigError: a directory or value that can't work.
@@ -107,7 +115,11 @@ async def open_gateway(
     settings = PipelineSettings(config.chunks.policy(), config.max_text_characters)
     access = access or open_access(config.access, clock)
     gate = Gate(llm, token2wav)
-    pipeline = MeteredPipeline(access, llm, token2wav, voices, settings, clock, load_text_front_end(), gate)
+    observer = None
+    if telemetry is not None:
+        observer = telemetry.observer
+        watch_replicas(telemetry.metrics.registry, llm.snapshot, token2wav.snapshot)
+    pipeline = MeteredPipeline(access, llm, token2wav, voices, settings, clock, load_text_front_end(), gate, observer)
     readiness = Readiness(pipeline, llm, token2wav, config.warm_up_voice)
     shutdown = Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s)
     try:
@@ -120,30 +132,38 @@ async def open_gateway(
 
 
 @asynccontextmanager
-async def open_with_grpc(config: GatewayConfig, access: Access) -> AsyncIterator[Gateway]:
-    """Make the gateway and open its gRPC door, if it is to have one.
+async def open_with_grpc(
+    config: GatewayConfig, access: Access, telemetry: Telemetry | None = None
+) -> AsyncIterator[Gateway]:
+    """Make the gateway and open its gRPC door and its port of metrics, if it is to have them.
 
     Args:
         config: of everything.
         access: guards both doors.
+        telemetry: see `open_gateway`.
 
     Raises:
         ConfigError: a directory, port or value that can't work.
     """
     clock = SystemClock()
-    async with open_gateway(config, clock, access) as gateway, AsyncExitStack() as doors:
+    async with open_gateway(config, clock, access, telemetry) as gateway, AsyncExitStack() as doors:
+        if telemetry is not None and config.telemetry.metrics_port is not None:
+            registry, port = telemetry.metrics.registry, config.telemetry.metrics_port
+            doors.enter_context(exposition.metrics_port(registry, config.host, port))
         if config.grpc_port is not None:
-            parts = GrpcParts(gateway.pipeline, gateway.voices, gateway.readiness, clock, gateway.executor, access)
+            shared = (gateway.pipeline, gateway.voices, gateway.readiness, clock, gateway.executor)
+            parts = GrpcParts(*shared, access, telemetry)
             await doors.enter_async_context(serving_grpc(parts, _grpc_settings(config, config.grpc_port)))
         yield gateway
 
 
-def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
+def build_app(open_parts: GatewayFactory, max_body_bytes: int, metrics: CollectorRegistry | None = None) -> FastAPI:
     """Make the HTTP application; its parts live as long as it runs.
 
     Args:
         open_parts: makes the gateway when the application starts, e.g. `open_gateway` with its config bound.
         max_body_bytes: largest request body accepted.
+        metrics: what GET /metrics tells; None: there is no such path.
     """
 
     @asynccontextmanager
@@ -180,6 +200,7 @@ def build_app(open_parts: GatewayFactory, max_body_bytes: int) -> FastAPI:
 
     app.add_api_route("/healthz", healthz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
+    app.router.routes.extend(exposition.routes(metrics) if metrics is not None else [])
     app.router.routes.extend(voices_http.routes(lambda: gateway().voices, caller_of))
     app.router.routes.extend(openai_http.routes(lambda: gateway().openai, max_body_bytes))
     app.router.routes.extend(openai_models.routes())

@@ -24,6 +24,7 @@ from gateway.routing.options import (
 )
 from gateway.routing.settings import RoutingSettings
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
+from gateway.telemetry.settings import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav_client import Token2WavDeadlines
 from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
 from gateway.voices import DEFAULT_VOICE
@@ -71,6 +72,7 @@ class GatewayConfig:
     """From a stop signal on, requests are still taken for so long while /readyz says no already."""
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     """Then streams under way may take so long to end."""
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
     def __post_init__(self) -> None:
         llm_sources(self.llm_url, self.routing)
@@ -123,6 +125,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         routing=routing_settings(args),
         drain_delay_s=args.drain_delay_s,
         drain_timeout_s=args.drain_timeout_s,
+        telemetry=telemetry_settings(args, os.environ),
     )
 
 
@@ -152,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain-timeout-s", type=_duration, default=DEFAULT_DRAIN_TIMEOUT_S, help=drain)
     add_voice_options(parser)
     add_access_options(parser)
+    add_telemetry_options(parser)
     _add_llm_options(parser)
     _add_token2wav_options(parser)
     add_routing_options(parser)

@@ -326,3 +326,8 @@ def wire_status(error: BaseException) -> WireStatus:
     """Return the wire codes of the nearest class in the table; anything foreign is an internal error."""
     known = (_WIRE[cls] for cls in type(error).__mro__ if cls in _WIRE)
     return next(known, _WIRE[GatewayError])
+
+
+def known_codes() -> tuple[str, ...]:
+    """Return every machine-readable name that `wire_status` can give, sorted."""
+    return tuple(sorted({status.code for status in _WIRE.values()}))

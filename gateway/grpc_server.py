@@ -1,7 +1,7 @@
 """Hosts the gRPC dialects: one asynchronous server with health, reflection and message limits.
 
     TextToSpeechService ─┐
-    RivaSpeechSynthesis ─┴─ ErrorInterceptor ─┬─ AccessInterceptor ─ grpc.aio.Server ─ host:port
+    RivaSpeechSynthesis ─┴─ ErrorInterceptor ─┬─ AccessInterceptor ─ TelemetryInterceptor ─ grpc.aio.Server ─ host:port
     health, reflection ───────────────────────┘
 
 Knows nothing of HTTP or of how the gateway's parts are made.
@@ -34,6 +34,8 @@ from gateway.grpc_errors import ErrorInterceptor
 from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
+from gateway.telemetry.grpc_door import TelemetryInterceptor
+from gateway.telemetry.telemetry import Telemetry
 from gateway.voices import VoiceRegistry
 
 logger = logging.getLogger(__name__)
@@ -87,6 +89,8 @@ class GrpcParts:
     """Threads for codecs that take time."""
     access: Access | None = None
     """Who may come in; None: anyone."""
+    telemetry: Telemetry | None = None
+    """Told of every call."""
 
 
 @asynccontextmanager
@@ -121,7 +125,7 @@ def _make_server(parts: GrpcParts, settings: GrpcSettings) -> tuple[grpc.aio.Ser
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
     )
     server = grpc.aio.server(
-        interceptors=_interceptors(parts.access), options=options, maximum_concurrent_rpcs=settings.max_calls
+        interceptors=_interceptors(parts), options=options, maximum_concurrent_rpcs=settings.max_calls
     )
     host = SpeechHost(parts.pipeline, parts.voices, parts.clock, parts.executor, settings.run_ahead_s)
     _add_tts(tts_grpc.TextToSpeechServicer(host), server)
@@ -133,9 +137,14 @@ def _make_server(parts: GrpcParts, settings: GrpcSettings) -> tuple[grpc.aio.Ser
     return server, health
 
 
-def _interceptors(access: Access | None) -> list[grpc.aio.ServerInterceptor]:
-    errors = ErrorInterceptor(list(_SERVICES))
-    return [errors] if access is None else [AccessInterceptor(access), errors]
+def _interceptors(parts: GrpcParts) -> list[grpc.aio.ServerInterceptor]:
+    """Return them from the outermost inwards."""
+    interceptors: list[grpc.aio.ServerInterceptor] = []
+    if parts.telemetry is not None:
+        interceptors.append(TelemetryInterceptor(parts.telemetry))
+    if parts.access is not None:
+        interceptors.append(AccessInterceptor(parts.access))
+    return [*interceptors, ErrorInterceptor(list(_SERVICES))]
 
 
 def _bind(server: grpc.aio.Server, settings: GrpcSettings) -> int:

@@ -23,6 +23,7 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMWire
 from gateway.sse import EventLines, event_data
 from gateway.timeouts import timeout
+from gateway.trace_context import trace_headers
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +162,9 @@ class SpeechLMClient:
             self._answers.discard(response)
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> aiohttp.ClientResponse:
-        url = self._base_url + path
+        url, headers = self._base_url + path, trace_headers()
         try:
-            return await self._http().request(method, url, json=body, allow_redirects=False)
+            return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
             raise self._unreachable(error) from error
         except _STALE_CONNECTION as error:
@@ -172,7 +173,7 @@ class SpeechLMClient:
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
         try:
-            return await self._http().request(method, url, json=body, allow_redirects=False)
+            return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
 

@@ -17,6 +17,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from gateway import errors
 from gateway.timeouts import timeout
+from gateway.trace_context import trace_headers
 from token2wav_service.contract import ErrorCode, Operation, decode_error
 
 
@@ -29,13 +30,18 @@ class TritonCall:
         self._url = url
         self._outbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._is_answered = False
-        self._responses = client.stream_infer(self._requests(), stream_timeout=timeout_s)
+        # In the call's metadata for Triton's own spans, with the request that opens a stream for token2wav's.
+        self._trace = trace_headers()
+        self._responses = client.stream_infer(self._requests(), stream_timeout=timeout_s, headers=self._trace or None)
 
     def send(self, operation: Operation, request_id: str, tensors: Mapping[str, Any]) -> None:
         """Queue a request; `tensors` maps input names to numpy arrays."""
         named = {"operation": bytes_tensor(operation.value.encode()), **tensors}
         inputs = [_infer_input(name, value) for name, value in named.items()]
-        self._outbox.put_nowait({"model_name": self._model, "inputs": inputs, "request_id": request_id})
+        request: dict[str, Any] = {"model_name": self._model, "inputs": inputs, "request_id": request_id}
+        if self._trace and operation is Operation.OPEN:
+            request["parameters"] = self._trace
+        self._outbox.put_nowait(request)
 
     def end_requests(self) -> None:
         """Say that no more requests will come."""

@@ -9,6 +9,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from cosydit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from cosydit.tracing import ENDPOINT_VARIABLE
 from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.config import (
     SETTINGS,
@@ -28,7 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     backend_name = BackendName(options.pop("backend"))
     is_dry_run = bool(options.pop("dry_run"))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_format, endpoint = options.pop("log_format", None), options.pop("otlp_endpoint", None)
+    if endpoint is not None:
+        os.environ[ENDPOINT_VARIABLE] = str(endpoint)
+    try:
+        configure_logging(LogFormat(log_format) if log_format else log_format_of())
+    except ValueError as err:
+        sys.stderr.write(f"error: {err}\n")
+        return EXIT_USAGE
     try:
         config = parse_server_config(backend_name, options)
         backend = _backend(backend_name, options)
@@ -70,6 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     names = [name.value for name in BackendName]
     parser.add_argument("--backend", choices=names, default=BackendName.EMBEDDED.value, help="engine")
     parser.add_argument("--dry-run", action="store_true", default=False, help="print the command and stop")
+    formats = [each.value for each in LogFormat]
+    parser.add_argument("--log-format", choices=formats, help=f"text, or as {FORMAT_VARIABLE} says [embedded]")
+    spans = f"URL of an OTLP/HTTP receiver of spans; {ENDPOINT_VARIABLE} is the default [embedded]"
+    parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
     for setting in SETTINGS:
         flag = f"--{setting.name.replace('_', '-')}"
         only = "" if len(setting.backends) == len(BackendName) else f" [{', '.join(sorted(setting.backends))}]"

@@ -99,7 +99,9 @@ def _read_description(tokenizer_dir: Path) -> dict[str, list[dict[str, object]]]
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
-        raise CheckpointError(f"{path} is missing; point to the LLM's tokenizer directory") from err
+        raise CheckpointError(
+            f"{path} is missing; point to the LLM's tokenizer directory (stage 0 of the run script makes one)"
+        ) from err
     except (OSError, ValueError) as err:
         raise CheckpointError(f"{path} can't be read as JSON: {err}") from err
     if not isinstance(description, dict):

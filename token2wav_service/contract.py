@@ -14,6 +14,7 @@ A stream's life on the model `token2wav_dit` (decoupled; `operation` selects the
     abort           stream_id                                   FINAL
     status                                                      status with FINAL: `ServerStatus` as JSON
 
+An `open` request may have the parameter `traceparent` (W3C), which token2wav's spans of the stream hang under.
 Cancelling the `open` request, or losing the connection that carries it, aborts the stream. A voice_file is what
 `voice_file.py` reads and writes; importing one runs no feature model.
 """

@@ -1,4 +1,4 @@
-"""`cosydit checkpoint`: makes a random checkpoint, and checks one."""
+"""`cosydit checkpoint`: makes a random checkpoint, unpacks the demo voice, and checks one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `checkpoint make-random` and `checkpoint verify`."""
-    parser = subparsers.add_parser("checkpoint", help="make a random checkpoint, or verify one")
+    """Add `checkpoint make-random`, `unpack-demo` and `verify`."""
+    parser = subparsers.add_parser("checkpoint", help="make a random checkpoint, unpack the demo voice, or verify one")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make-random", help="write a complete random checkpoint; it speaks noise")
     make.add_argument("directory", type=Path, help="where to write token2wav/, llm/ and voices/")
@@ -24,6 +24,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     make.add_argument("--voice-seconds", type=float, default=5.0, help="length of those (default %(default)s)")
     make.add_argument("--force", action="store_true", help="write over a directory that is not empty")
     make.set_defaults(run=_make_random)
+    demo = actions.add_parser("unpack-demo", help="unpack the bundled demo voice; does nothing if it lies there")
+    demo.add_argument("directory", type=Path, help="made if missing")
+    demo.set_defaults(run=_unpack_demo)
     verify = actions.add_parser("verify", help="load every part of a checkpoint and say what is wrong with it")
     verify.add_argument("directory", type=Path, help="what make-random wrote, or a token2wav directory alone")
     verify.set_defaults(run=_verify)
@@ -44,6 +47,18 @@ def _make_random(args: argparse.Namespace) -> int:
         print(f"cosydit checkpoint: {err}", file=sys.stderr)
         return 1
     print(f"wrote {args.directory} (random weights, seed {args.seed}: it speaks noise)")
+    return 0
+
+
+def _unpack_demo(args: argparse.Namespace) -> int:
+    from cosydit.local.checkpoints import CheckpointMissingError, provide_demo_voice
+
+    try:
+        provide_demo_voice(args.directory)
+    except (CheckpointMissingError, OSError) as err:
+        print(f"cosydit checkpoint: {err}", file=sys.stderr)
+        return 1
+    print(f"the demo voice lies in {args.directory}")
     return 0
 
 

@@ -23,7 +23,7 @@ _NAME_WIDTH = 18
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("doctor", help="say what this machine has, what is missing, and what to do next")
-    parser.add_argument("--checkpoint", type=Path, help="checkpoint directory (default: the small random one)")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint directory (default: the demo voice)")
     parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
     for option, name, default in _PORT_OPTIONS:
         parser.add_argument(option, dest=name, type=int, default=default, help="port to look at (default %(default)s)")

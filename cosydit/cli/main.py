@@ -24,6 +24,7 @@ SUBCOMMANDS = (
     "keys",
     "doctor",
     "plan",
+    "top",
 )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def add_stack_options(parser: argparse.ArgumentParser) -> None:
     """Add where the checkpoint, the logs and the ports are."""
     parser.add_argument(
-        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: small random weights)"
+        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
     )
     parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
     parser.add_argument("--llm-port", type=int, default=8000, help="LLM service, HTTP (default %(default)s)")
@@ -33,7 +33,7 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
 def stack_options(
     args: argparse.Namespace, *, bls_instances: int | None, gateway_port: int = 8080, gateway_grpc_port: int = 50051
 ) -> StackOptions:
-    """Read the options; makes the small random checkpoint when none is named.
+    """Read the options; unpacks the demo voice when no checkpoint is named.
 
     Args:
         bls_instances: processes of the drop-in entry unless --set names another number; None leaves the default.

@@ -8,8 +8,6 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-RANDOM_SEED = 0
-
 
 @dataclass(frozen=True)
 class CheckpointLayout:
@@ -36,23 +34,40 @@ class CheckpointMissingError(Exception):
     """The named checkpoint is not there, or is incomplete."""
 
 
+def default_directory(work_dir: Path) -> Path:
+    """Return where the checkpoint lies that is used when none is named: the demo voice."""
+    return work_dir / "demo-voice"
+
+
 def resolve_checkpoint(directory: Path | None, work_dir: Path) -> CheckpointLayout:
-    """Return the named checkpoint, or a small random one, made on first use.
+    """Return the named checkpoint, or the demo voice, unpacked on first use.
 
     Raises:
-        CheckpointMissingError: the named directory lacks parts.
+        CheckpointMissingError: the named directory lacks parts, or the demo voice can't be unpacked.
     """
     if directory is None:
-        directory = work_dir / f"random-checkpoint-{RANDOM_SEED}"
-        if CheckpointLayout.under(directory).missing():
-            from cosydit.local.make_checkpoint import make_random_checkpoint
-
-            make_random_checkpoint(directory, RANDOM_SEED)
-        logger.warning("no checkpoint given: using random weights in %s; they speak noise", directory)
+        directory = default_directory(work_dir)
+        provide_demo_voice(directory)
+        logger.info("no checkpoint given: using the demo voice in %s", directory)
     layout = CheckpointLayout.under(directory)
     if layout.missing():
         names = [str(path) for path in layout.missing()]
         raise CheckpointMissingError(
-            f"{directory} is not a checkpoint: {names} are missing; make one with `cosydit checkpoint make-random DIR`"
+            f"{directory} is not a checkpoint: {names} are missing; make one with `cosydit checkpoint unpack-demo DIR`"
         )
     return layout
+
+
+def provide_demo_voice(directory: Path) -> None:
+    """Have the bundled demo voice lie in `directory`.
+
+    Raises:
+        CheckpointMissingError: the bundle is damaged, or the directory holds something else.
+    """
+    from demo_voice.unpack import BundleError, provide
+
+    try:
+        if provide(directory):
+            logger.info("unpacked the demo voice into %s", directory)
+    except BundleError as err:
+        raise CheckpointMissingError(str(err)) from err

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from cosydit.local.checkpoints import RANDOM_SEED, CheckpointLayout
+from cosydit.local.checkpoints import CheckpointLayout, default_directory
 from cosydit.local.engines import next_engine_command, report_engines
 from cosydit.local.stack import LOOPBACK, Ports
 from token2wav_service.runtime.tensorrt.host import probe_host
@@ -91,7 +91,7 @@ def examine(ports: Ports, checkpoint: Path | None, work_dir: Path) -> list[Findi
         checkpoint: directory to look at; None looks at the one that is used when none is named.
     """
     findings = [*_machine(work_dir), *_gpu(), *_packages(), *_services(), *_ports(ports)]
-    directory = checkpoint or work_dir / f"random-checkpoint-{RANDOM_SEED}"
+    directory = checkpoint or default_directory(work_dir)
     findings.append(_checkpoint(directory, checkpoint is not None))
     return [*findings, *_engines(CheckpointLayout.under(directory).token2wav_dir, probe_host())]
 
@@ -196,7 +196,7 @@ def _checkpoint(directory: Path, is_named: bool) -> Finding:
     if is_named:
         lacking = ", ".join(path.name for path in missing)
         return Finding("checkpoint", "checkpoint", f"{directory} lacks {lacking}", State.MISSING)
-    text = f"none yet; a small random one is made in {directory} on first use"
+    text = f"the demo voice; it is unpacked into {directory} on first use"
     return Finding("checkpoint", "checkpoint", text, State.NOTE)
 
 

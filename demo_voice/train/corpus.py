@@ -35,7 +35,7 @@ AnyArray = npt.NDArray[np.generic]
 
 WIDE_SEED, TOKEN_SEED = 1, 2
 """Different plans, so that the LLM's many hours are not the same sentences again."""
-SHARD_UTTERANCES = 32
+SHARD_UTTERANCES = 64
 WORKER_NICENESS = 10
 
 
@@ -118,8 +118,9 @@ def _make_shard(job: CorpusJob) -> None:
         "tokens": np.array([whole_tokens(audio) for _, audio in spoken], np.int32),
         "texts": np.array(json.dumps([utterance.text for utterance, _ in spoken])),
     }
-    partial = job.path.with_suffix(f".{os.getpid()}.part.npz")
-    np.savez(partial, **head, **columns)  # type: ignore[arg-type]
+    partial = job.path.with_suffix(f".{os.getpid()}.part")
+    with partial.open("wb") as file:
+        np.savez(file, **head, **columns)  # type: ignore[arg-type]
     os.replace(partial, job.path)
 
 

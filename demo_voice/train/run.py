@@ -2,15 +2,16 @@
 
     python -m demo_voice.train.run --work WORK --carry carry/demo_voice corpus:110 tokenizer+speaker+vocoder:300
 
-A phase is its stages joined by +, and the seconds each of them may train. Several small models share one GPU well:
-alone, none of them fills it. Takes up the carried state where the workspace has none, and hands the state out at the
-end, also when a stage has failed.
+A phase is its stages joined by +, and the seconds each of them may train. They take the GPUs in turn; several small
+models share one well, too: alone, none of them fills it. Takes up the carried state where the workspace has none, and
+hands the state out at the end, also when a stage has failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from demo_voice.train.carry import ENGINES_ARCHIVE, unpack_engines
 from demo_voice.train.workspace import Workspace
 
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 STATE_FOLDER = "state"
 """In the carried folder: what an earlier run handed out."""
+_CPU_THREADS = "2"
+"""Of each stage: what is left to the CPU is small, and many threads would wait for cores that make corpus."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def prepare(work: Workspace, carried: Path) -> None:
 def run_phase(work: Workspace, phase: Phase, options: Sequence[str]) -> list[str]:
     """Run a phase's stages side by side; returns the names of those that failed."""
     began = time.monotonic()
-    processes = {stage: _start(work, stage, phase.wall_s, options) for stage in phase.stages}
+    processes = {stage: _start(work, stage, phase, options) for stage in phase.stages}
     try:
         failed = [stage for stage, process in processes.items() if process.wait() != 0]
     finally:
@@ -77,9 +82,21 @@ def run_phase(work: Workspace, phase: Phase, options: Sequence[str]) -> list[str
     return failed
 
 
-def _start(work: Workspace, stage: str, wall_s: float, options: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(work: Workspace, stage: str, phase: Phase, options: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "demo_voice.train.stages", stage, "--work", str(work.root)]
-    return subprocess.Popen([*command, "--wall-s", str(wall_s), *options])
+    environment = {
+        "OMP_NUM_THREADS": _CPU_THREADS,
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": _gpu(phase.stages.index(stage)),
+    }
+    return subprocess.Popen([*command, "--wall-s", str(phase.wall_s), *options], env=environment)
+
+
+def _gpu(turn: int) -> str:
+    """Return the GPU of a phase's stage; nothing where there is none."""
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return visible.split(",")[turn % max(count, 1)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

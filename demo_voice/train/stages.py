@@ -22,16 +22,18 @@ from demo_voice.train.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-TOTAL_S = {"tokenizer": 240.0, "speaker": 240.0, "vocoder": 1500.0, "flow": 900.0, "llm": 900.0}
+TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.0, "llm": 750.0}
 """Planned seconds of training over all runs; the learning rates fall along them."""
-BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 48, "llm": 96}
+BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192}
 """Windows or sequences in a step, on a GPU."""
 FIXED_SHAPES = ("tokenizer", "vocoder")
 """Stages whose every step has the same shapes: there, and only there, trying out convolution algorithms pays."""
-WIDE_UTTERANCES = 13_000
-"""About 12 hours."""
-TOKEN_UTTERANCES = 80_000
-"""About 70 hours, for the LLM; as many of them as the time allows."""
+WIDE_UTTERANCES = 24_000
+"""About 22 hours."""
+TOKEN_UTTERANCES = 250_000
+"""About 220 hours, for the LLM; as many of them as the time allows."""
+PACKED_UTTERANCES = 100_000
+"""Of them, those that are kept between machines."""
 
 
 @dataclass(frozen=True)
@@ -131,23 +133,28 @@ def run_tokens(options: StageOptions) -> None:
     work = options.work
     engines = work.engines if work.engines.is_dir() else None
     jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer)
-    make_corpus(jobs, options.workers, options.limits.wall_s)
+    # The models that train beside it need cores too.
+    make_corpus(jobs, max(1, options.workers * 2 // 3), options.limits.wall_s)
     utterances = utterances_of_shards(work.token_shards)
-    pack_tokens(utterances, work.packed_tokens)
+    pack_tokens(utterances[:PACKED_UTTERANCES], work.packed_tokens)
     hours = sum(len(utterance.token_ids) for utterance in utterances) / 25 / 3600
     logger.info("%d utterances, %.1f hours, %d bytes", len(utterances), hours, work.packed_tokens.stat().st_size)
 
 
 def run_llm(options: StageOptions) -> None:
-    """Train the LLM on the packed tokens."""
+    """Train the LLM on all speech tokens that there are: the shards, or what was packed of them, and the corpus's."""
     from tokenizers import Tokenizer
 
-    from demo_voice.train.llm.data import UtteranceBank, utterances_of_shards
+    from demo_voice.train.llm.data import UtteranceBank, utterances_of_shards, utterances_of_streams
     from demo_voice.train.llm.stage import LLMStage
 
-    tokenizer = Tokenizer.from_file(str(options.work.text_tokenizer))
-    bank = UtteranceBank(utterances_of_shards(options.work.packed_tokens.parent), tokenizer, options.seed)
-    logger.info("%.1f hours of speech tokens", bank.speech_tokens / 25 / 3600)
+    work = options.work
+    tokenizer = Tokenizer.from_file(str(work.text_tokenizer))
+    utterances = utterances_of_shards(work.token_shards if work.token_shards.is_dir() else work.packed_tokens.parent)
+    if work.codes.is_file():
+        utterances += utterances_of_streams(_streams(options, ()), np.load(work.codes))
+    bank = UtteranceBank(utterances, tokenizer, options.seed)
+    logger.info("%d utterances, %.1f hours of speech tokens", len(utterances), bank.speech_tokens / 25 / 3600)
     _train(options, LLMStage(options.sizes.llm, bank, options.device, options.batch))
 
 

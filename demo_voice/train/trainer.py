@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ EMA_DECAY = 0.999
 """Of the averaged weights, per step; less in a run's first steps."""
 _EMA_DELAY = 10
 _Tensors = tuple[Tensor, ...] | list[Tensor]
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,31 @@ class Updater:
         self._steps += 1
         self.average.update_parameters(self._module)
         return norm
+
+
+class OneModel(Generic[M]):
+    """What stages of one model and one optimiser have in common."""
+
+    def __init__(self, model: M, rate: float) -> None:
+        """Take a model on its device, in float32."""
+        self._model = model
+        self._updater = Updater(model, rate)
+
+    @property
+    def _average(self) -> M:
+        return cast(M, self._updater.average.module)
+
+    def parts(self) -> Mapping[str, nn.Module]:
+        """Return the model."""
+        return {"model": self._model}
+
+    def averaged(self) -> Mapping[str, nn.Module]:
+        """Return its average."""
+        return {"model": self._average}
+
+    def _updated(self, losses: Mapping[str, Tensor], progress: float) -> Mapping[str, Tensor]:
+        """Go down the `loss` among the losses; returns them with the gradient's norm."""
+        return {**losses, "norm": self._updater.update(losses["loss"], progress)}
 
 
 def train(trainee: Trainee, state_path: Path, log_path: Path, limits: RunLimits) -> Mapping[str, float]:

@@ -17,7 +17,8 @@ usage: run_stepaudio2_dit_token2wav.sh [OPTIONS] START STOP     run the stages S
 Services that a stage starts run until you stop the script when theirs is the last stage, else until the last stage ends.
 
   --checkpoint DIR           use this checkpoint: token2wav/, llm/, voices/        (COSYDIT_CHECKPOINT)
-  --model random|official    what stage 0 makes; default random without a GPU      (COSYDIT_MODEL)
+  --model demo|random|official   what stage 0 provides: the bundled demo voice, random weights, or the download;
+                             default demo; official with a GPU                     (COSYDIT_MODEL)
   --offline                  stage 0 touches no network                            (COSYDIT_OFFLINE=1)
   --device auto|cpu|cuda     default auto: cuda where nvidia-smi works             (COSYDIT_DEVICE)
   --work-dir DIR             checkpoints, model repository, logs; ~/.cache/cosydit (COSYDIT_HOME)
@@ -111,7 +112,7 @@ check_settings() {
   if ((START > STOP)); then fail_usage "START $START is after STOP $STOP"; fi
   check_numbers
   resolve_device
-  check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo official || echo random)}" random official
+  check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo official || echo demo)}" demo random official
   check_choice --llm-backend "${LLM_BACKEND:=$(default_llm_backend)}" embedded vllm trtllm
   check_choice --llm-engine "$LLM_ENGINE" pytorch tensorrt
   WORK_DIR=$(realpath -m -- "$WORK_DIR")

@@ -6,14 +6,15 @@ is none. Audio counts when the door has sent it and asks for more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
 
 from cosydit.clock import Clock
 from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
 from gateway.core import Admission, AudioChunk, SpeechLM, Token2Wav
 from gateway.errors import AudioLimitError
+from gateway.observer import Observer, telling_refusals
 from gateway.pipeline import PipelineSettings, Segments, SpeechPipeline
 from gateway.speech import SpeechRequest, SpeechResult
 from gateway.text import TextFrontEnd
@@ -36,9 +37,10 @@ class MeteredPipeline(SpeechPipeline):
         clock: Clock | None = None,
         front_end: TextFrontEnd | None = None,
         admission: Admission | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Keep who may speak; the rest is `SpeechPipeline`'s."""
-        super().__init__(llm, token2wav, voices, settings, clock, front_end, admission)
+        super().__init__(llm, token2wav, voices, settings, clock, front_end, admission, observer)
         self._access = access
 
     async def speak(
@@ -50,7 +52,7 @@ class MeteredPipeline(SpeechPipeline):
             LimitError: the caller may not now; or it may not go on, and what was begun has been spoken to its end.
         """
         async with aclosing(segments):
-            with self._access.speaking(current_caller() or OURSELVES) as account:
+            with self._speaking() as account:
                 allowed = _AllowedSegments(segments, account)
                 async with aclosing(super().speak(request, allowed.segments(), result)) as audio:
                     async for chunk in audio:
@@ -58,6 +60,13 @@ class MeteredPipeline(SpeechPipeline):
                         account.deliver(chunk.duration_s)
                 if allowed.refusal is not None:
                     raise allowed.refusal
+
+    @contextmanager
+    def _speaking(self) -> Iterator[Account]:
+        with ExitStack() as stack:
+            with telling_refusals(self._observer):
+                account = stack.enter_context(self._access.speaking(current_caller() or OURSELVES))
+            yield account
 
 
 class _AllowedSegments:

@@ -90,6 +90,8 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._places: dict[str, set[Place]] = {}
         self._gone: set[str] = set()
+        self.refused_total = 0
+        """Streams that were told to come back later."""
         self._line = Line()
         self._durations = StreamDurations()
         self._turnover = Turnover(clock, self._durations)
@@ -111,7 +113,8 @@ class Fleet:
 
     def snapshot(self) -> tuple[ReplicaStatus, ...]:
         """Return the facts of every replica."""
-        return tuple(replica.status() for replica in self._replicas.values())
+        # NOTE: of a copy, as scrapers ask from threads of their own.
+        return tuple(replica.status() for replica in list(self._replicas.values()))
 
     def state_of(self, address: str) -> ReplicaState | None:
         """Return what a replica is good for; None if there is none at that address."""
@@ -220,6 +223,7 @@ class Fleet:
 
     def overloaded(self, priority: int) -> OverloadedError:
         """Make the refusal of a stream that finds no slot in time."""
+        self.refused_total += 1
         retry_s = self.retry_after_s(priority)
         got = f"all {self.service} replicas are full and {len(self._line)} streams wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)

@@ -16,6 +16,10 @@ from llm_service.text_encoder import TOKENIZER_FILE
 logger = logging.getLogger(__name__)
 
 MODEL_CONFIG = "config.json"
+_MAKE_IT = (
+    "give --model-dir and --tokenizer-dir, in a container mount them; "
+    "stages 0 and 1 of run_stepaudio2_dit_token2wav.sh make a checkpoint and the form that vllm and trtllm read"
+)
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,10 @@ def require_directories(config: ServerConfig) -> None:
         CheckpointError: one is missing.
     """
     if not config.model_dir.is_dir():
-        raise CheckpointError(f"model directory {config.model_dir} does not exist; give --model-dir")
+        raise CheckpointError(f"model directory {config.model_dir} does not exist; {_MAKE_IT}")
     path = config.tokenizer_dir / TOKENIZER_FILE
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing; give --tokenizer-dir")
+        raise CheckpointError(f"{path} is missing; {_MAKE_IT}")
 
 
 def warn_about_lost_bias(name: BackendName, model_dir: Path) -> None:

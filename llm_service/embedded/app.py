@@ -17,10 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from cosydit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
 from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.metrics import CONTENT_TYPE, metrics_text
 from llm_service.embedded.prompts import PromptReader
-from llm_service.embedded.responses import DONE_EVENT, AnswerShape, error_body, metrics_text, sse_event
+from llm_service.embedded.responses import DONE_EVENT, AnswerShape, error_body, sse_event
 from llm_service.embedded.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -43,9 +45,15 @@ class SpeechLMServer:
     """What the endpoints share."""
 
     def __init__(
-        self, loop: EngineLoop, prompts: PromptReader, model_name: str, wall_clock: Callable[[], float]
+        self,
+        loop: EngineLoop,
+        prompts: PromptReader,
+        model_name: str,
+        wall_clock: Callable[[], float],
+        tracer: Tracer = NULL_TRACER,
     ) -> None:
         """Take a running engine loop; `wall_clock` gives seconds since 1970 for `created`."""
+        self.tracer = tracer
         self.loop = loop
         self.model_name = model_name
         self._prompts = prompts
@@ -78,7 +86,10 @@ class SpeechLMServer:
             request_id, self.model_name, self._now(), is_chat, fields.detokenize, fields.wants_token_ids, prompt_ids
         )
         params = _sampling_params(fields, self.loop.max_sequence_tokens - len(prompt_ids))
-        generation = Generation(self.loop, GenerationRequest(request_id, prompt_ids, params))
+        span = self.tracer.begin(f"POST {request.url.path}", request.headers.get(TRACEPARENT))
+        span.note(request_id=request_id)
+        trace_id = span.trace_id
+        generation = Generation(self.loop, GenerationRequest(request_id, prompt_ids, params, trace_id), span)
         generation.start()
         if fields.stream:
             include_usage = fields.stream_options is not None and fields.stream_options.include_usage
@@ -142,6 +153,7 @@ def create_app(server: SpeechLMServer) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         server.loop.stop()
+        server.tracer.close()
 
     app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)
     app.add_api_route("/v1/completions", server.complete, methods=["POST"], response_model=None)
@@ -159,7 +171,7 @@ def create_app(server: SpeechLMServer) -> FastAPI:
 
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
-        return PlainTextResponse(metrics_text(server.loop.stats()))
+        return PlainTextResponse(metrics_text(server.loop.stats()), media_type=CONTENT_TYPE)
 
     _add_error_handlers(app)
     return app

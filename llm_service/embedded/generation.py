@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from cosydit.tracing import NULL_SPAN, Span
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import GenerationOutput, GenerationRequest
 
@@ -24,9 +25,11 @@ class ClientDisconnected(Exception):
 class Generation:
     """One request in the engine; use as a context manager, which aborts what has not ended."""
 
-    def __init__(self, loop: EngineLoop, request: GenerationRequest) -> None:
+    def __init__(self, loop: EngineLoop, request: GenerationRequest, span: Span = NULL_SPAN) -> None:
+        """Prepare; `span` is of this request and ends with it."""
         self._loop = loop
         self._request = request
+        self._trace = GenerationTrace(span, len(request.prompt_ids))
         self._outputs: asyncio.Queue[GenerationOutput] = asyncio.Queue()
 
     def start(self) -> None:
@@ -40,11 +43,16 @@ class Generation:
         def on_output(output: GenerationOutput) -> None:
             event_loop.call_soon_threadsafe(self._outputs.put_nowait, output)
 
-        self._loop.submit(self._request, on_output)
+        try:
+            self._loop.submit(self._request, on_output)
+        except BaseException as error:
+            self._trace.end(error)
+            raise
 
     def abort(self) -> None:
         """Stop the work; harmless when it has ended."""
         self._loop.abort(self._request.request_id)
+        self._trace.end()
 
     async def outputs(self) -> AsyncIterator[GenerationOutput]:
         """Yield outputs up to the last.
@@ -54,6 +62,7 @@ class Generation:
         """
         while True:
             output = await self._outputs.get()
+            self._trace.note(output)
             if output.error is not None:
                 raise output.error
             yield output
@@ -74,6 +83,37 @@ class Generation:
             parts[-1].finish_reason,
             parts[-1].stop_reason,
         )
+
+
+class GenerationTrace:
+    """The span of one request, and what is below it: the wait for the first token, and the tokens after it."""
+
+    def __init__(self, span: Span, prompt_tokens: int) -> None:
+        self._span = span
+        self._phase = span.child("first token")
+        self._tokens = 0
+        self._has_ended = False
+        span.note(prompt_tokens=prompt_tokens)
+
+    def note(self, output: GenerationOutput) -> None:
+        """Note what came out."""
+        if output.token_ids and not self._tokens:
+            self._phase.end()
+            self._phase = self._span.child("decode")
+        self._tokens += len(output.token_ids)
+        if output.finish_reason is not None:
+            self._span.note(finish_reason=output.finish_reason.value)
+        if output.is_last:
+            self.end(output.error)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End it; harmless when it has ended."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._phase.end(error)
+        self._span.note(tokens=self._tokens)
+        self._span.end(error)
 
 
 async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

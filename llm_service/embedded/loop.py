@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cosydit.clock import Clock
+from llm_service.embedded.buckets import BucketCounts
 from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 OnOutput = Callable[[GenerationOutput], None]
 
 STOP_TIMEOUT_S = 30.0
+FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass
@@ -57,6 +59,7 @@ class EngineLoop:
         self._inbox = _Inbox()
         self._entries: dict[str, _Entry] = {}
         self._is_running = False
+        self._first_token = BucketCounts(FIRST_TOKEN_BUCKETS_S)  # the engine thread's own
         self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="speech-lm-engine", daemon=True)
 
@@ -80,8 +83,11 @@ class EngineLoop:
             return self._is_running and not self._inbox.is_stopping
 
     def stats(self) -> EngineStats:
-        """Return the counters after the latest step."""
-        return self._stats
+        """Return the counters after the latest step; what waits is counted as it is now."""
+        with self._condition:
+            arriving = len(self._inbox.requests)
+        stats = self._stats
+        return replace(stats, waiting=stats.waiting + arriving, first_token=self._first_token.read())
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -162,6 +168,7 @@ class EngineLoop:
             return
         if output.token_ids and entry.first_token_s is None:
             entry.first_token_s = self._clock.now()
+            self._first_token.add(entry.first_token_s - entry.arrived_s)
         entry.token_count += len(output.token_ids)
         if output.is_last:
             reason = output.finish_reason.value if output.finish_reason else f"failed: {output.error}"
@@ -185,6 +192,7 @@ class EngineLoop:
             "request %s ended: %s; prompt_tokens=%d tokens=%d first_token_ms=%.1f total_ms=%.1f",
             *(request_id, reason, len(entry.request.prompt_ids), entry.token_count, first_ms),
             (now - entry.arrived_s) * 1e3,
+            extra={"request_id": request_id, "trace_id": entry.request.trace_id},
         )
 
     def _fail_all(self, error: EngineStoppedError) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_service.embedded.types import EngineStats, GenerationOutput
+from llm_service.embedded.types import GenerationOutput
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
@@ -89,29 +89,3 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 def sse_event(body: dict[str, Any]) -> bytes:
     """Return one server-sent event."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
-
-
-def metrics_text(stats: EngineStats) -> str:
-    """Return the counters in Prometheus' text form."""
-    lines: list[str] = []
-    for name, kind, value, help_text in (
-        ("requests_running", "gauge", stats.running, "Requests that hold a slot."),
-        ("requests_waiting", "gauge", stats.waiting, "Requests that wait for a slot."),
-        ("slots", "gauge", stats.slots, "Slots of the key-value cache."),
-        ("slots_free", "gauge", stats.free_slots, "Slots nobody holds."),
-        ("steps_total", "counter", stats.steps, "Engine steps."),
-        ("generated_tokens_total", "counter", stats.generated_tokens, "Tokens drawn, end tokens included."),
-        ("requests_finished_total", "counter", stats.finished, "Requests that ended by themselves."),
-        ("requests_aborted_total", "counter", stats.aborted, "Requests given up by their callers."),
-        ("requests_failed_total", "counter", stats.failed, "Requests that failed while running."),
-    ):
-        lines += [
-            f"# HELP speech_lm_{name} {help_text}",
-            f"# TYPE speech_lm_{name} {kind}",
-            f"speech_lm_{name} {value}",
-        ]
-    lines += ["# HELP speech_lm_decode_steps_total Steps by requests decoded together."]
-    lines += ["# TYPE speech_lm_decode_steps_total counter"]
-    for rows, steps in sorted(stats.steps_by_rows.items()):
-        lines.append(f'speech_lm_decode_steps_total{{rows="{rows}"}} {steps}')
-    return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
 from cosydit.clock import Clock, SystemClock
+from cosydit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 WARM_UP_TOKENS = 4
 WARM_UP_TIMEOUT_S = 300.0
 SHUTDOWN_TIMEOUT_S = 5
+TRACE_SERVICE = "cosydit-llm"
 
 
 def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
@@ -47,7 +49,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
         app,
         host=server_config.host,
         port=server_config.port,
-        log_level="info",
+        log_config=None,
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
     )
@@ -60,6 +62,7 @@ def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, cloc
         ConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
+    tracer = _open_tracer()
     loop = build_loop(server_config, embedded_config, clock)
     try:
         prompts = PromptReader(server_config.tokenizer_dir)
@@ -67,7 +70,7 @@ def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, cloc
     except BaseException:
         loop.stop()
         raise
-    return create_app(SpeechLMServer(loop, prompts, server_config.served_model_name, time.time))
+    return create_app(SpeechLMServer(loop, prompts, server_config.served_model_name, time.time, tracer))
 
 
 def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clock: Clock) -> EngineLoop:
@@ -112,6 +115,18 @@ def warm_up(loop: EngineLoop) -> None:
             raise output.error
         if output.is_last:
             return
+
+
+def _open_tracer() -> Tracer:
+    """Trace as the environment says.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    try:
+        return open_tracer(TRACE_SERVICE, endpoint_of())
+    except TracingUnavailableError as err:
+        raise ConfigError(str(err)) from err
 
 
 def _slots_that_fit(model: SpeechLanguageModel, config: ServerConfig, max_seq_len: int, device: str) -> int:

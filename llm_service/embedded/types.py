@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from llm_service.embedded.buckets import Buckets
 from llm_service.errors import EngineError
 
 
@@ -40,6 +41,7 @@ class GenerationRequest:
     request_id: str
     prompt_ids: tuple[int, ...]  # LLM ids
     params: SamplingParams
+    trace_id: str | None = None  # for the log
 
 
 @dataclass(frozen=True)
@@ -72,3 +74,4 @@ class EngineStats:
     aborted: int = 0
     failed: int = 0
     steps_by_rows: Mapping[int, int] = field(default_factory=dict)  # requests decoded together -> steps
+    first_token: Buckets = field(default_factory=Buckets)  # seconds from a request's arrival

@@ -19,10 +19,10 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2Model
 
 from llm_service.errors import ConfigError
-from llm_service.export.huggingface import qwen2_config
 from llm_service.export.smooth_quant import LayerRanges, MatrixRange
 from llm_service.export.source import SpeechLMSource
 from llm_service.prompt import build_prompt
+from llm_service.qwen2 import qwen2_config
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKEN_OFFSET
 

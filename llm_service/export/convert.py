@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from llm_service.errors import ConfigError
 from llm_service.export.manifest import Recipe, is_up_to_date, new_directory
 from llm_service.export.read import read_source, shape_file, source_files
-from llm_service.export.shape import read_shape
 from llm_service.export.trtllm_build import EngineLimits, build_command, build_engine
 from llm_service.export.trtllm_options import DTYPES, TrtllmOptions, check_options
+from llm_service.qwen2 import read_shape
 
 if TYPE_CHECKING:
     from llm_service.export.smooth_quant import LayerRanges

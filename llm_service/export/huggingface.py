@@ -10,14 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from llm_service.adapters import TRANSFORMERS_AUTO_MAP, TRANSFORMERS_MODEL_FILE
-from llm_service.checkpoint import generation_config, write_json
-from llm_service.export.shape import Qwen2Shape
 from llm_service.export.source import SpeechLMSource
+from llm_service.huggingface_layout import WEIGHTS_FILE, generation_config, write_json
+from llm_service.qwen2 import qwen2_config
 from llm_service.speech_form import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT
-from llm_service.vocab import END_IDS, PADDED_VOCABULARY_SIZE, SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
-
-WEIGHTS_FILE = "model.safetensors"
+from llm_service.vocab import END_IDS, SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 
 
 def write_huggingface(source: SpeechLMSource, directory: Path, dtype: str) -> None:
@@ -53,23 +51,4 @@ def _config(source: SpeechLMSource, dtype: str) -> dict[str, Any]:
         "bos_token_id": SOS_ID,
         "eos_token_id": END_IDS[0],
         "torch_dtype": dtype,
-    }
-
-
-def qwen2_config(shape: Qwen2Shape) -> dict[str, Any]:
-    """Return what config.json says of a decoder."""
-    return {
-        "model_type": "qwen2",
-        "vocab_size": PADDED_VOCABULARY_SIZE,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.feed_forward,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.key_value_heads,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_positions,
-        "rms_norm_eps": shape.norm_epsilon,
-        "rope_theta": shape.rope_theta,
-        "use_sliding_window": False,
-        "attention_dropout": 0.0,
     }

@@ -11,9 +11,9 @@ import torch
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
-from llm_service.export.shape import check_tensors, decoder_tensors, read_shape
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.tokenizer import read_tokenizer_files
+from llm_service.qwen2 import check_tensors, decoder_tensors, read_shape
 from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, SPEECH_ROWS, read_speech_head
 from llm_service.tensor_files import TensorFiles
 from llm_service.vocab import END_IDS, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS

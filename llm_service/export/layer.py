@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llm_service.export.shape import Qwen2Shape
+from llm_service.qwen2 import Qwen2Shape
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 
 from llm_service.export.layer import LayerWeights, Rank, split_columns, split_qkv, split_rows
-from llm_service.export.shape import Qwen2Shape
 from llm_service.export.trtllm_options import SmoothQuant, TrtllmOptions
+from llm_service.qwen2 import Qwen2Shape
 
 INT8_MAX = 127.0
 # Below this a range or factor counts as nothing.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from llm_service.errors import CheckpointError
-from llm_service.export.shape import Qwen2Shape
+from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_head import SpeechHead
 from llm_service.vocab import (
     END_IDS,

@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from llm_service.checkpoint import ENDOFTEXT, INLINE_TOKENS, special_tokens_map, tokenizer_config
 from llm_service.errors import CheckpointError
+from llm_service.huggingface_layout import ENDOFTEXT, INLINE_TOKENS, special_tokens_map, tokenizer_config
 from llm_service.text_encoder import TOKENIZER_FILE, check_numbering, load_text_encoder
 from llm_service.vocab import (
     END_TOKENS,

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from llm_service.export.layer import Rank, layer_weights
-from llm_service.export.shape import Qwen2Shape
 from llm_service.export.smooth_quant import LayerRanges, SmoothedLayer, smooth_layer
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm_options import TrtllmOptions
 from llm_service.export.trtllm_weights import padded_head_rows, rank_tensors
+from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_form import FIRST_ID_KEY, ROWS_KEY
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_OFFSET
 

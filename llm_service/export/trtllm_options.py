@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from llm_service.errors import ConfigError
-from llm_service.export.shape import Qwen2Shape
+from llm_service.qwen2 import Qwen2Shape
 
 DTYPES = ("float16", "bfloat16", "float32")
 # Rows and columns of a weight-only product come in runs of this many (quantization/layers.py, WeightOnlyQuantLinear);

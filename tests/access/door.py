@@ -34,6 +34,8 @@ from gateway.dialects.openai_speech import OpenAIHost
 from gateway.dialects.socket_host import SocketHost
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.readiness import Readiness
+from gateway.telemetry.http_door import TelemetryMiddleware
+from gateway.telemetry.telemetry import Telemetry
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import CharacterEncoder, FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 
@@ -81,24 +83,28 @@ class Door:
 
 @asynccontextmanager
 async def opened_door(
-    voices: list[NamedVoice], settings: AccessSettings | None = None, llm: FakeLLM | None = None
+    voices: list[NamedVoice],
+    settings: AccessSettings | None = None,
+    llm: FakeLLM | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Door]:
     """Start the doors and stop them again."""
     settings = settings or AccessSettings(fixed_keys=keys())
     llm, token2wav, clock = llm or FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav(), ManualClock()
     access = open_access(settings, clock)
     registry = VoiceRegistry(token2wav, voices)
-    pipeline = MeteredPipeline(access, llm, token2wav, registry, None, clock)
+    observer = telemetry.observer if telemetry is not None else None
+    pipeline = MeteredPipeline(access, llm, token2wav, registry, None, clock, observer=observer)
     readiness = Readiness(pipeline, llm, token2wav, "default")
     with ThreadPoolExecutor(2) as executor:
         routes = _routes(
             SocketHost(pipeline, registry, clock, executor, math.inf),
             OpenAIHost(pipeline, executor, CharacterEncoder().encode, AudioFormat.WAV),
         )
-        parts = GrpcParts(pipeline, registry, readiness, clock, executor, access)
+        parts = GrpcParts(pipeline, registry, readiness, clock, executor, access, telemetry)
         grpc_settings = GrpcSettings(port=0, run_ahead_s=math.inf, tls=settings.tls, max_calls=100)
         async with (
-            _serving_http(Starlette(routes=routes), access, settings) as port,
+            _serving_http(Starlette(routes=routes), access, settings, telemetry) as port,
             serving_grpc(parts, grpc_settings) as grpc_port,
             _channel(grpc_port, settings.tls) as channel,
             httpx.AsyncClient(base_url=_url(port, settings.tls), timeout=5, trust_env=False, verify=_trust()) as http,
@@ -163,8 +169,12 @@ def _routes(sockets: SocketHost, openai: OpenAIHost) -> list[BaseRoute]:
 
 
 @asynccontextmanager
-async def _serving_http(app: Starlette, access: Access, settings: AccessSettings) -> AsyncIterator[int]:
+async def _serving_http(
+    app: Starlette, access: Access, settings: AccessSettings, telemetry: Telemetry | None
+) -> AsyncIterator[int]:
     door = guarded(app, access, http_rules(settings))
+    if telemetry is not None:
+        door = TelemetryMiddleware(door, telemetry)
     config = uvicorn.Config(door, port=0, log_level="critical", **uvicorn_options(settings))
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

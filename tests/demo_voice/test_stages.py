@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from cosydit.clock import SystemClock
+from cosydit.local.checkpoints import CheckpointLayout
 from cosydit.local.verify_checkpoint import verify_checkpoint
 from demo_voice.train import stages
 from demo_voice.train.trainer import StateError, load_state, read_log
 from demo_voice.train.workspace import Workspace
-from demo_voice.unpack import BUNDLE_FILES, BundleError, has_bundle, unpack
+from demo_voice.unpack import BUNDLE_FILES, BundleError, provide, unpack
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.text_encoder import load_text_encoder
 from token2wav_service.config import Token2WavConfig
@@ -74,7 +76,6 @@ def test_a_state_of_other_sizes_is_refused_by_name(trained: Workspace) -> None:
 
 
 def test_the_bundle_holds_its_files_and_no_others(trained: Workspace) -> None:
-    assert has_bundle(trained.bundle)
     assert {path.name for path in trained.bundle.iterdir()} == set(BUNDLE_FILES)
 
 
@@ -129,3 +130,26 @@ def test_a_stage_without_what_it_needs_says_what_to_run_first(workspace: Workspa
 
     with pytest.raises(StateError, match="run the stage `tokenizer` first"):
         run_stage(empty, "codes")
+
+
+def test_the_demo_voice_is_unpacked_once_and_again_only_for_another_bundle(trained: Workspace, tmp_path: Path) -> None:
+    directory, bundle = tmp_path / "demo", tmp_path / "bundle"
+    shutil.copytree(trained.bundle, bundle)
+
+    assert provide(directory, bundle)
+    assert not provide(directory, bundle)
+    (bundle / "text_tokenizer.json").write_bytes((bundle / "text_tokenizer.json").read_bytes() + b"\n")
+    assert provide(directory, bundle)
+
+    assert CheckpointLayout.under(directory).missing() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "demo"]
+
+
+def test_what_is_no_demo_voice_is_never_replaced(trained: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine", encoding="utf-8")
+
+    with pytest.raises(BundleError, match="no unpacked demo voice; remove it, or name another directory"):
+        provide(tmp_path / "mine", trained.bundle)
+
+    assert (tmp_path / "mine" / "notes.txt").read_text("utf-8") == "mine"

@@ -34,7 +34,7 @@ class RunningStack:
         return read_metric(f"http://127.0.0.1:{self.options.ports.triton_metrics}/metrics", f"cosydit_token2wav_{name}")
 
     def llm_metric(self, name: str) -> float:
-        return read_metric(f"{self.options.llm_url}/metrics", f"speech_lm_{name}")
+        return read_metric(f"{self.options.llm_url}/metrics", f"cosydit_llm_{name}")
 
     def wait_idle(self) -> None:
         """Return when neither service holds anything of any request."""

@@ -79,4 +79,4 @@ def read_metrics(client: httpx.Client) -> dict[str, float]:
     """Return the server's metrics by name, labels included, without their prefix."""
     lines = client.get("/metrics").text.splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-    return {name.removeprefix("speech_lm_"): float(value) for name, value in pairs}
+    return {name.removeprefix("cosydit_llm_"): float(value) for name, value in pairs}

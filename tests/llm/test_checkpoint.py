@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llm_service.checkpoint import INLINE_TOKENS, make_random_llm
+from llm_service.checkpoint import make_random_llm
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import CheckpointError
+from llm_service.huggingface_layout import INLINE_TOKENS
 from llm_service.vocab import SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 
 MAX_BYTES = 45_000_000

@@ -177,8 +177,10 @@ def test_concurrent_requests_advance_together_and_equal_single_ones(client: http
         together = list(pool.map(lambda s: complete(client, seed=s, ignore_eos=True, max_tokens=200), range(4)))
     after = read_metrics(client)
     assert [a["choices"][0]["token_ids"] for a in together] == [a["choices"][0]["token_ids"] for a in alone]
-    shared = [f'decode_steps_total{{rows="{rows}"}}' for rows in (2, 3, 4)]
-    assert sum(after.get(name, 0) - before.get(name, 0) for name in shared) > 10
+    shared_before, shared = (m["step_batch_size_count"] - m['step_batch_size_bucket{le="1"}'] for m in (before, after))
+    assert shared - shared_before > 10
+    assert after["first_token_seconds_count"] == before["first_token_seconds_count"] + 4
+    assert after['first_token_seconds_bucket{le="+Inf"}'] == after["first_token_seconds_count"]
     assert after["slots_free"] == after["slots"] == 4
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from llm_service.export.layer import Rank
-from llm_service.export.shape import Qwen2Shape, decoder_tensors
 from llm_service.export.smooth_quant import SmoothedLayer
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm_options import TrtllmOptions
 from llm_service.export.trtllm_weights import rank_tensors
+from llm_service.qwen2 import Qwen2Shape, decoder_tensors
 from llm_service.speech_head import SpeechHead
 from llm_service.vocab import SPEECH_HEAD_ROWS
 

@@ -12,9 +12,9 @@ from transformers import Qwen2Config, Qwen2Model
 
 from llm_service.export import convert
 from llm_service.export.convert import Calibration, Origin, convert_trtllm
-from llm_service.export.huggingface import qwen2_config
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm_options import SmoothQuant, TrtllmOptions, WeightOnly
+from llm_service.qwen2 import qwen2_config
 from llm_service.vocab import SPEECH_HEAD_ROWS
 from tests.llm_export.ranks import whole_layer
 

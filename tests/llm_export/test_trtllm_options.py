@@ -9,8 +9,8 @@ import pytest
 
 from llm_service.errors import ConfigError
 from llm_service.export.convert import Origin, convert_trtllm
-from llm_service.export.shape import Qwen2Shape
 from llm_service.export.trtllm_options import SmoothQuant, TrtllmOptions, WeightOnly, check_options
+from llm_service.qwen2 import Qwen2Shape
 
 OFFICIAL = Qwen2Shape(
     hidden=896,

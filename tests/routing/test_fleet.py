@@ -232,6 +232,7 @@ def test_the_check_refuses_what_ask_would_refuse_and_takes_nothing() -> None:
     with pytest.raises(OverloadedError):
         world.fleet.check(USUAL)
     assert world.fleet.snapshot()[0].open_streams == 1
+    assert world.fleet.refused_total == 1
 
 
 def test_a_new_replica_serves_those_who_wait() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from gateway.errors import ConfigError
 from gateway.text.tags import InlineTags, TextPart
-from llm_service.checkpoint import INLINE_TOKENS
+from llm_service.huggingface_layout import INLINE_TOKENS
 from llm_service.vocab import INLINE_TAGS, contains_protected_token
 from tests.text.builders import texts
 

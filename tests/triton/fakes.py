@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from token2wav_service.contract import SAMPLES_PER_TOKEN, ServerStatus
+from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.types import (
     AudioChunk,
     FloatArray,
@@ -141,7 +142,8 @@ class FakeMetricFamily:
         self._name = name
 
     def Metric(self, labels: Mapping[str, str], buckets: list[float] | None = None) -> FakeMetric:
-        return self.metrics.setdefault(self._name, FakeMetric(self))
+        label_text = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        return self.metrics.setdefault(f"{self._name}{{{label_text}}}" if labels else self._name, FakeMetric(self))
 
 
 class FakePbUtils:
@@ -173,6 +175,12 @@ class FakeStats:
     audio_seconds: float = 0.0
     aborted: int = 0
     finished: int = 0
+    slots: int = 64
+    queued_chunks: int = 0
+    deadline_misses: int = 0
+    voice_hits: int = 0
+    voice_misses: int = 0
+    voice_evictions: int = 0
 
 
 @dataclass
@@ -200,6 +208,8 @@ class FakeEngineLoop:
         self.voices: dict[str, VoiceFeatures] = {}
         self.counters = FakeStats()
         self.hold_voices = False
+        self.queue_s: list[float] = []
+        self.step_s: list[float] = []
         self._held: list[Future[VoiceFeatures]] = []
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._running = threading.Event()
@@ -300,6 +310,11 @@ class FakeEngineLoop:
     def status(self) -> ServerStatus:
         return ServerStatus(4, len(self.streams), 0, 2, self.counters.steps, 0.01, 20.0, is_draining=False)
 
+    def take_measurements(self) -> Measurements:
+        taken = Measurements(tuple(self.queue_s), tuple(self.step_s))
+        self.queue_s, self.step_s = [], []
+        return taken
+
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._running.wait()
@@ -320,6 +335,8 @@ class FakeEngineLoop:
             )
             stream.samples += len(samples)
             self.counters.steps += 1
+            self.queue_s.append(0.004)
+            self.step_s.append(0.05)
             self.counters.chunks += 1
             sizes = self.counters.batch_size_histogram
             sizes[1] = sizes.get(1, 0) + 1

@@ -117,13 +117,21 @@ def test_an_error_reaches_the_client_with_its_code(
 
 def test_all_metrics_are_exposed(fake_engine_server: TritonProcess) -> None:
     with connected(fake_engine_server) as client:
+        client.ask("open", voice_id=text("nobody"))
         client.push(client.open_stream(), 0, first=1, is_last=True)
         wait_until(lambda: token2wav_metric(fake_engine_server, "finished_total") > 0, "the stream's end")
     exposed = read_metrics(fake_engine_server.options.metrics_address)
     names = {name.removeprefix("cosydit_token2wav_") for name in exposed}
-    plain = {"open_streams", "voices", "voice_bytes", "state_bytes"}
+    plain = {"open_streams", "slots", "slots_in_use", "queued_chunks", "voices", "voice_bytes", "state_bytes"}
     totals = {"steps_total", "chunks_total", "audio_seconds_total", "aborted_total", "finished_total"}
-    assert plain | totals | {'step_batch_size_bucket{le="1"}', "step_batch_size_count"} <= names
+    totals |= {"deadline_misses_total", "voice_hits_total", "voice_misses_total", "voice_evictions_total"}
+    histograms = {"step_batch_size_count", "queue_seconds_count", "step_seconds_count"}
+    buckets = {'step_batch_size_bucket{le="1"}', 'queue_seconds_bucket{le="0.005"}', 'step_seconds_bucket{le="0.05"}'}
+    assert plain | totals | histograms | buckets | {'failures_total{cause="internal"}'} <= names
+    assert exposed['cosydit_token2wav_failures_total{cause="voice_not_found"}'] >= 1
+    assert exposed["cosydit_token2wav_queue_seconds_sum"] == pytest.approx(
+        0.004 * exposed["cosydit_token2wav_queue_seconds_count"]
+    )
 
 
 def test_a_stream_client_that_only_closes_its_side_still_gets_everything(fake_engine_server: TritonProcess) -> None:

@@ -118,6 +118,18 @@ def test_the_command_line_refuses_a_missing_repository(tmp_path: Path, capsys: p
     assert "assemble" in capsys.readouterr().err
 
 
+def test_the_command_line_assembles_the_repository_that_its_settings_describe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--model-repository", str(tmp_path / "repository"), "--dry-run"]
+    for pair in (f"model_dir={tmp_path}", f"llm_tokenizer_dir={tmp_path}", "TRITON_MAX_BATCH_SIZE=7"):
+        command += ["--set", pair]
+    assert main(command) == 0
+    assert "max_batch_size: 7" in (tmp_path / "repository" / "audio_tokenizer" / "config.pbtxt").read_text()
+    assert main([*command, "--set", "colour=red"]) == 2
+    assert "unknown setting 'colour'" in capsys.readouterr().err
+
+
 def start_foreground(given: ServerOptions, log: IO[bytes]) -> subprocess.Popen[bytes]:
     given.model_repository.mkdir()
     command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(given.model_repository)]

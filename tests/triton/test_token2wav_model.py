@@ -185,6 +185,21 @@ def test_metrics_follow_the_engine(harness: Harness) -> None:
     assert metrics["cosydit_token2wav_step_batch_size"].observed == [1.0]
     assert metrics["cosydit_token2wav_open_streams"].total == 0
     assert metrics["cosydit_token2wav_aborted_total"].total == 2
+    assert metrics["cosydit_token2wav_queue_seconds"].observed == [0.004]
+    assert metrics["cosydit_token2wav_step_seconds"].observed == [0.05]
+    assert metrics["cosydit_token2wav_slots"].total == 64
+
+
+def test_errors_are_counted_by_their_cause_and_once(harness: Harness) -> None:
+    harness.ask("open", voice_id=text("nobody"))
+    harness.ask("dance")
+    _, stream_id = harness.open()
+    harness.ask("push", **harness.push_tensors(stream_id, first=FakeEngineLoop.FAILING_TOKEN))
+    harness.model.finalize()
+    metrics = harness.pb_utils.metrics
+    causes = ("voice_not_found", "invalid_request", "internal", "unavailable")
+    totals = {cause: metrics[f'cosydit_token2wav_failures_total{{cause="{cause}"}}'].total for cause in causes}
+    assert totals == {"voice_not_found": 1, "invalid_request": 1, "internal": 1, "unavailable": 0}
 
 
 GOOD_PUSH = {

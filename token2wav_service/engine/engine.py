@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from cosydit.clock import Clock
-from token2wav_service.config import HistoryPolicy, Token2WavConfig
-from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.config import Token2WavConfig
+from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.chunk_rules import ChunkRules, check_options
+from token2wav_service.engine.meter import ChunkTiming, EngineMeter, Measurements
 from token2wav_service.engine.recent_steps import RecentSteps
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Batch, Scheduler
@@ -33,17 +35,12 @@ from token2wav_service.engine.types import (
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
-    InvalidChunkError,
-    InvalidRequestError,
     StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
 )
-from token2wav_service.models.history import UPSTREAM_LIMIT_FRAMES
 
 logger = logging.getLogger(__name__)
-
-MEL_RATE_HZ = 50
 
 
 @dataclass(frozen=True)
@@ -77,10 +74,12 @@ class Token2WavEngine:
         self._runner = runner
         self._clock = clock
         self._scheduler = Scheduler(config.max_batch_size)
+        self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
         self._histogram: Counter[int] = Counter()
         self._recent_steps = RecentSteps()
+        self._meter = EngineMeter()
         self._chunks = self._samples = self._finished = self._aborted = 0
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
@@ -91,7 +90,7 @@ class Token2WavEngine:
             VoiceNotFoundError: the voice is not cached.
             CapacityError: as many streams as allowed are open.
         """
-        _check_options(options)
+        check_options(options)
         with self._lock:
             if len(self._streams) >= self.config.max_streams:
                 raise CapacityError(f"{self.config.max_streams} streams are open, the most allowed; retry later")
@@ -117,8 +116,9 @@ class Token2WavEngine:
         """
         with self._lock:
             stream = self._stream(chunk.stream_id)
-            token_ids = self._checked_tokens(stream, chunk)
+            token_ids = self._rules.checked_tokens(stream, chunk)
             stream.waiting.append(TokenChunk(chunk.stream_id, chunk.index, token_ids, chunk.is_last))
+            stream.accepted_s.append(self._clock.now())
             stream.next_index += 1
             stream.has_last = chunk.is_last
             stream.lookahead = token_ids[-self._runner.facts.lookahead_tokens :]
@@ -149,8 +149,13 @@ class Token2WavEngine:
         outcomes = self._run(begun.works)
         with self._lock:
             self._histogram[len(begun.works)] += 1
-            self._recent_steps.add(self._clock.now() - begun.began_s, _audio_s(outcomes))
-            return [self._settle(s, outcome) for s, outcome in zip(begun.batch.streams, outcomes, strict=True)]
+            began_s, ended_s = begun.began_s, self._clock.now()
+            self._meter.step(ended_s - began_s)
+            self._recent_steps.add(ended_s - began_s, _audio_s(outcomes))
+            streams, size = begun.batch.streams, len(begun.works)
+            timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
+            settled = zip(streams, outcomes, timings, strict=True)
+            return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
 
     def abort(self, stream_id: str) -> tuple[list[ChunkResult], StreamSummary | None]:
         """End a stream now and free its state; harmless for a stream that has ended.
@@ -204,6 +209,12 @@ class Token2WavEngine:
                 audio_seconds=self._samples / SAMPLE_RATE_HZ,
                 finished=self._finished,
                 aborted=self._aborted,
+                slots=self.config.max_streams,
+                queued_chunks=sum(len(stream.waiting) - stream.in_step for stream in self._streams.values()),
+                deadline_misses=self._meter.deadline_misses,
+                voice_hits=cache.hits,
+                voice_misses=cache.misses,
+                voice_evictions=cache.evictions,
             )
 
     def status(self) -> ServerStatus:
@@ -220,6 +231,11 @@ class Token2WavEngine:
                 is_draining=False,
             )
 
+    def take_measurements(self) -> Measurements:
+        """Return what was measured since the last call, and forget it."""
+        with self._lock:
+            return self._meter.take()
+
     def check_integrity(self) -> None:
         """Raise AssertionError if the books don't balance; for tests and idle moments."""
         self.voices.cache.check_integrity()
@@ -235,37 +251,6 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _checked_tokens(self, stream: Stream, chunk: TokenChunk) -> tuple[int, ...]:
-        lookahead = self._runner.facts.lookahead_tokens
-        if stream.has_last:
-            raise InvalidChunkError("the stream's last chunk was sent already; open a new stream for more")
-        if chunk.index != stream.next_index:
-            raise InvalidChunkError(f"got chunk {chunk.index}, expected {stream.next_index}: send chunks in order")
-        # An empty last chunk speaks the look-ahead that went before it.
-        token_ids = chunk.token_ids or (stream.lookahead if chunk.is_last else ())
-        least = 1 if chunk.is_last else lookahead + 1
-        if len(token_ids) < least:
-            kind = "the only chunk of a stream" if chunk.is_last else f"a chunk with {lookahead} look-ahead tokens"
-            raise InvalidChunkError(f"got {len(token_ids)} tokens, expected at least {least} in {kind}")
-        if len(token_ids) > self.config.max_chunk_tokens:
-            raise InvalidChunkError(
-                f"got {len(token_ids)} tokens, expected at most {self.config.max_chunk_tokens}: send smaller chunks"
-            )
-        vocabulary = self._runner.facts.vocab_size
-        wrong = [token for token in token_ids if not 0 <= token < vocabulary]
-        if wrong:
-            raise InvalidChunkError(f"got speech token {wrong[0]}, expected 0..{vocabulary - 1} (no LLM offset)")
-        self._check_limit(stream, self._runner.facts.new_frames(len(token_ids), chunk.is_last))
-        return token_ids
-
-    def _check_limit(self, stream: Stream, new_frames: int) -> None:
-        frames = stream.planned_frames + new_frames
-        if self.config.synthesis.history is HistoryPolicy.UPSTREAM and frames > UPSTREAM_LIMIT_FRAMES:
-            raise InvalidChunkError(
-                f"prompt and audio would reach {frames / MEL_RATE_HZ:.1f} s, history policy `upstream` ends at "
-                f"{UPSTREAM_LIMIT_FRAMES / MEL_RATE_HZ:.0f} s; set history to auto or prompt_and_recent"
-            )
-
     def _run(self, works: Sequence[ChunkWork[StreamState]]) -> list[ChunkOutcome[StreamState] | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the guilty one pays."""
         try:
@@ -280,9 +265,12 @@ class Token2WavEngine:
             return [outcome for work in works for outcome in self._run([work])]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
-    def _settle(self, stream: Stream, outcome: ChunkOutcome[StreamState] | Token2WavError) -> ChunkResult:
+    def _settle(
+        self, stream: Stream, outcome: ChunkOutcome[StreamState] | Token2WavError, timing: ChunkTiming
+    ) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
+        self._meter.chunk(timing)
         if stream.status is StreamStatus.ABORTED:
             self._runner.close(stream.state)
             error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
@@ -291,14 +279,16 @@ class Token2WavEngine:
             return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
         stream.state = outcome.state
         stream.status = StreamStatus.WAITING
-        now = self._clock.now()
+        now = timing.ended_s
+        audio_s = len(outcome.samples) / SAMPLE_RATE_HZ
+        self._meter.deadline_misses += stream.deadline.deliver(timing.accepted_s, now, audio_s)
         stream.last_activity_s = now
         if len(outcome.samples) and stream.first_audio_s is None:
             stream.first_audio_s = now
         stream.samples += len(outcome.samples)
         self._chunks += 1
         self._samples += len(outcome.samples)
-        audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last)
+        audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last, timing)
         ended = self._end(stream, StreamStatus.FINISHED) if chunk.is_last else None
         return ChunkResult(stream.stream_id, chunk.index, audio, ended)
 
@@ -320,15 +310,9 @@ class Token2WavEngine:
             stream.next_index - len(stream.waiting),
             stream.samples / SAMPLE_RATE_HZ,
             self._clock.now() - stream.opened_s,
+            extra={"stream_id": stream.stream_id, "trace_id": stream.options.trace_id},
         )
         return stream.summary()
-
-
-def _check_options(options: StreamOptions) -> None:
-    if not 0 <= options.seed < 2**63:
-        raise InvalidRequestError(f"got seed {options.seed}, expected 0..2^63-1")
-    if not 1 <= options.priority <= DEFAULT_PRIORITY:
-        raise InvalidRequestError(f"got priority {options.priority}, expected 1 (first) to {DEFAULT_PRIORITY}")
 
 
 def _work(stream: Stream) -> ChunkWork[StreamState]:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
+from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.types import (
     AudioChunk,
     EngineStats,
@@ -112,6 +113,10 @@ class EngineLoop:
     def status(self) -> ServerStatus:
         """Return how busy the engine is."""
         return self.engine.status()
+
+    def take_measurements(self) -> Measurements:
+        """Return what was measured since the last call, and forget it."""
+        return self.engine.take_measurements()
 
     def _serve(self) -> None:
         try:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.engine.meter import PlaybackDeadline
 from token2wav_service.engine.runner import StreamState
 from token2wav_service.engine.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 from token2wav_service.engine.voices import Voice
@@ -34,6 +35,9 @@ class Stream:
     has_last: bool = False
     """True once the last chunk was accepted."""
     schedule: list[int] = field(default_factory=list)
+    accepted_s: deque[float] = field(default_factory=deque)
+    """When each waiting chunk was accepted."""
+    deadline: PlaybackDeadline = field(default_factory=PlaybackDeadline)
     samples: int = 0
     first_audio_s: float | None = None
 

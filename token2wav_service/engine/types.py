@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from token2wav_service.contract import DEFAULT_PRIORITY
+from token2wav_service.engine.meter import ChunkTiming
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -53,6 +54,8 @@ class StreamOptions:
     """Seeds all noise of the stream."""
     priority: int = DEFAULT_PRIORITY
     """Scheduling class, 1 (first) to 10."""
+    trace_id: str | None = None
+    """For the log."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class AudioChunk:
     samples: FloatArray
     """[N] float32 in +-1 at 24 kHz."""
     is_last: bool
+    timing: ChunkTiming | None = None
+    """How it was made; None where nobody measured."""
 
 
 @dataclass
@@ -106,3 +111,14 @@ class EngineStats:
     audio_seconds: float
     finished: int
     aborted: int
+    slots: int
+    """Streams that may be open at once."""
+    queued_chunks: int
+    """Accepted, and not in a step yet."""
+    deadline_misses: int
+    """Chunks that came after their listener ran dry by the engine's own fault, see `PlaybackDeadline`."""
+    voice_hits: int
+    """Looked up and found in the cache."""
+    voice_misses: int
+    """Looked up and computed, or not found."""
+    voice_evictions: int

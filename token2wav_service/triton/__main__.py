@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -11,6 +12,9 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from cosydit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from cosydit.tracing import ENDPOINT_VARIABLE, endpoint_of
+from token2wav_service.triton.assemble import assemble, format_table, parse_pairs
 from token2wav_service.triton.command import (
     DEFAULT_DRAIN_TIMEOUT_S,
     DEFAULT_EXIT_TIMEOUT_S,
@@ -23,6 +27,7 @@ from token2wav_service.triton.command import (
 from token2wav_service.triton.drain import drain
 from token2wav_service.triton.installation import TritonNotFoundError, find_installation
 from token2wav_service.triton.server import TritonProcess, TritonStartError
+from token2wav_service.triton.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +38,32 @@ _POLL_INTERVAL_S = 0.2
 def main(argv: list[str] | None = None) -> int:
     """Serve until the server exits or a signal stops it; return its exit status."""
     args = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if args.log_format is not None:  # the models' processes read it too
+        os.environ[FORMAT_VARIABLE] = args.log_format
+    try:
+        configure_logging(log_format_of())
+    except ValueError as err:
+        sys.stderr.write(f"{err}\n")
+        return _USAGE_ERROR
+    endpoint = args.otlp_endpoint or endpoint_of()
+    if endpoint is not None:
+        os.environ[ENDPOINT_VARIABLE] = endpoint
     options = ServerOptions(
-        args.model_repository, args.host, args.http_port, args.grpc_port, args.metrics_port, args.exit_timeout_s
+        args.model_repository,
+        args.host,
+        args.http_port,
+        args.grpc_port,
+        args.metrics_port,
+        args.exit_timeout_s,
+        endpoint,
     )
+    try:
+        if args.settings:
+            applied = assemble(args.model_repository, parse_pairs(args.settings))
+            logging.getLogger(__name__).info("assembled %s:\n%s", args.model_repository, format_table(applied))
+    except SettingsError as err:
+        sys.stderr.write(f"{err}\n")
+        return _USAGE_ERROR
     if not args.model_repository.is_dir():
         sys.stderr.write(
             f"{args.model_repository} is not a folder: make it with `python -m token2wav_service.triton.assemble`\n"
@@ -76,6 +103,14 @@ def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m token2wav_service.triton", description=__doc__)
     parser.add_argument("--model-repository", type=Path, required=True, help="folder made by the assembler")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        help="assemble the folder first with this setting, repeatable (names: the assembler's --help)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="default %(default)s")
     parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="default %(default)s")
@@ -93,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds that open streams may take to end after a stop signal; no new ones are taken, and a second "
         "signal ends the wait; 0: none (default %(default)s)",
     )
+    formats = [each.value for each in LogFormat]
+    parser.add_argument("--log-format", choices=formats, help=f"of the models, not of the server; or {FORMAT_VARIABLE}")
+    spans = f"URL of an OTLP/HTTP receiver of spans (default: {ENDPOINT_VARIABLE}, else none)"
+    parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
     parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")
     return parser
 

@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     """Assemble from the command line and print the settings in effect."""
     args = _parser().parse_args(argv)
     try:
-        given = _parse_pairs(args.settings)
+        given = parse_pairs(args.settings)
         applied = assemble(args.output, given)
     except SettingsError as err:
         sys.stderr.write(f"{err}\n")
@@ -135,7 +135,12 @@ def _swap(new: Path, output: Path, old: Path) -> None:
     new.rename(output)
 
 
-def _parse_pairs(pairs: list[str]) -> dict[str, str]:
+def parse_pairs(pairs: list[str]) -> dict[str, str]:
+    """Return the settings that the command line gave as NAME=VALUE.
+
+    Raises:
+        SettingsError: one is no such pair, or its name comes twice.
+    """
     given: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")

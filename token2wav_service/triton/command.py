@@ -37,6 +37,8 @@ class ServerOptions:
     metrics_port: int = DEFAULT_METRICS_PORT
     exit_timeout_s: int = DEFAULT_EXIT_TIMEOUT_S
     """How long a stopping server waits for requests under way."""
+    otlp_endpoint: str | None = None
+    """Base URL of an OTLP/HTTP receiver, for Triton's own spans of requests that come with a traceparent."""
 
     @property
     def http_address(self) -> str:
@@ -82,4 +84,20 @@ def server_command(
         f"--backend-config=python,shm-growth-byte-size={SHM_REGION_BYTES}",
         f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}",
     ]
+    command += _trace_options(options.otlp_endpoint)
     return command if backends is None else [*command, f"--backend-directory={backends}"]
+
+
+def _trace_options(otlp_endpoint: str | None) -> list[str]:
+    """Have requests traced whose callers ask for it, and no others (rate 0)."""
+    if otlp_endpoint is None:
+        return []
+    settings = (
+        "mode=opentelemetry",
+        f"opentelemetry,url={otlp_endpoint.rstrip('/')}/v1/traces",
+        "opentelemetry,resource=service.name=triton",
+        "rate=0",
+        "count=-1",
+        "level=TIMESTAMPS",
+    )
+    return [f"--trace-config={setting}" for setting in settings]

@@ -5,6 +5,7 @@ Knows tensor shapes and dtypes; knows nothing of what the values mean to the eng
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ class RequestInputs:
 
     def has(self, name: str) -> bool:
         return self._find(name) is not None
+
+    def parameter(self, name: str) -> str | None:
+        """Return a request parameter that is text; None if there is none."""
+        value = json.loads(self._request.parameters() or "{}").get(name)
+        return value if isinstance(value, str) else None
 
     def raw_bytes(self, name: str) -> bytes:
         """Return the single element of a BYTES tensor."""

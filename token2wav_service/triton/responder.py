@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,10 @@ Tensor = npt.NDArray[Any]
 class Responder:
     """Thread-safe face of a decoupled response sender; after the FINAL flag everything is ignored."""
 
-    def __init__(self, pb_utils: PbUtils, request: Any) -> None:
+    def __init__(self, pb_utils: PbUtils, request: Any, on_failure: Callable[[ErrorCode], None] | None = None) -> None:
+        """Take the sender of a request; `on_failure` is told the code of an error that goes out."""
         self._pb_utils = pb_utils
+        self._on_failure = on_failure
         # NOTE: dropped with the FINAL flag: while a sender lives, Triton can't unload the model.
         self._sender: Any = request.get_response_sender()
         self._lock = threading.Lock()
@@ -45,6 +47,7 @@ class Responder:
 
     def fail(self, error: BaseException) -> None:
         """Send an error response with the FINAL flag; anything but a `Token2WavError` is logged and INTERNAL."""
+        self._count(error.code if isinstance(error, Token2WavError) else ErrorCode.INTERNAL)
         self.fail_with(error_text(error))
 
     def fail_with(self, message: str) -> None:
@@ -55,6 +58,12 @@ class Responder:
         """Say whether the caller has left or given up; False once finished."""
         with self._lock:
             return self._sender is not None and bool(self._sender.is_cancelled())
+
+    def _count(self, code: ErrorCode) -> None:
+        with self._lock:
+            is_open = self._sender is not None
+        if is_open and self._on_failure is not None:
+            self._on_failure(code)
 
     def _send_final(self, response: Any) -> None:
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

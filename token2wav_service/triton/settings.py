@@ -134,7 +134,7 @@ def _boolean(text: str) -> str:
 
 def _folder(text: str) -> str:
     if not Path(text).is_dir():
-        raise ValueError("expected an existing folder")
+        raise ValueError("expected an existing folder (stage 0 of the run script makes a checkpoint)")
     return str(Path(text).resolve())
 
 

@@ -14,13 +14,16 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from cosydit.clock import SystemClock
+from cosydit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
+from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.types import (
     AudioChunk,
     FloatArray,
@@ -33,9 +36,10 @@ from token2wav_service.engine.types import (
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.triton.drain_flag import read_drain_flag
 from token2wav_service.triton.inputs import RequestInputs
-from token2wav_service.triton.metrics import EngineMetrics, StatsLike
+from token2wav_service.triton.metrics import EngineMetrics, FailureCounts, StatsLike
 from token2wav_service.triton.model_config import read_parameters
 from token2wav_service.triton.responder import PbUtils, Responder, text_tensor
+from token2wav_service.triton.stream_trace import NO_TRACE, SERVICE, StreamTrace, begin_trace
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class StreamEngine(Protocol):
     def abort(self, stream_id: str) -> None: ...
     def stats(self) -> StatsLike: ...
     def status(self) -> ServerStatus: ...
+    def take_measurements(self) -> Measurements: ...
 
 
 @dataclass
@@ -66,6 +71,7 @@ class _Lease:
     responder: Responder
     stream_id: str = ""
     has_ended: bool = False
+    trace: StreamTrace = NO_TRACE
 
 
 class Token2WavModel:
@@ -78,6 +84,7 @@ class Token2WavModel:
         decode_audio: Callable[[bytes], FloatArray],
         *,
         is_draining: Callable[[], bool] = lambda: False,
+        tracer: Tracer = NULL_TRACER,
         lease_poll_interval_s: float = LEASE_POLL_INTERVAL_S,
         metrics_interval_s: float = METRICS_INTERVAL_S,
     ) -> None:
@@ -87,6 +94,7 @@ class Token2WavModel:
             pb_utils: the module `triton_python_backend_utils`.
             decode_audio: an audio file's bytes to [N] mono float32 at 16 kHz; raises InvalidPromptError.
             is_draining: tells whether the server is to stop when its streams have ended, and takes no new ones.
+            tracer: of the streams whose callers trace them; closed with the model.
             lease_poll_interval_s: how often callers are asked whether they are still there.
             metrics_interval_s: how often the engine's counters are published.
         """
@@ -94,6 +102,7 @@ class Token2WavModel:
         self._engine = engine
         self._decode_audio = decode_audio
         self._is_draining = is_draining
+        self._tracer = tracer
         self._lease_poll_interval_s = lease_poll_interval_s
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
@@ -109,7 +118,8 @@ class Token2WavModel:
             Operation.STATUS: self._status,
         }
         engine.start()
-        self._metrics = EngineMetrics(pb_utils, engine.stats, metrics_interval_s)
+        self._failures = FailureCounts()
+        self._metrics = EngineMetrics(pb_utils, engine, self._failures, metrics_interval_s)
         self._metrics.start()
         self._watcher = threading.Thread(target=self._watch_leases, name="lease-watcher", daemon=True)
         self._watcher.start()
@@ -127,13 +137,14 @@ class Token2WavModel:
         from token2wav_service.features.audio import load_prompt_audio
 
         config = Token2WavConfig.from_mapping(read_parameters(model_config_json))
+        tracer = open_tracer(SERVICE, endpoint_of())
         engine = build_engine_loop(config, SystemClock())
-        return cls(pb_utils, engine, load_prompt_audio, is_draining=read_drain_flag(os.environ))
+        return cls(pb_utils, engine, load_prompt_audio, is_draining=read_drain_flag(os.environ), tracer=tracer)
 
     def execute(self, requests: list[Any]) -> None:
         """Hand every request to the engine and return; never blocks on computation, never raises."""
         for request in requests:
-            responder = Responder(self._pb_utils, request)
+            responder = Responder(self._pb_utils, request, self._failures.add)
             try:
                 self._dispatch(RequestInputs(self._pb_utils, request), responder)
             except Exception as err:
@@ -148,6 +159,7 @@ class Token2WavModel:
         self._metrics.stop()
         for lease in self._take_leases():
             lease.responder.fail(EngineStoppedError("the server stopped while the stream was open: open it again"))
+        self._tracer.close()
 
     def _dispatch(self, inputs: RequestInputs, responder: Responder) -> None:
         if responder.is_cancelled():
@@ -190,9 +202,12 @@ class Token2WavModel:
         if self._is_draining():
             raise EngineStoppedError("the server stops when its streams have ended: open the stream on another one")
         voice_id = inputs.text("voice_id")
-        options = _read_options(inputs)
-        lease = _Lease(responder)
-        lease.stream_id = self._engine.open_stream(voice_id, options, lambda summary: self._end_lease(lease, summary))
+        trace = begin_trace(self._tracer, inputs.parameter(TRACEPARENT))
+        options = dataclasses.replace(_read_options(inputs), trace_id=trace.trace_id)
+        lease = _Lease(responder, trace=trace)
+        with trace.failing():
+            on_end = partial(self._end_lease, lease)
+            lease.stream_id = self._engine.open_stream(voice_id, options, on_end)
         with self._lock:
             if not lease.has_ended:
                 self._leases[lease.stream_id] = lease
@@ -205,7 +220,15 @@ class Token2WavModel:
             token_ids=tuple(inputs.integers("token_ids").tolist()),
             is_last=inputs.boolean("is_last"),
         )
-        self._engine.push(chunk, lambda result: _send_audio(result, responder))
+        with self._lock:
+            lease = self._leases.get(chunk.stream_id)
+        trace = lease.trace if lease is not None else NO_TRACE
+
+        def on_result(result: AudioChunk | Token2WavError) -> None:
+            trace.chunk(chunk, result)
+            _send_audio(result, responder)
+
+        self._engine.push(chunk, on_result)
 
     def _abort(self, inputs: RequestInputs, responder: Responder) -> None:
         self._engine.abort(inputs.text("stream_id"))
@@ -219,6 +242,7 @@ class Token2WavModel:
         with self._lock:
             lease.has_ended = True
             self._leases.pop(summary.stream_id, None)
+        lease.trace.end(summary)
         document = dataclasses.asdict(summary) | {"status": summary.status.value}
         lease.responder.finish({"stream_summary": text_tensor(json.dumps(document))})
 

@@ -84,7 +84,12 @@ class UtteranceBank:
         self.speech_tokens = sum(len(utterance.token_ids) for utterance in fitting)
         self._validation = _by_speaker(pairs[::VALIDATION_EVERY])
         self._training = _by_speaker([pair for index, pair in enumerate(pairs) if index % VALIDATION_EVERY])
+        self._seed = seed
         self._draw = np.random.default_rng(seed)
+
+    def split(self, part: int) -> None:
+        """Draw otherwise from here on: `part` numbers the processes that draw side by side."""
+        self._draw = np.random.default_rng([self._seed, part])
 
     def batch(self, size: int, device: torch.device, is_validation: bool = False) -> LLMBatch:
         """Draw sequences; training inputs have wrong tokens in them, targets never."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 from demo_voice.train.codes import CodeTable
 from demo_voice.train.llm.data import CONTROL, SPEECH, TEXT, LLMBatch
 from demo_voice.train.sizes import LLMSizes
-from llm_service.checkpoint import ROPE_THETA
+from llm_service.qwen2 import ROPE_THETA
 from llm_service.vocab import SPEECH_HEAD_ROWS
 
 _HIDDEN_OF_CODES = 512

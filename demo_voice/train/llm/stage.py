@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from demo_voice.train.llm.data import IGNORED, LLMBatch, UtteranceBank
 from demo_voice.train.llm.model import TrainableLLM
 from demo_voice.train.precision import autocast
 from demo_voice.train.sizes import LLMSizes
-from demo_voice.train.trainer import Updater, mean_of
+from demo_voice.train.trainer import OneModel, mean_of
 
 RATE = 1e-3
 _VALIDATION_BATCHES = 4
+_DRAWERS = 6
+"""Processes that put batches together: one would hold the GPU up."""
+_AHEAD = 8
+_Parts = tuple[Tensor, Tensor, Tensor]
 
 
-class LLMStage:
+class LLMStage(OneModel[TrainableLLM]):
     """The LLM alone; the tokens were made before."""
 
     name = "llm"
@@ -26,32 +31,28 @@ class LLMStage:
     def __init__(self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int) -> None:
         """Build on the device."""
         self._bank, self._device, self._batch = bank, device, batch
-        self._model = TrainableLLM(sizes).to(device)
-        self._updater = Updater(self._model, RATE)
-
-    def parts(self) -> Mapping[str, nn.Module]:
-        """The LLM."""
-        return {"model": self._model}
-
-    def averaged(self) -> Mapping[str, nn.Module]:
-        """Its average."""
-        return {"model": self._updater.average.module}
+        workers = _DRAWERS if device.type == "cuda" else 0
+        ahead = _AHEAD if workers else None
+        drawn = DataLoader(
+            _Drawn(bank, batch), None, num_workers=workers, prefetch_factor=ahead, pin_memory=workers > 0
+        )
+        self._drawn = iter(drawn)
+        super().__init__(TrainableLLM(sizes).to(device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of sequences."""
-        losses = self._losses(self._model, self._bank.batch(self._batch, self._device))
-        norm = self._updater.update(losses["loss"], progress)
-        return {**losses, "norm": norm}
+        parts = [part.to(self._device, non_blocking=True) for part in next(self._drawn)]
+        losses = self._losses(self._model, LLMBatch(*parts))
+        return self._updated(losses, progress)
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure loss and the share of tokens guessed right, after right ones."""
-        model = self._updater.average.module.eval()
+        model = self._average.eval()
         batches = [self._bank.batch(self._batch, self._device, is_validation=True) for _ in range(_VALIDATION_BATCHES)]
         return mean_of(self._losses(model, batch) for batch in batches)
 
-    def _losses(self, model: nn.Module, batch: LLMBatch) -> dict[str, Tensor]:
-        assert isinstance(model, TrainableLLM)
+    def _losses(self, model: TrainableLLM, batch: LLMBatch) -> dict[str, Tensor]:
         is_asked = batch.targets != IGNORED
         targets = batch.targets[is_asked]
         with autocast(self._device):
@@ -59,3 +60,18 @@ class LLMStage:
             logits = model.head(model(batch)[is_asked])
         loss = functional.cross_entropy(logits.float(), targets)
         return {"loss": loss, "right": (logits.argmax(-1) == targets).float().mean()}
+
+
+class _Drawn(IterableDataset[_Parts]):
+    """Batches without end, on the CPU; each process draws its own."""
+
+    def __init__(self, bank: UtteranceBank, batch: int) -> None:
+        self._bank, self._batch = bank, batch
+
+    def __iter__(self) -> Iterator[_Parts]:
+        worker = get_worker_info()
+        if worker is not None:
+            self._bank.split(worker.id)
+        while True:
+            batch = self._bank.batch(self._batch, torch.device("cpu"))
+            yield batch.kinds, batch.rows, batch.targets

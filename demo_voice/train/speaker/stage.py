@@ -11,7 +11,7 @@ from demo_voice.train.data import SpeechStreams
 from demo_voice.train.precision import autocast
 from demo_voice.train.sizes import SpeakerSizes
 from demo_voice.train.speaker.model import MarginClassifier, SpeakerNet
-from demo_voice.train.trainer import Updater, mean_of
+from demo_voice.train.trainer import OneModel, mean_of
 from demo_voice.train.voices import SPEAKERS
 
 FEATURES = ("fbank",)
@@ -22,7 +22,7 @@ _NOISE_SPREAD = 0.3
 _VALIDATION_BATCHES = 8
 
 
-class SpeakerStage:
+class SpeakerStage(OneModel[nn.ModuleDict]):
     """Encoder and classifier."""
 
     name = "speaker"
@@ -32,28 +32,18 @@ class SpeakerStage:
         self._streams, self._batch = streams, batch
         self._draw = torch.Generator().manual_seed(streams.seed)
         model = {"net": SpeakerNet(sizes), "classifier": MarginClassifier(len(SPEAKERS))}
-        self._model = nn.ModuleDict(model).to(streams.device)
-        self._updater = Updater(self._model, RATE)
-
-    def parts(self) -> Mapping[str, nn.Module]:
-        """Encoder and classifier."""
-        return {"model": self._model}
-
-    def averaged(self) -> Mapping[str, nn.Module]:
-        """Their averages."""
-        return {"model": self._updater.average.module}
+        super().__init__(nn.ModuleDict(model).to(streams.device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows of one length."""
         self._model.train()
         losses = self._losses(self._model, is_validation=False)
-        norm = self._updater.update(losses["loss"], progress)
-        return {**losses, "norm": norm}
+        return self._updated(losses, progress)
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure loss and the share of right speakers on unseen audio."""
-        model = self._updater.average.module.eval()
+        model = self._average.eval()
         return mean_of(self._losses(model, is_validation=True) for _ in range(_VALIDATION_BATCHES))
 
     def _losses(self, model: nn.Module, is_validation: bool) -> dict[str, Tensor]:

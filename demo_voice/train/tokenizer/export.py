@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,8 @@ from demo_voice.train.data import SpeechStreams
 from demo_voice.train.onnx_graph import OnnxGraph, float_input, int32_input
 from demo_voice.train.tokenizer.model import CODE_SIZE, INSIDE, LEVELS, SpeechTokenizerNet, token_ids
 from token2wav_service.features.s3_mel import MEL_BINS
+
+_BATCH = 256
 
 
 def export_tokenizer(net: SpeechTokenizerNet, path: Path) -> None:
@@ -37,11 +42,31 @@ def export_tokenizer(net: SpeechTokenizerNet, path: Path) -> None:
 def tokenize_streams(net: SpeechTokenizerNet, streams: SpeechStreams) -> Tensor:
     """Return the token [tokens] int64 of every row, each utterance by itself, as a prompt is tokenized."""
     net = net.to(streams.device).eval()
-    ids = []
+    ids = torch.empty(streams.tokens, dtype=torch.int64, device=streams.device)
+    for starts in _alike(streams):
+        size = starts.tokens
+        log_mel = streams.window("log_mel", starts.rows, size).float().transpose(1, 2)
+        index = starts.rows.to(streams.device)[:, None] + torch.arange(size, device=streams.device)
+        ids[index] = token_ids(net(log_mel)).to(ids.dtype)
+    return ids
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Utterances of one length: a batch without padding."""
+
+    tokens: int
+    rows: Tensor
+    """[B] their first rows."""
+
+
+def _alike(streams: SpeechStreams) -> Iterator[_Alike]:
+    by_size: defaultdict[int, list[int]] = defaultdict(list)
     for utterance in streams.utterances:
-        log_mel = streams.column("log_mel", utterance.start, utterance.tokens).float().T[None]
-        ids.append(token_ids(net(log_mel))[0])
-    return torch.cat(ids)
+        by_size[utterance.tokens].append(utterance.start)
+    for size, starts in sorted(by_size.items()):
+        for first in range(0, len(starts), _BATCH):
+            yield _Alike(size, torch.tensor(starts[first : first + _BATCH]))
 
 
 def _masked(graph: OnnxGraph) -> str:

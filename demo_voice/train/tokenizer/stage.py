@@ -12,7 +12,7 @@ from demo_voice.train.data import SpeechStreams, Windows
 from demo_voice.train.precision import autocast
 from demo_voice.train.sizes import TokenizerSizes
 from demo_voice.train.tokenizer.model import CodeDecoder, Heard, SpeechTokenizerNet, rounded, token_ids
-from demo_voice.train.trainer import Updater, mean_of
+from demo_voice.train.trainer import OneModel, mean_of
 from demo_voice.train.voices import SPEAKERS
 
 FEATURES = ("log_mel", "mel", "phones", "pitch")
@@ -28,7 +28,7 @@ _NOISE_SPREAD = 0.05
 _VALIDATION_BATCHES = 8
 
 
-class TokenizerStage:
+class TokenizerStage(OneModel[nn.ModuleDict]):
     """Net and heads, trained together; only the net is kept for use."""
 
     name = "tokenizer"
@@ -36,29 +36,19 @@ class TokenizerStage:
     def __init__(self, sizes: TokenizerSizes, streams: SpeechStreams, batch: int) -> None:
         """Build on the streams' device."""
         self._streams, self._batch = streams, batch
-        self.net = SpeechTokenizerNet(sizes)
-        self._model = nn.ModuleDict({"net": self.net, "decoder": CodeDecoder(sizes, len(SPEAKERS))}).to(streams.device)
-        self._updater = Updater(self._model, RATE)
-
-    def parts(self) -> Mapping[str, nn.Module]:
-        """The net and its heads."""
-        return {"model": self._model}
-
-    def averaged(self) -> Mapping[str, nn.Module]:
-        """Their averages."""
-        return {"model": self._updater.average.module}
+        model = {"net": SpeechTokenizerNet(sizes), "decoder": CodeDecoder(sizes, len(SPEAKERS))}
+        super().__init__(nn.ModuleDict(model).to(streams.device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows."""
         self._model.train()
         losses = self._losses(self._model, self._draw(False), is_augmented=True)
-        norm = self._updater.update(losses["loss"], progress)
-        return {**losses, "norm": norm}
+        return self._updated(losses, progress)
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure the averaged net: losses, share of right phones, how many tokens are in use, and their entropy."""
-        model = self._updater.average.module.eval()
+        model = self._average.eval()
         net = model.get_submodule("net")
         drawn = [self._draw(True) for _ in range(_VALIDATION_BATCHES)]
         figures = mean_of(self._losses(model, windows, is_augmented=False) for windows in drawn)

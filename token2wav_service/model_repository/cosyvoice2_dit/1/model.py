@@ -1,14 +1,14 @@
 """Triton's drop-in entry, text in and speech out; everything happens in `drop_in.py` beside this file."""
 
-import logging
-
 import triton_python_backend_utils as pb_utils
 from drop_in import load_model
+
+from cosydit.logs import configure_logging, log_format_of
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        configure_logging(log_format_of())
         self._model = load_model(pb_utils, args["model_config"])
 
     def execute(self, requests):

@@ -1,4 +1,4 @@
-"""The sizes of the Qwen2 decoder, read from its config.json, and the tensors that belong to them."""
+"""The sizes of the Qwen2 decoder: read from its config.json and written there, and the tensors that belong to them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_service.errors import CheckpointError
+from llm_service.vocab import PADDED_VOCABULARY_SIZE
 
 if TYPE_CHECKING:
     import torch
 
-DEFAULT_ROPE_THETA = 1e6
+ROPE_THETA = 1e6
+"""Of the official model."""
+NORM_EPSILON = 1e-6
 SHOWN_NAMES = 3  # of wrong tensors, in an error
 
 
@@ -27,8 +30,8 @@ class Qwen2Shape:
     heads: int
     key_value_heads: int
     max_positions: int
-    norm_epsilon: float
-    rope_theta: float
+    norm_epsilon: float = NORM_EPSILON
+    rope_theta: float = ROPE_THETA
 
     @property
     def head_size(self) -> int:
@@ -39,6 +42,25 @@ class Qwen2Shape:
     def key_value_size(self) -> int:
         """Channels of all keys of a position."""
         return self.key_value_heads * self.head_size
+
+
+def qwen2_config(shape: Qwen2Shape) -> dict[str, Any]:
+    """Return what config.json says of a decoder with the official vocabulary."""
+    return {
+        "model_type": "qwen2",
+        "vocab_size": PADDED_VOCABULARY_SIZE,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.norm_epsilon,
+        "rope_theta": shape.rope_theta,
+        "use_sliding_window": False,
+        "attention_dropout": 0.0,
+    }
 
 
 def read_shape(config_path: Path) -> Qwen2Shape:
@@ -83,7 +105,7 @@ def _shape_of(config: Mapping[str, Any], path: Path) -> Qwen2Shape:
 def _rope_theta(config: Mapping[str, Any]) -> float:
     """Newer versions of Transformers write the value into a dictionary of its own."""
     parameters = config.get("rope_parameters") or {}
-    return float(config.get("rope_theta", parameters.get("rope_theta", DEFAULT_ROPE_THETA)))
+    return float(config.get("rope_theta", parameters.get("rope_theta", ROPE_THETA)))
 
 
 def decoder_tensors(shape: Qwen2Shape) -> dict[str, tuple[int, ...]]:

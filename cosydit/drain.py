@@ -1,0 +1,116 @@
+"""`python -m cosydit.drain`: wait until a service has nothing under way, so that it can be stopped without loss.
+
+For the hook that an orchestrator runs before it stops a container. It reads the service's Prometheus metrics and
+nothing else; stopping is the orchestrator's work. It always ends with status 0: a service that can't be asked has
+nothing left to wait for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+
+from cosydit.clock import Clock, SystemClock
+
+DEFAULT_SETTLE_S = 5.0
+DEFAULT_TIMEOUT_S = 60.0
+_POLL_INTERVAL_S = 0.5
+_READ_TIMEOUT_S = 3.0
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
+"""Name, labels, value; a timestamp may follow."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Wait as the command line says; return the exit status."""
+    args = _parser().parse_args(argv)
+    reason = wait_until_idle(
+        lambda: _read(args.url),
+        args.metric,
+        settle_s=args.settle_s,
+        timeout_s=args.timeout_s,
+        clock=SystemClock(),
+        sleep=time.sleep,
+    )
+    sys.stderr.write(f"drain: {reason}\n")
+    return 0
+
+
+def wait_until_idle(
+    read_metrics: Callable[[], str],
+    names: Sequence[str],
+    *,
+    settle_s: float,
+    timeout_s: float,
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> str:
+    """Return when the named gauges are 0, with why.
+
+    Args:
+        read_metrics: gives the service's metrics in Prometheus' text format; raises OSError where it can't be asked.
+        names: gauges of what is under way; one that the service does not have counts as 0.
+        settle_s: waited first, while those who choose a replica learn that this one is leaving.
+        timeout_s: waited at most, `settle_s` included.
+    """
+    deadline = clock.now() + timeout_s
+    sleep(min(settle_s, timeout_s))
+    while True:
+        try:
+            under_way = sum_of(read_metrics(), names)
+        except OSError as error:
+            return f"the metrics can't be read ({error}); not waiting"
+        if under_way == 0:
+            return "nothing is under way"
+        if clock.now() >= deadline:
+            return f"{under_way:g} still under way after {timeout_s:g} s"
+        sleep(min(_POLL_INTERVAL_S, max(0.0, deadline - clock.now())))
+
+
+def sum_of(metrics: str, names: Sequence[str]) -> float:
+    """Add up every sample of the named metrics, whatever its labels."""
+    total = 0.0
+    for line in metrics.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample is not None and sample[1] in names:
+            total += float(sample[2])
+    return total
+
+
+def _read(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=_READ_TIMEOUT_S) as answer:
+            text: str = answer.read().decode()
+            return text
+    except http.client.HTTPException as error:
+        raise urllib.error.URLError(str(error)) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cosydit.drain", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--url", required=True, help="of the metrics, such as http://127.0.0.1:8002/metrics")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        required=True,
+        help="gauge of what is under way, such as cosydit_token2wav_open_streams; repeatable: all must be 0",
+    )
+    parser.add_argument(
+        "--settle-s",
+        type=float,
+        default=DEFAULT_SETTLE_S,
+        help="seconds to wait first, while callers learn that this replica is leaving (default %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="seconds to wait at most (default %(default)s)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""How a service writes its log: lines for people, or JSON objects, one a line, for machines.
+
+A record's own facts come in `extra`; facts of the work under way come from filters on the handlers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from enum import Enum
+
+FORMAT_VARIABLE = "COSYDIT_LOG_FORMAT"
+"""Environment: `text` or `json`."""
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FACTS = ("request_id", "stream_id", "trace_id", "caller")
+"""Attributes of records that stand in JSON lines when they are there."""
+
+
+class LogFormat(str, Enum):
+    """How lines are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, the facts, an error's traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        written = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line = {"time": written, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        for fact in FACTS:
+            value = getattr(record, fact, None)
+            if value is not None:
+                line[fact] = str(value)
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def log_format_of(environment: Mapping[str, str] = os.environ) -> LogFormat:
+    """Return the format that the environment asks for; text by default.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    name = environment.get(FORMAT_VARIABLE) or LogFormat.TEXT.value
+    try:
+        return LogFormat(name)
+    except ValueError as error:
+        known = " or ".join(each.value for each in LogFormat)
+        raise ValueError(f"got {FORMAT_VARIABLE}={name!r}, expected {known}") from error
+
+
+def configure_logging(log_format: LogFormat, text_format: str = TEXT_FORMAT, level: int = logging.INFO) -> None:
+    """Write this process's log to standard error, once."""
+    logging.basicConfig(level=level, format=text_format)
+    if log_format is LogFormat.JSON:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())

@@ -1,0 +1,1 @@
+"""A live view of running services, read from their metrics."""

@@ -1,0 +1,126 @@
+"""One request on its way through the pipeline: its accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from types import TracebackType
+
+from cosydit.clock import Clock
+from gateway.chunking import TokenWindow
+from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
+from gateway.observer import StreamObserver
+from gateway.pace import Pace, PaceBook, PaceMeter
+from gateway.speech import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
+from gateway.text import ProsodyCarry, SpokenSegment
+from gateway.voices import ReadyVoice
+
+logger = logging.getLogger(__name__)
+
+Push = asyncio.Future[AudioChunk]
+
+_END_RECORD = (
+    "request %s ended: stream_id=%s finish_reason=%s tokens=%d chunks=%d audio=%.2fs ttfa=%s total=%.3fs seed=%d"
+)
+
+
+class SpeechJob:
+    """One request on its way: keeps the accounts, decides nothing. A context manager that notes the end."""
+
+    def __init__(
+        self, request: SpeechRequest, result: SpeechResult, clock: Clock, book: PaceBook, observer: StreamObserver
+    ) -> None:
+        self.request = request
+        self.result = result
+        self.observer = observer
+        self._voice = Utterance("", "", ())
+        self._segment_tokens: list[int] = []
+        self._cut_short: str | None = None
+        self._clock = clock
+        self._began_s = clock.now()
+        self._meter = PaceMeter(book, clock)
+        result.request_id = request.request_id
+        result.seed = draw_seed() if request.seed is None else request.seed
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock.now() - self._began_s
+
+    @property
+    def pace(self) -> Pace:
+        return self._meter.read()
+
+    def open(self, voice: ReadyVoice, stream_id: str) -> None:
+        self.result.stream_id = stream_id
+        self.observer.opened(stream_id)
+        self.result.voice_id = voice.registered.voice_id
+        # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
+        reference_tokens = voice.registered.prompt_speech_tokens if voice.transcript.strip() else ()
+        self._voice = Utterance("", voice.transcript, reference_tokens)
+
+    def begin_segment(self, segment: SpokenSegment) -> tuple[Utterance, int]:
+        """Return what the LLM is to speak and the seed of it."""
+        spans = self.result.spans
+        first_token = spans[-1].first_token + spans[-1].tokens if spans else 0
+        spans.append(SpokenSpan(segment, first_token))
+        self._segment_tokens = []
+        utterance = replace(self.result.carry.continued(self._voice), text=segment.text)
+        return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
+
+    def note_tokens(self, delta: SpeechTokenDelta) -> None:
+        """Note what the LLM said of the segment it speaks."""
+        span = self.result.spans[-1]
+        span.tokens += len(delta.token_ids)
+        self.observer.received(len(delta.token_ids))
+        self._segment_tokens.extend(delta.token_ids)
+        if delta.finish_reason is None:
+            return
+        span.is_complete = True
+        if delta.finish_reason == STOP_FINISH:
+            self.result.carry = self.result.carry.after(span.segment.text, self._segment_tokens)
+        else:
+            self._cut_short = delta.finish_reason
+            self.result.carry = ProsodyCarry(self.result.carry.limits)
+
+    def note_end(self) -> None:
+        """Note that the LLM has spoken all segments."""
+        self.result.finish_reason = self._cut_short or STOP_FINISH
+
+    def count(self, deltas: list[SpeechTokenDelta]) -> list[int]:
+        new_tokens = [token_id for delta in deltas for token_id in delta.token_ids]
+        self.result.speech_tokens += len(new_tokens)
+        self._meter.received([len(delta.token_ids) for delta in deltas])
+        return new_tokens
+
+    def send(self, push: Push, window: TokenWindow) -> Push:
+        self.result.chunk_schedule.append(len(window.token_ids))
+        self._meter.sent(len(window.token_ids))
+        self.observer.sent(window.index, len(window.token_ids))
+        push.add_done_callback(self._note_answer)
+        return push
+
+    def _note_answer(self, push: Push) -> None:
+        if not push.cancelled() and push.exception() is None:
+            self._meter.answered(push.result().duration_s)
+
+    def hear(self, audio: AudioChunk) -> AudioChunk:
+        self.result.audio_chunks += 1
+        self.result.audio_samples += len(audio.samples)
+        if self.result.ttfa_s is None and len(audio.samples):
+            self.result.ttfa_s = self.elapsed_s
+        self.observer.heard(audio)
+        return audio
+
+    def __enter__(self) -> SpeechJob:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        result = self.result
+        result.total_s = self.elapsed_s
+        level = logging.WARNING if result.is_truncated else logging.INFO
+        counts = (result.finish_reason, result.speech_tokens, result.audio_chunks, result.audio_s)
+        record = (result.request_id, result.stream_id, *counts, result.ttfa_s, result.total_s, result.seed)
+        ids = {"request_id": result.request_id, "stream_id": result.stream_id}
+        logger.log(level, _END_RECORD, *record, extra=ids)
+        self.observer.ended(error)

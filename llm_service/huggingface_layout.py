@@ -1,0 +1,149 @@
+"""The Hugging Face layout of the speech-token LLM beside its weights: configuration, tokenizer, special tokens, index.
+
+    config.json, generation_config.json   a Qwen2 of the official vocabulary
+    model.safetensors, ...index.json      the weights; the index names the one file
+    speech_head.safetensors               the speech head with its bias, which stock Qwen2 has no room for:
+                                          weight [6564, hidden], bias [6564]; row i is LLM id 151663 + i
+    tokenizer.json, tokenizer_config.json, special_tokens_map.json   byte-level text, official special ids
+
+`speech_head.safetensors` is optional in a checkpoint: the embedded server falls back to the rows of lm_head without a
+bias. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_service.qwen2 import Qwen2Shape, qwen2_config
+from llm_service.vocab import (
+    END_IDS,
+    END_TOKENS,
+    INLINE_TAGS,
+    SOS_ID,
+    SOS_TOKEN,
+    SPEECH_TOKEN_COUNT,
+    SPEECH_TOKEN_OFFSET,
+    TASK_ID,
+    TASK_TOKEN,
+    llm_id_from_speech_id,
+    speech_token_text,
+)
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_POSITIONS = 32768
+ENDOFTEXT = "<|endoftext|>"
+# In the official order; their ids end where the speech tokens begin.
+INLINE_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endofprompt|>", *INLINE_TAGS)
+# `<|sos|>` + user + `<|task_id|>`, the assistant's speech tokens as they are; no system turn, no generation prompt.
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}{{- '<|sos|>' + message['content'] + '<|task_id|>' }}"
+    "{%- elif message['role'] == 'assistant' %}{{- message['content'] }}"
+    "{%- else %}{{- raise_exception('only user and assistant messages are possible') }}{%- endif %}"
+    "{%- endfor %}"
+)
+
+
+def write_description(directory: Path, shape: Qwen2Shape, tokenizer: Mapping[str, Any], dtype: str) -> None:
+    """Write everything but the weights into `directory`.
+
+    Args:
+        directory: exists.
+        shape: of the decoder.
+        tokenizer: a text tokenizer as the `tokenizers` library saves it; its special tokens are added here.
+        dtype: of the weights, as config.json names it.
+    """
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        **qwen2_config(shape),
+        "tie_word_embeddings": False,
+        "bos_token_id": SOS_ID,
+        "eos_token_id": END_IDS[0],
+        "torch_dtype": dtype,
+    }
+    write_json(directory / "config.json", config)
+    write_json(directory / "generation_config.json", generation_config())
+    write_json(directory / "tokenizer.json", with_special_tokens(tokenizer))
+    write_json(directory / "tokenizer_config.json", tokenizer_config())
+    write_json(directory / "special_tokens_map.json", special_tokens_map())
+
+
+def write_weights_index(directory: Path, names: Iterable[str]) -> None:
+    """Write the index of the weights' one file.
+
+    vLLM reads every *.safetensors of a directory unless an index names the files.
+    """
+    write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict.fromkeys(names, WEIGHTS_FILE)})
+
+
+def with_special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the special tokens with their official ids to a text tokenizer."""
+    ids = special_ids()
+    # They stand in the vocabulary too: only so may ids have holes.
+    model = {**tokenizer["model"], "vocab": {**tokenizer["model"]["vocab"], **ids}}
+    return {**tokenizer, "added_tokens": [_added_token(token, number) for token, number in ids.items()], "model": model}
+
+
+def generation_config() -> dict[str, Any]:
+    """Return generation_config.json: stop ids, and how the original runtime samples."""
+    return {
+        "bos_token_id": SOS_ID,
+        "eos_token_id": list(END_IDS),
+        "pad_token_id": special_ids()[ENDOFTEXT],
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 50,
+        "repetition_penalty": 1.1,
+    }
+
+
+def special_ids() -> dict[str, int]:
+    """Return the ids of every token that is not plain text; the text tokenizer's come last before the speech tokens."""
+    text_tokens = (ENDOFTEXT, *INLINE_TOKENS)
+    first = SPEECH_TOKEN_OFFSET - len(text_tokens)
+    ids = {token: first + index for index, token in enumerate(text_tokens)}
+    ids |= {speech_token_text(index): llm_id_from_speech_id(index) for index in range(SPEECH_TOKEN_COUNT)}
+    return ids | dict(zip(END_TOKENS, END_IDS, strict=True)) | {SOS_TOKEN: SOS_ID, TASK_TOKEN: TASK_ID}
+
+
+def tokenizer_config() -> dict[str, Any]:
+    """Return tokenizer_config.json, chat template included."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_POSITIONS,
+        **special_tokens_map(),
+    }
+
+
+def special_tokens_map() -> dict[str, Any]:
+    """Return special_tokens_map.json."""
+    return {
+        "eos_token": END_TOKENS[0],
+        "pad_token": ENDOFTEXT,
+        "additional_special_tokens": list(INLINE_TOKENS),
+    }
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a value as one line of JSON."""
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def _added_token(token: str, token_id: int) -> dict[str, Any]:
+    # As in the official tokenizer: the text tokenizer's own are special; speech tokens are not, and so show in text.
+    return {
+        "id": token_id,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": token_id < SPEECH_TOKEN_OFFSET,
+    }

@@ -1,0 +1,97 @@
+"""Checks that a command in an image, a compose file or a manifest is one that its program understands.
+
+Each program's own parser reads it, so that a renamed option is found here and not in a container that won't start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import cosydit.drain
+import gateway.config
+import gateway.errors
+import token2wav_service.triton.__main__ as triton_main
+import token2wav_service.triton.assemble
+from llm_service.__main__ import _parser as llm_parser
+from llm_service.config import BackendName, parse_embedded_config, parse_server_config
+from token2wav_service.triton.settings import SETTINGS
+
+PYTHONS = ("python", "python3")
+FOLDER_SETTINGS = ("_dir",)
+"""Endings of settings whose value is a folder of the container."""
+
+
+class BadCommandError(Exception):
+    """A command that its program would refuse; says why."""
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Return if the program would take this command line.
+
+    Raises:
+        BadCommandError: it wouldn't, or the program is none that we know.
+    """
+    if tuple(command[:1]) == ("sleep",) and len(command) == 2 and command[1].isdigit():
+        return
+    if len(command) < 3 or command[0] not in PYTHONS:
+        raise BadCommandError(f"got {list(command)}, expected python -m MODULE ... or sleep SECONDS")
+    if command[1] == "-c":
+        compile(command[2], "<command>", "exec")
+        return
+    module, arguments = command[2], list(command[3:])
+    checks = {
+        "llm_service": _check_llm,
+        "token2wav_service.triton": _check_token2wav,
+        "gateway": _check_gateway,
+        "cosydit.drain": lambda given: cosydit.drain._parser().parse_args(given),
+    }
+    if command[1] != "-m" or module not in checks:
+        raise BadCommandError(f"got {list(command)}, expected one of the modules {', '.join(checks)}")
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            checks[module](arguments)
+    except SystemExit:
+        raise BadCommandError(f"{module}: {complaint.getvalue().splitlines()[-1]}") from None
+    except ValueError as error:
+        raise BadCommandError(f"{module}: {error}") from error
+
+
+def _check_llm(arguments: list[str]) -> None:
+    options = vars(llm_parser().parse_args(arguments))
+    backend = BackendName(options.pop("backend"))
+    options.pop("dry_run")
+    try:
+        parse_server_config(backend, options)
+        if backend is BackendName.EMBEDDED:
+            parse_embedded_config(options)
+    except Exception as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_gateway(arguments: list[str]) -> None:
+    is_given_keys = any(argument.startswith("--keys-file") for argument in arguments)
+    variables = {} if is_given_keys else {"COSYDIT_API_KEYS": f"anna sha256:{'0' * 64}"}
+    variables |= {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    with patch.dict("os.environ", variables):
+        try:
+            gateway.config.parse_args([each.replace("$(POD_NAMESPACE)", "cosydit") for each in arguments])
+        except gateway.errors.ConfigError as error:
+            raise ValueError(str(error)) from error
+
+
+def _check_token2wav(arguments: list[str]) -> None:
+    args = triton_main._parser().parse_args(arguments)
+    given = token2wav_service.triton.assemble.parse_pairs(args.settings)
+    known = {setting.name: setting for setting in SETTINGS}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"unknown setting {name}")
+        if not name.endswith(FOLDER_SETTINGS):
+            known[name].check(value)
+    missing = [setting.name for setting in SETTINGS if setting.is_required and setting.name not in given]
+    if missing:
+        raise ValueError(f"settings {missing} are missing")

@@ -1,0 +1,83 @@
+"""Waiting until a service is idle: what it reads, and that it always ends."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from cosydit.drain import main, sum_of, wait_until_idle
+
+STREAMS = "cosydit_token2wav_open_streams"
+
+
+class SteppedTime:
+    """A clock that moves when someone sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def drained(texts: Sequence[str], *, timeout_s: float = 60.0) -> tuple[str, float]:
+    """Wait on a service whose metrics are `texts`, one a reading; return the reason and the seconds it took."""
+    time, remaining = SteppedTime(), iter(texts)
+    reason = wait_until_idle(
+        lambda: next(remaining), [STREAMS], settle_s=5.0, timeout_s=timeout_s, clock=time, sleep=time.sleep
+    )
+    return reason, time.now()
+
+
+def test_every_sample_of_the_named_metrics_counts_and_no_other() -> None:
+    samples = [f'{STREAMS}{{model="a b",version="1"}} 2.000000', f"{STREAMS} 1 1700000000000", f"{STREAMS}_total 9"]
+    text = "\n".join([f"# TYPE {STREAMS} gauge", *samples, "other 7"])
+    assert sum_of(text, [STREAMS]) == 3
+    assert sum_of(text, [STREAMS, "other"]) == 10
+    assert sum_of("", [STREAMS]) == 0
+
+
+def test_it_settles_first_and_ends_with_the_last_stream() -> None:
+    assert drained([f"{STREAMS} 0"]) == ("nothing is under way", 5.0)
+    assert drained([f"{STREAMS} 2", f"{STREAMS} 1", f"{STREAMS} 0"]) == ("nothing is under way", 6.0)
+
+
+def test_it_ends_when_its_time_is_up() -> None:
+    reason, took_s = drained([f"{STREAMS} 3"] * 100, timeout_s=10.0)
+    assert reason == "3 still under way after 10 s"
+    assert took_s == 10.0
+
+
+def test_a_service_that_is_gone_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", "http://127.0.0.1:9/metrics", "--metric", STREAMS, "--settle-s", "0"]) == 0
+    assert "can't be read" in capsys.readouterr().err
+
+
+@pytest.fixture
+def metrics_url() -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"{STREAMS} 0\n".encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_command_reads_the_metrics_over_http(metrics_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", metrics_url, "--metric", STREAMS, "--settle-s", "0"]) == 0
+    assert "nothing is under way" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""The images: linted, pinned, and starting what their programs understand. No Docker engine is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.commands import check_command
+from tests.deploy.dockerfiles import (
+    DOCKERFILES,
+    health_command,
+    install_commands,
+    instructions,
+    last_stage,
+    start_command,
+    values,
+)
+from tests.deploy.tools import wheel_program
+
+IMAGES = [pytest.param(path, id=path.name.removesuffix(".Dockerfile")) for path in DOCKERFILES]
+
+
+@pytest.mark.parametrize("path", IMAGES)
+def test_hadolint_finds_nothing(path: Path) -> None:
+    done = wheel_program("hadolint").run("--config", ".hadolint.yaml", str(path))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("path", IMAGES)
+def test_an_image_starts_and_checks_what_its_program_takes(path: Path) -> None:
+    check_command(start_command(path))
+    check_command(health_command(path))
+
+
+@pytest.mark.parametrize("path", IMAGES)
+def test_an_image_runs_as_nobody_special_and_has_no_entry_point_of_its_base(path: Path) -> None:
+    stage = last_stage(path)
+    assert values(stage, "USER") == ["10001:10001"]
+    is_slim_python = values(stage, "FROM")[0].startswith("python:")
+    assert values(stage, "ENTRYPOINT") == ([] if is_slim_python else ["[]"])
+
+
+@pytest.mark.parametrize("path", IMAGES)
+def test_bases_are_pinned_and_stages_are_two(path: Path) -> None:
+    bases = [value.split(" AS ")[0] for value in values(instructions(path), "FROM")]
+    assert len(bases) == 2
+    for base in bases:
+        assert re.fullmatch(r"\S+:v?\d+\.\d\S*", base), base
+
+
+@pytest.mark.parametrize("path", IMAGES)
+def test_all_that_is_installed_comes_through_the_shared_script(path: Path) -> None:
+    name = path.name.removesuffix(".Dockerfile")
+    expected = [["folder", "/opt/cosydit"]]
+    if not name.startswith("llm-"):
+        expected = [["packages", name, "/opt/cosydit"], ["project", "/opt/cosydit"]]
+    assert install_commands(path) == expected
+    assert not re.search(r"pip install|git clone|curl|wget|ADD ", path.read_text())

@@ -1,0 +1,191 @@
+"""The manifests: an old and a new kubectl render the same, and what they render fits the Kubernetes schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.commands import check_command
+from tests.deploy.tools import DEPLOY, Program, debian_kubectl, wheel_program
+
+KUSTOMIZE = DEPLOY / "k8s"
+OVERLAYS = sorted(path.parent.name for path in KUSTOMIZE.glob("overlays/*/kustomization.yaml"))
+SERVICES = ("gateway", "llm", "token2wav")
+KUBERNETES_VERSIONS = ("1.25", "1.37")
+SCHEMAS = Path(__file__).parent / "schemas"
+
+Manifest = dict[str, Any]
+Manifests = dict[tuple[str, str], Manifest]
+
+
+@cache
+def rendered(kubectl: Program, overlay: str) -> Manifests:
+    """Return the objects of an overlay by kind and name."""
+    documents = yaml.safe_load_all(kubectl.output("kustomize", str(KUSTOMIZE / "overlays" / overlay)))
+    objects = [document for document in documents if document]
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in objects}
+    assert len(by_name) == len(objects)
+    return by_name
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Program:
+    """A kubectl of now."""
+    return wheel_program("kubectl")
+
+
+@pytest.fixture(params=OVERLAYS)
+def manifests(request: pytest.FixtureRequest, kubectl: Program) -> Manifests:
+    """The objects of each overlay in turn."""
+    return rendered(kubectl, request.param)
+
+
+def containers(manifests: Manifests) -> Iterator[tuple[str, Manifest, Manifest]]:
+    """Yield name, pod and container of each of our services."""
+    for name in SERVICES:
+        pod = manifests["Deployment", name]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        yield name, pod, container
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_debians_kubectl_renders_what_the_new_one_does(overlay: str, kubectl: Program, tool_cache: Path) -> None:
+    assert rendered(debian_kubectl(tool_cache), overlay) == rendered(kubectl, overlay)
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_every_object_fits_its_schema(version: str, manifests: Manifests) -> None:
+    for manifest in manifests.values():
+        own = SCHEMAS / f"{manifest['kind']}.json"
+        if own.exists():
+            jsonschema.validate(manifest, json.loads(own.read_text()))
+        else:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_a_schema_error_is_found(kubectl: Program) -> None:
+    broken = json.loads(json.dumps(rendered(kubectl, "cpu")["Deployment", "llm"]))
+    broken["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, KUBERNETES_VERSIONS[-1], strict=True)
+
+
+def test_each_command_is_one_that_its_program_takes(manifests: Manifests) -> None:
+    for _, _, container in containers(manifests):
+        check_command(container["command"])
+        if "preStop" in (container.get("lifecycle") or {}):
+            check_command(container["lifecycle"]["preStop"]["exec"]["command"])
+
+
+def test_the_services_agree_on_the_llms_backend(manifests: Manifests) -> None:
+    commands = {name: container["command"] for name, _, container in containers(manifests)}
+    chosen = next(word for word in commands["llm"] if word.startswith("--backend=")).removeprefix("--backend=")
+    assert f"--llm-backend={chosen}" in commands["gateway"]
+    assert f"--set=llm_backend={chosen}" in commands["token2wav"]
+
+
+def test_every_pod_keeps_to_the_restricted_standard(manifests: Manifests) -> None:
+    for name, pod, container in containers(manifests):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not {"hostIPC", "hostPID", "hostNetwork"} & pod.keys()
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+        assert (pod.get("automountServiceAccountToken") is False) == (name != "gateway")
+
+
+def test_weights_are_mounted_read_only_and_every_mount_has_its_volume(manifests: Manifests) -> None:
+    for _, pod, container in containers(manifests):
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        assert mounts["/models"]["readOnly"] is True
+        assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_a_pod_has_time_to_drain_before_it_is_killed(manifests: Manifests) -> None:
+    for _, pod, container in containers(manifests):
+        command = ((container.get("lifecycle") or {}).get("preStop") or {"exec": {"command": []}})["exec"]["command"]
+        hook = [word.removeprefix("--timeout-s=") for word in command if word.startswith("--timeout-s=")]
+        hook_s = int(command[1]) if command[:1] == ["sleep"] else int(hook[0]) if hook else 0
+        waits = re.findall(r"--(?:drain-delay|drain-timeout|exit-timeout)-s=(\d+)", " ".join(container["command"]))
+        assert pod["terminationGracePeriodSeconds"] > hook_s + sum(map(int, waits))
+
+
+def test_every_service_has_probes_on_ports_that_it_names(manifests: Manifests) -> None:
+    for name, _, container in containers(manifests):
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["port"] in ports
+        assert {port["targetPort"] for port in manifests["Service", name]["spec"]["ports"]} <= ports
+
+
+def test_selectors_find_the_pods(manifests: Manifests) -> None:
+    for name in SERVICES:
+        labels = manifests["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+        for selector in (
+            manifests["Service", name]["spec"]["selector"],
+            manifests["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"],
+            manifests["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"],
+        ):
+            assert selector.items() <= labels.items()
+
+
+def test_replicas_of_the_services_are_found_one_by_one(manifests: Manifests) -> None:
+    for name in ("llm", "token2wav"):
+        assert manifests["Service", name]["spec"]["clusterIP"] == "None"
+    rules = manifests["Role", "gateway"]["rules"]
+    assert rules == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+    ]
+    (subject,) = manifests["RoleBinding", "gateway"]["subjects"]
+    account = manifests["ServiceAccount", subject["name"]]
+    assert account["metadata"]["namespace"] == subject["namespace"]
+    assert manifests["Deployment", "gateway"]["spec"]["template"]["spec"]["serviceAccountName"] == subject["name"]
+
+
+def test_gpus_are_asked_for_as_the_overlay_says(kubectl: Program) -> None:
+    wanted = {"cpu": None, "single-gpu": "nvidia.com/gpu.shared"}
+    for overlay in OVERLAYS:
+        for name, _, container in containers(rendered(kubectl, overlay)):
+            resource = None if name == "gateway" else wanted.get(overlay, "nvidia.com/gpu")
+            limits = container["resources"]["limits"]
+            assert [key for key in limits if key.startswith("nvidia.com/")] == ([resource] if resource else [])
+
+
+@pytest.mark.parametrize(
+    ("overlay", "kind"), [("disaggregated", "HorizontalPodAutoscaler"), ("disaggregated-keda", "ScaledObject")]
+)
+def test_each_deployment_has_one_autoscaler(overlay: str, kind: str, kubectl: Program) -> None:
+    objects = rendered(kubectl, overlay)
+    assert {name for found, name in objects if found in ("HorizontalPodAutoscaler", "ScaledObject")} == set(SERVICES)
+    for name in SERVICES:
+        assert objects[kind, name]["spec"]["scaleTargetRef"]["name"] == name
+
+
+def test_the_adapter_serves_what_the_autoscalers_ask_for(kubectl: Program) -> None:
+    rules = yaml.safe_load((KUSTOMIZE / "autoscaling/hpa/adapter-values.yaml").read_text())["rules"]["custom"]
+    scalers = [rendered(kubectl, "disaggregated")["HorizontalPodAutoscaler", name] for name in SERVICES]
+    asked = {each["pods"]["metric"]["name"] for scaler in scalers for each in scaler["spec"]["metrics"]}
+    assert asked == {rule["name"]["as"] for rule in rules}
+
+
+def test_the_autoscalers_signals_are_those_of_the_dashboard_and_the_alerts() -> None:
+    watched = "".join(path.read_text() for path in (DEPLOY / "observability").rglob("*.*") if path.is_file())
+    rules = yaml.safe_load((KUSTOMIZE / "autoscaling/hpa/adapter-values.yaml").read_text())["rules"]["custom"]
+    queries = " ".join(rule["seriesQuery"] + rule["metricsQuery"] for rule in rules)
+    queries += (KUSTOMIZE / "autoscaling/keda/scaled-objects.yaml").read_text()
+    names = set(re.findall(r"(?:cosydit_|vllm:)\w+", queries))
+    assert len(names) >= 5
+    assert names <= set(re.findall(r"(?:cosydit_|vllm:)\w+", watched))

@@ -1,0 +1,145 @@
+"""Receives spans over OTLP/HTTP, as a collector does: protobuf from Python, JSON from Triton."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+PATIENCE_S = 30.0
+_IDS = ("traceId", "spanId", "parentSpanId")
+
+
+@dataclass(frozen=True)
+class ReceivedSpan:
+    """A span, and its service."""
+
+    service: str
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, str]
+    events: tuple[str, ...]
+
+    @property
+    def duration_ms(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+@dataclass
+class Receiver:
+    """What has come so far."""
+
+    url: str
+    spans: list[ReceivedSpan] = field(default_factory=list)
+
+    def trace(self, trace_id: str) -> list[ReceivedSpan]:
+        """Return one trace's spans by their begin."""
+        return sorted((span for span in self.spans if span.trace_id == trace_id), key=lambda span: span.start_ns)
+
+    def wait(self, trace_id: str, is_whole: Callable[[list[ReceivedSpan]], bool]) -> list[ReceivedSpan]:
+        """Return a trace once it is whole."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_whole(self.trace(trace_id)):
+            assert time.monotonic() < deadline, "\n".join(f"{s.service} {s.name}" for s in self.trace(trace_id))
+            time.sleep(0.1)
+        return self.trace(trace_id)
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """Listen on a free port of this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            is_json = self.headers["content-type"].startswith("application/json")
+            receiver.spans += _spans_of(_from_json(body) if is_json else ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver = Receiver(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def tree_of(spans: list[ReceivedSpan]) -> str:
+    """Draw a trace: each span below its parent with its service, begin and duration in milliseconds."""
+    known = {span.span_id for span in spans}
+    began_ns = min(span.start_ns for span in spans)
+    lines: list[str] = []
+
+    def draw(span: ReceivedSpan, depth: int) -> None:
+        facts = " ".join(f"{key}={value}" for key, value in span.attributes.items() if key in SHOWN)
+        name = "  " * depth + span.name
+        begin = (span.start_ns - began_ns) / 1e6
+        lines.append(f"{begin:8.1f} {span.duration_ms:8.1f}  {span.service:<19} {name} {facts}".rstrip())
+        for child in spans:
+            if child.parent_id == span.span_id:
+                draw(child, depth + 1)
+
+    for span in spans:
+        if span.parent_id not in known:
+            draw(span, 0)
+    return "\n".join(lines)
+
+
+SHOWN = ("index", "tokens", "audio_s", "batch_size", "outcome", "finish_reason")
+
+
+def _spans_of(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
+    return [
+        ReceivedSpan(
+            service=next(a.value.string_value for a in resource.resource.attributes if a.key == "service.name"),
+            name=span.name,
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex(),
+            start_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            attributes={a.key: str(getattr(a.value, a.value.WhichOneof("value"))) for a in span.attributes},
+            events=tuple(event.name for event in span.events),
+        )
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
+def _from_json(body: bytes) -> ExportTraceServiceRequest:
+    """Parse OTLP's JSON, whose ids are hexadecimal where protobuf's JSON has base64."""
+    document = json.loads(body)
+    for resource in document["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                for name in _IDS:
+                    if name in span:
+                        span[name] = base64.b64encode(bytes.fromhex(span[name])).decode()
+    request = ExportTraceServiceRequest()
+    json_format.ParseDict(document, request, ignore_unknown_fields=True)
+    return request

@@ -1,0 +1,161 @@
+"""What streams leave in the metrics, with both services faked and time at a standstill unless told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from gateway import errors
+from gateway.core import AudioChunk
+from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech import SpeechRequest
+from gateway.telemetry.call import Call, serving
+from gateway.telemetry.telemetry import make_telemetry
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from tests.observability.reading import Reading
+
+Voices = list[NamedVoice]
+
+
+class Watched:
+    """A pipeline of fakes whose streams are counted."""
+
+    def __init__(self, voices: Voices, llm: FakeLLM | None = None, token2wav: FakeToken2Wav | None = None) -> None:
+        self.clock = ManualClock()
+        self.telemetry = make_telemetry(self.clock)
+        self.llm, self.token2wav = llm or FakeLLM(speech_deltas(60)), token2wav or FakeToken2Wav()
+        registry = VoiceRegistry(self.token2wav, voices)
+        self.pipeline = SpeechPipeline(
+            self.llm,
+            self.token2wav,
+            registry,
+            PipelineSettings(max_text_characters=100),
+            self.clock,
+            observer=self.telemetry.observer,
+        )
+
+    async def speak(self, text: str = "hello", dialect: str = "openai") -> None:
+        with serving(Call(dialect)):
+            async with aclosing(self.pipeline.synthesize(SpeechRequest(text))) as audio:
+                async for chunk in audio:
+                    self.heard(chunk)
+
+    def heard(self, chunk: AudioChunk) -> None:
+        """A test may move the clock here."""
+
+    def read(self) -> Reading:
+        return Reading(self.telemetry.metrics.registry)
+
+
+async def test_a_stream_leaves_its_tokens_audio_and_first_audio(voices: Voices) -> None:
+    watched = Watched(voices)
+    await watched.speak()
+    got = watched.read()
+    assert got.value("requests_total", dialect="openai", outcome="completed") == 1
+    assert got.value("speech_tokens_total") == 60
+    assert got.value("audio_seconds_total") == pytest.approx(60 / 25)
+    assert got.value("time_to_first_audio_seconds_count") == 1
+    assert got.value("wasted_speech_tokens_total") == 0
+    assert got.value("streams") == 0
+    assert not got.above_zero("failures_total")
+
+
+async def test_slack_and_underruns_come_from_when_chunks_leave(voices: Voices) -> None:
+    watched = Watched(voices)
+    with serving(Call("openai")):
+        chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
+        first = await anext(chunks)
+        watched.clock.seconds += first.duration_s - 0.3
+        second = await anext(chunks)
+        await chunks.aclose()
+    got = watched.read()
+    assert first.duration_s > 0 and second.duration_s > 0
+    assert got.value("chunk_slack_seconds_bucket", le="0.2") == 0
+    assert got.value("chunk_slack_seconds_bucket", le="0.5") == 1
+    assert got.value("underrun_seconds_total") == 0
+
+
+async def test_audio_that_comes_after_the_listener_ran_dry_is_an_underrun(voices: Voices) -> None:
+    token2wav = FakeToken2Wav(is_held=True)
+    watched = Watched(voices, token2wav=token2wav)
+    with serving(Call("openai")):
+        chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
+        durations = []
+        for late_s in (0.0, 0.4):
+            waiting = asyncio.ensure_future(anext(chunks))
+            while not (token2wav.streams and token2wav.streams[0].pending):
+                await asyncio.sleep(0)
+            watched.clock.seconds += late_s + (durations[0] if durations else 0.0)
+            token2wav.streams[0].answer_all()
+            durations.append((await waiting).duration_s)
+        await chunks.aclose()
+    assert watched.read().value("underrun_seconds_total") == pytest.approx(0.4)
+
+
+async def test_tokens_of_a_caller_who_left_are_wasted_as_far_as_they_were_not_heard(voices: Voices) -> None:
+    watched = Watched(voices)
+    with serving(Call("elevenlabs")):
+        chunks = watched.pipeline.synthesize(SpeechRequest("hello"))
+        heard = await anext(chunks)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert watched.read().value("streams") == 1
+        await chunks.aclose()
+    got = watched.read()
+    assert got.value("requests_total", dialect="elevenlabs", outcome="cancelled") == 1
+    assert got.value("cancelled_total") == 1
+    assert got.value("wasted_speech_tokens_total") == got.value("speech_tokens_total") - heard.duration_s * 25 > 0
+    assert not got.above_zero("failures_total")
+    assert got.value("streams") == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [
+        pytest.param(errors.Token2WavInterruptedError("x"), "failed", id="a service fails"),
+        pytest.param(errors.Token2WavBusyError("x"), "refused", id="no room"),
+        pytest.param(errors.InvalidVoicePromptError("x"), "invalid", id="the caller's voice"),
+    ],
+)
+async def test_a_failure_is_counted_by_the_code_of_its_error(
+    voices: Voices, failure: errors.GatewayError, outcome: str
+) -> None:
+    watched = Watched(voices, token2wav=FakeToken2Wav(open_failure=failure))
+    with pytest.raises(type(failure)):
+        await watched.speak()
+    got = watched.read()
+    assert got.above_zero("failures_total") == {frozenset({("cause", failure.code)})}
+    assert got.value("requests_total", dialect="openai", outcome=outcome) == 1
+    assert got.value("admission_refused_total") == (1 if outcome == "refused" else 0)
+    assert got.value("streams") == 0
+
+
+async def test_a_failure_in_mid_stream_wastes_the_tokens_not_heard(voices: Voices) -> None:
+    watched = Watched(voices, token2wav=FakeToken2Wav(fail_at=1))
+    with pytest.raises(errors.Token2WavInterruptedError):
+        await watched.speak()
+    got = watched.read()
+    spoken = got.value("audio_seconds_total") * 25
+    assert 0 < spoken < got.value("speech_tokens_total")
+    assert got.value("wasted_speech_tokens_total") == got.value("speech_tokens_total") - spoken
+
+
+async def test_a_text_refused_before_any_service_is_asked_is_counted_once(voices: Voices) -> None:
+    watched = Watched(voices)
+    with pytest.raises(errors.TextTooLongError):
+        await watched.speak("x" * 101)
+    got = watched.read()
+    assert got.value("requests_total", dialect="openai", outcome="invalid") == 1
+    assert got.value("failures_total", cause="text_too_long") == 1
+
+
+async def test_the_warm_up_is_nobodys_and_not_counted(voices: Voices) -> None:
+    watched = Watched(voices)
+    async for _ in watched.pipeline.synthesize(SpeechRequest("hello")):
+        pass
+    got = watched.read()
+    assert not got.above_zero("requests_total")
+    assert got.value("audio_seconds_total") == 0

@@ -1,0 +1,238 @@
+"""All three services for real, watched: every panel has data, one trace tells of everything, logs are JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from cosydit.local.checkpoints import CheckpointLayout
+from cosydit.local.make_checkpoint import make_random_checkpoint
+from cosydit.local.stack import LocalStack, Ports, StackOptions
+from tests.observability.debian_prometheus import (
+    CONFIG,
+    Binaries,
+    Prometheus,
+    configured_for,
+    running_prometheus,
+)
+from tests.observability.otlp_receiver import ReceivedSpan, Receiver, receiving, tree_of
+from tests.triton.client import StreamClient, text
+from token2wav_service.triton.server import free_ports
+
+SCRAPE_S = 1
+WINDOW = "60s"
+PATIENCE_S = 40.0
+TRACE = "5b8efff798038103d269b633813fc60c"
+TRACEPARENT = f"00-{TRACE}-eee19b7ec3c1b174-01"
+TEXT = "Hello there, this is a sentence to be spoken. And this is one more of them."
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A stack under watch."""
+
+    options: StackOptions
+    receiver: Receiver
+    metrics_port: int
+
+    @property
+    def scrape_targets(self) -> dict[str, str]:
+        ports = self.options.ports
+        numbers = {"gateway": self.metrics_port, "token2wav": ports.triton_metrics, "llm": ports.llm}
+        return {job: f"127.0.0.1:{port}" for job, port in numbers.items()}
+
+    def speak(self, text: str = TEXT, voice: str = "default", **headers: str) -> httpx.Response:
+        body = {"model": "cosydit", "input": text, "voice": voice, "response_format": "pcm", "seed": 1}
+        url = f"{self.options.gateway_url}/v1/audio/speech"
+        return httpx.post(url, json=body, headers=headers, timeout=120, trust_env=False)
+
+    def leave(self) -> None:
+        """Ask for a long text and go away at its first bytes."""
+        body = {"model": "cosydit", "input": TEXT * 10, "voice": "default", "response_format": "pcm"}
+        url = f"{self.options.gateway_url}/v1/audio/speech"
+        with (
+            httpx.Client(timeout=120, trust_env=False) as client,
+            client.stream("POST", url, json=body) as answer,
+        ):
+            next(answer.iter_bytes())
+
+    def log_lines(self, name: str) -> list[str]:
+        (path,) = self.options.work_dir.rglob(f"{name}.log")
+        return path.read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    make_random_checkpoint(folder / "checkpoint", seed=0)
+    *ports, metrics_port = free_ports(7)
+    options = StackOptions(
+        CheckpointLayout.under(folder / "checkpoint"),
+        folder / "stack",
+        Ports(*ports),
+        {"BLS_INSTANCE_NUM": "1"},
+        gateway_options=["--metrics-port", str(metrics_port)],
+    )
+    with ExitStack() as stack:
+        receiver = stack.enter_context(receiving())
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        environment.setenv("COSYDIT_LOG_FORMAT", "json")
+        stack.enter_context(LocalStack(options, with_gateway=True))
+        yield Watched(options, receiver, metrics_port)
+
+
+@pytest.fixture(scope="module")
+def prometheus(watched: Watched, binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Debian's Prometheus on the shipped configuration, after a load that it has scraped."""
+    (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp("scraping") / "prometheus"
+    config = configured_for(watched.scrape_targets, SCRAPE_S)
+    with running_prometheus(binaries, folder, config, port) as server:
+        wait_for(lambda: set(server.targets().values()) == {"up"}, "all targets up")
+        put_under_load(watched)
+        yield server
+
+
+def wait_for(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def put_under_load(watched: Watched) -> None:
+    """Speak four at once for some scrapes; one caller errs, one leaves, one asks for a voice that is not there."""
+    with ThreadPoolExecutor(4) as callers:
+        answers = list(callers.map(lambda _: watched.speak(), range(12)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert watched.speak(voice="nobody").status_code == 404
+    watched.leave()
+    client = StreamClient(watched.options.token2wav_url)
+    (refused,) = client.ask("open", voice_id=text("nobody"))
+    client.close()
+    assert refused.error is not None
+    time.sleep(3 * SCRAPE_S)
+
+
+def has_data(series: list[dict[str, Any]]) -> bool:
+    """Whether a query's answer has a number in it."""
+    return any(not math.isnan(float(each["value"][1])) for each in series)
+
+
+def test_every_panel_s_query_has_data(prometheus: Prometheus) -> None:
+    board = json.loads((CONFIG / "grafana" / "dashboards" / "cosydit.json").read_text())
+    panels = {panel["title"]: panel["targets"] for panel in board["panels"] if panel["type"] != "row"}
+
+    def empty() -> dict[str, list[str]]:
+        queries = {title: [t["expr"].replace("$__rate_interval", WINDOW) for t in panels[title]] for title in panels}
+        lacking = {title: [q for q in each if not has_data(prometheus.query(q))] for title, each in queries.items()}
+        return {title: queries for title, queries in lacking.items() if queries}
+
+    wait_for(lambda: not empty(), f"data in every panel: {empty()}")
+    assert len(panels) == 22
+
+
+def test_the_rules_are_evaluated_and_no_healthy_run_is_an_alert(prometheus: Prometheus) -> None:
+    wait_for(lambda: all(rule.endswith(" ok") for rule in prometheus.rules()), str(prometheus.rules()))
+    assert prometheus.query('ALERTS{alertname=~"ReplicaDown|ServiceGone|ReplicaEjected"}') == []
+
+
+def test_the_numbers_of_all_services_agree(prometheus: Prometheus) -> None:
+    def value(expression: str) -> float:
+        return float(prometheus.query(expression)[0]["value"][1])
+
+    assert value('sum(cosydit_gateway_requests_total{outcome="completed"})') >= 12
+    assert value('cosydit_gateway_requests_total{dialect="openai", outcome="invalid"}') >= 1
+    assert value("cosydit_gateway_cancelled_total") >= 1
+    assert value("cosydit_gateway_wasted_speech_tokens_total") > 0
+    made, heard = value("cosydit_token2wav_audio_seconds_total"), value("cosydit_gateway_audio_seconds_total")
+    assert 0 < heard <= made, "the warm-up and what the one who left did not hear were made too"
+    assert value("cosydit_llm_tokens_total") >= value("cosydit_gateway_speech_tokens_total")
+    queue, steps = value("cosydit_token2wav_queue_seconds_count"), value("cosydit_token2wav_step_seconds_count")
+    assert queue == value("cosydit_token2wav_step_batch_size_sum") >= steps > 0
+
+
+def test_one_trace_from_the_client_s_request_to_each_chunk(watched: Watched) -> None:
+    assert watched.speak(traceparent=TRACEPARENT).status_code == 200
+    spans = watched.receiver.wait(TRACE, is_whole)
+    drawing = tree_of(spans)
+    by_id = {span.span_id: span for span in spans}
+
+    def path(span: ReceivedSpan) -> str:
+        above = by_id.get(span.parent_id)
+        own = f"{span.service.removeprefix('cosydit-')}:{span.name}"
+        return f"{path(above)} > {own}" if above else own
+
+    paths = [path(span) for span in spans]
+    speech = "gateway:POST /v1/audio/speech > gateway:speech"
+    stream = f"{speech} > gateway:token2wav.stream"
+    assert f"{speech} > gateway:llm.generate > llm:POST /v1/completions > llm:decode" in paths, drawing
+    chunks = sum(each == f"{speech} > gateway:chunk" for each in paths)
+    assert chunks >= 2, drawing
+    engine = next(each for each in paths if each.endswith("token2wav:token2wav.stream"))
+    assert engine == f"{stream} > token2wav:token2wav.stream", drawing
+    for name in ("chunk", "chunk > token2wav:queue", "chunk > token2wav:step"):
+        assert sum(each == f"{engine} > token2wav:{name}" for each in paths) == chunks, drawing
+    assert sum(each == f"{stream} > triton:InferRequest" for each in paths) == chunks + 1, drawing
+    (root,) = [span for span in spans if span.parent_id not in by_id]
+    assert root.parent_id == TRACEPARENT.split("-")[2]
+    assert all(span.end_ns <= root.end_ns + 50_000_000 for span in spans), drawing
+
+
+def is_whole(spans: list[ReceivedSpan]) -> bool:
+    """Whether each service has sent its last span of a stream."""
+    names = [(span.service, span.name) for span in spans]
+    chunks = names.count(("cosydit-gateway", "chunk"))
+    ends = {("cosydit-gateway", "POST /v1/audio/speech"), ("cosydit-llm", "POST /v1/completions")}
+    ends |= {("cosydit-token2wav", "token2wav.stream")}
+    return ends <= set(names) and names.count(("triton", "InferRequest")) == chunks + 1
+
+
+def test_logs_are_json_and_follow_a_stream_through_the_services(watched: Watched) -> None:
+    trace = "1" * 32
+    assert watched.speak(traceparent=f"00-{trace}-{'2' * 16}-01").status_code == 200
+    wait_for(lambda: f'"trace_id": "{trace}"' in "\n".join(watched.log_lines("token2wav_service")), "token2wav's line")
+    logs = {name: json_lines(watched.log_lines(name)) for name in ("gateway", "llm_service", "token2wav_service")}
+    (gateway,) = [line for line in logs["gateway"] if line.get("trace_id") == trace and "stream_id" in line]
+    (token2wav,) = [line for line in logs["token2wav_service"] if line.get("trace_id") == trace]
+    (llm,) = [line for line in logs["llm_service"] if line.get("trace_id") == trace]
+    assert gateway["request_id"] and gateway["caller"] == "127.0.0.1"
+    assert token2wav["stream_id"] == gateway["stream_id"]
+    assert llm["request_id"].startswith("cmpl-")
+    for name in ("gateway", "llm_service"):
+        plain = [line for line in watched.log_lines(name) if not line.startswith("{")]
+        assert plain == [], f"{name} wrote lines that are no JSON"
+
+
+def json_lines(lines: list[str]) -> list[dict[str, Any]]:
+    """Parse the lines that are JSON; Triton's own are none."""
+    return [json.loads(line) for line in lines if re.match(r"\{.*\}$", line)]
+
+
+def test_metrics_are_on_their_own_port_only(watched: Watched) -> None:
+    own = httpx.get(f"http://127.0.0.1:{watched.metrics_port}/metrics", trust_env=False)
+    assert "cosydit_gateway_streams" in own.text
+    assert httpx.get(f"{watched.options.gateway_url}/metrics", trust_env=False).status_code == 404
+
+
+def test_the_shipped_names_are_in_the_stack_s_own_scrapes(watched: Watched) -> None:
+    """Alerts must not name a metric that nobody has; other servers' names and the router's are their own."""
+    text = (CONFIG / "alerts.yml").read_text()
+    names = set(re.findall(r"cosydit_[a-z0-9_]+", text))
+    scraped = "".join(
+        httpx.get(f"http://{target}/metrics", trust_env=False).text for target in watched.scrape_targets.values()
+    )
+    assert names
+    assert [name for name in sorted(names) if name not in scraped] == []

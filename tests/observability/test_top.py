@@ -1,0 +1,179 @@
+"""`cosydit top`, rendered to text from pages of metrics."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from rich.console import Console
+
+from cosydit.cli.main import main
+from cosydit.watch.follow import Watch
+from cosydit.watch.scrape import EMPTY, Scrape, Window, quantile
+from cosydit.watch.view import Picture, Service, draw
+from tests.gateway.fakes import ManualClock
+from token2wav_service.triton.server import free_ports
+
+GATEWAY = """
+# TYPE cosydit_gateway_streams gauge
+cosydit_gateway_streams 7
+# TYPE cosydit_gateway_requests counter
+cosydit_gateway_requests_total{dialect="openai",outcome="completed"} %(completed)d
+cosydit_gateway_requests_total{dialect="riva",outcome="failed"} 2
+# TYPE cosydit_gateway_time_to_first_audio_seconds histogram
+cosydit_gateway_time_to_first_audio_seconds_bucket{le="0.1"} 0
+cosydit_gateway_time_to_first_audio_seconds_bucket{le="0.2"} %(completed)d
+cosydit_gateway_time_to_first_audio_seconds_bucket{le="+Inf"} %(completed)d
+# TYPE cosydit_gateway_underrun_seconds counter
+cosydit_gateway_underrun_seconds_total %(silence)f
+# TYPE cosydit_gateway_audio_seconds counter
+cosydit_gateway_audio_seconds_total %(audio)f
+"""
+REPLICAS = """
+# TYPE cosydit_gateway_replica_open_streams gauge
+cosydit_gateway_replica_open_streams{service="token2wav",replica="a:8001"} 5
+# TYPE cosydit_gateway_replica_step_seconds gauge
+cosydit_gateway_replica_step_seconds{service="token2wav",replica="a:8001"} 0.03
+"""
+TOKEN2WAV = """
+# TYPE cosydit_token2wav_slots gauge
+cosydit_token2wav_slots 64
+cosydit_token2wav_slots_in_use 60
+# TYPE cosydit_token2wav_step_batch_size histogram
+cosydit_token2wav_step_batch_size_sum 30
+cosydit_token2wav_step_batch_size_count 12
+# TYPE cosydit_token2wav_deadline_misses_total counter
+cosydit_token2wav_deadline_misses_total 3
+# TYPE cosydit_token2wav_chunks_total counter
+cosydit_token2wav_chunks_total 30
+"""
+VLLM = """
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m"} 12
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="m"} 9
+"""
+
+
+def gateway(completed: int = 40, silence: float = 0.0, audio: float = 100.0) -> str:
+    return GATEWAY % {"completed": completed, "silence": silence, "audio": audio}
+
+
+def service(address: str, after: str, before: str | None = None, apart_s: float = 10.0) -> Service:
+    earlier = EMPTY if before is None else Scrape.parse(before, 0.0)
+    return Service(address, Window(earlier, Scrape.parse(after, apart_s)))
+
+
+def rendered(picture: Picture) -> str:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(draw(picture))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def line_with(text: str, word: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if word in line]
+    return line.split()
+
+
+def test_the_window_s_numbers_are_drawn_for_each_service() -> None:
+    before, after = gateway(20, 0.0, 100.0), gateway(40, 2.0, 200.0)
+    picture = Picture(
+        [service("g:8080", after, before)], [service("t:8002", TOKEN2WAV)], [service("l:8000", VLLM)], "now"
+    )
+    text = rendered(picture)
+    assert "cosydit top  now" in text
+    listeners, requests = (line.split() for line in text.splitlines() if "g:8080" in line)
+    assert listeners == "g:8080 7 150 ms 195 ms - 2 % 10".split()
+    assert requests == "g:8080 2 - 0 - - -".split()
+    assert line_with(text, "t:8002") == "t:8002 60/64 2.5 - - - - 10 % -".split()
+    assert line_with(text, "l:8000") == "l:8000 12 9 - - -".split()
+    assert "as the gateway sees them" not in text
+
+
+def test_replicas_are_drawn_when_the_gateway_knows_of_them() -> None:
+    text = rendered(Picture([service("g:8080", gateway() + REPLICAS)], [], []))
+    assert line_with(text, "a:8001") == "a:8001 5 - 0.03 - -".split()
+
+
+def test_a_service_that_does_not_answer_is_said_so() -> None:
+    assert "no answer" in rendered(Picture([], [Service("t:8002", None)], []))
+
+
+def test_a_counter_that_restarted_counts_from_its_new_start() -> None:
+    window = Window(Scrape.parse(gateway(40), 0.0), Scrape.parse(gateway(10), 10.0))
+    assert window.rate("cosydit_gateway_requests_total", outcome="completed") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("buckets", "share", "expected"),
+    [
+        pytest.param([(1.0, 0.0), (2.0, 10.0), (math.inf, 10.0)], 0.5, 1.5, id="within a bucket"),
+        pytest.param([(1.0, 10.0), (math.inf, 10.0)], 0.5, 0.5, id="the first one begins at 0"),
+        pytest.param([(-1.0, 10.0), (0.0, 10.0), (math.inf, 10.0)], 0.5, -1.0, id="below the lowest bound"),
+        pytest.param([(-1.0, 0.0), (0.0, 10.0), (math.inf, 10.0)], 0.5, -0.5, id="negative values"),
+        pytest.param([(1.0, 1.0), (math.inf, 10.0)], 0.9, 1.0, id="above the highest bound"),
+        pytest.param([(1.0, 0.0), (math.inf, 0.0)], 0.9, None, id="nothing was counted"),
+        pytest.param([], 0.9, None, id="no such histogram"),
+    ],
+)
+def test_quantiles_are_those_of_promql(
+    buckets: list[tuple[float, float]], share: float, expected: float | None
+) -> None:
+    got = quantile(buckets, share)
+    assert got == (pytest.approx(expected) if expected is not None else None)
+
+
+@contextmanager
+def served(pages: list[str]) -> Iterator[str]:
+    """Serve one page after the other; the last one again and again."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = (pages.pop(0) if len(pages) > 1 else pages[0]).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_looks_are_compared_over_the_window() -> None:
+    clock = ManualClock()
+    with served([gateway(0), gateway(20), gateway(60), gateway(120)]) as url:
+        watch = Watch([url], [], [], window_s=10.0, clock=clock)
+        rates = []
+        for _ in range(4):
+            (found,) = watch.look().gateways
+            assert found.window is not None
+            rates.append(found.window.rate("cosydit_gateway_requests_total", outcome="completed"))
+            clock.seconds += 10.0
+        watch.close()
+    assert rates == [None, 2.0, 4.0, 6.0]
+
+
+def test_the_command_draws_once_and_says_if_nothing_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    (dead,) = free_ports(1)
+    nowhere = f"http://127.0.0.1:{dead}/metrics"
+    with served([gateway()]) as url:
+        assert main(["top", "--once", "--gateway", url, "--token2wav", nowhere, "--llm", nowhere]) == 0
+    assert "since the services' start" in capsys.readouterr().out
+    assert main(["top", "--once", "--gateway", nowhere, "--token2wav", nowhere, "--llm", nowhere]) == 1
+    assert capsys.readouterr().out.count("no answer") == 4, "listeners, requests, token2wav, LLM"
