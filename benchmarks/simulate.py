@@ -154,7 +154,7 @@ def run_compare(args: argparse.Namespace) -> int:
     content = {
         "aim": AIM,
         "runs": comparison_json(runs),
-        "worst_error_of_predicted_runs": worst_errors(runs),
+        "worst_error_of_runs_left_out": worst_errors(runs),
         "realtime_streams_token2wav_alone": {**listeners, "trials": [asdict(trial) for trial in trials]},
         "environment": _environment(args),
     }

@@ -59,7 +59,7 @@ def comparison_json(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     return [
         {
             "run": run.name,
-            "role": "fitted" if run.is_fitted else "predicted",
+            "role": "fitted" if run.is_fitted else "left out",
             "measured": run.measured,
             "simulated": run.simulated,
             "error": {figure: run.error(figure) for figure in FIGURES},
@@ -73,11 +73,11 @@ def comparison_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
     rows = [["run", "", *FIGURES]]
     for run in runs:
         cells = [f"{run.measured[f]:.0f} -> {run.simulated[f]:.0f} ({_WHOLE * run.error(f):+.0f} %)" for f in FIGURES]
-        rows.append([run.name, "fitted" if run.is_fitted else "predicted", *cells])
+        rows.append([run.name, "fitted" if run.is_fitted else "left out", *cells])
     return rows
 
 
 def worst_errors(runs: Sequence[ComparedRun]) -> dict[str, float]:
     """Return the largest error of each figure over the runs that the model was not fitted to."""
-    predicted = [run for run in runs if not run.is_fitted]
-    return {figure: max((abs(run.error(figure)) for run in predicted), default=0.0) for figure in FIGURES}
+    left_out = [run for run in runs if not run.is_fitted]
+    return {figure: max((abs(run.error(figure)) for run in left_out), default=0.0) for figure in FIGURES}

@@ -54,9 +54,9 @@ class FleetPlan:
     crowd: CrowdPlan
     token2wav: int = 64
     """Servers, a GPU each."""
-    llms: int = 16
+    llms: int = 20
     """Servers, a GPU each."""
-    gateways: int = 16
+    gateways: int = 40
     """Processes; listeners are spread over them evenly."""
     max_streams: int = MAX_STREAMS
     """Of a token2wav server."""

@@ -29,8 +29,8 @@ class FleetSize:
 
     listeners: int = 10_000
     token2wav: int = 64
-    llms: int = 16
-    gateways: int = 16
+    llms: int = 20
+    gateways: int = 40
     seconds: float = 30.0
 
 
