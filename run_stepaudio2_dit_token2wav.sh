@@ -277,7 +277,7 @@ stage_disaggregated() {
   done
   start_llm "$(gpu_of_llm)"
   for ((i = 0; i < TOKEN2WAV_SERVERS; i++)); do
-    assemble_repository "$WORK_DIR/model_repository_$i" $((DISAGGREGATED_GRPC_PORT + i))
+    assemble_repository "$WORK_DIR/model_repository_$i" $((DISAGGREGATED_GRPC_PORT + i)) "$TOKEN2WAV_SERVERS"
     start_triton "token2wav_service_$i" "$WORK_DIR/model_repository_$i" $((DISAGGREGATED_HTTP_PORT + i)) \
       $((DISAGGREGATED_GRPC_PORT + i)) $((DISAGGREGATED_METRICS_PORT + i)) "$(gpu_of_server "$i")"
   done
@@ -318,13 +318,16 @@ write_sample_manifest() {
     '{ print $1 "|" ENVIRON["TRANSCRIPT"] "|" ENVIRON["WAV"] "|" $2 }' "$ROOT/benchmarks/samples/english.txt" >"$1"
 }
 
-# Args: folder to write, gRPC port of the Triton that will serve it.
+# Args: folder to write, gRPC port of the Triton that will serve it [, how many share the cores].
 assemble_repository() {
   local -a settings=(
     "model_dir=$(checkpoint_dir)/token2wav" "llm_tokenizer_dir=$(checkpoint_dir)/llm"
     "voices_dir=$(checkpoint_dir)/voices" "llm_api_base=http://127.0.0.1:$LLM_PORT" "llm_backend=$LLM_BACKEND"
     "triton_grpc_address=127.0.0.1:$2" "device=$DEVICE"
   )
+  if [[ $DEVICE == cpu && " ${ASSEMBLER_SETTINGS[*]}" != *" num_threads="* ]]; then
+    settings+=("num_threads=$(token2wav_threads "${3:-1}")")
+  fi
   run "$PYTHON" -m token2wav_service.triton.assemble --output "$1" "${settings[@]}" "${ASSEMBLER_SETTINGS[@]}"
 }
 
@@ -334,6 +337,7 @@ start_llm() {
   if [[ $LLM_BACKEND != embedded ]]; then options+=(--tokenizer-dir "$(checkpoint_dir)/llm"); fi
   if [[ -n ${1:-} ]]; then gpu=(env "CUDA_VISIBLE_DEVICES=$1"); fi
   if [[ $LLM_BACKEND == embedded ]]; then options+=(--device "$DEVICE"); fi
+  if [[ $LLM_BACKEND == embedded && $DEVICE == cpu ]]; then options+=(--num-threads "$(llm_threads)"); fi
   start_service llm_service "${gpu[@]}" "$PYTHON" -m llm_service "${options[@]}"
 }
 
@@ -355,6 +359,20 @@ gpu_of_server() {
   local count
   count=$(gpu_count)
   if ((count > 1)); then echo $(($1 % (count - 1) + 1)); fi
+}
+
+# Without a GPU the LLM has half of the cores and the token2wav servers the other half; everybody has at least one.
+llm_threads() {
+  local cores
+  cores=$(nproc)
+  echo $((cores > 1 ? cores / 2 : 1))
+}
+
+# Args: how many servers share them.
+token2wav_threads() {
+  local share
+  share=$((($(nproc) - $(llm_threads)) / $1))
+  echo $((share > 0 ? share : 1))
 }
 
 gpu_count() {

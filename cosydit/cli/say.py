@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import wave
 from pathlib import Path
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_WIDTH_BYTES = 2
 WARM_UP_TEXT = "Ready."
+ONE_STREAM = ("--rows-per-forward", "1")
+"""Of the LLM: nobody else will ask it."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
     try:
-        options = stack_options(args, bls_instances=1)
+        options = dataclasses.replace(stack_options(args, bls_instances=1), llm_options=ONE_STREAM)
         with LocalStack(options) as stack:
             for line in stack.describe():
                 print(line, flush=True)

@@ -15,12 +15,15 @@ from pathlib import Path
 from types import TracebackType
 
 from cosydit.local.checkpoints import CheckpointLayout
+from cosydit.local.cpu_shares import CpuShares, cpu_shares
 from cosydit.local.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports, read_json
 from token2wav_service.contract import TOKEN2WAV_MODEL
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+CPU, EMBEDDED = "cpu", "embedded"
+"""The default device of the model repository; the LLM server that may share the CPU with it."""
 REPLICA_PORT_STEP = 10
 """Between the ports of one token2wav server and those of the next."""
 
@@ -192,6 +195,8 @@ def assemble_repository(options: StackOptions) -> None:
         "triton_grpc_address": options.token2wav_url,
         **options.settings,
     }
+    if settings.get("device", CPU) == CPU:
+        settings.setdefault("num_threads", str(_shares(options).token2wav))
     assemble(options.repository, settings)
     if options.replicas:
         assemble(options.replica_repository, settings)
@@ -200,10 +205,17 @@ def assemble_repository(options: StackOptions) -> None:
                 shutil.rmtree(model)
 
 
+def _shares(options: StackOptions) -> CpuShares:
+    return cpu_shares(1 + len(options.replicas))
+
+
 def llm_spec(options: StackOptions) -> ServiceSpec:
     """Return how the LLM service is started."""
     command = [sys.executable, "-m", "llm_service", "--backend", options.llm_backend]
-    command += ["--model-dir", str(options.checkpoint.llm_dir), "--port", str(options.ports.llm), *options.llm_options]
+    command += ["--model-dir", str(options.checkpoint.llm_dir), "--port", str(options.ports.llm)]
+    if options.llm_backend == EMBEDDED and not {"--num-threads", "--device"} & set(options.llm_options):
+        command += ["--num-threads", str(_shares(options).llm)]
+    command += options.llm_options
     return ServiceSpec("llm_service", command, f"{options.llm_url}/health", options.log_dir / "llm_service.log")
 
 

@@ -87,7 +87,7 @@ def test_stage_two_hands_the_settings_of_the_original_to_the_assembler() -> None
 
 def test_stage_three_starts_both_services_and_the_gateway_on_the_ports_of_the_original() -> None:
     llm, triton, gateway = planned("3", "3")
-    assert "-m llm_service --backend embedded" in llm and llm.endswith("--port 8000 --device cpu")
+    assert "-m llm_service --backend embedded" in llm and "--port 8000 --device cpu --num-threads " in llm
     assert triton.endswith("--http-port 18000 --grpc-port 8001 --metrics-port 8002")
     assert "-m gateway --port 8080" in gateway
 

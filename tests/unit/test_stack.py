@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import pytest
+
 from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.stack import LocalStack, Ports, StackOptions, TritonPorts, assemble_repository, gateway_spec
+from cosydit.local.cpu_shares import CpuShares, cpu_shares
+from cosydit.local.stack import (
+    LocalStack,
+    Ports,
+    StackOptions,
+    TritonPorts,
+    assemble_repository,
+    gateway_spec,
+    llm_spec,
+)
 
 
 def _options(tmp_path: Path, *replicas: TritonPorts) -> StackOptions:
@@ -30,3 +42,18 @@ def test_further_servers_hold_token2wav_alone(tmp_path: Path) -> None:
     assemble_repository(options)
     assert [model.name for model in options.replica_repository.iterdir()] == ["token2wav_dit"]
     assert len(list(options.repository.iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("cores", "servers", "llm", "token2wav"), [(1, 1, 1, 1), (2, 1, 1, 1), (8, 1, 4, 4), (8, 3, 4, 1)]
+)
+def test_without_a_gpu_the_services_share_the_cores(cores: int, servers: int, llm: int, token2wav: int) -> None:
+    assert cpu_shares(servers, cores) == CpuShares(llm, token2wav)
+
+
+def test_threads_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:
+    asked = dataclasses.replace(_options(tmp_path), llm_options=("--num-threads", "7"))
+
+    assert llm_spec(_options(tmp_path)).command.count("--num-threads") == 1
+    assert llm_spec(asked).command[-2:] == ["--num-threads", "7"]
+    assert "--num-threads" not in llm_spec(dataclasses.replace(asked, llm_options=(), llm_backend="vllm")).command
