@@ -20,15 +20,22 @@ import httpx
 from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.metrics import START_BUFFERS_S
 from benchmarks.lib.report import aligned_table, write_json
-from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, RunPlan, Sweep, closed_run, open_run, read_run, unseen_run
+from benchmarks.lib.sweep import (
+    RUN_SUFFIX,
+    FinishedRun,
+    RunPlan,
+    Sweep,
+    read_run,
+    sweep_plans,
+    unseen_run,
+    warm_up_bursts,
+)
 from benchmarks.lib.types import BenchmarkError
 
 ENVIRONMENT_FILE = "environment.json"
 HEAD = ("run", "requests", "failed", "ttfa p50 ms", "p95 ms", "p99 ms", "gaps", "of", "audio s/s")
 EXIT_FAILURES, EXIT_USAGE, EXIT_UNFINISHED = 1, 2, 3
 _MS = 1000
-_LEAST_REQUESTS = 50
-_REQUESTS_A_CALLER = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,8 +67,7 @@ async def _sweep(args: argparse.Namespace, plans: Sequence[RunPlan]) -> list[Fin
     begun_s, finished = time.monotonic(), []
     todo = [plan for plan in plans if not sweep.has(plan)]
     if todo and not args.no_warm_up:
-        bursts = [1, 2, 4, 8, 16, 32, 64, 128, *[_LEAST_REQUESTS] * 2]
-        failures = await sweep.warm_up([b for b in bursts if b <= args.warm_up_burst], list(plans[0].voices))
+        failures = await sweep.warm_up(warm_up_bursts(args.warm_up_burst), list(plans[0].voices))
         if failures:
             raise BenchmarkError(f"{len(failures)} requests of the warm-up failed, the first with {failures[0]}")
     if todo:
@@ -95,8 +101,7 @@ def _plans(args: argparse.Namespace, names: Sequence[str]) -> list[RunPlan]:
         got = f"the gateway has {len(names)} voices, expected {args.voices} and {args.unseen} unseen ones"
         raise BenchmarkError(f"{got}; make them with `cosydit checkpoint make-random --numbered-voices N`")
     known, unseen = list(names[: args.voices]), list(names[args.voices : args.voices + args.unseen])
-    plans = [closed_run(n, max(_LEAST_REQUESTS, _REQUESTS_A_CALLER * n), known) for n in args.closed]
-    plans += [open_run(rate, args.open_s, known) for rate in args.open]
+    plans = sweep_plans(args.closed, args.open, args.open_s, known)
     return [*plans, unseen_run(unseen)] if unseen else plans
 
 

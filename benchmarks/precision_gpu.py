@@ -32,7 +32,8 @@ from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.hift import HiFT, fold_weight_norm
 from token2wav_service.replay.report import snr_db
 from token2wav_service.runtime.pool import PoolSizes
-from token2wav_service.runtime.slot_runner import STREAM_BUCKETS, TOKEN_BUCKETS, SlotRunner, SlotState
+from token2wav_service.runtime.slot_runner import SlotRunner, SlotState
+from token2wav_service.runtime.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS
 
 PROMPT_TOKENS = 125
 POLICY = SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT)
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             reference.compare(runner, streams, tokens)
             for tokens in TOKEN_BUCKETS
             for streams in STREAM_BUCKETS
-            if streams <= runner.most_streams(tokens)
+            if streams <= runner.shapes.most_streams(tokens)
         ]
         print(name)
         header = ["streams", "tokens", "mel SNR dB", "log-mel distance", "wave SNR dB"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ _MS = 1000
 _MAX_BINS = 30
 _MAX_TIMELINES = 60
 _SIZE_INCHES = (11, 8)
+_FLEET_INCHES = (16, 7)
 _WHOLE = 100
 
 
@@ -53,6 +54,31 @@ def draw_sweep(path: Path, runs: Sequence[FinishedRun]) -> None:
     opened = [run for run in runs if run.load["requests_per_s"] is not None]
     _draw_sweep_row(axes[0], closed, "num_tasks", "callers at once")
     _draw_sweep_row(axes[1], opened, "requests_per_s", "requests a second (Poisson)")
+    _save(figure, path)
+
+
+def draw_fleets(path: Path, timelines: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write a PNG of simulated fleets: a column each with the time to first audio and the load, second by second.
+
+    Args:
+        path: where to write; replaced whole.
+        timelines: by scenario, what `benchmarks.lib.simulate.scenarios.fleet_timeline` returns.
+
+    Raises:
+        BenchmarkError: matplotlib is not installed.
+    """
+    figure = _figure_class()(figsize=_FLEET_INCHES, layout="constrained")
+    axes = figure.subplots(2, len(timelines), squeeze=False)
+    for column, (name, timeline) in enumerate(timelines.items()):
+        moments = [moment["at_s"] for moment in timeline]
+        for point in ("p50", "p95", "p99"):
+            axes[0][column].plot(moments, [(each["ttfa_ms"] or {}).get(point) for each in timeline], label=point)
+        axes[0][column].set(title=name, xlabel="s", ylabel="time to first audio, ms", ylim=(0, None))
+        axes[0][column].legend()
+        for point in ("min", "mean", "max"):
+            axes[1][column].plot(moments, [moment["streams"][point] for moment in timeline], label=point)
+        axes[1][column].set(xlabel="s", ylabel="open streams a token2wav replica", ylim=(0, None))
+        axes[1][column].legend()
     _save(figure, path)
 
 

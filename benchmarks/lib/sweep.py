@@ -28,6 +28,9 @@ from cosydit.clock import SystemClock
 
 RUN_SUFFIX = ".json.gz"
 _SENTENCE_LETTERS = 60
+LEAST_REQUESTS = 50
+_REQUESTS_A_CALLER = 3
+_WARM_UP_BURSTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DIGITS = 6
 """Times are kept to the microsecond."""
 
@@ -75,6 +78,31 @@ def unseen_run(voices: Sequence[str]) -> RunPlan:
     return RunPlan("unseen-voice", LoadPlan(1, len(voices)), tuple(voices), is_unseen=True)
 
 
+def sweep_plans(callers: Sequence[int], rates: Sequence[float], open_s: float, voices: Sequence[str]) -> list[RunPlan]:
+    """Plan closed loops of so many callers, then `open_s` seconds of arrivals at each of so many a second."""
+    plans = [closed_run(n, max(LEAST_REQUESTS, _REQUESTS_A_CALLER * n), voices) for n in callers]
+    return [*plans, *(open_run(rate, open_s, voices) for rate in rates)]
+
+
+def warm_up_bursts(largest: int) -> list[int]:
+    """Return how many requests to send at once before a sweep, burst by burst."""
+    return [burst for burst in (*_WARM_UP_BURSTS, *[LEAST_REQUESTS] * 2) if burst <= largest]
+
+
+def warm_up_jobs(bursts: Sequence[int], voices: Sequence[str]) -> list[list[SpeechJob]]:
+    """Return each burst's jobs, every one in the next voice."""
+    sentences, next_voice = unique_sentences("warm-up"), cycle(voices)
+    return [[_job(next(sentences), next(next_voice)) for _ in range(burst)] for burst in bursts]
+
+
+def jobs_of(plan: RunPlan) -> list[SpeechJob]:
+    """Return a plan's requests; the same plan has the same ones every time."""
+    draw = random.Random(plan.name)
+    sentences = unique_sentences(plan.name)
+    pick = iter(plan.voices) if plan.is_unseen else (draw.choice(plan.voices) for _ in count())
+    return [_job(next(sentences), next(pick)) for _ in range(plan.load.requests)]
+
+
 class Sweep:
     """Runs plans against one gateway and keeps their raw samples in a directory."""
 
@@ -92,20 +120,16 @@ class Sweep:
     async def warm_up(self, bursts: Sequence[int], voices: Sequence[str]) -> list[str]:
         """Send bursts of so many requests at once, each in the next voice; returns what went wrong."""
         failures: list[str] = []
-        sentences, next_voice = unique_sentences("warm-up"), cycle(voices)
-        for burst in tqdm(bursts, desc="warm-up", unit="burst"):
-            jobs = [_job(next(sentences), next(next_voice)) for _ in range(burst)]
-            done = await self._run(jobs, LoadPlan(burst, burst))
+        for jobs in tqdm(warm_up_jobs(bursts, voices), desc="warm-up", unit="burst"):
+            done = await self._run(jobs, LoadPlan(len(jobs), len(jobs)))
             failures += [record.error or "no audio" for record in done.records if not record.is_ok]
         return failures
 
     async def run(self, plan: RunPlan) -> FinishedRun:
         """Run one plan and write its samples; failed requests are counted, never raised."""
-        draw = random.Random(plan.name)
-        sentences = unique_sentences(plan.name)
-        pick = iter(plan.voices) if plan.is_unseen else (draw.choice(plan.voices) for _ in count())
-        jobs = [_job(next(sentences), next(pick)) for _ in range(plan.load.requests)]
-        done = FinishedRun(plan.name, asdict(plan.load), plan.is_unseen, await self._run(jobs, plan.load, plan.name))
+        done = FinishedRun(
+            plan.name, asdict(plan.load), plan.is_unseen, await self._run(jobs_of(plan), plan.load, plan.name)
+        )
         write_run(self._path(plan.name), done)
         return done
 

@@ -23,6 +23,7 @@ SUBCOMMANDS = (
     "import_voices",
     "keys",
     "doctor",
+    "plan",
     "top",
 )
 

@@ -22,7 +22,7 @@ from token2wav_service.engine.chunk_rules import ChunkRules, check_options
 from token2wav_service.engine.meter import ChunkTiming, EngineMeter, Measurements
 from token2wav_service.engine.recent_steps import RecentSteps
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
-from token2wav_service.engine.scheduler import Scheduler
+from token2wav_service.engine.scheduler import Batch, Scheduler
 from token2wav_service.engine.stream import Stream
 from token2wav_service.engine.types import (
     AudioChunk,
@@ -52,6 +52,17 @@ class ChunkResult:
     outcome: AudioChunk | Token2WavError
     ended: StreamSummary | None
     """Set when the stream ended with this chunk."""
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A batch that was chosen and has not run."""
+
+    batch: Batch
+    works: list[ChunkWork[StreamState]]
+    """One for every stream of the batch, in its order."""
+    began_s: float
+    """Clock time."""
 
 
 class Token2WavEngine:
@@ -117,24 +128,33 @@ class Token2WavEngine:
 
     def step(self) -> list[ChunkResult]:
         """Run one batch; returns a result for every chunk in it, none when nothing was ready."""
+        begun = self.begin_step()
+        return [] if begun is None else self.end_step(begun)
+
+    def begin_step(self) -> BegunStep | None:
+        """Choose the next batch and keep it from every other; None when nothing is ready. `end_step` must follow."""
         with self._lock:
             batch = self._scheduler.schedule(self._streams.values(), self._runner)
             if batch is None:
-                return []
+                return None
             works = []
             for stream in batch.streams:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
                 works.append(_work(stream))
-        began_s = self._clock.now()
-        outcomes = self._run(works)
+            return BegunStep(batch, works, self._clock.now())
+
+    def end_step(self, begun: BegunStep) -> list[ChunkResult]:
+        """Run what `begin_step` chose; returns a result for every chunk in it."""
+        outcomes = self._run(begun.works)
         with self._lock:
-            self._histogram[len(works)] += 1
-            ended_s = self._clock.now()
+            self._histogram[len(begun.works)] += 1
+            began_s, ended_s = begun.began_s, self._clock.now()
             self._meter.step(ended_s - began_s)
             self._recent_steps.add(ended_s - began_s, _audio_s(outcomes))
-            timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, len(works)) for s in batch.streams]
-            settled = zip(batch.streams, outcomes, timings, strict=True)
+            streams, size = begun.batch.streams, len(begun.works)
+            timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
+            settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
 
     def abort(self, stream_id: str) -> tuple[list[ChunkResult], StreamSummary | None]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
-from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.engine.types import FloatArray, TokenChunk, VoiceFeatures
 from token2wav_service.errors import InvalidPromptError, Token2WavError
@@ -31,16 +30,9 @@ from token2wav_service.runtime.slot_flow import SlotFlow
 from token2wav_service.runtime.slot_vocoder import SlotVocoder
 from token2wav_service.runtime.slots import SCRATCH_SLOT, SlotAllocator
 from token2wav_service.runtime.solver import ChunkSolver, FusedSolver
+from token2wav_service.runtime.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
 
 logger = logging.getLogger(__name__)
-
-STREAM_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-TOKEN_BUCKETS = (*CHUNK_SIZES_TOKENS[:-1], CHUNK_SIZES_TOKENS[-1] + LOOKAHEAD_TOKENS)
-"""Spoken tokens (25 Hz) of a chunk; a last one speaks its look-ahead too. Longer chunks run without a graph."""
-STEP_TOKENS = 1024
-"""Streams times tokens in one step at most. Larger steps are hardly cheaper a stream, and new streams wait for them."""
-FULL_SHARE = 0.75
-"""A batch that fills less of its program leaves the rest to the next step and takes the next smaller program."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +104,7 @@ class SlotRunner:
         self.sizes = sizes
         self.device = next(flow.parameters()).device
         self.dtype = next(flow.parameters()).dtype
-        self.stream_buckets, self.token_buckets = tuple(stream_buckets), tuple(token_buckets)
+        self.shapes = StepShapes(tuple(stream_buckets), tuple(token_buckets))
         self.pool: StreamPool = allocate_pool(
             sizes, flow.config, hift.config, policy.ode_steps, self.dtype, self.device
         )
@@ -129,9 +121,9 @@ class SlotRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
-        for tokens in self.token_buckets:
-            for streams in self.stream_buckets:
-                if streams <= self.most_streams(tokens):
+        for tokens in self.shapes.token_buckets:
+            for streams in self.shapes.stream_buckets:
+                if streams <= self.shapes.most_streams(tokens):
                     for prompt_size in self.flow.solver.prompt_sizes:
                         self.program(streams, tokens, prompt_size)
 
@@ -171,14 +163,11 @@ class SlotRunner:
 
     def bucket(self, chunk: TokenChunk) -> int:
         """Return the spoken tokens that the chunk's program has room for."""
-        return self._token_bucket(self._spoken(chunk))
+        return self.shapes.token_bucket(self._spoken(chunk))
 
     def step_size(self, bucket: int, ready: int) -> int:
         """Return how many of so many chunks of a bucket one step should take."""
-        count = min(ready, self.most_streams(bucket))
-        if count in self.stream_buckets or count >= FULL_SHARE * self._stream_bucket(count):
-            return count
-        return max(size for size in self.stream_buckets if size < count)
+        return self.shapes.step_size(bucket, ready)
 
     @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork[SlotState]]) -> list[ChunkOutcome[SlotState]]:
@@ -200,16 +189,16 @@ class SlotRunner:
         """Split a batch by token bucket, and by what one program may hold."""
         buckets: dict[int, list[int]] = {}
         for index, work in enumerate(works):
-            buckets.setdefault(self._token_bucket(self._spoken(work)), []).append(index)
+            buckets.setdefault(self.shapes.token_bucket(self._spoken(work)), []).append(index)
         groups = []
         for tokens, members in buckets.items():
-            most = self.most_streams(tokens)
+            most = self.shapes.most_streams(tokens)
             groups += [(members[start : start + most], tokens) for start in range(0, len(members), most)]
         return groups
 
     def _run_group(self, works: Sequence[ChunkWork[SlotState]], tokens: int) -> list[FloatArray]:
         prompt_size = self.flow.solver.prompt_size(max(work.state.voice.frames for work in works))
-        program = self.program(self._stream_bucket(len(works)), tokens, prompt_size)
+        program = self.program(self.shapes.stream_bucket(len(works)), tokens, prompt_size)
         for work in works:
             work.state.is_broken = True
         self._begin_streams([work.state for work in works if work.state.generated == 0])
@@ -264,7 +253,7 @@ class SlotRunner:
 
     def is_planned(self, tokens: int, prompt_size: int) -> bool:
         """Say whether a program of this size is kept, and captured where there is CUDA."""
-        return tokens in self.token_buckets and prompt_size in self.flow.solver.prompt_sizes
+        return tokens in self.shapes.token_buckets and prompt_size in self.flow.solver.prompt_sizes
 
     def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
@@ -278,14 +267,3 @@ class SlotRunner:
 
     def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
         return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)
-
-    def most_streams(self, tokens: int) -> int:
-        """Return the streams that a program of a token bucket may hold."""
-        fitting = [size for size in self.stream_buckets if size * tokens <= STEP_TOKENS]
-        return max(fitting, default=self.stream_buckets[0])
-
-    def _token_bucket(self, tokens: int) -> int:
-        return next((bucket for bucket in self.token_buckets if bucket >= tokens), tokens)
-
-    def _stream_bucket(self, streams: int) -> int:
-        return next((bucket for bucket in self.stream_buckets if bucket >= streams), streams)

@@ -16,8 +16,8 @@ from token2wav_service.export.spec import Precision
 from token2wav_service.hashes import sha256_of_file
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
-from token2wav_service.runtime.slot_runner import STEP_TOKENS, STREAM_BUCKETS, TOKEN_BUCKETS
 from token2wav_service.runtime.solver import FusedSolver
+from token2wav_service.runtime.step_shapes import STEP_TOKENS, STREAM_BUCKETS, TOKEN_BUCKETS
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
 from token2wav_service.runtime.tensorrt.host import architecture_name

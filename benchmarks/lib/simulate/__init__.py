@@ -1,0 +1,1 @@
+"""The real gateway, router and scheduler in virtual time, over models of what a GPU takes."""

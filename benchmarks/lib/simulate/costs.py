@@ -1,0 +1,152 @@
+"""What everything takes: the parameters of the models, with their units. Pure.
+
+They are fitted from measurements by `fit`; a file of them says from which.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.simulate.gpu import Slowdown
+from benchmarks.lib.types import BenchmarkError
+
+LLM, TOKEN2WAV = "llm", "token2wav"
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of one token2wav step alone on its GPU: a program of so many streams, each of so many spoken tokens."""
+
+    fixed_s: float
+    per_stream_s: float
+    per_token_s: float
+    """Of every stream."""
+
+    def of(self, streams: int, tokens: int) -> float:
+        """Return the seconds of a program, padding included."""
+        return self.fixed_s + streams * (self.per_stream_s + tokens * self.per_token_s)
+
+
+@dataclass(frozen=True)
+class LLMCost:
+    """The LLM server: a process that talks and one that steps."""
+
+    request_s: float
+    """The talking process, for every request."""
+    message_s: float
+    """The talking process, for every message of tokens."""
+    step_fixed_s: float
+    """One decoding step, whatever runs in it."""
+    step_per_request_s: float
+    """More for every running request."""
+    prefill_per_token_s: float
+    """More for every prompt token that enters in the step."""
+    prompt_tokens: int = 165
+    """5 s of the voice at 25 Hz, its transcript and 60 letters of text."""
+    max_batched_tokens: int = 8192
+    """Prompt tokens in one step at most: vLLM's default on such GPUs."""
+    max_requests: int = 64
+    """Running at once; others wait. `--max-batch-size`."""
+    stream_interval: int = 4
+    """Tokens in a message after the first, which has one. `--stream-interval`."""
+
+
+@dataclass(frozen=True)
+class Token2WavCost:
+    """The token2wav server: what its steps take and what stands around them."""
+
+    step: StepCost
+    open_s: float
+    """From asking for a stream to having it."""
+    push_s: float
+    """From sending a window to its being ready to run."""
+    answer_s: float
+    """The engine's thread, for every chunk it hands back."""
+    voice_s: float = 0.2
+    """Making a voice that was never seen."""
+
+
+@dataclass(frozen=True)
+class GatewayCost:
+    """The gateway's and the client's processes, taken as one."""
+
+    request_s: float
+    message_s: float
+    """For every message of the LLM."""
+    chunk_s: float
+    """For every chunk of audio."""
+    latency_s: float = 0.0
+    """From the caller to the gateway and back, without keeping anyone else."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """One GPU kind's parameters."""
+
+    gpu: str
+    llm: LLMCost
+    token2wav: Token2WavCost
+    gateway: GatewayCost
+    llm_slowdown: Slowdown
+    """Beside a token2wav step on the same GPU."""
+    token2wav_slowdown: Slowdown
+    """Beside the LLM on the same GPU."""
+
+    @property
+    def slowdowns(self) -> dict[str, Slowdown]:
+        """By service, for a GPU that both share."""
+        return {LLM: self.llm_slowdown, TOKEN2WAV: self.token2wav_slowdown}
+
+    def with_parameters(self, values: dict[str, float]) -> CostModel:
+        """Return a model with some parameters changed; names are paths such as `llm.request_s`."""
+        model = self
+        for path, value in values.items():
+            model = _changed(model, path.split("."), value)
+        return model
+
+    def parameter(self, path: str) -> float:
+        """Return one parameter by its path."""
+        value: Any = self
+        for name in path.split("."):
+            value = getattr(value, name)
+        return float(value)
+
+
+def cost_json(model: CostModel) -> dict[str, Any]:
+    """Return a model ready for JSON."""
+    return asdict(model)
+
+
+def read_cost_model(path: Path) -> CostModel:
+    """Read the `model` of a file that `fit` wrote.
+
+    Raises:
+        BenchmarkError: it is missing or something else.
+    """
+    try:
+        return cost_model(json.loads(path.read_text("utf-8"))["model"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        got = f"{path} holds no cost model ({error!r})"
+        raise BenchmarkError(f"{got}; make one with python -m benchmarks.simulate fit") from error
+
+
+def cost_model(content: dict[str, Any]) -> CostModel:
+    """Return the model that `cost_json` described."""
+    token2wav = dict(content["token2wav"])
+    step = StepCost(**token2wav.pop("step"))
+    return CostModel(
+        content["gpu"],
+        LLMCost(**content["llm"]),
+        Token2WavCost(step=step, **token2wav),
+        GatewayCost(**content["gateway"]),
+        Slowdown(**content["llm_slowdown"]),
+        Slowdown(**content["token2wav_slowdown"]),
+    )
+
+
+def _changed(part: Any, path: list[str], value: float) -> Any:
+    head, *rest = path
+    return replace(part, **{head: _changed(getattr(part, head), rest, value) if rest else value})

@@ -1,0 +1,188 @@
+"""Finds the cost model's parameters from measurements.
+
+The step of token2wav is a line through what `benchmarks.engine_gpu` measured alone on the GPU. What can't be measured
+apart (the LLM's steps, the processes around, what the services cost each other on one GPU) is fitted by simulating
+some runs of `benchmarks.end_to_end` until their figures come out; other runs are left out and tell how good it is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.lib.metrics import percentile, playback_underrun
+from benchmarks.lib.simulate.costs import CostModel, GatewayCost, LLMCost, StepCost, Token2WavCost
+from benchmarks.lib.simulate.gpu import Slowdown
+from benchmarks.lib.sweep import FinishedRun
+from benchmarks.lib.types import RequestRecord
+from token2wav_service.contract import LOOKAHEAD_TOKENS
+from token2wav_service.runtime.step_shapes import StepShapes
+
+Simulate = Callable[[CostModel], Sequence[FinishedRun]]
+FloatArray = npt.NDArray[np.float64]
+
+PARAMETERS = (
+    "llm.message_s",
+    "llm.step_fixed_s",
+    "llm.step_per_request_s",
+    "token2wav.answer_s",
+    "gateway.request_s",
+    "gateway.message_s",
+    "gateway.chunk_s",
+    "gateway.latency_s",
+    "llm_slowdown.fixed",
+    "llm_slowdown.by_load",
+    "token2wav_slowdown.fixed",
+    "token2wav_slowdown.by_load",
+)
+"""Fitted end to end; all are positive and searched by their logarithms."""
+HEARD_S = (1.0, 3.0)
+"""Seconds of audio whose coming is compared, beside the first."""
+WEIGHTS = {"ttfa_p50": 2.0, "ttfa_p95": 2.0, "audio_s_per_s": 2.0, "total_p95": 0.5}
+"""Of the figures that a simulation is for; the others count once."""
+PRIOR_WEIGHT = 0.03
+"""Of a parameter that is e times off its first guess, beside a figure that is off by its whole: keeps those in bounds
+that the runs hardly tell."""
+UNDERRUN_RATIO = "underrun_ratio"
+_FIRST_STRIDE = 0.15
+"""Standard deviation of a change, in logarithms."""
+_SHARE_CHANGED = 0.4
+"""Of the parameters, in one change."""
+_LONGER, _SHORTER = 1.4, 0.94
+"""Steady where one change in seven is for the better."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a search found."""
+
+    model: CostModel
+    loss: float
+    """Sum of squares, priors included."""
+    simulations: int
+
+
+def step_points(engine_raw: Mapping[str, Any]) -> list[tuple[int, int, float]]:
+    """Return (streams, spoken tokens, seconds) of every program that was measured in one step alone."""
+    shapes, points = StepShapes(), []
+    for streams, seconds in engine_raw["first_chunk_s"].items():
+        points.append((int(streams), shapes.token_buckets[0], statistics.median(seconds)))
+    for row in engine_raw["batches"]:
+        tokens = shapes.token_bucket(row["tokens"] - LOOKAHEAD_TOKENS)
+        steps = math.ceil(row["streams"] / shapes.most_streams(tokens))
+        points.append((row["streams"] // steps, tokens, statistics.median(row["seconds"]) / steps))
+    return points
+
+
+def fit_step(points: Sequence[tuple[int, int, float]]) -> StepCost:
+    """Fit the line that is least off, each point relative to itself."""
+    rows = np.array([[1.0, streams, streams * tokens] for streams, tokens, _ in points])
+    seconds = np.array([point[2] for point in points])
+    found, *_ = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(points)), rcond=None)
+    return StepCost(*(float(value) for value in found))
+
+
+def first_guess(gpu: str, step: StepCost) -> CostModel:
+    """Return where the search begins: found by hand, with the measured sweep in view."""
+    return CostModel(
+        gpu,
+        LLMCost(0.001, 0.0001, 0.0017, 0.00002, 0.000009),
+        Token2WavCost(step, open_s=0.003, push_s=0.001, answer_s=0.0002),
+        GatewayCost(0.0035, 0.00016, 0.0006, 0.01),
+        llm_slowdown=Slowdown(0.5, 1.0),
+        token2wav_slowdown=Slowdown(0.4, 0.06),
+    )
+
+
+def figures_of(run: FinishedRun, first: int | None = None) -> dict[str, float]:
+    """Return the figures of a run that a fit compares: seconds, and seconds of audio a second.
+
+    Args:
+        run: measured or simulated.
+        first: look at so many requests only, and not at what depends on those after them.
+    """
+    records = sorted(run.result.records, key=lambda record: record.sent_s)[:first]
+    good = [record for record in records if record.is_ok]
+    begun = [record.arrivals[0].at_s for record in good]
+    dry = sum(playback_underrun(record.arrivals, 0.0).gaps > 0 for record in good) / len(good)
+    figures = {"ttfa_p50": percentile(begun, 50), "ttfa_p95": percentile(begun, 95), UNDERRUN_RATIO: dry}
+    for audio_s in HEARD_S:
+        figures[f"heard_{audio_s:g}s_p50"] = percentile([_heard_at_s(record, audio_s) for record in good], 50)
+    if first is None:
+        total = [record.total_s for record in good]
+        figures |= {"total_p50": percentile(total, 50), "total_p95": percentile(total, 95)}
+        figures["audio_s_per_s"] = sum(record.audio_s for record in good) / run.result.wall_s
+    return figures
+
+
+def fit(
+    guess: CostModel,
+    simulate: Simulate,
+    targets: Mapping[str, Mapping[str, float]],
+    figures_of: Callable[[FinishedRun], Mapping[str, float]],
+    parameters: Sequence[str] = PARAMETERS,
+    simulations: int = 120,
+    note: Callable[[int, float], None] = lambda simulation, loss: None,
+) -> Fit:
+    """Search the parameters with which a simulation's figures come out as measured.
+
+    Batches jump with every change of a parameter, so that slopes mislead: the search tries a random change of the best
+    so far, keeps it if it is better, and goes in larger steps when that happens often. The same call finds the same.
+
+    Args:
+        guess: where to begin; what is not searched stays.
+        simulate: makes the runs that `targets` names.
+        targets: the figures to come to, by run.
+        figures_of: takes them from a simulated run.
+        parameters: paths of what is searched.
+        simulations: how many to make.
+        note: told the loss of every simulation.
+    """
+    begin: FloatArray = np.log(np.array([guess.parameter(path) for path in parameters]))
+
+    def loss_of(logs: FloatArray) -> float:
+        made = {run.name: figures_of(run) for run in simulate(_model(guess, parameters, logs))}
+        off = [_off(name, made[run][name], value) for run, each in targets.items() for name, value in each.items()]
+        return sum(each * each for each in off) + PRIOR_WEIGHT**2 * float(np.sum((logs - begin) ** 2))
+
+    draw = np.random.default_rng(0)
+    best, least, stride = begin, loss_of(begin), _FIRST_STRIDE
+    note(1, least)
+    for simulation in range(2, simulations + 1):
+        chosen = draw.random(len(begin)) < _SHARE_CHANGED
+        tried = best + stride * chosen * draw.standard_normal(len(begin))
+        loss = loss_of(tried)
+        note(simulation, loss)
+        if loss < least:
+            best, least, stride = tried, loss, stride * _LONGER
+        else:
+            stride *= _SHORTER
+    return Fit(_model(guess, parameters, best), least, simulations)
+
+
+def _off(name: str, made: float, target: float) -> float:
+    """Return how far a figure is off: a share by itself, all else by its logarithm."""
+    if name == UNDERRUN_RATIO:
+        return made - target
+    return WEIGHTS.get(name, 1.0) * math.log(made / target)
+
+
+def _model(guess: CostModel, parameters: Sequence[str], logs: FloatArray) -> CostModel:
+    values = [float(value) for value in np.exp(logs)]
+    return guess.with_parameters(dict(zip(parameters, values, strict=True)))
+
+
+def _heard_at_s(record: RequestRecord, audio_s: float) -> float:
+    """Return when so much audio had come."""
+    heard_s = 0.0
+    for arrival in record.arrivals:
+        heard_s += arrival.audio_s
+        if heard_s >= audio_s:
+            return arrival.at_s
+    return record.total_s

@@ -1,0 +1,252 @@
+"""Many listeners over many replicas in virtual time: real gateways with their routers, modelled servers behind them.
+
+    listeners ─► gateways (pipeline, router, admission) ─┬─► LLM servers, a GPU each
+                                                         └─► token2wav servers (real engine), a GPU each
+
+A listener hears one utterance after another, each asked for when the one before has been played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from benchmarks.lib.simulate.costs import CostModel
+from benchmarks.lib.simulate.crowd import Crowd, CrowdPlan
+from benchmarks.lib.simulate.gpu import OwnGPU
+from benchmarks.lib.simulate.llm import ModelledLLM
+from benchmarks.lib.simulate.serial import SerialProcess
+from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
+from benchmarks.lib.simulate.single_gpu import PipelineDoor, voice_of
+from benchmarks.lib.simulate.token2wav import MAX_STREAMS, ModelledToken2Wav
+from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
+from benchmarks.lib.types import RequestRecord
+from gateway.chunking import ChunkSettings
+from gateway.core import Utterance
+from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.routing.discovery import StaticReplicas
+from gateway.routing.fleet import Fleet
+from gateway.routing.gate import Gate
+from gateway.routing.llm import RoutedSpeechLM
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.status import ReplicaStatus
+from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.voices import VoiceRegistry
+from token2wav_service.contract import TOKEN_RATE_HZ
+
+LETTERS_PER_S = 15.0
+"""Of speech: what an utterance's length follows."""
+SAMPLE_INTERVAL_S = 1.0
+_FIRST_PORT = 8001
+_SETTLE_S = 3.0
+"""Before the first listener: every gateway has probed every replica."""
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """What there is and what happens; seconds count from the first listener."""
+
+    crowd: CrowdPlan
+    token2wav: int = 64
+    """Servers, a GPU each."""
+    llms: int = 20
+    """Servers, a GPU each."""
+    gateways: int = 40
+    """Processes; listeners are spread over them evenly."""
+    max_streams: int = MAX_STREAMS
+    """Of a token2wav server."""
+    lost_at_s: tuple[float, ...] = ()
+    """When a token2wav server is lost: the first, the second, ..."""
+    returns_after_s: float | None = 20.0
+    """Until a lost one is there again; None: never."""
+    llm_lost_at_s: tuple[float, ...] = ()
+    """When an LLM server is lost; it does not come back."""
+    rolling_update_at_s: float | None = None
+    """When the token2wav servers begin to be restarted, some at once, until all are."""
+    restarted_at_once: int = 4
+    grace_s: float = 30.0
+    """A restarted server's streams may go on so long."""
+    start_s: float = 15.0
+    """From the start of a token2wav process to its being ready."""
+
+
+@dataclass
+class FleetSample:
+    """The fleet at one moment."""
+
+    at_s: float
+    listeners: int
+    """Who have begun to listen."""
+    streams: list[int]
+    """Open at each token2wav server."""
+    llm_running: int
+    llm_waiting: int
+
+
+@dataclass
+class FleetRun:
+    """What became of a plan."""
+
+    records: list[RequestRecord]
+    refused: int
+    """Asked to come back later."""
+    failovers: int
+    """Streams that went on at another token2wav server."""
+    llm_failovers: int
+    busy_shares: list[float]
+    """Of each token2wav server's time."""
+    samples: list[FleetSample] = field(default_factory=list)
+
+
+def simulate_fleet(costs: CostModel, plan: FleetPlan) -> FleetRun:
+    """Run a plan to its end."""
+    return run_virtually(lambda clock: _Fleet(costs, plan, clock).run())
+
+
+class _GatewayProcess:
+    """One gateway with its clients of all servers."""
+
+    def __init__(
+        self, costs: CostModel, servers: dict[str, Token2WavServer], llms: dict[str, ModelledLLM], clock: VirtualClock
+    ) -> None:
+        process, settings = SerialProcess(), RoutingSettings()
+        self.llm = RoutedSpeechLM(
+            Fleet(LLM, settings, clock), [StaticReplicas(list(llms))], lambda url: LLMLink(llms[url], process), clock
+        )
+        self.token2wav = RoutedToken2Wav(
+            Fleet(TOKEN2WAV, settings, clock),
+            [StaticReplicas(list(servers))],
+            lambda address: Token2WavLink(servers[address], process),
+            clock,
+        )
+        self._voices = VoiceRegistry(self.token2wav)
+        pipeline = SpeechPipeline(
+            self.llm,
+            self.token2wav,
+            self._voices,
+            PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy()),
+            clock,
+            admission=Gate(self.llm, self.token2wav),
+        )
+        self.door = PipelineDoor(pipeline, process, costs)
+
+    def start(self) -> None:
+        self.llm.start()
+        self.token2wav.start()
+
+    async def make_voices(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self._voices.resolve(voice_of(name))
+
+    async def close(self) -> None:
+        await self.llm.close()
+        await self.token2wav.close()
+
+    def failovers(self, statuses: tuple[ReplicaStatus, ...]) -> int:
+        return sum(status.failovers_total for status in statuses)
+
+
+class _Fleet:
+    def __init__(self, costs: CostModel, plan: FleetPlan, clock: VirtualClock) -> None:
+        self._costs, self._plan, self._clock = costs, plan, clock
+        ports = count(_FIRST_PORT)
+        self._servers = {
+            address: Token2WavServer(address, self._make_token2wav)
+            for address in (f"10.0.0.1:{next(ports)}" for _ in range(plan.token2wav))
+        }
+        self._llms = {
+            f"http://10.0.0.2:{9000 + number}": ModelledLLM(costs, OwnGPU(), speech_tokens)
+            for number in range(plan.llms)
+        }
+        self._gateways = [_GatewayProcess(costs, self._servers, self._llms, clock) for _ in range(plan.gateways)]
+        self._samples: list[FleetSample] = []
+        self._began_s = 0.0
+
+    def _make_token2wav(self) -> ModelledToken2Wav:
+        return ModelledToken2Wav(self._costs, OwnGPU(), self._clock, self._plan.max_streams)
+
+    async def run(self) -> FleetRun:
+        for llm in self._llms.values():
+            llm.start()
+        for server in self._servers.values():
+            server.up()
+        for gateway in self._gateways:
+            gateway.start()
+        await asyncio.sleep(_SETTLE_S)
+        await asyncio.gather(*(gateway.make_voices(self._plan.crowd.voice_names) for gateway in self._gateways))
+        self._began_s = self._clock.now()
+        crowd = Crowd(self._plan.crowd, [gateway.door for gateway in self._gateways], self._clock)
+        async with AsyncExitStack() as beside:
+            for work in (self._sample(crowd), *self._events()):
+                task = asyncio.create_task(work)
+                beside.callback(task.cancel)
+            await crowd.listen()
+        run = self._result(crowd)
+        for gateway in self._gateways:
+            await gateway.close()
+        return run
+
+    def _result(self, crowd: Crowd) -> FleetRun:
+        seconds = self._clock.now() - self._began_s
+        return FleetRun(
+            crowd.records,
+            crowd.refused,
+            sum(gateway.failovers(gateway.token2wav.snapshot()) for gateway in self._gateways),
+            sum(gateway.failovers(gateway.llm.snapshot()) for gateway in self._gateways),
+            [server.total_busy_s / seconds for server in self._servers.values()],
+            self._samples,
+        )
+
+    async def _sample(self, crowd: Crowd) -> None:
+        while True:
+            llms = self._llms.values()
+            self._samples.append(
+                FleetSample(
+                    self._clock.now() - self._began_s,
+                    crowd.listeners,
+                    [server.open_streams for server in self._servers.values()],
+                    sum(llm.running for llm in llms),
+                    sum(llm.waiting for llm in llms),
+                )
+            )
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    def _events(self) -> Iterator[Coroutine[Any, Any, None]]:
+        plan, servers, llms = self._plan, list(self._servers.values()), list(self._llms.values())
+        for server, at_s in zip(servers, plan.lost_at_s, strict=False):
+            yield self._lose(server, at_s)
+        for llm, at_s in zip(llms, plan.llm_lost_at_s, strict=False):
+            yield self._lose_llm(llm, at_s)
+        if plan.rolling_update_at_s is not None:
+            yield self._update(servers, plan.rolling_update_at_s)
+
+    async def _lose(self, server: Token2WavServer, at_s: float) -> None:
+        await asyncio.sleep(at_s)
+        server.kill()
+        if self._plan.returns_after_s is not None:
+            await asyncio.sleep(self._plan.returns_after_s)
+            server.up()
+
+    async def _lose_llm(self, llm: ModelledLLM, at_s: float) -> None:
+        await asyncio.sleep(at_s)
+        await llm.stop()
+
+    async def _update(self, servers: list[Token2WavServer], at_s: float) -> None:
+        await asyncio.sleep(at_s)
+        turns = asyncio.Semaphore(self._plan.restarted_at_once)
+
+        async def update(server: Token2WavServer) -> None:
+            async with turns:
+                await server.restart(self._plan.grace_s, self._plan.start_s)
+
+        await asyncio.gather(*map(update, servers))
+
+
+def speech_tokens(utterance: Utterance) -> int:
+    """Return how many tokens speak a text."""
+    return max(1, round(TOKEN_RATE_HZ * len(utterance.text) / LETTERS_PER_S))

@@ -1,0 +1,108 @@
+"""One GPU that two processes may share: each is slower while the other computes.
+
+    alone      ████████          speed 1
+    together   ▓▓▓▓▓▓▓▓▓▓▓▓      speed 1 / (1 + slowdown)
+
+Work is measured in the seconds it takes alone. Knows nothing of what is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Compute(Protocol):
+    """Where a service computes."""
+
+    async def run(self, service: str, seconds: float, load: float) -> None:
+        """Compute.
+
+        Args:
+            service: who; it runs one thing at a time.
+            seconds: what it takes alone.
+            load: 0..1, how much of the GPU it fills; what it costs the other.
+        """
+        ...
+
+
+class OwnGPU:
+    """A GPU of one service."""
+
+    async def run(self, service: str, seconds: float, load: float) -> None:
+        """Take the time it takes alone."""
+        await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """What a service loses while the other computes: it takes 1 + fixed + by_load * (the other's load) times longer."""
+
+    fixed: float
+    by_load: float
+
+    def factor(self, load: float) -> float:
+        """Return how many times longer it takes beside such a load."""
+        return 1.0 + self.fixed + self.by_load * load
+
+
+class SharedGPU:
+    """A GPU of two services under MPS."""
+
+    def __init__(self, slowdowns: dict[str, Slowdown]) -> None:
+        """Begin idle; `slowdowns` says by service what it loses."""
+        self._slowdowns = slowdowns
+        self._jobs: dict[str, _Job] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._settled_s = 0.0
+
+    async def run(self, service: str, seconds: float, load: float) -> None:
+        """Compute beside whatever the other service computes."""
+        loop = asyncio.get_running_loop()
+        self._settle(loop.time())
+        job = self._jobs[service] = _Job(seconds, load, loop.create_future())
+        self._plan(loop)
+        try:
+            await job.done
+        finally:
+            if self._jobs.get(service) is job:
+                self._settle(loop.time())
+                del self._jobs[service]
+                self._plan(loop)
+
+    def _settle(self, now_s: float) -> None:
+        """Count the work done since the last change."""
+        passed_s, self._settled_s = now_s - self._settled_s, now_s
+        for service, job in self._jobs.items():
+            job.left_s -= passed_s / self._factor(service)
+
+    def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake at the end of whatever ends first."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._jobs:
+            ends = {service: job.left_s * self._factor(service) for service, job in self._jobs.items()}
+            first = min(ends, key=lambda service: (ends[service], service))
+            self._timer = loop.call_later(max(ends[first], 0.0), self._finish, loop, first)
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, service: str) -> None:
+        self._timer = None
+        self._settle(loop.time())
+        job = self._jobs.pop(service)
+        if not job.done.done():
+            job.done.set_result(None)
+        self._plan(loop)
+
+    def _factor(self, service: str) -> float:
+        load = [job.load for other, job in self._jobs.items() if other != service]
+        return self._slowdowns[service].factor(load[0]) if load else 1.0
+
+
+@dataclass
+class _Job:
+    left_s: float
+    """Seconds it would take alone from here on."""
+    load: float
+    done: asyncio.Future[None]

@@ -1,0 +1,120 @@
+"""The whole system on one GPU in virtual time: the real gateway pipeline and engine, a modelled LLM, one door.
+
+Runs the plans of `benchmarks.end_to_end`: the same texts, voices and arrivals, in the same order after the same
+warm-up, because the gateway goes on from what it has measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from itertools import count
+
+from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, SpeechJob
+from benchmarks.lib.load import LoadGenerator, LoadPlan
+from benchmarks.lib.simulate.costs import CostModel
+from benchmarks.lib.simulate.gpu import SharedGPU
+from benchmarks.lib.simulate.llm import ModelledLLM
+from benchmarks.lib.simulate.serial import SerialProcess
+from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
+from benchmarks.lib.simulate.token2wav import ModelledToken2Wav
+from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
+from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of, sweep_plans, warm_up_bursts, warm_up_jobs
+from benchmarks.lib.types import LoadResult
+from gateway.chunking import ChunkSettings
+from gateway.core import InlineVoice, Utterance
+from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech import SpeechRequest
+from gateway.voices import VoiceRegistry
+
+SPEECH_TOKENS = 200
+"""Of every request: random weights speak until `--llm-max-speech-tokens`, 8 s."""
+WARM_UP_BURST = 128
+VOICES = tuple(["default", "second", *(f"voice-{number:03d}" for number in range(62))])
+OPEN_S = 36.0
+
+
+@dataclass(frozen=True)
+class SweepLoad:
+    """What `benchmarks.end_to_end` is told."""
+
+    callers: tuple[int, ...]
+    requests_per_s: tuple[float, ...]
+
+    def plans(self) -> list[RunPlan]:
+        """Return its runs, in order."""
+        return sweep_plans(self.callers, self.requests_per_s, OPEN_S, VOICES)
+
+
+class PipelineDoor:
+    """The pipeline as a caller's door; the processes around it cost what the model says."""
+
+    def __init__(self, pipeline: SpeechPipeline, gateway: SerialProcess, costs: CostModel) -> None:
+        """Keep the parts."""
+        self._pipeline = pipeline
+        self._gateway = gateway
+        self._cost = costs.gateway
+        self._numbers = count()
+
+    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+        """Speak one text; yields seconds of audio."""
+        await asyncio.sleep(self._cost.latency_s)
+        await self._gateway.use(self._cost.request_s)
+        request = SpeechRequest(
+            job.input.text, voice_of(job.voice or VOICES[0]), seed=next(self._numbers), request_id=request_id
+        )
+        async with aclosing(self._pipeline.synthesize(request)) as audio:
+            async for chunk in audio:
+                yield chunk.duration_s
+
+
+def simulate_sweep(costs: CostModel, load: SweepLoad) -> list[FinishedRun]:
+    """Run a sweep on one GPU that both services share."""
+    return simulate_plans(costs, load.plans(), warm_up_bursts(WARM_UP_BURST))
+
+
+def simulate_plans(costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int]) -> list[FinishedRun]:
+    """Run plans one after another, after a warm-up of such bursts in which all voices are made."""
+    return run_virtually(lambda clock: _sweep(costs, plans, bursts, clock))
+
+
+async def _sweep(
+    costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], clock: VirtualClock
+) -> list[FinishedRun]:
+    gpu, gateway = SharedGPU(costs.slowdowns), SerialProcess()
+    llm = ModelledLLM(costs, gpu, _all_alike)
+    server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, gpu, clock))
+    token2wav = Token2WavLink(server, gateway)
+    settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
+    voices = VoiceRegistry(token2wav)
+    pipeline = SpeechPipeline(LLMLink(llm, gateway), token2wav, voices, settings, clock)
+    door = PipelineDoor(pipeline, gateway, costs)
+    llm.start()
+    server.up()
+    for name in VOICES:
+        await voices.resolve(voice_of(name))
+    for jobs in warm_up_jobs(bursts, VOICES):
+        await _run(door, jobs, LoadPlan(len(jobs), len(jobs)), clock)
+    finished = []
+    for plan in plans:
+        result = await _run(door, jobs_of(plan), plan.load, clock)
+        finished.append(FinishedRun(plan.name, asdict(plan.load), plan.is_unseen, result))
+    server.kill()
+    await llm.stop()
+    return finished
+
+
+async def _run(door: PipelineDoor, jobs: Sequence[SpeechJob], load: LoadPlan, clock: VirtualClock) -> LoadResult:
+    generator = LoadGenerator(door, lambda job: f"{job.utt}|{job.voice}", clock, PIECES_OF_A_CHUNK_S)
+    return await generator.run(jobs, load, lambda record: None)
+
+
+def voice_of(name: str) -> InlineVoice:
+    """Return the modelled voice of a name."""
+    return InlineVoice(name.encode(), "a transcript")
+
+
+def _all_alike(utterance: Utterance) -> int:
+    return SPEECH_TOKENS

@@ -1,0 +1,322 @@
+"""Capacity without GPUs: the real gateway, router and token2wav scheduler in virtual time, over a fitted cost model.
+
+    python -m benchmarks.simulate fit         measurements -> cost model
+    python -m benchmarks.simulate compare     simulated against measured, run by run
+    python -m benchmarks.simulate predict     runs that were not measured yet
+    python -m benchmarks.simulate fleet       many replicas: load steps, a lost replica, a rolling update
+    python -m benchmarks.simulate curves      listeners and waiting times by GPUs, for `cosydit plan`
+
+Nothing is sent and nothing sleeps; the same command gives the same figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.end_to_end import ENVIRONMENT_FILE
+from benchmarks.figures import read_runs
+from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.plot import draw_fleets, require_matplotlib
+from benchmarks.lib.report import aligned_table, write_json
+from benchmarks.lib.simulate.compare import (
+    AIM,
+    compare,
+    comparison_json,
+    comparison_rows,
+    run_figures,
+    worst_errors,
+)
+from benchmarks.lib.simulate.costs import cost_json, read_cost_model
+from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, measured_points, simulated_points, unit_json
+from benchmarks.lib.simulate.fit import PARAMETERS, figures_of, first_guess, fit, fit_step, step_points
+from benchmarks.lib.simulate.fleet import simulate_fleet
+from benchmarks.lib.simulate.listeners import most_listeners
+from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
+from benchmarks.lib.simulate.single_gpu import SweepLoad, simulate_plans, simulate_sweep
+from benchmarks.lib.sweep import FinishedRun, RunPlan
+from benchmarks.lib.types import BenchmarkError
+
+RESULTS = Path(__file__).parent / "results"
+MODEL = RESULTS / "cost_model_h200.json"
+CLOSED, OPEN = (1, 4, 10, 16, 32, 64, 128), (5.0, 10.0, 20.0, 32.0)
+"""The measured sweep."""
+FIT_CLOSED, FIT_OPEN = (1, 16, 64), (10.0, 32.0)
+FIT_OPEN_S, FIT_OPEN_TAIL_S = 12.0, 2.0
+"""Of an open loop's arrivals are simulated, and of these the last ones not looked at."""
+FIT_BURSTS = (50,)
+CURVES = RESULTS.parents[1] / "cosydit/local/capacity_h200.json"
+ARRANGEMENTS = (
+    (1, 1, (50, 100, 200, 300, 350, 400, 450)),
+    (1, 2, (100, 200, 400, 500, 600, 700, 800)),
+    (1, 3, (150, 300, 600, 750, 900, 1050)),
+)
+"""GPUs for the LLM, GPUs for token2wav, listeners to try."""
+FLEET_PLOT = "fleet.png"
+LISTENERS = (500, 550, 600, 650, 700, 750, 800)
+LISTEN_S = 12.0
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    logging.disable(logging.WARNING)  # a log line for each simulated request
+    try:
+        return int(args.run(args))
+    except (BenchmarkError, OSError) as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    """Fit the cost model and write it with its sources."""
+    engine = json.loads(args.engine.read_text("utf-8"))
+    points = step_points(engine["raw"])
+    step = fit_step(points)
+    plans, heads = _plans_to_fit(SweepLoad(tuple(args.callers), tuple(args.rates)))
+    targets = {name: figures_of(run, heads[name]) for name, run in _chosen(args.end_to_end, list(heads)).items()}
+    found = fit(
+        first_guess(args.gpu, step),
+        lambda model: simulate_plans(model, plans, FIT_BURSTS),
+        targets,
+        lambda run: figures_of(run, heads[run.name]),
+        simulations=args.simulations,
+        note=_note,
+    )
+    errors = [{"streams": s, "tokens": t, "measured_s": m, "error": step.of(s, t) / m - 1.0} for s, t, m in points]
+    content = {
+        "model": cost_json(found.model),
+        "fit": {
+            "token2wav_steps": errors,
+            "end_to_end_runs": heads,
+            "targets": targets,
+            "parameters": list(PARAMETERS),
+            "loss": found.loss,
+            "simulations": found.simulations,
+        },
+        "sources": {
+            "engine": {"file": args.engine.name, "environment": engine["environment"]},
+            "end_to_end": {
+                "directory": args.end_to_end.name,
+                **json.loads((args.end_to_end / ENVIRONMENT_FILE).read_text("utf-8")),
+            },
+        },
+    }
+    write_json(args.out, content)
+    rows = [["parameter", "value"], *([path, f"{found.model.parameter(path):.4g}"] for path in PARAMETERS)]
+    print(aligned_table(rows), end="")
+    return 0
+
+
+def _plans_to_fit(load: SweepLoad) -> tuple[list[RunPlan], dict[str, int | None]]:
+    """Return the runs to simulate for a fit, and by name how many of their requests are looked at (None: all).
+
+    Of an open loop the beginning says what the whole says.
+    """
+    plans: list[RunPlan] = []
+    heads: dict[str, int | None] = {}
+    for plan in load.plans():
+        rate = plan.load.requests_per_s
+        if rate is None:
+            plans.append(plan)
+            heads[plan.name] = None
+        else:
+            plans.append(replace(plan, load=replace(plan.load, requests=round(FIT_OPEN_S * rate))))
+            heads[plan.name] = round((FIT_OPEN_S - FIT_OPEN_TAIL_S) * rate)
+    return plans, heads
+
+
+def _chosen(directory: Path, names: Sequence[str]) -> dict[str, FinishedRun]:
+    runs = read_runs(directory)
+    if missing := [name for name in names if name not in runs]:
+        raise BenchmarkError(f"{directory} has no runs {missing}, which the fit needs; choose others")
+    return {name: runs[name] for name in names}
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Simulate the measured runs and say how far off they come out."""
+    costs = read_cost_model(args.model)
+    fitted = json.loads(args.model.read_text("utf-8"))["fit"]["end_to_end_runs"]
+    simulated = simulate_sweep(costs, SweepLoad(CLOSED, OPEN))
+    runs = compare(simulated, read_runs(args.end_to_end), fitted)
+    engine = json.loads(args.engine.read_text("utf-8"))["figures"]["realtime_streams"]
+    trials = most_listeners(costs, list(LISTENERS), LISTEN_S)
+    held = max((trial.listeners for trial in trials if not trial.underruns), default=0)
+    listeners = {"measured": engine, "simulated": held, "error": held / engine - 1.0}
+    content = {
+        "aim": AIM,
+        "runs": comparison_json(runs),
+        "worst_error_of_runs_left_out": worst_errors(runs),
+        "realtime_streams_token2wav_alone": {**listeners, "trials": [asdict(trial) for trial in trials]},
+        "environment": _environment(args),
+    }
+    write_json(args.out, content)
+    print(aligned_table(comparison_rows(runs)), end="")
+    print(f"real-time listeners, token2wav alone: {engine} -> {held} ({100 * listeners['error']:+.0f} %)")
+    return 0
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    """Simulate runs that were not measured."""
+    costs = read_cost_model(args.model)
+    simulated = simulate_sweep(costs, SweepLoad(tuple(args.callers), tuple(args.rates)))
+    figures = {run.name: {"load": run.load, **run_figures(run)} for run in simulated}
+    sweep = f"--closed {' '.join(map(str, args.callers))} --open {' '.join(f'{rate:g}' for rate in args.rates)}"
+    content = {
+        "measure_with": f"python -m benchmarks.end_to_end {sweep}, the services as benchmarks/gpu.sh starts them",
+        "predictions": figures,
+        "model": cost_json(costs),
+        "environment": _environment(args),
+    }
+    write_json(args.out, content)
+    columns = [name for name in next(iter(figures.values())) if name != "load"]
+    rows = [["run", *columns], *([name, *(f"{each[c]:.4g}" for c in columns)] for name, each in figures.items())]
+    print(aligned_table(rows), end="")
+    return 0
+
+
+def run_fleet(args: argparse.Namespace) -> int:
+    """Simulate a fleet in one scenario after another."""
+    costs = read_cost_model(args.model)
+    if not args.no_plot:
+        require_matplotlib()
+    size = FleetSize(args.listeners, args.token2wav, args.llms, args.gateways, args.seconds)
+    for name in args.scenario:
+        plan = SCENARIOS[name](size)
+        began_s = time.process_time()
+        run = simulate_fleet(costs, plan)
+        figures = {**fleet_figures(plan, run), "cpu_s": time.process_time() - began_s}
+        content = {"figures": figures, "plan": plan_json(plan), "timeline": fleet_timeline(run)}
+        write_json(args.out / f"{name}.json", {**content, "model": cost_json(costs), "environment": _environment(args)})
+        print(f"{name}: {json.dumps(figures)}", flush=True)
+    if not args.no_plot:
+        written = {name: args.out / f"{name}.json" for name in SCENARIOS}
+        runs = {name: json.loads(path.read_text("utf-8")) for name, path in written.items() if path.exists()}
+        draw_fleets(args.out / FLEET_PLOT, {name: run["timeline"] for name, run in runs.items()})
+    return 0
+
+
+def run_curves(args: argparse.Namespace) -> int:
+    """Write the points that `cosydit plan` reads."""
+    costs = read_cost_model(args.model)
+    runs = read_runs(args.end_to_end)
+    measured = {"kind": "measured", "text": f"open loops of 36 s, {args.end_to_end.name}"}
+    arrangements = [unit_json(0, 1, measured_points(runs.values()), measured)]
+    simulated = {"kind": "simulated", "text": f"{args.seconds:g} s of utterances of 4 to 12 s, {args.model.name}"}
+    for llms, token2wav, listeners in ARRANGEMENTS:
+        points = simulated_points(costs, llms, token2wav, listeners, args.seconds)
+        arrangements.append(unit_json(llms, token2wav, points, simulated))
+    alone = json.loads(args.engine.read_text("utf-8"))["figures"]["realtime_streams"]
+    content = {
+        "gpu": costs.gpu,
+        "token2wav_alone": f"{alone} listeners on one GPU, chunks of 1 s, no bound on the time to first audio",
+        "listeners_a_gateway": LISTENERS_A_GATEWAY,
+        "arrangements": arrangements,
+        "environment": _environment(args),
+    }
+    write_json(args.out, content)
+    rows = [["LLM", "token2wav", "listeners", "p50 ms", "p95 ms", "ran dry"]]
+    for each in arrangements:
+        for point in each["points"]:
+            figures = [f"{point[name]:.4g}" for name in ("listeners", "ttfa_p50_ms", "ttfa_p95_ms", "underrun_ratio")]
+            rows.append([str(each["llm_gpus"]), str(each["token2wav_gpus"]), *figures])
+    print(aligned_table(rows), end="")
+    return 0
+
+
+def _note(simulation: int, loss: float) -> None:
+    print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
+
+
+def _environment(args: argparse.Namespace) -> dict[str, Any]:
+    return describe_environment({name: str(value) for name, value in vars(args).items() if name != "run"})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_fit(commands)
+    _add_compare(commands)
+    _add_predict(commands)
+    _add_fleet(commands)
+    _add_curves(commands)
+    return parser
+
+
+def _add_fit(commands: Any) -> None:
+    parser = commands.add_parser("fit", help="find the cost model's parameters from measurements")
+    parser.add_argument("--gpu", default="h200", help="its name in the model (default %(default)s)")
+    _add_sources(parser)
+    _add_load(parser, FIT_CLOSED, FIT_OPEN)
+    parser.add_argument("--simulations", type=int, default=120, help="of the search (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=MODEL, help="JSON to write (default %(default)s)")
+    parser.set_defaults(run=run_fit)
+
+
+def _add_compare(commands: Any) -> None:
+    parser = commands.add_parser("compare", help="simulate what was measured and say how far off it comes out")
+    _add_sources(parser)
+    _add_model(parser)
+    parser.add_argument("--out", type=Path, default=RESULTS / "simulator_h200.json", help="JSON to write")
+    parser.set_defaults(run=run_compare)
+
+
+def _add_predict(commands: Any) -> None:
+    parser = commands.add_parser("predict", help="simulate runs that were not measured")
+    _add_model(parser)
+    _add_load(parser, (24, 48), (15.0, 25.0))
+    parser.add_argument("--out", type=Path, default=RESULTS / "prediction_h200.json", help="JSON to write")
+    parser.set_defaults(run=run_predict)
+
+
+def _add_fleet(commands: Any) -> None:
+    size = FleetSize()
+    parser = commands.add_parser("fleet", help="simulate many listeners over many replicas")
+    _add_model(parser)
+    parser.add_argument("--scenario", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS), help="default: all")
+    parser.add_argument("--listeners", type=int, default=size.listeners, help="at once (default %(default)s)")
+    parser.add_argument("--token2wav", type=int, default=size.token2wav, help="servers (default %(default)s)")
+    parser.add_argument("--llms", type=int, default=size.llms, help="servers (default %(default)s)")
+    parser.add_argument("--gateways", type=int, default=size.gateways, help="processes (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=size.seconds, help="simulated (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "simulated_fleet", help="directory: a JSON a scenario")
+    parser.add_argument("--no-plot", action="store_true", help="write no PNG (it needs matplotlib)")
+    parser.set_defaults(run=run_fleet)
+
+
+def _add_curves(commands: Any) -> None:
+    parser = commands.add_parser("curves", help="write the points that `cosydit plan` reads")
+    _add_sources(parser)
+    _add_model(parser)
+    parser.add_argument("--seconds", type=float, default=25.0, help="simulated for each point (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=CURVES, help="JSON to write (default %(default)s)")
+    parser.set_defaults(run=run_curves)
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    engine, runs = RESULTS / "h200_engine.json", RESULTS / "h200_end_to_end"
+    parser.add_argument("--engine", type=Path, default=engine, help="JSON of benchmarks.engine_gpu")
+    parser.add_argument("--end-to-end", type=Path, default=runs, help="directory of benchmarks.end_to_end")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, default=MODEL, help="JSON that `fit` wrote (default %(default)s)")
+
+
+def _add_load(parser: argparse.ArgumentParser, callers: Sequence[int], rates: Sequence[float]) -> None:
+    parser.add_argument("--callers", type=int, nargs="*", default=list(callers), help="of the closed loops")
+    parser.add_argument("--rates", type=float, nargs="*", default=list(rates), help="requests a second (Poisson)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

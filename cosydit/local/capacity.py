@@ -1,0 +1,182 @@
+"""How many GPUs a number of listeners needs, from points that were measured and points that were simulated.
+
+    points of one arrangement:  listeners ─► p95      (1 GPU shared; 1 + 1, 1 + 2, ... GPUs apart)
+    most listeners under the bound, less the headroom ─► how many such arrangements
+
+More of an arrangement serve that many times its listeners, which is the one thing that is extrapolated here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEFAULT_HEADROOM = 0.3
+DEFAULT_UNDERRUN_RATIO = 0.01
+_FILES = Path(__file__).parent
+_PREFIX, _SUFFIX = "capacity_", ".json"
+
+
+class CapacityError(Exception):
+    """No plan can be made; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class CapacityPoint:
+    """What so many listeners of one arrangement got."""
+
+    listeners: float
+    """Who hear speech at the same time."""
+    ttfa_p95_ms: float
+    underrun_ratio: float
+    """Of the utterances that were begun at the first sample, those that ran dry."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Some GPUs and how they are shared out."""
+
+    llm_gpus: int
+    """0: both services are on each of the `token2wav_gpus`."""
+    token2wav_gpus: int
+    kind: str
+    """`measured` or `simulated`."""
+    source: str
+    points: tuple[CapacityPoint, ...]
+
+    @property
+    def gpus(self) -> int:
+        """In all."""
+        return self.llm_gpus + self.token2wav_gpus
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One GPU kind's arrangements."""
+
+    gpu: str
+    token2wav_alone: str
+    """In words: what token2wav alone was measured to serve."""
+    arrangements: tuple[Arrangement, ...]
+    listeners_a_gateway: int
+    """Of one gateway process."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked for."""
+
+    listeners: int
+    p95_ms: float
+    """Of the time to first audio."""
+    headroom: float = DEFAULT_HEADROOM
+    """Share of what the GPUs could serve that stays free, for bursts and lost replicas."""
+    underrun_ratio: float = DEFAULT_UNDERRUN_RATIO
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """So many of an arrangement."""
+
+    arrangement: Arrangement
+    capacity: float
+    """Listeners of one arrangement that stay under the bound."""
+    is_end_of_curve: bool
+    """The bound would allow more than any point has; the last point was taken."""
+    units: int
+
+    @property
+    def llm_gpus(self) -> int:
+        """GPUs for the LLM alone."""
+        return self.units * self.arrangement.llm_gpus
+
+    @property
+    def token2wav_gpus(self) -> int:
+        """GPUs for token2wav, or for both services."""
+        return self.units * self.arrangement.token2wav_gpus
+
+
+def known_gpus() -> list[str]:
+    """Return the GPU kinds that there are points of."""
+    return sorted(path.stem.removeprefix(_PREFIX) for path in _FILES.glob(f"{_PREFIX}*{_SUFFIX}"))
+
+
+def read_curves(gpu: str) -> Curves:
+    """Read the points of a GPU kind.
+
+    Raises:
+        CapacityError: there are none.
+    """
+    if gpu not in known_gpus():
+        got = f"got GPU {gpu!r}, expected one of {', '.join(known_gpus())}: no other was measured"
+        raise CapacityError(f"{got}; bash benchmarks/gpu.sh measures one, and README.DIT.md (Capacity) says what next")
+    return _curves(json.loads((_FILES / f"{_PREFIX}{gpu}{_SUFFIX}").read_text("utf-8")))
+
+
+def propose(curves: Curves, demand: Demand) -> list[Proposal]:
+    """Return what each arrangement needs, the fewest GPUs first.
+
+    Raises:
+        CapacityError: a demand that makes no sense, or that no arrangement meets at any load.
+    """
+    _check(demand)
+    proposals = []
+    for arrangement in curves.arrangements:
+        capacity, is_end = most_listeners(arrangement.points, demand.p95_ms, demand.underrun_ratio)
+        usable = capacity * (1 - demand.headroom)
+        if usable > 0:
+            units = math.ceil(demand.listeners / usable)
+            proposals.append(Proposal(arrangement, capacity, is_end, units))
+    if not proposals:
+        least_ms = min(point.ttfa_p95_ms for each in curves.arrangements for point in each.points)
+        got = f"got a p95 of {demand.p95_ms:g} ms, but at its lightest load one {curves.gpu} took {least_ms:.0f} ms"
+        raise CapacityError(f"{got}; ask for more, or shorten what is spoken first")
+    return sorted(proposals, key=lambda proposal: proposal.units * proposal.arrangement.gpus)
+
+
+def most_listeners(points: Sequence[CapacityPoint], p95_ms: float, underrun_ratio: float) -> tuple[float, bool]:
+    """Return the most listeners within both bounds, linear between the points, and whether that is the last point.
+
+    0 if not even the first point is within them.
+    """
+    best, before = 0.0, None
+    for point in points:
+        if point.underrun_ratio > underrun_ratio:
+            return best, False
+        if point.ttfa_p95_ms > p95_ms:
+            if before is not None and point.ttfa_p95_ms > before.ttfa_p95_ms:
+                share = (p95_ms - before.ttfa_p95_ms) / (point.ttfa_p95_ms - before.ttfa_p95_ms)
+                best = before.listeners + share * (point.listeners - before.listeners)
+            return best, False
+        best, before = point.listeners, point
+    return best, True
+
+
+def _check(demand: Demand) -> None:
+    if demand.listeners < 1:
+        raise CapacityError(f"got {demand.listeners} listeners, expected at least 1")
+    if demand.p95_ms <= 0:
+        raise CapacityError(f"got a p95 of {demand.p95_ms:g} ms, expected more than 0")
+    if not 0 <= demand.headroom < 1:
+        raise CapacityError(f"got a headroom of {demand.headroom:g}, expected 0 or more and less than 1")
+
+
+def _curves(content: dict[str, Any]) -> Curves:
+    arrangements = tuple(
+        Arrangement(
+            each["llm_gpus"],
+            each["token2wav_gpus"],
+            each["source"]["kind"],
+            each["source"]["text"],
+            tuple(
+                CapacityPoint(point["listeners"], point["ttfa_p95_ms"], point["underrun_ratio"])
+                for point in each["points"]
+            ),
+        )
+        for each in content["arrangements"]
+    )
+    return Curves(content["gpu"], content["token2wav_alone"], arrangements, content["listeners_a_gateway"])

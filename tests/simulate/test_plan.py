@@ -1,0 +1,76 @@
+"""`cosydit plan`: what is counted, what is refused, and that its file is the one that was made."""
+
+from __future__ import annotations
+
+import pytest
+
+from cosydit.cli.main import main
+from cosydit.local.capacity import (
+    Arrangement,
+    CapacityError,
+    CapacityPoint,
+    Curves,
+    Demand,
+    most_listeners,
+    propose,
+    read_curves,
+)
+
+POINTS = (CapacityPoint(100, 80, 0.0), CapacityPoint(200, 120, 0.0), CapacityPoint(300, 220, 0.0))
+SHARED = Arrangement(0, 1, "measured", "a run", POINTS)
+APART = Arrangement(
+    1, 2, "simulated", "a model", tuple(CapacityPoint(4 * p.listeners, p.ttfa_p95_ms, 0) for p in POINTS)
+)
+CURVES = Curves("none", "many", (SHARED, APART), 100)
+
+
+@pytest.mark.parametrize(
+    ("p95_ms", "expected"),
+    [
+        pytest.param(79, (0.0, False), id="below the lightest load"),
+        pytest.param(80, (100.0, False), id="at a point"),
+        pytest.param(170, (250.0, False), id="between two points"),
+        pytest.param(500, (300.0, True), id="beyond the last point nothing is claimed"),
+    ],
+)
+def test_the_most_listeners_under_a_bound(p95_ms: float, expected: tuple[float, bool]) -> None:
+    assert most_listeners(POINTS, p95_ms, 0.01) == expected
+
+
+def test_a_load_whose_listeners_hear_gaps_is_not_held() -> None:
+    points = (*POINTS[:2], CapacityPoint(300, 130, 0.2))
+    assert most_listeners(points, 500, 0.01) == (200, False)
+
+
+def test_gpus_are_counted_with_headroom_and_the_fewest_come_first() -> None:
+    shared, apart = propose(CURVES, Demand(1000, 170, headroom=0.2))
+    assert (shared.arrangement, shared.llm_gpus, shared.token2wav_gpus) == (SHARED, 0, 5)  # 250 * 0.8 listeners each
+    assert (apart.arrangement, apart.llm_gpus, apart.token2wav_gpus) == (APART, 2, 4)  # 1000 * 0.8
+
+
+def test_what_no_load_meets_is_refused_with_what_would() -> None:
+    with pytest.raises(CapacityError, match="at its lightest load one none took 80 ms"):
+        propose(CURVES, Demand(10, 50))
+
+
+@pytest.mark.parametrize("demand", [Demand(0, 100), Demand(1, 0), Demand(1, 100, headroom=1.0)])
+def test_demands_without_sense_are_refused(demand: Demand) -> None:
+    with pytest.raises(CapacityError, match="expected"):
+        propose(CURVES, demand)
+
+
+def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(CapacityError, match="got GPU 'abacus', expected one of h200"):
+        read_curves("abacus")
+
+
+def test_the_command_tells_gpus_headroom_and_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--listeners", "500", "--p95-ms", "250"]) == 0
+    printed = capsys.readouterr().out
+    for said in ("500 listeners", "H200", "measured", "simulated", "headroom: 30 %", "extrapolated"):
+        assert said in printed
+
+
+def test_the_command_fails_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--listeners", "500", "--p95-ms", "250", "--gpu", "abacus"]) == 2
+    assert "expected one of h200" in capsys.readouterr().err

@@ -1,0 +1,43 @@
+"""The shapes that steps may have: buckets of streams and tokens, and how many streams one takes. Arithmetic only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
+
+STREAM_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+TOKEN_BUCKETS = (*CHUNK_SIZES_TOKENS[:-1], CHUNK_SIZES_TOKENS[-1] + LOOKAHEAD_TOKENS)
+"""Spoken tokens (25 Hz) of a chunk; a last one speaks its look-ahead too. Longer chunks run without a graph."""
+STEP_TOKENS = 1024
+"""Streams times tokens in one step at most. Larger steps are hardly cheaper a stream, and new streams wait for them."""
+FULL_SHARE = 0.75
+"""A batch that fills less of its program leaves the rest to the next step and takes the next smaller program."""
+
+
+@dataclass(frozen=True)
+class StepShapes:
+    """The programs there are; both ascending."""
+
+    stream_buckets: tuple[int, ...] = STREAM_BUCKETS
+    token_buckets: tuple[int, ...] = TOKEN_BUCKETS
+
+    def token_bucket(self, tokens: int) -> int:
+        """Return the spoken tokens that such a chunk's program has room for."""
+        return next((bucket for bucket in self.token_buckets if bucket >= tokens), tokens)
+
+    def stream_bucket(self, streams: int) -> int:
+        """Return the streams that such a batch's program has room for."""
+        return next((bucket for bucket in self.stream_buckets if bucket >= streams), streams)
+
+    def most_streams(self, tokens: int) -> int:
+        """Return the streams that a program of a token bucket may hold."""
+        fitting = [size for size in self.stream_buckets if size * tokens <= STEP_TOKENS]
+        return max(fitting, default=self.stream_buckets[0])
+
+    def step_size(self, bucket: int, ready: int) -> int:
+        """Return how many of so many chunks of a bucket one step should take."""
+        count = min(ready, self.most_streams(bucket))
+        if count in self.stream_buckets or count >= FULL_SHARE * self.stream_bucket(count):
+            return count
+        return max(size for size in self.stream_buckets if size < count)
