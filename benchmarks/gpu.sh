@@ -4,7 +4,7 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly PARTS=(engine precision end_to_end offline figures)
+readonly PARTS=(engine precision end_to_end offline figures prediction llm_form)
 readonly UNFINISHED=3
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
@@ -42,7 +42,7 @@ main() {
   trap stop_services EXIT
   for part in "${@:-${PARTS[@]}}"; do
     case $part in
-      engine | precision | end_to_end | offline | figures) "part_$part" ;;
+      engine | precision | end_to_end | offline | figures | prediction | llm_form) "part_$part" ;;
       *) usage >&2; return 2 ;;
     esac
   done
@@ -67,11 +67,31 @@ part_precision() {
   "$PYTHON" -m benchmarks.precision_gpu --out "$OUT/${NAME}_precision.json"
 }
 
-part_end_to_end() {
+part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
+
+# The runs that the simulator predicted before anybody measured them, held against the prediction.
+part_prediction() {
+  sweep "$OUT/${NAME}_predicted" --closed 24 48 --open 15 25 --unseen 0 || return
+  "$PYTHON" -m benchmarks.verify_prediction --measured "$OUT/${NAME}_predicted" --out "$OUT/${NAME}_prediction.json"
+}
+
+# The converted form of the LLM, which keeps its head's bias, in the server that LLM_BACKEND names.
+part_llm_form() {
+  local checkpoint=$WORK/checkpoint
+  make_checkpoint "$checkpoint"
+  if [[ ! -d $WORK/llm_converted ]]; then
+    "$PYTHON" -m cosydit.cli.main convert-llm huggingface "$checkpoint/llm" "$WORK/llm_converted" --dtype bfloat16
+  fi
+  "$PYTHON" -m cosydit.cli.main convert-llm test --backend "$LLM_BACKEND" --model-dir "$WORK/llm_converted" \
+    --tolerance 2 --certificate "$OUT/${NAME}_llm_form.json"
+}
+
+# Args: folder of the samples, further options of benchmarks.end_to_end.
+sweep() {
   local options status=0
   mapfile -t options < <(commit_option)
   start_services
-  "$PYTHON" -m benchmarks.end_to_end --out "$OUT/${NAME}_end_to_end" --limit-s "$LIMIT_S" --setting "$(setting)" \
+  "$PYTHON" -m benchmarks.end_to_end --out "$1" --limit-s "$LIMIT_S" --setting "$(setting)" "${@:2}" \
     "${options[@]}" || status=$?
   stop_services
   if ((status == UNFINISHED)); then echo "run this part again"; fi
