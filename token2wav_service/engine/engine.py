@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,9 @@ import numpy as np
 from cosydit.clock import Clock
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.books import EngineBooks
 from token2wav_service.engine.chunk_rules import ChunkRules, check_options
-from token2wav_service.engine.meter import ChunkTiming, EngineMeter, Measurements
-from token2wav_service.engine.recent_steps import RecentSteps
+from token2wav_service.engine.meter import ChunkTiming, Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Batch, Scheduler
 from token2wav_service.engine.stream import Stream
@@ -77,10 +76,7 @@ class Token2WavEngine:
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
-        self._histogram: Counter[int] = Counter()
-        self._recent_steps = RecentSteps()
-        self._meter = EngineMeter()
-        self._chunks = self._samples = self._finished = self._aborted = 0
+        self._books = EngineBooks()
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
         """Open a stream of a registered voice; returns its id.
@@ -148,11 +144,9 @@ class Token2WavEngine:
         """Run what `begin_step` chose; returns a result for every chunk in it."""
         outcomes = self._run(begun.works)
         with self._lock:
-            self._histogram[len(begun.works)] += 1
             began_s, ended_s = begun.began_s, self._clock.now()
-            self._meter.step(ended_s - began_s)
-            self._recent_steps.add(ended_s - began_s, _audio_s(outcomes))
             streams, size = begun.batch.streams, len(begun.works)
+            self._books.step(size, ended_s - began_s, _samples(outcomes))
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
@@ -198,43 +192,17 @@ class Token2WavEngine:
         """Return the counters as they are now."""
         cache = self.voices.cache.stats()
         with self._lock:
-            return EngineStats(
-                open_streams=len(self._streams),
-                voices=cache.voices,
-                voice_bytes=cache.used_bytes,
-                state_bytes=sum(stream.state.num_bytes for stream in self._streams.values()),
-                steps=sum(self._histogram.values()),
-                batch_size_histogram=dict(self._histogram),
-                chunks=self._chunks,
-                audio_seconds=self._samples / SAMPLE_RATE_HZ,
-                finished=self._finished,
-                aborted=self._aborted,
-                slots=self.config.max_streams,
-                queued_chunks=sum(len(stream.waiting) - stream.in_step for stream in self._streams.values()),
-                deadline_misses=self._meter.deadline_misses,
-                voice_hits=cache.hits,
-                voice_misses=cache.misses,
-                voice_evictions=cache.evictions,
-            )
+            return self._books.stats(self._streams.values(), self.config.max_streams, cache)
 
     def status(self) -> ServerStatus:
         """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
         with self._lock:
-            return ServerStatus(
-                max_streams=self.config.max_streams,
-                open_streams=len(self._streams),
-                ready_streams=sum(stream.is_ready for stream in self._streams.values()),
-                max_batch_size=self.config.max_batch_size,
-                steps=sum(self._histogram.values()),
-                step_seconds=self._recent_steps.mean_s,
-                audio_seconds_per_second=self._recent_steps.audio_s_per_s,
-                is_draining=False,
-            )
+            return self._books.status(self._streams.values(), self.config.max_streams, self.config.max_batch_size)
 
     def take_measurements(self) -> Measurements:
         """Return what was measured since the last call, and forget it."""
         with self._lock:
-            return self._meter.take()
+            return self._books.take_measurements()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the books don't balance; for tests and idle moments."""
@@ -270,7 +238,7 @@ class Token2WavEngine:
     ) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
-        self._meter.chunk(timing)
+        self._books.chunk(timing)
         if stream.status is StreamStatus.ABORTED:
             self._runner.close(stream.state)
             error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
@@ -279,15 +247,7 @@ class Token2WavEngine:
             return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
         stream.state = outcome.state
         stream.status = StreamStatus.WAITING
-        now = timing.ended_s
-        audio_s = len(outcome.samples) / SAMPLE_RATE_HZ
-        self._meter.deadline_misses += stream.deadline.deliver(timing.accepted_s, now, audio_s)
-        stream.last_activity_s = now
-        if len(outcome.samples) and stream.first_audio_s is None:
-            stream.first_audio_s = now
-        stream.samples += len(outcome.samples)
-        self._chunks += 1
-        self._samples += len(outcome.samples)
+        self._books.deliver(stream, timing, len(outcome.samples))
         audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last, timing)
         ended = self._end(stream, StreamStatus.FINISHED) if chunk.is_last else None
         return ChunkResult(stream.stream_id, chunk.index, audio, ended)
@@ -299,10 +259,7 @@ class Token2WavEngine:
         if not stream.in_step:
             # A running step still uses the state; `_settle` closes it then.
             self._runner.close(stream.state)
-        if status is StreamStatus.FINISHED:
-            self._finished += 1
-        else:
-            self._aborted += 1
+        self._books.end(status)
         logger.info(
             "stream %s %s: %d chunks, %.2f s of audio, open for %.3f s",
             stream.stream_id,
@@ -320,10 +277,9 @@ def _work(stream: Stream) -> ChunkWork[StreamState]:
     return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
 
 
-def _audio_s(outcomes: Sequence[ChunkOutcome[StreamState] | Token2WavError]) -> float:
-    """Return the seconds of audio in a step's outcomes."""
-    samples = sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
-    return samples / SAMPLE_RATE_HZ
+def _samples(outcomes: Sequence[ChunkOutcome[StreamState] | Token2WavError]) -> int:
+    """Return the samples in a step's outcomes."""
+    return sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
 
 
 def _checked_outcome(outcome: ChunkOutcome[StreamState]) -> ChunkOutcome[StreamState] | Token2WavError:

@@ -1,0 +1,88 @@
+"""The engine's accounts: what it has done since it began, how busy it is now. Decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
+from token2wav_service.engine.meter import ChunkTiming, EngineMeter, Measurements
+from token2wav_service.engine.recent_steps import RecentSteps
+from token2wav_service.engine.stream import Stream
+from token2wav_service.engine.types import EngineStats, StreamStatus
+from token2wav_service.features.voice_cache import VoiceCacheStats
+
+
+class EngineBooks:
+    """Not thread-safe: the engine's lock guards it."""
+
+    def __init__(self) -> None:
+        self._histogram: Counter[int] = Counter()
+        self._recent_steps = RecentSteps()
+        self._meter = EngineMeter()
+        self._chunks = self._samples = 0
+        self._ends: Counter[StreamStatus] = Counter()
+
+    def step(self, streams: int, seconds: float, samples: int) -> None:
+        """Note a step of so many streams that made so many samples."""
+        self._histogram[streams] += 1
+        self._meter.step(seconds)
+        self._recent_steps.add(seconds, samples / SAMPLE_RATE_HZ)
+
+    def chunk(self, timing: ChunkTiming) -> None:
+        """Note a chunk whose step has run, whatever came of it."""
+        self._meter.chunk(timing)
+
+    def deliver(self, stream: Stream, timing: ChunkTiming, samples: int) -> None:
+        """Note a chunk's audio, in its stream's books too."""
+        self._meter.deadline_misses += stream.deadline.deliver(
+            timing.accepted_s, timing.ended_s, samples / SAMPLE_RATE_HZ
+        )
+        stream.last_activity_s = timing.ended_s
+        if samples and stream.first_audio_s is None:
+            stream.first_audio_s = timing.ended_s
+        stream.samples += samples
+        self._chunks += 1
+        self._samples += samples
+
+    def end(self, status: StreamStatus) -> None:
+        """Note a stream's end."""
+        self._ends[status] += 1
+
+    def take_measurements(self) -> Measurements:
+        """See `EngineMeter.take`."""
+        return self._meter.take()
+
+    def stats(self, streams: Collection[Stream], slots: int, cache: VoiceCacheStats) -> EngineStats:
+        """Return the counters as they are now."""
+        return EngineStats(
+            open_streams=len(streams),
+            voices=cache.voices,
+            voice_bytes=cache.used_bytes,
+            state_bytes=sum(stream.state.num_bytes for stream in streams),
+            steps=sum(self._histogram.values()),
+            batch_size_histogram=dict(self._histogram),
+            chunks=self._chunks,
+            audio_seconds=self._samples / SAMPLE_RATE_HZ,
+            finished=self._ends[StreamStatus.FINISHED],
+            aborted=self._ends[StreamStatus.ABORTED],
+            slots=slots,
+            queued_chunks=sum(len(stream.waiting) - stream.in_step for stream in streams),
+            deadline_misses=self._meter.deadline_misses,
+            voice_hits=cache.hits,
+            voice_misses=cache.misses,
+            voice_evictions=cache.evictions,
+        )
+
+    def status(self, streams: Collection[Stream], slots: int, max_batch_size: int) -> ServerStatus:
+        """Return how busy the engine is now; never that it drains, which is its server's to know."""
+        return ServerStatus(
+            max_streams=slots,
+            open_streams=len(streams),
+            ready_streams=sum(stream.is_ready for stream in streams),
+            max_batch_size=max_batch_size,
+            steps=sum(self._histogram.values()),
+            step_seconds=self._recent_steps.mean_s,
+            audio_seconds_per_second=self._recent_steps.audio_s_per_s,
+            is_draining=False,
+        )
