@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from safetensors.numpy import load_file
 
+from demo_voice import DIGEST_FILE
 from demo_voice.llm_layout import DemoLLMShape, write_llm
 from demo_voice.packing import FloatArray, unpacked
 from token2wav_service.checkpoint.loader import (
@@ -43,8 +44,6 @@ TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 BUNDLE_FILES = (SIZES_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE, SPEAKER_ENCODER, SPEECH_TOKENIZER)
 BUNDLE = Path(__file__).parent / "weights"
 VOICES = Path(__file__).parent / "voices"
-DIGEST_FILE = "demo_voice.sha256"
-"""In an unpacked checkpoint: which bundle and voices it was made of."""
 
 
 class BundleError(Exception):

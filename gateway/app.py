@@ -54,6 +54,7 @@ from gateway.telemetry import exposition
 from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end
+from gateway.text.carry import CarryLimits
 from gateway.token2wav_client import Token2WavClient
 from gateway.voice_settings import open_registry
 from gateway.voices import VoiceRegistry
@@ -112,14 +113,16 @@ async def open_gateway(
     voices = open_registry(config.voices_dir, config.voices, token2wav, clock)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
-    settings = PipelineSettings(config.chunks.policy(), config.max_text_characters)
+    settings = PipelineSettings(config.chunks.policy(), config.max_text_characters, CarryLimits(config.carry_tokens))
     access = access or open_access(config.access, clock)
     gate = Gate(llm, token2wav)
     observer = None
     if telemetry is not None:
         observer = telemetry.observer
         watch_replicas(telemetry.metrics.registry, llm.snapshot, token2wav.snapshot)
-    pipeline = MeteredPipeline(access, llm, token2wav, voices, settings, clock, load_text_front_end(), gate, observer)
+    pipeline = MeteredPipeline(
+        access, llm, token2wav, voices, settings, clock, load_text_front_end(config.segment_letters), gate, observer
+    )
     readiness = Readiness(pipeline, llm, token2wav, config.warm_up_voice)
     shutdown = Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s)
     try:

@@ -25,6 +25,7 @@ from gateway.routing.options import (
 from gateway.routing.settings import RoutingSettings
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.settings import TelemetrySettings, add_telemetry_options, telemetry_settings
+from gateway.text.carry import CarryLimits
 from gateway.token2wav_client import Token2WavDeadlines
 from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
 from gateway.voices import DEFAULT_VOICE
@@ -61,6 +62,10 @@ class GatewayConfig:
     """As llm_url."""
     warm_up_voice: str = DEFAULT_VOICE
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
+    segment_letters: int | None = None
+    """Of what the LLM speaks at once; None: the front end's own bounds."""
+    carry_tokens: int = CarryLimits().max_speech_tokens
+    """Speech tokens (25 Hz) of the segments before that the LLM goes on from, at most."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
@@ -116,6 +121,8 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         token2wav_url=",".join(args.token2wav_url or [GatewayConfig.token2wav_url]),
         warm_up_voice=args.warm_up_voice,
         max_text_characters=args.max_text_characters,
+        segment_letters=args.segment_letters,
+        carry_tokens=args.carry_tokens,
         max_body_bytes=args.max_body_bytes,
         voices=voice_settings(args),
         access=access_settings(args, os.environ),
@@ -146,6 +153,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-text-characters", type=_positive_int, default=DEFAULT_MAX_TEXT_CHARACTERS, help="longest text accepted"
     )
+    segment = "about the letters that the LLM speaks at once, for models that know short texts only"
+    parser.add_argument("--segment-letters", type=_positive_int, default=None, help=segment)
+    carry = "most speech tokens (25 Hz) of earlier segments that the LLM goes on from; 0: none"
+    parser.add_argument("--carry-tokens", type=int, default=CarryLimits().max_speech_tokens, help=carry)
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cosydit.clock import Clock, SystemClock
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
@@ -31,6 +31,7 @@ from gateway.speech import (
     check_request,
 )
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
+from gateway.text.carry import CarryLimits
 from gateway.voices import VoiceRegistry
 
 Segments = AsyncGenerator[SpokenSegment]
@@ -45,6 +46,8 @@ class PipelineSettings:
 
     chunk_policy: ChunkPolicy = field(default_factory=ExponentialChunks)
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
+    carry: CarryLimits = field(default_factory=CarryLimits)
+    """How much of the speech before a segment the LLM goes on from."""
     tokens_ahead: int = 512
     """Messages of the LLM kept unread at most."""
     pushes_ahead: int = 1
@@ -120,10 +123,9 @@ class SpeechPipeline:
         Yields and raises as `synthesize` does.
         """
         observer = self._observer.begin(request.request_id)
-        job = SpeechJob(
-            request, result if result is not None else SpeechResult(), self._clock, self._pace_book, observer
-        )
-        with job:
+        result = SpeechResult() if result is None else result
+        result.carry = replace(result.carry, limits=self._settings.carry)
+        with SpeechJob(request, result, self._clock, self._pace_book, observer) as job:
             async with aclosing(segments):
                 check_options(request)
                 self._voices.check(request.voice)

@@ -51,7 +51,11 @@ class TextFrontEnd:
     """Opens texts; one serves a process. Its parts are loaded once, by `load_text_front_end`."""
 
     def __init__(
-        self, normalizers: Mapping[str, Normalizer], guess_language: GuessLanguage, tags: InlineTags | None = None
+        self,
+        normalizers: Mapping[str, Normalizer],
+        guess_language: GuessLanguage,
+        tags: InlineTags | None = None,
+        segment_letters: int | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -59,7 +63,9 @@ class TextFrontEnd:
             normalizers: by BCP 47 tag in lower case.
             guess_language: pure; None from it means unknown.
             tags: the model's inline tags; None: CosyVoice2's.
+            segment_letters: about the longest segment of any text, for models that know short ones only.
         """
+        self._segment_letters = segment_letters
         self._normalizers = normalizers
         self._guess_language = guess_language
         self._tags = tags or InlineTags()
@@ -71,7 +77,7 @@ class TextFrontEnd:
             ConfigError: settings that can't work.
         """
         rules = SentencexRules(options.primary_language, self._guess_language)
-        splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings)
+        splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
         return TextStream(splitter, options, self)
 
     def prepare(self, segment: Segment, options: TextOptions, earlier_language: str | None) -> SpokenSegment:
@@ -140,9 +146,9 @@ class TextStream:
         return spoken
 
 
-def load_text_front_end() -> TextFrontEnd:
+def load_text_front_end(segment_letters: int | None = None) -> TextFrontEnd:
     """Load every normaliser and the language model: once per process, and without network."""
-    return TextFrontEnd(load_normalizers(), LanguageGuesser().guess)
+    return TextFrontEnd(load_normalizers(), LanguageGuesser().guess, segment_letters=segment_letters)
 
 
 def plain_front_end() -> TextFrontEnd:

@@ -17,6 +17,8 @@ from gateway.text.spoken_length import spoken_length
 
 # A long piece is read in slices of so many characters: memory and work per character do not grow with it.
 _SLICE = 1024
+SHORTEST_MAX_LENGTH = 160
+"""Letters; a cut must be found in what lies before it."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class CutBounds:
         if not 1 <= self.min_sentence <= self.min_clause <= self.max_length:
             raise ConfigError(f"got {self}, expected 1 <= min_sentence <= min_clause <= max_length")
 
+    def capped(self, letters: int) -> CutBounds:
+        """Return bounds for shorter segments: a sentence may end one from a third of the letters on, a clause from two.
+
+        Text without either is cut no earlier than `SHORTEST_MAX_LENGTH`.
+        """
+        least = max(1, letters // 3)
+        length = min(self.max_length, max(letters, SHORTEST_MAX_LENGTH))
+        return CutBounds(min(self.min_sentence, least), min(self.min_clause, 2 * least), length)
+
 
 @dataclass(frozen=True)
 class SplitSettings:
@@ -42,6 +53,10 @@ class SplitSettings:
     first: CutBounds
     """For the first segment of a text, and for the first after a flush."""
     later: CutBounds
+
+    def capped(self, letters: int | None) -> SplitSettings:
+        """Return bounds for segments of about so many letters; None changes nothing."""
+        return self if letters is None else SplitSettings(self.first.capped(letters), self.later.capped(letters))
 
 
 _LATER = CutBounds(min_sentence=80, min_clause=160, max_length=240)

@@ -165,3 +165,10 @@ def test_a_bound_too_short_for_the_look_ahead_is_refused() -> None:
     tiny = CutBounds(1, 1, 20)
     with pytest.raises(ConfigError, match=r"got max_length 20, expected \d+ letters or more"):
         IncrementalSplitter(finder(), SplitSettings(tiny, tiny))
+
+
+def test_capped_bounds_let_sentences_end_segments_sooner_and_never_later() -> None:
+    assert WHOLE_TEXT.capped(None) is WHOLE_TEXT
+    capped = WHOLE_TEXT.capped(90)
+    assert (capped.later.min_sentence, capped.later.min_clause, capped.later.max_length) == (30, 60, 160)
+    assert LIVE_TEXT.capped(1000) == LIVE_TEXT
