@@ -65,9 +65,7 @@ class SpeechJob:
         first_token = spans[-1].first_token + spans[-1].tokens if spans else 0
         spans.append(SpokenSpan(segment, first_token))
         self._segment_tokens = []
-        carried = self.result.carry.continued(self._voice)
-        # NOTE: models learn from texts without blank space at their ends; with it some miss their end and babble on.
-        utterance = replace(carried, text=segment.text.strip(), reference_text=carried.reference_text.strip())
+        utterance = replace(self.result.carry.continued(self._voice), text=segment.text)
         return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
 
     def note_tokens(self, delta: SpeechTokenDelta) -> None:

@@ -24,6 +24,7 @@ from llm_service.prompt import (
     build_chat_messages,
     build_prompt,
     generation_bounds,
+    target_text_tokens,
 )
 from llm_service.vocab import (
     END_IDS,
@@ -110,7 +111,7 @@ class LLMWire:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
         if not utterance.spoken_tokens:
             return False
-        text_tokens = len(self._encoder.encode(utterance.text))
+        text_tokens = target_text_tokens(self._encoder.encode, utterance.text)
         return len(utterance.spoken_tokens) >= generation_bounds(text_tokens, self._limits).max_tokens
 
     def reader(self) -> EventReader:

@@ -38,7 +38,7 @@ async def test_a_long_text_is_spoken_by_segments_in_one_stream_each_going_on_fro
     chunks = await speak(make_pipeline(llm, token2wav, voices), SpeechRequest(text, seed=5), result)
     said = len(llm.utterances)
     assert said > 2
-    assert " ".join(each.text for each in llm.utterances) == text == result.spoken_text
+    assert "".join(each.text for each in llm.utterances) == text == result.spoken_text
     assert len(token2wav.streams) == 1
     assert sum(len(c.samples) for c in chunks) == said * 60 * 960
     assert [span.first_token for span in result.spans] == [60 * index for index in range(said)]

@@ -21,6 +21,7 @@ from llm_service.prompt import (
     build_prompt,
     generation_bounds,
     load_text_encoder,
+    target_text_tokens,
 )
 from llm_service.vocab import CONTROL_TOKENS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID, VocabularyError
 
@@ -41,6 +42,13 @@ def test_the_prompt_has_the_order_of_the_model_card() -> None:
     prompt = build_prompt(encode_letters, "ab", "cde", [0, 6560])
     assert prompt.token_ids == (SOS_ID, 97, 98, 99, 100, 101, TASK_ID, 151663, 158223)
     assert prompt.target_text_tokens == 3
+
+
+def test_blank_space_at_the_ends_of_a_text_is_not_spoken() -> None:
+    assert build_prompt(encode_letters, " ab\n", "\tc d ", [0]) == build_prompt(encode_letters, "ab", "c d", [0])
+    assert build_prompt(encode_letters, " ", "c", []) == build_prompt(encode_letters, "", "c", [])
+    assert target_text_tokens(encode_letters, " c d ") == 3
+    assert build_chat_messages(" ab ", " c ", []) == [{"role": "user", "content": "abc"}]
 
 
 def test_an_empty_target_text_is_refused() -> None:

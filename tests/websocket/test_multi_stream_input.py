@@ -37,7 +37,7 @@ async def test_a_turn_as_livekit_sends_it(voices: Voices) -> None:
         await client.send(context_id="c1", close_context=True)
         heard = (await client.until_final("c1"))["c1"]
         await door.until_idle()
-    assert [each.text for each in llm.utterances] == [ONE, TWO]
+    assert [each.text for each in llm.utterances] == [f"{ONE} ", f"{TWO} "]
     assert samples_of(heard) == [SOUND] * (60 * 960)
     assert text_of(heard) == f"{ONE} {TWO} "
     starts = [start for alignment in alignments_of(heard) for start in alignment["charStartTimesMs"]]

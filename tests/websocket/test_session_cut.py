@@ -26,7 +26,7 @@ async def test_a_cut_begins_speech_and_one_turn_speaks_on(voices: list[NamedVoic
         session.write("or so they say.")
         session.end()
         rest = [piece async for piece in audio]
-    assert [each.text for each in llm.utterances] == ["Well, yes and no,", "or so they say."]
+    assert [each.text for each in llm.utterances] == ["Well, yes and no, ", "or so they say."]
     assert len(token2wav.streams) == 1
     assert rest[-1].is_turn_end
     with pytest.raises(InvalidTextError, match="after the end"):
