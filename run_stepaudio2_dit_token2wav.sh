@@ -224,11 +224,6 @@ stage_assemble() {
 }
 
 stage_serve() {
-  local -a demo=()
-  # The demo voice loses the thread in long texts; `cosydit serve` gives it the same bounds.
-  if [[ -f $(checkpoint_dir)/demo_voice.sha256 ]]; then
-    demo=(--segment-letters 90 --carry-tokens 100 --dynamic-chunk-strategy deadline)
-  fi
   require_free_ports "$LLM_PORT" "$TRITON_HTTP_PORT" "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT" "$GATEWAY_PORT" \
     "$GATEWAY_GRPC_PORT"
   start_llm
@@ -239,7 +234,7 @@ stage_serve() {
   start_service gateway "$PYTHON" -m gateway --port "$GATEWAY_PORT" \
     --llm-url "http://127.0.0.1:$LLM_PORT" --llm-backend "$LLM_BACKEND" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT" \
     --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices" --grpc-port "$GATEWAY_GRPC_PORT" \
-    "${demo[@]}"
+    --dynamic-chunk-strategy deadline
   wait_ready gateway "$GATEWAY_PORT" /readyz
   log "LLM service http://127.0.0.1:$LLM_PORT"
   log "Triton      gRPC 127.0.0.1:$TRITON_GRPC_PORT, HTTP $TRITON_HTTP_PORT, metrics $TRITON_METRICS_PORT"

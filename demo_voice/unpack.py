@@ -2,7 +2,7 @@
 
 The bundle holds most weights as int8 and only those rows of the LLM's tables that are used. What is in it:
 
-    bundle.json               sizes of the models
+    bundle.json               sizes of the models, and how much the LLM speaks at once
     flow.safetensors          the flow, packed
     hift.safetensors          the vocoder, half precision
     llm.safetensors           tables, decoder and head of the LLM, packed
@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from safetensors.numpy import load_file
 
-from demo_voice import DIGEST_FILE
 from demo_voice.llm_layout import DemoLLMShape, write_llm
 from demo_voice.packing import FloatArray, unpacked
+from llm_service.errors import CheckpointError
+from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from token2wav_service.checkpoint.loader import (
     FLOW_WEIGHTS,
     FLOW_YAML,
@@ -42,6 +43,8 @@ SIZES_FILE = "bundle.json"
 FLOW_FILE, HIFT_FILE, LLM_FILE = "flow.safetensors", "hift.safetensors", "llm.safetensors"
 TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 BUNDLE_FILES = (SIZES_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE, SPEAKER_ENCODER, SPEECH_TOKENIZER)
+DIGEST_FILE = "demo_voice.sha256"
+"""In an unpacked checkpoint: which bundle and voices it was made of."""
 BUNDLE = Path(__file__).parent / "weights"
 VOICES = Path(__file__).parent / "voices"
 
@@ -52,15 +55,17 @@ class BundleError(Exception):
 
 @dataclass(frozen=True)
 class BundleSizes:
-    """Sizes of the models in a bundle."""
+    """Sizes of the models in a bundle, and how long the LLM speaks well."""
 
     flow: FlowConfig
     hift: HiFTConfig
     llm: DemoLLMShape
+    bounds: SpeechBounds
 
     def to_json(self) -> str:
         """Return the text of bundle.json."""
         sizes = {"flow": asdict(self.flow), "hift": hift_arguments(self.hift), "llm": asdict(self.llm)}
+        sizes["bounds"] = asdict(self.bounds)
         return json.dumps(sizes, indent=1) + "\n"
 
     @classmethod
@@ -74,9 +79,13 @@ class BundleSizes:
             values = json.loads(text)
             flow = values["flow"]
             encoder, estimator = EncoderConfig(**flow.pop("encoder")), DiTConfig(**flow.pop("estimator"))
-            hift = HiFTConfig.from_mapping(values["hift"])
-            return cls(FlowConfig(**flow, encoder=encoder, estimator=estimator), hift, DemoLLMShape(**values["llm"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            return cls(
+                FlowConfig(**flow, encoder=encoder, estimator=estimator),
+                HiFTConfig.from_mapping(values["hift"]),
+                DemoLLMShape(**values["llm"]),
+                SpeechBounds(**values["bounds"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as err:
             raise BundleError(f"{SIZES_FILE} can't be read ({err!r}); check the files out again") from err
 
 
@@ -148,6 +157,7 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
         _unpack_token2wav(made / "token2wav", bundle, sizes)
         text_tokenizer: dict[str, Any] = json.loads((bundle / TEXT_TOKENIZER_FILE).read_text("utf-8"))
         write_llm(made / "llm", sizes.llm, _read(bundle / LLM_FILE), text_tokenizer)
+        write_speech_bounds(made / "llm", sizes.bounds)
         shutil.copytree(voices, made / "voices")
         made.rename(directory)
 

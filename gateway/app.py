@@ -59,6 +59,7 @@ from gateway.token2wav_client import Token2WavClient
 from gateway.voice_settings import open_registry
 from gateway.voices import VoiceRegistry
 from llm_service.prompt import LengthLimits, load_text_encoder
+from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ async def open_gateway(
     voices = open_registry(config.voices_dir, config.voices, token2wav, clock)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
-    settings = PipelineSettings(config.chunks.policy(), config.max_text_characters, CarryLimits(config.carry_tokens))
+    asked = SpeechBounds(config.segment_letters, config.carry_tokens)
+    bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
+    settings = PipelineSettings(config.chunks.policy(), config.max_text_characters, CarryLimits.within(bounds))
     access = access or open_access(config.access, clock)
     gate = Gate(llm, token2wav)
     observer = None
@@ -121,7 +124,7 @@ async def open_gateway(
         observer = telemetry.observer
         watch_replicas(telemetry.metrics.registry, llm.snapshot, token2wav.snapshot)
     pipeline = MeteredPipeline(
-        access, llm, token2wav, voices, settings, clock, load_text_front_end(config.segment_letters), gate, observer
+        access, llm, token2wav, voices, settings, clock, load_text_front_end(bounds.segment_letters), gate, observer
     )
     readiness = Readiness(pipeline, llm, token2wav, config.warm_up_voice)
     shutdown = Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s)

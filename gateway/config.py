@@ -25,7 +25,6 @@ from gateway.routing.options import (
 from gateway.routing.settings import RoutingSettings
 from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.settings import TelemetrySettings, add_telemetry_options, telemetry_settings
-from gateway.text.carry import CarryLimits
 from gateway.token2wav_client import Token2WavDeadlines
 from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
 from gateway.voices import DEFAULT_VOICE
@@ -63,9 +62,9 @@ class GatewayConfig:
     warm_up_voice: str = DEFAULT_VOICE
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
     segment_letters: int | None = None
-    """Of what the LLM speaks at once; None: the front end's own bounds."""
-    carry_tokens: int = CarryLimits().max_speech_tokens
-    """Speech tokens (25 Hz) of the segments before that the LLM goes on from, at most."""
+    """Of what the LLM speaks at once; None: what its checkpoint says, else the front end's own bounds."""
+    carry_tokens: int | None = None
+    """Speech tokens (25 Hz) of the segments before that the LLM goes on from, at most; None: as above."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
@@ -156,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     segment = "about the letters that the LLM speaks at once, for models that know short texts only"
     parser.add_argument("--segment-letters", type=_positive_int, default=None, help=segment)
     carry = "most speech tokens (25 Hz) of earlier segments that the LLM goes on from; 0: none"
-    parser.add_argument("--carry-tokens", type=int, default=CarryLimits().max_speech_tokens, help=carry)
+    parser.add_argument("--carry-tokens", type=_non_negative_int, default=None, help=carry)
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )
@@ -222,6 +221,13 @@ def _positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
+    return value
+
+
+def _non_negative_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
     return value
 
 

@@ -83,6 +83,11 @@ class SpeechPipeline:
         self._observer = observer or Observer()
 
     @property
+    def settings(self) -> PipelineSettings:
+        """What it was made with."""
+        return self._settings
+
+    @property
     def front_end(self) -> TextFrontEnd:
         """What cuts and normalises texts."""
         return self._front_end

@@ -77,13 +77,9 @@ async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> Sp
 
 
 def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:
-    from cosydit.local.checkpoints import DEMO_CARRY_TOKENS, DEMO_SEGMENT_LETTERS
     from gateway.config import GatewayConfig
 
-    is_demo = options.checkpoint.is_demo_voice
     return GatewayConfig(
-        segment_letters=DEMO_SEGMENT_LETTERS if is_demo else None,
-        carry_tokens=DEMO_CARRY_TOKENS if is_demo else GatewayConfig.carry_tokens,
         tokenizer_dir=options.checkpoint.llm_dir,
         voices_dir=options.checkpoint.voices_dir,
         llm_url=options.llm_url,

@@ -6,12 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_voice import DIGEST_FILE
-
 logger = logging.getLogger(__name__)
-
-DEMO_SEGMENT_LETTERS, DEMO_CARRY_TOKENS = 90, 100
-"""The demo voice's LLM has learnt from sequences of at most 16 s, its prompt included: longer ones lose the thread."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +24,6 @@ class CheckpointLayout:
     def under(cls, directory: Path) -> CheckpointLayout:
         """Return the layout that `cosydit checkpoint make-random` writes."""
         return cls(directory / "token2wav", directory / "llm", directory / "voices")
-
-    @property
-    def is_demo_voice(self) -> bool:
-        """Whether it is the bundled voice, unpacked."""
-        return (self.llm_dir.parent / DIGEST_FILE).is_file()
 
     def missing(self) -> list[Path]:
         """Return the directories that are not there."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from cosydit.local.checkpoints import DEMO_CARRY_TOKENS, DEMO_SEGMENT_LETTERS, CheckpointLayout
+from cosydit.local.checkpoints import CheckpointLayout
 from cosydit.local.cpu_shares import CpuShares, cpu_shares
 from cosydit.local.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports, read_json
 from token2wav_service.contract import TOKEN2WAV_MODEL
@@ -246,16 +246,9 @@ def gateway_spec(options: StackOptions) -> ServiceSpec:
     command += ["--grpc-port", str(options.ports.gateway_grpc)]
     command += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
     command += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    command += ["--llm-backend", options.llm_backend, *_demo_options(checkpoint), *options.gateway_options]
+    # Options given by the user come later and win.
+    command += ["--llm-backend", options.llm_backend, "--dynamic-chunk-strategy", "deadline", *options.gateway_options]
     return ServiceSpec("gateway", command, f"{options.gateway_url}/readyz", options.log_dir / "gateway.log")
-
-
-def _demo_options(checkpoint: CheckpointLayout) -> list[str]:
-    """Return what the demo voice needs of a gateway; options given by the user come later and win."""
-    if not checkpoint.is_demo_voice:
-        return []
-    bounds = ["--segment-letters", str(DEMO_SEGMENT_LETTERS), "--carry-tokens", str(DEMO_CARRY_TOKENS)]
-    return [*bounds, "--dynamic-chunk-strategy", "deadline"]
 
 
 def default_work_dir() -> Path:

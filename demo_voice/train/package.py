@@ -54,7 +54,8 @@ def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
     export_tokenizer(trained_tokenizer(work, sizes), directory / SPEECH_TOKENIZER)
     export_speaker_encoder(trained_speaker(work, sizes), directory / SPEAKER_ENCODER)
     shutil.copyfile(work.text_tokenizer, directory / TEXT_TOKENIZER_FILE)
-    (directory / SIZES_FILE).write_text(BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm)).to_json(), "utf-8")
+    bundle_sizes = BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm), sizes.bounds)
+    (directory / SIZES_FILE).write_text(bundle_sizes.to_json(), "utf-8")
     return _checked_sizes(directory)
 
 

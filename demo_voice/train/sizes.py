@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llm_service.speech_bounds import SpeechBounds
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
+
+BOUNDS = SpeechBounds(segment_letters=90, carry_tokens=100)
+"""The LLM learns from sequences of at most 16 s, its prompt included: longer ones lose the thread."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class DemoSizes:
     flow: FlowConfig
     hift: HiFTConfig
     discriminators: DiscriminatorSizes
+    bounds: SpeechBounds = BOUNDS
 
 
 DEMO = DemoSizes(

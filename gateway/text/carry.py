@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.core import Utterance
 from gateway.errors import ConfigError
+from llm_service.speech_bounds import SpeechBounds
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class CarryLimits:
     def __post_init__(self) -> None:
         if self.max_speech_tokens < 0 or self.max_text_characters < 0:
             raise ConfigError(f"got {self}, expected limits of 0 or more")
+
+    @classmethod
+    def within(cls, bounds: SpeechBounds) -> CarryLimits:
+        """Return the limits for an LLM that keeps to bounds."""
+        return cls() if bounds.carry_tokens is None else cls(bounds.carry_tokens)
 
 
 @dataclass(frozen=True)

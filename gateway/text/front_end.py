@@ -151,6 +151,6 @@ def load_text_front_end(segment_letters: int | None = None) -> TextFrontEnd:
     return TextFrontEnd(load_normalizers(), LanguageGuesser().guess, segment_letters=segment_letters)
 
 
-def plain_front_end() -> TextFrontEnd:
+def plain_front_end(segment_letters: int | None = None) -> TextFrontEnd:
     """Return a front end that cuts texts but normalises nothing and guesses no language."""
-    return TextFrontEnd({}, lambda text: None)
+    return TextFrontEnd({}, lambda text: None, segment_letters=segment_letters)

@@ -14,10 +14,12 @@ from cosydit.clock import SystemClock
 from cosydit.local.checkpoints import CheckpointLayout
 from cosydit.local.verify_checkpoint import verify_checkpoint
 from demo_voice.train import stages
+from demo_voice.train.sizes import TINY
 from demo_voice.train.trainer import StateError, load_state, read_log
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import BUNDLE_FILES, BundleError, provide, unpack
 from llm_service.embedded.model import SpeechLanguageModel
+from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.build import build_engine
@@ -106,6 +108,10 @@ def test_the_checkpoint_s_llm_reads_text_and_answers(checkpoint: Path) -> None:
 
     assert 5 < len(ids) < 25
     assert np.isfinite(logits).all()
+
+
+def test_how_long_the_llm_speaks_well_lies_beside_its_tokenizer(checkpoint: Path) -> None:
+    assert load_speech_bounds(checkpoint / "llm") == TINY.bounds
 
 
 def test_a_damaged_bundle_says_which_file(trained: Workspace, tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from gateway.errors import ConfigError
 from gateway.llm_client import SpeechLMClient
 from gateway.llm_wire import LLMBackend, LLMWire, PromptForm
 from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.text import plain_front_end
+from gateway.text.carry import CarryLimits
 from gateway.token2wav_client import Token2WavClient
 from gateway.voices import VoiceRegistry, load_voices
 from llm_service.prompt import load_text_encoder
+from llm_service.speech_bounds import load_speech_bounds
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,12 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
         raise ConfigError(f"{config.voices_dir} has no voice {config.default_voice!r}: set default_voice")
     wire = LLMWire(load_text_encoder(config.llm_tokenizer_dir), config.llm_backend, config.llm_prompt_form)
     llm = SpeechLMClient(config.llm_api_base, wire, config.llm_model)
+    bounds = load_speech_bounds(config.llm_tokenizer_dir)
     token2wav = Token2WavClient(config.triton_grpc_address)
     try:
-        settings = PipelineSettings(chunk_policy=config.chunks.policy())
-        yield SpeechPipeline(llm, token2wav, VoiceRegistry(token2wav, named), settings)
+        settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
+        voices, front_end = VoiceRegistry(token2wav, named), plain_front_end(bounds.segment_letters)
+        yield SpeechPipeline(llm, token2wav, voices, settings, front_end=front_end)
     finally:
         await llm.close()
         await token2wav.close()

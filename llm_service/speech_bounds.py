@@ -1,0 +1,58 @@
+"""How much speech a checkpoint's LLM has learnt to speak at once: `speech_bounds.json` beside its tokenizer, optional.
+
+    {"segment_letters": 90, "carry_tokens": 100}
+
+Whoever asks an LLM for speech keeps to them, so that a model which knows short texts only is never asked for long ones.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llm_service.errors import CheckpointError
+
+BOUNDS_FILE = "speech_bounds.json"
+
+
+@dataclass(frozen=True)
+class SpeechBounds:
+    """None bounds nothing beyond what the asking side has as its own."""
+
+    segment_letters: int | None = None
+    """About the longest text of one answer."""
+    carry_tokens: int | None = None
+    """Most speech tokens (25 Hz) of earlier answers that the next one goes on from; 0: none."""
+
+    def __post_init__(self) -> None:
+        least = {"segment_letters": 1, "carry_tokens": 0}
+        for name, value in asdict(self).items():
+            if value is not None and (type(value) is not int or value < least[name]):
+                raise CheckpointError(f"got {name} {value!r}, expected null or an integer from {least[name]} on")
+
+    def overridden_by(self, other: SpeechBounds) -> SpeechBounds:
+        """Return these with every bound replaced that the other sets."""
+        chosen = {name: value for name, value in asdict(other).items() if value is not None}
+        return SpeechBounds(**{**asdict(self), **chosen})
+
+
+def load_speech_bounds(tokenizer_dir: Path) -> SpeechBounds:
+    """Read the bounds of a checkpoint; one without the file has none, as the official one.
+
+    Raises:
+        CheckpointError: the file is there and holds something else.
+    """
+    path = tokenizer_dir / BOUNDS_FILE
+    if not path.exists():
+        return SpeechBounds()
+    try:
+        return SpeechBounds(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, CheckpointError) as err:
+        names = ", ".join(SpeechBounds.__dataclass_fields__)
+        raise CheckpointError(f"{path} can't be read ({err}); expected a JSON object of {names}") from err
+
+
+def write_speech_bounds(directory: Path, bounds: SpeechBounds) -> None:
+    """Write the file beside the tokenizer in `directory`."""
+    (directory / BOUNDS_FILE).write_text(json.dumps(asdict(bounds)) + "\n", encoding="utf-8")

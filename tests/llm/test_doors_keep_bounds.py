@@ -1,0 +1,74 @@
+"""Every door keeps to the bounds of the checkpoint it asks for speech; options of the gateway replace them."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gateway
+from demo_voice.unpack import VOICES
+from gateway.app import open_gateway
+from gateway.config import GatewayConfig
+from gateway.pipeline import SpeechPipeline
+from gateway.text import WHOLE_TEXT, TextOptions
+from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
+
+DROP_IN_DIR = Path(gateway.__file__).parents[1] / "token2wav_service/model_repository/cosyvoice2_dit/1"
+SENTENCE = "Nobody had seen the boat that day. "
+TEXT = SENTENCE * 9
+
+
+@pytest.fixture
+def bounded_dir(llm_dir: Path, tmp_path: Path) -> Path:
+    shutil.copy(llm_dir / "tokenizer.json", tmp_path)
+    write_speech_bounds(tmp_path, SpeechBounds(segment_letters=90, carry_tokens=100))
+    return tmp_path
+
+
+@asynccontextmanager
+async def gateway_pipeline(tokenizer_dir: Path, **options: Any) -> AsyncIterator[SpeechPipeline]:
+    async with open_gateway(GatewayConfig(tokenizer_dir, VOICES, **options)) as parts:
+        yield parts.pipeline
+
+
+@asynccontextmanager
+async def drop_in_pipeline(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpeechPipeline]:
+    monkeypatch.syspath_prepend(str(DROP_IN_DIR))
+    drop_in = importlib.import_module("drop_in_config")
+    monkeypatch.delitem(sys.modules, "drop_in_config")
+    async with drop_in.open_pipeline(drop_in.DropInConfig(tokenizer_dir, voices_dir=VOICES)) as pipeline:
+        yield pipeline
+
+
+async def bounds_of(opening: AbstractAsyncContextManager[SpeechPipeline]) -> tuple[int, int]:
+    """Return the longest segment of TEXT in letters, and how many tokens are carried."""
+    async with opening as pipeline:
+        text = pipeline.front_end.open(TextOptions(), WHOLE_TEXT)
+        segments = [*text.push(TEXT), *text.flush()]
+        assert "".join(segment.text for segment in segments) == TEXT
+        return max(len(segment.text) for segment in segments), pipeline.settings.carry.max_speech_tokens
+
+
+async def test_a_checkpoint_without_bounds_is_asked_for_long_segments(
+    llm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for opening in (gateway_pipeline(llm_dir), drop_in_pipeline(llm_dir, monkeypatch)):
+        assert await bounds_of(opening) == (3 * len(SENTENCE), 500)
+
+
+async def test_a_checkpoint_with_bounds_is_asked_for_short_ones(
+    bounded_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for opening in (gateway_pipeline(bounded_dir), drop_in_pipeline(bounded_dir, monkeypatch)):
+        assert await bounds_of(opening) == (len(SENTENCE), 100)
+
+
+async def test_the_gateway_can_be_told_other_bounds(bounded_dir: Path) -> None:
+    assert await bounds_of(gateway_pipeline(bounded_dir, segment_letters=150, carry_tokens=7)) == (2 * len(SENTENCE), 7)
