@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Takes every GPU figure again: full size, random weights, one GPU. See usage.
+# Takes every GPU figure again: full size, random weights, one GPU, the last part more. See usage.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly PARTS=(engine precision end_to_end offline figures prediction llm_form)
+readonly PARTS=(engine precision end_to_end offline figures prediction llm_form disaggregated)
 readonly UNFINISHED=3
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
@@ -15,6 +15,8 @@ LIMIT_S=${LIMIT_S:-330}
 OFFLINE_BATCH_SIZE=${OFFLINE_BATCH_SIZE:-256}
 OFFLINE_TOKEN2WAV_BATCH_SIZE=${OFFLINE_TOKEN2WAV_BATCH_SIZE:-64}
 READY_TIMEOUT_S=180
+GPUS=1
+SERVE_OPTIONS=()
 if command -v nvidia-cuda-mps-control > /dev/null; then MPS=${MPS:-on}; else MPS=off; fi
 # vLLM's newer runner samples on the GPU, seeds and penalties included.
 export VLLM_USE_V2_MODEL_RUNNER=${VLLM_USE_V2_MODEL_RUNNER:-1}
@@ -26,7 +28,7 @@ usage() {
 Usage: benchmarks/gpu.sh [PART ...]      parts: ${PARTS[*]} (default: all, in this order)
 
 Each part takes at most 9 minutes on an H200, writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is skipped if its
-result is there; end_to_end goes on where it was stopped. Environment: NAME (default gpu), OUT (benchmarks/results),
+result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment: NAME (default gpu), OUT (benchmarks/results),
 PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or trtllm, on PATH), LIMIT_S (of an end_to_end part),
 OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on
 where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT (where there is no git).
@@ -42,7 +44,7 @@ main() {
   trap stop_services EXIT
   for part in "${@:-${PARTS[@]}}"; do
     case $part in
-      engine | precision | end_to_end | offline | figures | prediction | llm_form) "part_$part" ;;
+      engine | precision | end_to_end | offline | figures | prediction | llm_form | disaggregated) "part_$part" ;;
       *) usage >&2; return 2 ;;
     esac
   done
@@ -86,14 +88,41 @@ part_llm_form() {
     --tolerance 2 --certificate "$OUT/${NAME}_llm_form.json"
 }
 
+# The LLM on the first GPU, token2wav on one, two... others: one server on each, then two and the original's callers,
+# of which each server had one to six.
+part_disaggregated() {
+  local n count status=0
+  count=$(nvidia-smi -L | wc -l)
+  if ((count < 2)); then
+    echo "disaggregated needs two GPUs or more, got $count" >&2
+    return 1
+  fi
+  for ((n = 1; n < count; n++)); do
+    disaggregated_sweep "$n" 1 --open $((20 * n)) $((32 * n)) $((40 * n)) $((48 * n)) || status=$?
+    disaggregated_sweep "$n" 2 --open || status=$?
+  done
+  return "$status"
+}
+
+# Args: token2wav GPUs, servers on each, further options of benchmarks.end_to_end.
+disaggregated_sweep() {
+  local gpus
+  gpus=$(seq -s , "$1")
+  SERVE_OPTIONS=(--llm-gpu 0 --token2wav-gpus "$gpus" --token2wav-replicas $(($1 * $2)))
+  GPUS=$(($1 + 1)) sweep "$OUT/${NAME}_disaggregated_1+$1_$2" --unseen 0 \
+    --closed $((2 * $1)) $((4 * $1)) $((6 * $1)) $((8 * $1)) $((10 * $1)) $((12 * $1)) "${@:3}"
+}
+
 # Args: folder of the samples, further options of benchmarks.end_to_end.
 sweep() {
   local options status=0
   mapfile -t options < <(commit_option)
+  is_done "$1/summary.txt" && return
   start_services
   "$PYTHON" -m benchmarks.end_to_end --out "$1" --limit-s "$LIMIT_S" --setting "$(setting)" "${@:2}" \
-    "${options[@]}" || status=$?
+    "${options[@]}" | tee "$WORK/summary.txt" || status=$?
   stop_services
+  if ((status == 0)); then mv "$WORK/summary.txt" "$1/summary.txt"; fi
   if ((status == UNFINISHED)); then echo "run this part again"; fi
   return "$status"
 }
@@ -125,7 +154,7 @@ part_figures() {
 setting() {
   cat <<JSON
 {"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch 64", "token2wav": "float16, 10 ODE steps, batch 64",
- "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": 1, "mps": "$MPS",
+ "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": $GPUS, "serve_options": "${SERVE_OPTIONS[*]}", "mps": "$MPS",
  "vllm_v2_model_runner": "$VLLM_USE_V2_MODEL_RUNNER"}
 JSON
 }
@@ -160,7 +189,7 @@ start_services() {
     --set BLS_INSTANCE_NUM=1 --set device=cuda --set dtype=float16 --set TRITON_MAX_BATCH_SIZE=64 \
     --set max_streams=400 --set voice_cache_bytes=20000000000 \
     --llm-backend "$LLM_BACKEND" --llm-options "$(llm_options)" \
-    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline" \
+    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline" "${SERVE_OPTIONS[@]}" \
     > "$WORK/serve.log" 2>&1 < /dev/null &
   SERVER_PID=$!
   wait_for_services

@@ -56,6 +56,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="Triton servers behind the gateway, each at the ports of the one before it plus 10 (default %(default)s)",
     )
+    parser.add_argument("--llm-gpu", metavar="GPU", help="the LLM's, as CUDA_VISIBLE_DEVICES names it (default: any)")
+    parser.add_argument(
+        "--token2wav-gpus",
+        type=lambda names: names.split(","),
+        default=[],
+        metavar="GPU[,GPU...]",
+        help="of the Triton servers in turn, in turn again when there are more servers (default: any)",
+    )
     parser.add_argument("--no-gateway", action="store_true", help="only the LLM service and Triton")
     parser.set_defaults(run=run)
 
@@ -79,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
             llm_backend=args.llm_backend,
             llm_options=args.llm_options,
             gateway_options=args.gateway_options,
+            llm_gpu=args.llm_gpu,
+            token2wav_gpus=args.token2wav_gpus,
         )
         with LocalStack(options, with_gateway=not args.no_gateway) as stack:
             print("\n".join(stack.describe()))

@@ -81,6 +81,10 @@ class StackOptions:
     """Further arguments of `python -m gateway`."""
     replicas: tuple[TritonPorts, ...] = ()
     """More Triton servers, for the gateway alone: they hold nothing but token2wav_dit."""
+    llm_gpu: str | None = None
+    """As CUDA_VISIBLE_DEVICES names it; None: whatever is visible to us."""
+    token2wav_gpus: Sequence[str] = ()
+    """Of the Triton servers in turn, from the first on again when there are more servers; none: as above."""
 
     @property
     def llm_url(self) -> str:
@@ -216,27 +220,36 @@ def llm_spec(options: StackOptions) -> ServiceSpec:
     if options.llm_backend == EMBEDDED and not {"--num-threads", "--device"} & set(options.llm_options):
         command += ["--num-threads", str(_shares(options).llm)]
     command += options.llm_options
-    return ServiceSpec("llm_service", command, f"{options.llm_url}/health", options.log_dir / "llm_service.log")
+    ready, log = f"{options.llm_url}/health", options.log_dir / "llm_service.log"
+    return ServiceSpec("llm_service", command, ready, log, _on_gpu(options.llm_gpu))
 
 
 def triton_spec(options: StackOptions) -> ServiceSpec:
     """Return how Triton is started on the assembled repository."""
-    return _server_spec(options, "token2wav_service", options.ports.triton, options.repository)
+    return _server_spec(options, 0, options.ports.triton, options.repository)
 
 
 def replica_specs(options: StackOptions) -> list[ServiceSpec]:
     """Return how the further Triton servers are started."""
     return [
-        _server_spec(options, f"token2wav_service_{number}", ports, options.replica_repository)
-        for number, ports in enumerate(options.replicas, 2)
+        _server_spec(options, index, ports, options.replica_repository)
+        for index, ports in enumerate(options.replicas, 1)
     ]
 
 
-def _server_spec(options: StackOptions, name: str, ports: TritonPorts, repository: Path) -> ServiceSpec:
+def _server_spec(options: StackOptions, index: int, ports: TritonPorts, repository: Path) -> ServiceSpec:
+    name = f"token2wav_service_{index + 1}" if index else "token2wav_service"
+    gpus = options.token2wav_gpus
     command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(repository)]
     command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
     ready = f"http://{LOOPBACK}:{ports.http}/v2/health/ready"
-    return ServiceSpec(name, command, ready, options.log_dir / f"{name}.log")
+    return ServiceSpec(
+        name, command, ready, options.log_dir / f"{name}.log", _on_gpu(gpus[index % len(gpus)] if gpus else None)
+    )
+
+
+def _on_gpu(gpu: str | None) -> dict[str, str]:
+    return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
 
 
 def gateway_spec(options: StackOptions) -> ServiceSpec:

@@ -57,3 +57,12 @@ def test_threads_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:
     assert llm_spec(_options(tmp_path)).command.count("--num-threads") == 1
     assert llm_spec(asked).command[-2:] == ["--num-threads", "7"]
     assert "--num-threads" not in llm_spec(dataclasses.replace(asked, llm_options=(), llm_backend="vllm")).command
+
+
+def test_each_service_sees_the_gpu_that_it_is_given(tmp_path: Path) -> None:
+    options = _options(tmp_path, *(Ports().triton.shifted(10 * number) for number in (1, 2)))
+    on_three = LocalStack(dataclasses.replace(options, llm_gpu="0", token2wav_gpus=("1", "2")))
+
+    assert [service.spec.env for service in LocalStack(options).services] == [{}] * 4
+    seen = [(service.spec.env or {})["CUDA_VISIBLE_DEVICES"] for service in on_three.services]
+    assert seen == ["0", "1", "2", "1"]
