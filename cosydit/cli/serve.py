@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
             ),
             llm_backend=args.llm_backend,
             llm_options=args.llm_options,
-            gateway_options=args.gateway_options,
+            # What was asked for comes later and wins.
+            gateway_options=("--dynamic-chunk-strategy", "deadline", *args.gateway_options),
             llm_gpu=args.llm_gpu,
             token2wav_gpus=args.token2wav_gpus,
         )

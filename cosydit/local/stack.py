@@ -259,8 +259,7 @@ def gateway_spec(options: StackOptions) -> ServiceSpec:
     command += ["--grpc-port", str(options.ports.gateway_grpc)]
     command += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
     command += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    # Options given by the user come later and win.
-    command += ["--llm-backend", options.llm_backend, "--dynamic-chunk-strategy", "deadline", *options.gateway_options]
+    command += ["--llm-backend", options.llm_backend, *options.gateway_options]
     return ServiceSpec("gateway", command, f"{options.gateway_url}/readyz", options.log_dir / "gateway.log")
 
 
