@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from gateway.text.language import LanguageGuesser, primary_language
+from gateway.text.language import LanguageGuesser, load_identifier, primary_language
 
 GUESSER = LanguageGuesser()
+LIBRARY, FRUGAL = LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True), load_identifier()
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,9 @@ def test_nothing_is_said_of_what_tells_nothing(text: str) -> None:
 )
 def test_a_tag_names_one_language_whatever_its_region_and_age(tag: str, language: str) -> None:
     assert primary_language(tag) == language
+
+
+@given(st.text(max_size=200))
+def test_the_frugal_product_is_the_librarys_own(text: str) -> None:
+    features = LIBRARY.instance2fv(text)
+    np.testing.assert_allclose(FRUGAL.nb_classprobs(features), LIBRARY.nb_classprobs(features), rtol=1e-4, atol=1e-2)
