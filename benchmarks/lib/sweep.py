@@ -29,7 +29,7 @@ from cosydit.clock import SystemClock
 RUN_SUFFIX = ".json.gz"
 _SENTENCE_LETTERS = 60
 LEAST_REQUESTS = 50
-_REQUESTS_A_CALLER = 3
+_REQUESTS_A_CALLER = 5
 _WARM_UP_BURSTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DIGITS = 6
 """Times are kept to the microsecond."""

@@ -60,8 +60,8 @@ def load_identifier() -> Any:
 
         def nb_classprobs(self, fv: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
             used = np.flatnonzero(fv)
-            weighted: npt.NDArray[np.float32] = self.nb_ptc[used] * fv[used, np.newaxis]
-            return weighted.sum(axis=0) + self.nb_pc
+            scores: npt.NDArray[np.float32] = (self.nb_ptc[used] * fv[used, np.newaxis]).sum(axis=0) + self.nb_pc
+            return scores
 
     return FrugalIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
 
