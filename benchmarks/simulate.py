@@ -16,8 +16,8 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from benchmarks.lib.simulate.compare import (
     run_figures,
     worst_errors,
 )
-from benchmarks.lib.simulate.costs import cost_json, read_cost_model
+from benchmarks.lib.simulate.costs import CostModel, cost_json, read_cost_model
 from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, measured_points, simulated_points, unit_json
 from benchmarks.lib.simulate.fit import PARAMETERS, figures_of, first_guess, fit, fit_step, step_points
 from benchmarks.lib.simulate.fleet import simulate_fleet
@@ -83,13 +83,14 @@ def run_fit(args: argparse.Namespace) -> int:
     step = fit_step(points)
     plans, heads = _plans_to_fit(SweepLoad(tuple(args.callers), tuple(args.rates)))
     targets = {name: figures_of(run, heads[name]) for name, run in _chosen(args.end_to_end, list(heads)).items()}
+    guess = first_guess(args.gpu, step) if args.guess is None else read_cost_model(args.guess)
     found = fit(
-        first_guess(args.gpu, step),
-        lambda model: simulate_plans(model, plans, FIT_BURSTS),
+        replace(guess, token2wav=replace(guess.token2wav, step=step)),
+        _SimulatedFigures(tuple(plans), heads),
         targets,
-        lambda run: figures_of(run, heads[run.name]),
         simulations=args.simulations,
         note=_note,
+        processes=args.processes,
     )
     errors = [{"streams": s, "tokens": t, "measured_s": m, "error": step.of(s, t) / m - 1.0} for s, t, m in points]
     content = {
@@ -114,6 +115,19 @@ def run_fit(args: argparse.Namespace) -> int:
     rows = [["parameter", "value"], *([path, f"{found.model.parameter(path):.4g}"] for path in PARAMETERS)]
     print(aligned_table(rows), end="")
     return 0
+
+
+@dataclass(frozen=True)
+class _SimulatedFigures:
+    """What a fit simulates."""
+
+    plans: tuple[RunPlan, ...]
+    heads: Mapping[str, int | None]
+    """See `_plans_to_fit`."""
+
+    def __call__(self, model: CostModel) -> dict[str, dict[str, float]]:
+        runs = simulate_plans(model, self.plans, FIT_BURSTS)
+        return {run.name: figures_of(run, self.heads[run.name]) for run in runs}
 
 
 def _plans_to_fit(load: SweepLoad) -> tuple[list[RunPlan], dict[str, int | None]]:
@@ -258,7 +272,9 @@ def _add_fit(commands: Any) -> None:
     parser.add_argument("--gpu", default="h200", help="its name in the model (default %(default)s)")
     _add_sources(parser)
     _add_load(parser, FIT_CLOSED, FIT_OPEN)
+    parser.add_argument("--guess", type=Path, help="JSON that an earlier `fit` wrote, to begin the search at")
     parser.add_argument("--simulations", type=int, default=120, help="of the search (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="that simulate at once (default %(default)s)")
     parser.add_argument("--out", type=Path, default=MODEL, help="JSON to write (default %(default)s)")
     parser.set_defaults(run=run_fit)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from benchmarks.lib.load import LoadPlan
 from benchmarks.lib.simulate.costs import CostModel, StepCost, cost_json, cost_model, read_cost_model
 from benchmarks.lib.simulate.fit import figures_of, fit, fit_step
 from benchmarks.lib.simulate.single_gpu import simulate_plans
-from benchmarks.lib.sweep import FinishedRun, RunPlan
+from benchmarks.lib.sweep import RunPlan
 from benchmarks.lib.types import BenchmarkError
 from tests.simulate.costs import COSTS
 
@@ -21,8 +20,8 @@ SHAPES = [(1, 15), (4, 15), (16, 15), (64, 15), (1, 25), (16, 25), (32, 25), (4,
 PLANS = [RunPlan("one", LoadPlan(1, 2), ("default",)), RunPlan("six", LoadPlan(6, 12), ("default", "second"))]
 
 
-def simulate(model: CostModel) -> list[FinishedRun]:
-    return simulate_plans(model, PLANS, (4,))
+def simulate(model: CostModel) -> dict[str, dict[str, float]]:
+    return {run.name: figures_of(run) for run in simulate_plans(model, PLANS, (4,))}
 
 
 def test_a_step_is_found_again_from_its_times() -> None:
@@ -38,12 +37,13 @@ def test_a_step_is_found_through_noise() -> None:
     assert all(found.of(s, t) == pytest.approx(truth.of(s, t), rel=0.04) for s, t in SHAPES)
 
 
-def test_parameters_are_found_again_from_runs_that_they_made() -> None:
+@pytest.mark.parametrize(("processes", "simulations"), [(1, 60), (4, 100)])
+def test_parameters_are_found_again_from_runs_that_they_made(processes: int, simulations: int) -> None:
     truth = COSTS.with_parameters({"llm.step_fixed_s": 0.003, "gateway.latency_s": 0.02})
-    targets: Mapping[str, Mapping[str, float]] = {run.name: figures_of(run) for run in simulate(truth)}
+    targets = simulate(truth)
     parameters = ("llm.step_fixed_s", "gateway.latency_s")
-    found = fit(COSTS, simulate, targets, figures_of, parameters, simulations=60)
-    assert found.loss < fit(COSTS, simulate, targets, figures_of, parameters, simulations=1).loss / 10
+    found = fit(COSTS, simulate, targets, parameters, simulations=simulations, processes=processes)
+    assert found.loss < fit(COSTS, simulate, targets, parameters, simulations=1).loss / 10
     assert found.model.parameter("llm.step_fixed_s") == pytest.approx(0.003, rel=0.1)
     assert found.model.parameter("gateway.latency_s") == pytest.approx(0.02, rel=0.25)
 

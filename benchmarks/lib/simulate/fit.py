@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,9 @@ from benchmarks.lib.types import RequestRecord
 from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.runtime.step_shapes import StepShapes
 
-Simulate = Callable[[CostModel], Sequence[FinishedRun]]
+Figures = Mapping[str, float]
+Simulate = Callable[[CostModel], Mapping[str, Figures]]
+"""The figures of every run, by its name."""
 FloatArray = npt.NDArray[np.float64]
 
 PARAMETERS = (
@@ -121,49 +125,78 @@ def figures_of(run: FinishedRun, first: int | None = None) -> dict[str, float]:
     return figures
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """How far off a simulation with these logarithms of the parameters comes out. Travels to other processes."""
+
+    guess: CostModel
+    simulate: Simulate
+    targets: Mapping[str, Figures]
+    parameters: tuple[str, ...]
+
+    @property
+    def begin(self) -> FloatArray:
+        logs: FloatArray = np.log(np.array([self.guess.parameter(path) for path in self.parameters]))
+        return logs
+
+    def model(self, logs: FloatArray) -> CostModel:
+        values = [float(value) for value in np.exp(logs)]
+        return self.guess.with_parameters(dict(zip(self.parameters, values, strict=True)))
+
+    def __call__(self, logs: FloatArray) -> float:
+        made = self.simulate(self.model(logs))
+        off = [_off(name, made[run][name], value) for run, each in self.targets.items() for name, value in each.items()]
+        return sum(each * each for each in off) + PRIOR_WEIGHT**2 * float(np.sum((logs - self.begin) ** 2))
+
+
 def fit(
     guess: CostModel,
     simulate: Simulate,
-    targets: Mapping[str, Mapping[str, float]],
-    figures_of: Callable[[FinishedRun], Mapping[str, float]],
+    targets: Mapping[str, Figures],
     parameters: Sequence[str] = PARAMETERS,
     simulations: int = 120,
     note: Callable[[int, float], None] = lambda simulation, loss: None,
+    processes: int = 1,
 ) -> Fit:
     """Search the parameters with which a simulation's figures come out as measured.
 
     Batches jump with every change of a parameter, so that slopes mislead: the search tries a random change of the best
-    so far, keeps it if it is better, and goes in larger steps when that happens often. The same call finds the same.
+    so far, keeps it if it is better, and goes in larger steps when that happens often. Several processes try as many
+    changes at once, of which the best counts. The same call finds the same.
 
     Args:
         guess: where to begin; what is not searched stays.
-        simulate: makes the runs that `targets` names.
+        simulate: makes the runs that `targets` names; to be pickled if there are several processes.
         targets: the figures to come to, by run.
-        figures_of: takes them from a simulated run.
         parameters: paths of what is searched.
         simulations: how many to make.
         note: told the loss of every simulation.
+        processes: how many simulate at the same time.
     """
-    begin: FloatArray = np.log(np.array([guess.parameter(path) for path in parameters]))
-
-    def loss_of(logs: FloatArray) -> float:
-        made = {run.name: figures_of(run) for run in simulate(_model(guess, parameters, logs))}
-        off = [_off(name, made[run][name], value) for run, each in targets.items() for name, value in each.items()]
-        return sum(each * each for each in off) + PRIOR_WEIGHT**2 * float(np.sum((logs - begin) ** 2))
-
+    loss = _Loss(guess, simulate, targets, tuple(parameters))
     draw = np.random.default_rng(0)
-    best, least, stride = begin, loss_of(begin), _FIRST_STRIDE
-    note(1, least)
-    for simulation in range(2, simulations + 1):
-        chosen = draw.random(len(begin)) < _SHARE_CHANGED
-        tried = best + stride * chosen * draw.standard_normal(len(begin))
-        loss = loss_of(tried)
-        note(simulation, loss)
-        if loss < least:
-            best, least, stride = tried, loss, stride * _LONGER
-        else:
-            stride *= _SHORTER
-    return Fit(_model(guess, parameters, best), least, simulations)
+    with ExitStack() as stack:
+        run_all = stack.enter_context(ProcessPoolExecutor(processes)).map if processes > 1 else map
+        best, least, stride, made = loss.begin, loss(loss.begin), _FIRST_STRIDE, 1
+        note(made, least)
+        while made < simulations:
+            tried = [_changed(best, stride, draw) for _ in range(min(processes, simulations - made))]
+            losses = list(run_all(loss, tried))
+            for each in losses:
+                made += 1
+                note(made, each)
+            better = sum(each < least for each in losses)
+            stride *= _LONGER**better * _SHORTER ** (len(losses) - better)
+            if better:
+                least = min(losses)
+                best = tried[losses.index(least)]
+    return Fit(loss.model(best), least, simulations)
+
+
+def _changed(logs: FloatArray, stride: float, draw: np.random.Generator) -> FloatArray:
+    chosen = draw.random(len(logs)) < _SHARE_CHANGED
+    change: FloatArray = stride * chosen * draw.standard_normal(len(logs))
+    return logs + change
 
 
 def _off(name: str, made: float, target: float) -> float:
@@ -171,11 +204,6 @@ def _off(name: str, made: float, target: float) -> float:
     if name == UNDERRUN_RATIO:
         return made - target
     return WEIGHTS.get(name, 1.0) * math.log(made / target)
-
-
-def _model(guess: CostModel, parameters: Sequence[str], logs: FloatArray) -> CostModel:
-    values = [float(value) for value in np.exp(logs)]
-    return guess.with_parameters(dict(zip(parameters, values, strict=True)))
 
 
 def _heard_at_s(record: RequestRecord, audio_s: float) -> float:
