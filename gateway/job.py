@@ -51,9 +51,11 @@ class SpeechJob:
     def pace(self) -> Pace:
         return self._meter.read()
 
-    def open(self, voice: ReadyVoice, stream_id: str) -> None:
+    def open(self, stream_id: str) -> None:
         self.result.stream_id = stream_id
         self.observer.opened(stream_id)
+
+    def use(self, voice: ReadyVoice) -> None:
         self.result.voice_id = voice.registered.voice_id
         # NOTE: without a transcript the LLM can't continue from the prompt's tokens; token2wav alone gives the voice.
         reference_tokens = voice.registered.prompt_speech_tokens if voice.transcript.strip() else ()

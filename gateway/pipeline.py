@@ -32,7 +32,7 @@ from gateway.speech import (
 )
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
 from gateway.text.carry import CarryLimits
-from gateway.voices import VoiceRegistry
+from gateway.voices import ReadyVoice, VoiceRegistry
 
 Segments = AsyncGenerator[SpokenSegment]
 
@@ -135,8 +135,10 @@ class SpeechPipeline:
                 check_options(request)
                 self._voices.check(request.voice)
                 async with (
-                    self._opened(job) as stream,
+                    self._admitted(job) as voice,
+                    # The LLM begins while token2wav leases the stream.
                     running_ahead(self._tokens(job, segments), self._settings.tokens_ahead) as tokens,
+                    self._opened(job, voice) as stream,
                     running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
                 ):
                     async for push in pushes:
@@ -144,14 +146,21 @@ class SpeechPipeline:
                         observer.asked()
 
     @asynccontextmanager
-    async def _opened(self, job: SpeechJob) -> AsyncIterator[Token2WavStream]:
+    async def _admitted(self, job: SpeechJob) -> AsyncIterator[ReadyVoice]:
+        """Wait for room in the services, and for the voice."""
+        async with AsyncExitStack() as places:
+            if self._admission is not None:
+                await places.enter_async_context(self._admission.admitted(job.request.priority))
+            voice = await self._voices.resolve(job.request.voice)
+            job.use(voice)
+            yield voice
+
+    @asynccontextmanager
+    async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:
         """Lease a stream, registering the voice again if token2wav has dropped it meanwhile."""
         request, seed = job.request, job.result.seed
         async with AsyncExitStack() as leases:
-            if self._admission is not None:
-                await leases.enter_async_context(self._admission.admitted(request.priority))
             with job.observer.opening():
-                voice = await self._voices.resolve(request.voice)
                 try:
                     lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
                     stream = await leases.enter_async_context(lease)
@@ -159,7 +168,7 @@ class SpeechPipeline:
                     voice = await self._voices.renew(request.voice)
                     lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
                     stream = await leases.enter_async_context(lease)
-            job.open(voice, stream.stream_id)
+            job.open(stream.stream_id)
             yield stream
 
     async def _tokens(self, job: SpeechJob, segments: Segments) -> AsyncGenerator[SpeechTokenDelta]:

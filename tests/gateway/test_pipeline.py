@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import numpy as np
 import pytest
@@ -15,7 +15,15 @@ from gateway.core import AudioChunk, InlineVoice, SpeechTokenDelta
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.speech import SpeechRequest, SpeechResult, decode_text
 from gateway.voices import NamedVoice, VoiceRegistry
-from tests.gateway.fakes import PROMPT_TOKENS, FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
+from tests.gateway.fakes import (
+    PROMPT_TOKENS,
+    FakeLLM,
+    FakeStream,
+    FakeToken2Wav,
+    ManualClock,
+    make_pipeline,
+    speech_deltas,
+)
 
 
 async def speak(
@@ -45,6 +53,29 @@ async def test_a_long_text_is_spoken_by_segments_in_one_stream_each_going_on_fro
     assert llm.utterances[1].reference_text.endswith(llm.utterances[0].text)
     assert len(llm.utterances[1].reference_tokens) == len(PROMPT_TOKENS) + 60
     assert llm.seeds == list(range(5, 5 + said))
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_the_llm_speaks_while_token2wav_leases_the_stream(voices: list[NamedVoice]) -> None:
+    class SlowToOpen(FakeToken2Wav):
+        @asynccontextmanager
+        async def open_stream(self, voice_id: str, seed: int, priority: int = 10) -> AsyncIterator[FakeStream]:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert llm.running
+            async with super().open_stream(voice_id, seed, priority) as stream:
+                yield stream
+
+    llm, token2wav = FakeLLM(speech_deltas(60)), SlowToOpen()
+    assert await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("Hello there."))
+    assert_all_is_freed(llm, token2wav)
+
+
+async def test_a_stream_that_can_not_be_leased_ends_the_llms_answer(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(60), gate=asyncio.Event())
+    token2wav = FakeToken2Wav(open_failure=errors.Token2WavInterruptedError("it died; try again"))
+    with pytest.raises(errors.Token2WavInterruptedError):
+        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("Hello there."))
     assert_all_is_freed(llm, token2wav)
 
 
