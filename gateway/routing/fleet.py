@@ -10,6 +10,7 @@ a simulator can drive it. A place is given at once, or later through a callback,
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 
 from cosydit.clock import Clock
@@ -24,6 +25,9 @@ from gateway.routing.turnover import OpenStreams, Turnover
 LEAST_RETRY_S = 1.0
 """The unit of HTTP's Retry-After."""
 NOBODY: frozenset[str] = frozenset()
+CHOICES_BESIDE_OTHERS = 2
+"""Replicas that a gateway looks at for one stream, drawn at random, where other gateways use them too: each sees the
+others' streams only when it probes, and all would send everything to the same replica until then."""
 
 
 class Place:
@@ -76,14 +80,18 @@ class Place:
 class Fleet:
     """All replicas of one service."""
 
-    def __init__(self, service: str, settings: RoutingSettings, clock: Clock) -> None:
+    def __init__(
+        self, service: str, settings: RoutingSettings, clock: Clock, draw: random.Random | None = None
+    ) -> None:
         """Begin without replicas.
 
         Args:
             service: `token2wav` or `llm`; for names and messages.
             settings: see there.
             clock: of everything here.
+            draw: chooses among replicas that other gateways use too; None: another one in every process.
         """
+        self._draw = draw or random.Random()
         self.service = service
         self.settings = settings
         self._clock = clock
@@ -252,15 +260,18 @@ class Fleet:
         return []
 
     def _first(self, candidates: list[Replica], avoid: frozenset[str]) -> Replica | None:
-        """Return the one that serves soonest; one to avoid only if there are no others."""
-        others = [replica for replica in candidates if replica.address not in avoid] if avoid else candidates
-        return min(others or candidates, key=self._rank(candidates), default=None)
+        """Return the one that serves soonest of those looked at; one to avoid only if there are no others."""
+        chosen = [replica for replica in candidates if replica.address not in avoid] or candidates
+        if len(chosen) > CHOICES_BESIDE_OTHERS and any(replica.others for replica in self._replicas.values()):
+            chosen = self._draw.sample(chosen, CHOICES_BESIDE_OTHERS)
+        return min(chosen, key=self._rank(candidates), default=None)
 
-    def _rank(self, usable: list[Replica]) -> Callable[[Replica], tuple[float, int, int]]:
+    def _rank(self, usable: list[Replica]) -> Callable[[Replica], tuple[float, int, int, float]]:
         unmeasured_s = min((cost_s for replica in usable if (cost_s := replica.cost_s) is not None), default=1.0)
 
-        def rank(replica: Replica) -> tuple[float, int, int]:
-            return replica.expected_wait_s(unmeasured_s), replica.streams, replica.opened_total
+        def rank(replica: Replica) -> tuple[float, int, int, float]:
+            # NOTE: what is equal to the end is drawn, or all gateways would begin with the same replica.
+            return replica.expected_wait_s(unmeasured_s), replica.streams, replica.opened_total, self._draw.random()
 
         return rank
 

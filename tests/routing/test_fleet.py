@@ -53,6 +53,29 @@ class World:
         return [name for name, _ in self.placed]
 
 
+def test_gateways_do_not_all_begin_with_the_same_replica() -> None:
+    assert {World("a", "b", "c").place().address for _ in range(60)} == {"a", "b", "c"}
+
+
+def test_a_fresh_replica_is_not_sent_everything_by_every_gateway() -> None:
+    busy = [f"busy-{number}" for number in range(9)]
+    world = World("fresh", *busy, slots=1000)
+    for address in busy:
+        world.fleet.reported(address, LoadReport(slots=1000, open_streams=100))
+    placed = Counter(world.place().address for _ in range(300))
+    # Two of ten are looked at: every fifth stream finds the fresh one among them.
+    assert 30 < placed["fresh"] < 90
+    assert min(placed[address] for address in busy) > 0
+
+
+def test_a_gateway_that_is_alone_looks_at_every_replica() -> None:
+    world = World("a", "b", "c", "d", slots=1000)
+    for address in ("a", "b", "c"):
+        world.measured(address, step_s=0.05, slots=1000)
+    world.measured("d", step_s=0.01, slots=1000)
+    assert [world.place().address for _ in range(3)] == ["d"] * 3
+
+
 def test_equal_replicas_get_equal_numbers_of_streams() -> None:
     world = World("a", "b", "c", slots=10)
     assert Counter(world.place().address for _ in range(9)) == {"a": 3, "b": 3, "c": 3}

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 from typing import Any
 
 from benchmarks.lib.simulate.costs import CostModel
@@ -112,14 +113,22 @@ class _GatewayProcess:
     """One gateway with its clients of all servers."""
 
     def __init__(
-        self, costs: CostModel, servers: dict[str, Token2WavServer], llms: dict[str, ModelledLLM], clock: VirtualClock
+        self,
+        costs: CostModel,
+        servers: dict[str, Token2WavServer],
+        llms: dict[str, ModelledLLM],
+        clock: VirtualClock,
+        draw: Random,
     ) -> None:
         process, settings = SerialProcess(), RoutingSettings()
         self.llm = RoutedSpeechLM(
-            Fleet(LLM, settings, clock), [StaticReplicas(list(llms))], lambda url: LLMLink(llms[url], process), clock
+            Fleet(LLM, settings, clock, draw),
+            [StaticReplicas(list(llms))],
+            lambda url: LLMLink(llms[url], process),
+            clock,
         )
         self.token2wav = RoutedToken2Wav(
-            Fleet(TOKEN2WAV, settings, clock),
+            Fleet(TOKEN2WAV, settings, clock, draw),
             [StaticReplicas(list(servers))],
             lambda address: Token2WavLink(servers[address], process),
             clock,
@@ -163,7 +172,9 @@ class _Fleet:
             f"http://10.0.0.2:{9000 + number}": ModelledLLM(costs, OwnGPU(), speech_tokens)
             for number in range(plan.llms)
         }
-        self._gateways = [_GatewayProcess(costs, self._servers, self._llms, clock) for _ in range(plan.gateways)]
+        self._gateways = [
+            _GatewayProcess(costs, self._servers, self._llms, clock, Random(number)) for number in range(plan.gateways)
+        ]
         self._samples: list[FleetSample] = []
         self._began_s = 0.0
 
