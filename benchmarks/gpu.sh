@@ -25,13 +25,15 @@ HAS_MPS=
 
 usage() {
   cat <<USAGE
-Usage: benchmarks/gpu.sh [PART ...]      parts: ${PARTS[*]} (default: all, in this order)
+Usage: benchmarks/gpu.sh [PART ...]
 
+Parts (default: all, in this order): ${PARTS[*]}.
 Each part takes at most 9 minutes on an H200, writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is skipped if its
-result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment: NAME (default gpu), OUT (benchmarks/results),
-PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or trtllm, on PATH), LIMIT_S (of an end_to_end part),
-OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on
-where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT (where there is no git).
+result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment: NAME (default
+gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or trtllm, on PATH),
+LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64),
+MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT (where there is no
+git).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
 USAGE
 }
@@ -71,10 +73,25 @@ part_precision() {
 
 part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
 
-# The runs that the simulator predicted before anybody measured them, held against the prediction.
+# Fits the simulator to some runs on this host, has it predict others, makes those too, and says how far off it was.
 part_prediction() {
-  sweep "$OUT/${NAME}_predicted" --closed 24 48 --open 15 25 --unseen 0 || return
-  "$PYTHON" -m benchmarks.verify_prediction --measured "$OUT/${NAME}_predicted" --out "$OUT/${NAME}_prediction.json"
+  local runs=$OUT/${NAME}_capacity model=$OUT/cost_model_$NAME.json predicted=$OUT/prediction_$NAME.json
+  is_done "$OUT/${NAME}_prediction.json" && return
+  start_services
+  measure "$runs" --closed 1 16 64 --open 10 32 --unseen 0
+  "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
+    --callers 1 16 64 --rates 10 32 --processes "$(nproc)" --simulations 120 --out "$model"
+  "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 --out "$predicted"
+  measure "$runs" --closed 24 48 --open 15 25 --unseen 0 --no-warm-up
+  stop_services
+  "$PYTHON" -m benchmarks.verify_prediction --prediction "$predicted" --measured "$runs" \
+    --out "$OUT/${NAME}_prediction.json"
+}
+
+# What part `engine` measured here, else on the H200.
+engine_figures() {
+  local here=$OUT/${NAME}_engine.json
+  if [[ -e $here ]]; then echo "$here"; else echo benchmarks/results/h200_engine.json; fi
 }
 
 # The converted form of the LLM, which keeps its head's bias, in the server that LLM_BACKEND names.
@@ -115,16 +132,21 @@ disaggregated_sweep() {
 
 # Args: folder of the samples, further options of benchmarks.end_to_end.
 sweep() {
-  local options status=0
-  mapfile -t options < <(commit_option)
+  local status=0
   is_done "$1/summary.txt" && return
   start_services
-  "$PYTHON" -m benchmarks.end_to_end --out "$1" --limit-s "$LIMIT_S" --setting "$(setting)" "${@:2}" \
-    "${options[@]}" | tee "$WORK/summary.txt" || status=$?
+  measure "$@" | tee "$WORK/summary.txt" || status=$?
   stop_services
   if ((status == 0)); then mv "$WORK/summary.txt" "$1/summary.txt"; fi
   if ((status == UNFINISHED)); then echo "run this part again"; fi
   return "$status"
+}
+
+# Needs the services. Args: as sweep.
+measure() {
+  local options
+  mapfile -t options < <(commit_option)
+  "$PYTHON" -m benchmarks.end_to_end --out "$1" --limit-s "$LIMIT_S" --setting "$(setting)" "${@:2}" "${options[@]}"
 }
 
 # 512 utterances of about 8 s in 64 voices, both services on one GPU, 256 requests in the LLM.
@@ -154,7 +176,8 @@ part_figures() {
 setting() {
   cat <<JSON
 {"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch 64", "token2wav": "float16, 10 ODE steps, batch 64",
- "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": $GPUS, "serve_options": "${SERVE_OPTIONS[*]}", "mps": "$MPS",
+ "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": $GPUS, "serve_options": "${SERVE_OPTIONS[*]}",
+ "mps": "$MPS",
  "vllm_v2_model_runner": "$VLLM_USE_V2_MODEL_RUNNER"}
 JSON
 }

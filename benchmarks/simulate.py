@@ -46,7 +46,7 @@ from benchmarks.lib.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = RESULTS / "cost_model_h200.json"
-CLOSED, OPEN = (1, 4, 10, 16, 32, 64, 128), (5.0, 10.0, 20.0, 32.0)
+CLOSED, OPEN = (1, 16, 20, 24, 40, 48, 64), (10.0, 12.0, 15.0, 22.0, 25.0, 32.0)
 """The measured sweep."""
 FIT_CLOSED, FIT_OPEN = (1, 16, 64), (10.0, 32.0)
 FIT_OPEN_S, FIT_OPEN_TAIL_S = 12.0, 2.0
@@ -222,7 +222,7 @@ def run_curves(args: argparse.Namespace) -> int:
     """Write the points that `cosydit plan` reads."""
     costs = read_cost_model(args.model)
     runs = read_runs(args.end_to_end)
-    measured = {"kind": "measured", "text": f"open loops of 36 s, {args.end_to_end.name}"}
+    measured = {"kind": "measured", "text": f"open loops, {args.end_to_end.name}"}
     arrangements = [unit_json(0, 1, measured_points(runs.values()), measured)]
     simulated = {"kind": "simulated", "text": f"{args.seconds:g} s of utterances of 4 to 12 s, {args.model.name}"}
     for llms, token2wav, listeners in ARRANGEMENTS:
@@ -320,7 +320,7 @@ def _add_curves(commands: Any) -> None:
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    engine, runs = RESULTS / "h200_engine.json", RESULTS / "h200_end_to_end"
+    engine, runs = RESULTS / "h200_engine.json", RESULTS / "h200_capacity"
     parser.add_argument("--engine", type=Path, default=engine, help="JSON of benchmarks.engine_gpu")
     parser.add_argument("--end-to-end", type=Path, default=runs, help="directory of benchmarks.end_to_end")
 

@@ -1,0 +1,133 @@
+"""What a request costs the gateway's process: seconds of CPU, by its own thread and by all others.
+
+`python -m benchmarks.gateway_cost --rates 4 8 16` runs a gateway before services that answer at a steady pace without
+models (`benchmarks.lib.paced_services`) and asks for 8 s of speech so many times a second. Threads beside the event
+loop's should have next to nothing to do: one that spins takes a core from the services. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor
+from benchmarks.lib.environment import describe_environment
+from benchmarks.lib.load import LoadGenerator
+from benchmarks.lib.metrics import percentile
+from benchmarks.lib.report import aligned_table, write_json
+from benchmarks.lib.sweep import RunPlan, jobs_of, open_run
+from cosydit.clock import SystemClock
+from cosydit.local.checkpoints import CheckpointLayout, resolve_checkpoint
+from cosydit.local.process import ServiceProcess, ServiceSpec
+from token2wav_service.triton.server import free_ports
+
+HOST = "127.0.0.1"
+VOICE = "default"
+READY_TIMEOUT_S, TIMEOUT_S = 60.0, 60.0
+WARM_UP = (10.0, 2.0)
+"""Requests a second, seconds."""
+_MS = 1000.0
+_MEDIAN = 50
+
+
+@dataclass(frozen=True)
+class GatewayCost:
+    """One rate's figures."""
+
+    requests_per_s: float
+    requests: int
+    loop_s: float
+    """CPU seconds of the event loop's thread, a request."""
+    others_s: float
+    """CPU seconds of all other threads, a request."""
+    ttfa_p50_s: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="gateway-cost-") as made:
+        checkpoint = resolve_checkpoint(args.checkpoint, Path(made))
+        costs = _measure(checkpoint, Path(made), [open_run(rate, args.seconds, [VOICE]) for rate in args.rates])
+    rows = [["requests/s", "requests", "loop ms a request", "other threads", "ttfa p50 ms"]]
+    for cost in costs:
+        times = [cost.loop_s, cost.others_s, cost.ttfa_p50_s]
+        rows.append([f"{cost.requests_per_s:g}", str(cost.requests), *(f"{_MS * each:.1f}" for each in times)])
+    print(aligned_table(rows), end="")
+    if args.out is not None:
+        costs_json = [asdict(cost) for cost in costs]
+        write_json(args.out, {"costs": costs_json, "environment": describe_environment(vars(args))})
+    return 0
+
+
+def _measure(checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPlan]) -> list[GatewayCost]:
+    llm, token2wav, port = free_ports(3)
+    services = [sys.executable, "-m", "benchmarks.lib.paced_services", str(llm), str(token2wav)]
+    gateway = [sys.executable, "-m", "gateway", "--port", str(port), "--grpc-port", "0"]
+    gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]
+    gateway += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
+    gateway += ["--dynamic-chunk-strategy", "deadline"]
+    url = f"http://{HOST}:{port}"
+    paced = ServiceSpec("services", services, f"http://{HOST}:{llm}/health", log_dir / "services.log")
+    with ServiceProcess(paced) as beside:
+        beside.wait_ready(READY_TIMEOUT_S)
+        with ServiceProcess(ServiceSpec("gateway", gateway, f"{url}/readyz", log_dir / "gateway.log")) as measured:
+            measured.wait_ready(READY_TIMEOUT_S)
+            asyncio.run(_load(url, open_run(*WARM_UP, [VOICE])))
+            return [_cost(url, measured.pid, plan) for plan in plans]
+
+
+def _cost(url: str, pid: int, plan: RunPlan) -> GatewayCost:
+    loop_s, others_s = cpu_seconds(pid)
+    ttfa_s = asyncio.run(_load(url, plan))
+    loop_after_s, others_after_s = cpu_seconds(pid)
+    count = plan.load.requests
+    return GatewayCost(
+        plan.load.requests_per_s or 0.0,
+        count,
+        (loop_after_s - loop_s) / count,
+        (others_after_s - others_s) / count,
+        percentile(ttfa_s, _MEDIAN),
+    )
+
+
+async def _load(url: str, plan: RunPlan) -> list[float]:
+    """Make the requests; returns the seconds to first audio of each."""
+    door = HttpDoor(DoorOptions(url, TIMEOUT_S), VOICE)
+    try:
+        generator = LoadGenerator(door, lambda job: job.utt, SystemClock(), PIECES_OF_A_CHUNK_S)
+        records = (await generator.run(jobs_of(plan), plan.load, lambda record: None)).records
+    finally:
+        await door.close()
+    failed = [record.error for record in records if not record.is_ok]
+    if failed:
+        raise SystemExit(f"gateway_cost: {len(failed)} of {len(records)} requests failed, the first with {failed[0]}")
+    return [record.arrivals[0].at_s for record in records]
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """Return the CPU seconds that a process's first thread and all its others have used."""
+    by_thread = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        by_thread[int(task.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return by_thread[pid], sum(by_thread.values()) - by_thread[pid]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_cost", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--checkpoint", type=Path, help="its tokenizer and voices are used (the demo voice)")
+    parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 16], help="requests a second")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals at each rate (default %(default)s)")
+    parser.add_argument("--out", type=Path, help="JSON to write")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

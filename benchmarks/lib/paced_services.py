@@ -1,0 +1,161 @@
+"""Both services as the gateway sees them over its sockets, without models: tokens and audio come at a steady pace.
+
+`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT` runs until it is stopped. The LLM answers as vLLM
+does, TOKENS speech tokens in events of TOKENS_AN_EVENT; token2wav answers each window with a constant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from aiohttp import web
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
+
+from llm_service.vocab import llm_id_from_speech_id
+from token2wav_service.contract import (
+    LOOKAHEAD_TOKENS,
+    SAMPLES_PER_TOKEN,
+    TOKEN2WAV_MODEL,
+    Operation,
+    ServerStatus,
+)
+
+HOST = "127.0.0.1"
+TOKENS, TOKENS_AN_EVENT = 200, 4
+"""8 s of speech an answer."""
+EVENT_S = 0.012
+"""Between two events: 3 ms a token, as measured at 10 callers of one H200."""
+STEP_S = 0.01
+"""From a window to its audio."""
+PROMPT_TOKENS = 125
+_STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stopped."""
+    llm_port, token2wav_port = (int(text) for text in (sys.argv[1:] if argv is None else argv))
+    asyncio.run(_serve(llm_port, token2wav_port))
+    return 0
+
+
+async def _serve(llm_port: int, token2wav_port: int) -> None:
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(PacedToken2Wav(), server)
+    server.add_insecure_port(f"{HOST}:{token2wav_port}")
+    await server.start()
+    runner = web.AppRunner(llm_application(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, llm_port).start()
+    await server.wait_for_termination()
+
+
+def llm_application() -> web.Application:
+    """Return the LLM's HTTP server."""
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "paced", "object": "model"}]})
+
+    application = web.Application()
+    application.router.add_get("/health", health)
+    application.router.add_get("/v1/models", models)
+    application.router.add_post("/v1/completions", _complete)
+    return application
+
+
+async def _complete(request: web.Request) -> web.StreamResponse:
+    await request.read()
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for first in range(0, TOKENS, TOKENS_AN_EVENT):
+        ids = [llm_id_from_speech_id(first + index) for index in range(TOKENS_AN_EVENT)]
+        end = "length" if first + TOKENS_AN_EVENT == TOKENS else None
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": end, "token_ids": ids}
+        event = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "paced", "choices": [choice]}
+        await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await asyncio.sleep(EVENT_S)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+class PacedToken2Wav(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Triton's gRPC service, with token2wav's model alone."""
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        """See Triton's protocol."""
+        return service_pb2.ModelReadyResponse(ready=request.name == TOKEN2WAV_MODEL)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """See `token2wav_service.contract`."""
+        lease = ""
+        async for request in requests:
+            tensors = _read(request)
+            operation = Operation(_text(tensors["operation"]))
+            if operation is Operation.OPEN:
+                lease = request.id
+                yield _response(lease, {"stream_id": _bytes(b"paced")}, is_final=False)
+            elif operation is Operation.PUSH:
+                is_last = bool(tensors["is_last"].item())
+                spoken = tensors["token_ids"].size - (0 if is_last else LOOKAHEAD_TOKENS)
+                await asyncio.sleep(STEP_S)
+                yield _response(request.id, {"waveform": np.full(spoken * SAMPLES_PER_TOKEN, 0.1, np.float32)})
+                if is_last:
+                    yield _response(lease, {"stream_summary": _bytes(b'{"status": "finished"}')})
+            else:
+                yield _response(request.id, _answer_alone(operation))
+
+
+def _answer_alone(operation: Operation) -> Tensors:
+    """Answer what is no stream's."""
+    if operation is Operation.STATUS:
+        return {"status": _bytes(_STATUS.to_json().encode())}
+    if operation is Operation.EXPORT_VOICE:
+        return {"voice_file": _bytes(b"a voice")}
+    if operation in (Operation.REGISTER_VOICE, Operation.IMPORT_VOICE):
+        return {"voice_id": _bytes(b"voice"), "prompt_speech_tokens": np.zeros(PROMPT_TOKENS, np.int32)}
+    return {}
+
+
+def _read(request: Any) -> Tensors:
+    tensors: Tensors = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            tensors[tensor.name] = deserialize_bytes_tensor(raw)
+        else:
+            tensors[tensor.name] = np.frombuffer(raw, triton_to_np_dtype(tensor.datatype))
+    return tensors
+
+
+def _text(tensor: npt.NDArray[Any]) -> str:
+    value: bytes = tensor.ravel()[0]
+    return value.decode()
+
+
+def _bytes(value: bytes) -> npt.NDArray[Any]:
+    return np.array([value], np.object_)
+
+
+def _response(request_id: str, tensors: Tensors, is_final: bool = True) -> Any:
+    response = service_pb2.ModelInferResponse(model_name=TOKEN2WAV_MODEL, id=request_id)
+    for name, value in tensors.items():
+        description = response.outputs.add(name=name, datatype=np_to_triton_dtype(value.dtype))
+        description.shape.extend(value.shape)
+        raw = serialize_byte_tensor(value).item() if value.dtype == np.object_ else value.tobytes()
+        response.raw_output_contents.append(raw)
+    response.parameters["triton_final_response"].bool_param = is_final
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

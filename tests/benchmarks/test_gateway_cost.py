@@ -1,0 +1,19 @@
+"""The gateway's cost is taken over real sockets, from a gateway that speaks to services without models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gateway_cost import main
+
+
+def test_every_rate_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "cost.json"
+    assert main(["--rates", "2", "4", "--seconds", "1", "--out", str(out)]) == 0
+    document = json.loads(out.read_text("utf-8"))
+    assert [(cost["requests_per_s"], cost["requests"]) for cost in document["costs"]] == [(2, 2), (4, 4)]
+    assert all(cost["loop_s"] > 0 and cost["ttfa_p50_s"] > 0 for cost in document["costs"])
+    assert len(capsys.readouterr().out.splitlines()) == 3
