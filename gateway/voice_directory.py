@@ -157,6 +157,7 @@ class VoiceDirectory:
                     raise
         except OSError as error:
             raise VoiceStoreError(f"the voice can't be written ({error.strerror}); see the disk's space") from error
+        self._look_again()
 
     def remove(self, voice_id: str) -> None:
         """Delete a voice's file; nobody finds the voice from now on.
@@ -171,10 +172,15 @@ class VoiceDirectory:
             raise VoiceNotFoundError(f"voice {voice_id} was deleted before", param="voice") from error
         except OSError as error:
             raise VoiceStoreError(f"voice {voice_id} can't be deleted ({error.strerror})") from error
+        self._look_again()
 
     def _file(self, voice_id: str) -> Path:
         assert VOICE_ID.fullmatch(voice_id), "a voice's id that was not made here"
         return self._path / f"{voice_id}{SUFFIX}"
+
+    def _look_again(self) -> None:
+        """Have the next lookup see our own change, however coarse the file system's clock is."""
+        self._mtime_ns = -1
 
     def _refresh(self) -> None:
         """Look at the directory's time, and at its files only when that has moved."""
