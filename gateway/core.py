@@ -149,8 +149,12 @@ class Token2Wav(Protocol):
 class Admission(Protocol):
     """Who may begin to speak."""
 
-    def admitted(self, priority: int) -> AbstractAsyncContextManager[None]:
+    def admitted(self, priority: int, patience_s: float | None = None) -> AbstractAsyncContextManager[None]:
         """Let one stream in and count it until the context is left.
+
+        Args:
+            priority: 1 (first) to 10.
+            patience_s: the caller waits so long at most; None: it did not say.
 
         Raises:
             OverloadedError: it would have to wait too long for its slot.

@@ -150,7 +150,8 @@ class SpeechPipeline:
         """Wait for room in the services, and for the voice."""
         async with AsyncExitStack() as places:
             if self._admission is not None:
-                await places.enter_async_context(self._admission.admitted(job.request.priority))
+                request = job.request
+                await places.enter_async_context(self._admission.admitted(request.priority, request.patience_s))
             voice = await self._voices.resolve(job.request.voice)
             job.use(voice)
             yield voice

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.chunking import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
@@ -41,6 +41,12 @@ class SpeechRequest:
     """None: the pipeline's own."""
     text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    patience_s: float | None = None
+    """From now on the caller waits so long at most; None: it did not say."""
+
+    def within(self, patience_s: float | None) -> SpeechRequest:
+        """Return the request of a caller that waits so long at most; None: it did not say."""
+        return replace(self, patience_s=patience_s)
 
 
 @dataclass

@@ -56,10 +56,11 @@ class RivaServicer:
             GatewayError: it can't be spoken, or its audio is too large for one message.
         """
         order = read_request(request, self._has_voice)
+        asked = order.speech.within(context.time_remaining())
         result, answer = SpeechResult(), _Answer(request, order)
         audio, words = bytearray(), list[WordTime]()
         async with TurnEncoder(order.output, self._host.executor) as encoder:
-            async with aclosing(timed(self._host.pipeline.synthesize(order.speech, result), result)) as speech:
+            async with aclosing(timed(self._host.pipeline.synthesize(asked, result), result)) as speech:
                 async for piece in speech:
                     audio += await encoder.encode(piece.samples)
                     words += answer.words_of(piece)
@@ -116,8 +117,9 @@ class _OnlineCall:
     async def speak(self, request: Request, order: RivaOrder) -> None:
         """Speak one text to its end."""
         encoder = await self._encoder_for(order)
+        asked = order.speech.within(self._context.time_remaining())
         result, answer = self._continued(order.speech), _Answer(request, order)
-        speech = timed(self._host.pipeline.synthesize(order.speech, result), result)
+        speech = timed(self._host.pipeline.synthesize(asked, result), result)
         async with aclosing(self._delivery.frames(_or_silence(speech, order.speech, result))) as frames:
             async for frame in frames:
                 words = answer.words_of(frame)

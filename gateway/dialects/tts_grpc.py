@@ -48,7 +48,8 @@ class TextToSpeechServicer:
         """
         order = read_config(request.config, request.text)
         result = SpeechResult()
-        speech = timed(self._host.pipeline.synthesize(order.speech, result), result)
+        asked = order.speech.within(context.time_remaining())
+        speech = timed(self._host.pipeline.synthesize(asked, result), result)
         answer = _Answer(self._host, order, math.inf, context, tts_service_pb2.SynthesizeResponse)
         await answer.speak(speech)
         await answer.finish([result])

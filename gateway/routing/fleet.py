@@ -168,14 +168,18 @@ class Fleet:
                 if place.on_ejected is not None:
                     place.on_ejected()
 
-    def check(self, priority: int) -> None:
+    def check(self, priority: int, patience_s: float | None = None) -> None:
         """Refuse what would have to wait too long for its place.
+
+        Args:
+            priority: 1 (first) to 10.
+            patience_s: the caller's own bound of the wait, where that is shorter than `admission_wait_s`.
 
         Raises:
             OverloadedError: as `ask`, without taking a place.
         """
         if self._best(NOBODY) is None or self._line.ahead_of(priority):
-            self._check_line(priority)
+            self._check_line(priority, patience_s)
 
     def ask(
         self, priority: int, on_placed: Callable[[Place], None], avoid: frozenset[str] = NOBODY, is_begun: bool = False
@@ -236,9 +240,12 @@ class Fleet:
         got = f"all {self.service} replicas are full and {len(self._line)} streams wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
 
-    def _check_line(self, rank: int) -> None:
+    def _check_line(self, rank: int, patience_s: float | None = None) -> None:
         expected_s = self._turnover.nth_s(self._line.ahead_of(rank), self._open_streams)
-        is_late = expected_s is not None and expected_s > self.settings.admission_wait_s
+        wait_s = (
+            self.settings.admission_wait_s if patience_s is None else min(patience_s, self.settings.admission_wait_s)
+        )
+        is_late = expected_s is not None and expected_s > wait_s
         if is_late or len(self._line) >= self.settings.max_waiting:
             raise self.overloaded(rank)
 

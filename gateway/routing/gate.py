@@ -34,11 +34,11 @@ class Gate:
         return self._is_draining
 
     @asynccontextmanager
-    async def admitted(self, priority: int) -> AsyncIterator[None]:
+    async def admitted(self, priority: int, patience_s: float | None = None) -> AsyncIterator[None]:
         """See `core.Admission.admitted`."""
         if self._is_draining:
             raise NotReadyError("this gateway is being stopped; ask another one")
-        self._token2wav.fleet.check(priority)
+        self._token2wav.fleet.check(priority, patience_s)
         self._speaking += 1
         self._idle.clear()
         try:

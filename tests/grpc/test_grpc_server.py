@@ -15,6 +15,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.errors import ConfigError
 from gateway.grpc_server import GrpcSettings
+from gateway.speech import SpeechRequest, check_request
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.grpc.door import CANCEL, CONFIG, FLUSH, PATIENCE_S, Door, failure_of, listen, opened_grpc, say
@@ -71,6 +72,26 @@ async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], mega
                 assert (await listen(call)).messages
             else:
                 assert (await failure_of(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30.0])
+async def test_admission_is_told_how_long_the_client_waits(
+    voices: list[NamedVoice], monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    asked: list[SpeechRequest] = []
+    check = check_request
+    monkeypatch.setattr(
+        "gateway.pipeline.check_request", lambda request, most: asked.append(request) or check(request, most)
+    )
+    async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        async with grpc.aio.insecure_channel(door.address) as channel:
+            send = tts_service_pb2.SynthesizeRequest.SerializeToString
+            await listen(channel.unary_stream(f"/{SERVICES[0]}/Synthesize", send)(HELLO, timeout=timeout_s))
+    (request,) = asked
+    if timeout_s is None:
+        assert request.patience_s is None
+    else:
+        assert request.patience_s is not None and 0 < request.patience_s <= timeout_s
 
 
 async def test_a_port_in_use_is_told(voices: list[NamedVoice]) -> None:

@@ -7,6 +7,7 @@ import math
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -244,7 +245,9 @@ async def test_audio_that_no_message_can_hold_is_refused_while_it_is_made(voices
     with ThreadPoolExecutor(1) as executor:
         host = SpeechHost(pipeline, VoiceRegistry(token2wav, voices), ManualClock(), executor, math.inf)
         with pytest.raises(TextTooLongError, match="use SynthesizeOnline"):
-            await RivaServicer(host, max_answer_bytes=PCM).Synthesize(order(), None)
+            await RivaServicer(host, max_answer_bytes=PCM).Synthesize(
+                order(), SimpleNamespace(time_remaining=lambda: None)
+            )
     assert token2wav.open_streams == 0
 
 

@@ -217,6 +217,9 @@ def test_a_stream_is_refused_when_no_slot_will_be_free_in_time_and_told_when_one
         world.ask()
     assert refusal.value.retry_after_s == pytest.approx(3.0)
     world.clock.seconds += 1.5
+    world.fleet.check(USUAL, patience_s=1.6)
+    with pytest.raises(OverloadedError):
+        world.fleet.check(USUAL, patience_s=1.4)
     assert isinstance(world.ask(), Ticket)
 
 
