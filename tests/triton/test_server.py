@@ -55,6 +55,13 @@ def test_the_environment_puts_this_interpreter_first(tmp_path: Path) -> None:
     assert shutil.which("python3", path=env["PATH"]) == str(Path(sys.executable).parent / "python3")
 
 
+def test_blas_has_one_thread_unless_somebody_wants_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert server_environment(find_installation())["OPENBLAS_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert server_environment(find_installation())["OPENBLAS_NUM_THREADS"] == "3"
+
+
 def test_the_backend_folder_holds_the_stub_of_this_python(tmp_path: Path) -> None:
     found = find_installation()
     backends = lay_out_backends(found, tmp_path)

@@ -19,6 +19,7 @@ from pathlib import Path
 SUPPORTED_PYTHONS = ("3.10", "3.11", "3.12")
 _COMMAND_TIMEOUT_S = 10.0
 _STUB_NAME = "triton_python_backend_stub"
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 class TritonNotFoundError(Exception):
@@ -78,6 +79,8 @@ def lay_out_backends(installation: TritonInstallation, directory: Path) -> Path 
 def server_environment(installation: TritonInstallation) -> dict[str, str]:
     """Return the environment to start the server in: this interpreter first on PATH, its library findable.
 
+    numpy's BLAS has one thread in the models' processes unless OPENBLAS_NUM_THREADS says otherwise.
+
     Raises:
         TritonNotFoundError: this interpreter's folder has no `python3`, so the stub would start another.
     """
@@ -90,6 +93,9 @@ def server_environment(installation: TritonInstallation) -> dict[str, str]:
             "run from a virtual environment made by `python3 -m venv`"
         )
     env["PATH"] = _prepend((interpreter_dir,), env.get("PATH", ""))
+    # NOTE: the features' products gain nothing from more threads, which then spin: on two cores a voice cost six times
+    # the CPU, and on a larger host every further core joins in.
+    env.setdefault(_BLAS_THREADS, "1")
     if installation.library_dirs:
         env["LD_LIBRARY_PATH"] = _prepend(installation.library_dirs, env.get("LD_LIBRARY_PATH", ""))
     return env
