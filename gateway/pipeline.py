@@ -167,6 +167,7 @@ class SpeechPipeline:
                     stream = await leases.enter_async_context(lease)
                 except VoiceEvictedError:
                     voice = await self._voices.renew(request.voice)
+                    job.use(voice)
                     lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
                     stream = await leases.enter_async_context(lease)
             job.open(stream.stream_id)

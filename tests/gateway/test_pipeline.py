@@ -313,12 +313,13 @@ async def test_a_caller_that_stops_listening_frees_both_services(voices: list[Na
 
 
 async def test_an_evicted_voice_is_registered_again(voices: list[NamedVoice]) -> None:
-    token2wav = FakeToken2Wav()
+    token2wav, result = FakeToken2Wav(), SpeechResult()
     pipeline = make_pipeline(FakeLLM(speech_deltas(5)), token2wav, voices)
     await speak(pipeline, SpeechRequest("one"))
     token2wav.voices.clear()
-    assert await speak(pipeline, SpeechRequest("two"))
+    assert await speak(pipeline, SpeechRequest("two"), result)
     assert len(token2wav.registrations) == 2
+    assert result.voice_id == "voice-2"
 
 
 async def test_a_voice_that_is_always_evicted_is_an_error_after_one_retry(voices: list[NamedVoice]) -> None:

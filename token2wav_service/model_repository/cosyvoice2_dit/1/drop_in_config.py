@@ -69,9 +69,9 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
     named = load_voices(config.voices_dir) if config.voices_dir is not None else []
     if named and config.default_voice not in [voice.name for voice in named]:
         raise ConfigError(f"{config.voices_dir} has no voice {config.default_voice!r}: set default_voice")
+    bounds = load_speech_bounds(config.llm_tokenizer_dir)
     wire = LLMWire(load_text_encoder(config.llm_tokenizer_dir), config.llm_backend, config.llm_prompt_form)
     llm = SpeechLMClient(config.llm_api_base, wire, config.llm_model)
-    bounds = load_speech_bounds(config.llm_tokenizer_dir)
     token2wav = Token2WavClient(config.triton_grpc_address)
     try:
         settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
