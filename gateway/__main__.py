@@ -9,6 +9,7 @@ from functools import partial
 import uvicorn
 
 from cosydit.clock import SystemClock
+from cosydit.heap import exempt_startup_objects
 from cosydit.logs import TEXT_FORMAT, LogFormat, configure_logging
 from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
@@ -43,6 +44,7 @@ def main() -> int:
         partial(open_with_grpc, config, access, telemetry),
         config.max_body_bytes,
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
+        exempt_startup_objects,
     )
 
     async def drain() -> None:

@@ -163,20 +163,26 @@ async def open_with_grpc(
         yield gateway
 
 
-def build_app(open_parts: GatewayFactory, max_body_bytes: int, metrics: CollectorRegistry | None = None) -> FastAPI:
+def build_app(
+    open_parts: GatewayFactory,
+    max_body_bytes: int,
+    metrics: CollectorRegistry | None = None,
+    on_warm: Callable[[], None] = lambda: None,
+) -> FastAPI:
     """Make the HTTP application; its parts live as long as it runs.
 
     Args:
         open_parts: makes the gateway when the application starts, e.g. `open_gateway` with its config bound.
         max_body_bytes: largest request body accepted.
         metrics: what GET /metrics tells; None: there is no such path.
+        on_warm: called once, after the first synthesis that worked.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_parts() as gateway:
             app.state.gateway = gateway
-            warm_up = asyncio.create_task(gateway.readiness.warm_up())
+            warm_up = asyncio.create_task(gateway.readiness.warm_up(on_warm))
             try:
                 yield
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 
 from gateway.core import SpeechLM, Token2Wav
@@ -38,11 +39,12 @@ class Readiness:
         self._reason: str | None = "the warm-up synthesis has not finished yet; wait"
         self._withdrawal: str | None = None
 
-    async def warm_up(self) -> None:
-        """Speak one word, again and again until it works."""
+    async def warm_up(self, then: Callable[[], None] = lambda: None) -> None:
+        """Speak one word, again and again until it works; calls `then` before anybody is told."""
         while self._reason is not None:
             try:
                 await self._speak_once()
+                then()
                 self._reason = None
                 logger.info("warm-up synthesis succeeded; ready")
             except GatewayError as error:

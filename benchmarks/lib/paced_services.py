@@ -19,6 +19,7 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
+from cosydit.heap import exempt_startup_objects
 from llm_service.vocab import llm_id_from_speech_id
 from token2wav_service.contract import (
     LOOKAHEAD_TOKENS,
@@ -43,6 +44,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped."""
     llm_port, token2wav_port = (int(text) for text in (sys.argv[1:] if argv is None else argv))
+    exempt_startup_objects()
     asyncio.run(_serve(llm_port, token2wav_port))
     return 0
 

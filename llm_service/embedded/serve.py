@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
 from cosydit.clock import Clock, SystemClock
+from cosydit.heap import exempt_startup_objects
 from cosydit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
@@ -45,6 +46,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar in a service's log is noise
     app = build_app(server_config, embedded_config, SystemClock())
+    exempt_startup_objects()
     uvicorn.run(
         app,
         host=server_config.host,

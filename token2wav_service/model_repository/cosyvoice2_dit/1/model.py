@@ -3,6 +3,7 @@
 import triton_python_backend_utils as pb_utils
 from drop_in import load_model
 
+from cosydit.heap import exempt_startup_objects
 from cosydit.logs import configure_logging, log_format_of
 
 
@@ -10,6 +11,7 @@ class TritonPythonModel:
     def initialize(self, args):
         configure_logging(log_format_of())
         self._model = load_model(pb_utils, args["model_config"])
+        exempt_startup_objects()
 
     def execute(self, requests):
         return self._model.execute(requests)

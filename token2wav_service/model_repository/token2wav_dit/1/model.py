@@ -2,6 +2,7 @@
 
 import triton_python_backend_utils as pb_utils
 
+from cosydit.heap import exempt_startup_objects
 from cosydit.logs import configure_logging, log_format_of
 from token2wav_service.triton.token2wav_model import Token2WavModel
 
@@ -10,6 +11,7 @@ class TritonPythonModel:
     def initialize(self, args):
         configure_logging(log_format_of())
         self._model = Token2WavModel.load(pb_utils, args["model_config"])
+        exempt_startup_objects()
 
     def execute(self, requests):
         self._model.execute(requests)
