@@ -21,12 +21,13 @@ from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.metrics import START_BUFFERS_S
 from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.sweep import (
+    REQUESTS_A_CALLER,
     RUN_SUFFIX,
     FinishedRun,
     RunPlan,
     Sweep,
+    SweepLoad,
     read_run,
-    sweep_plans,
     unseen_run,
     warm_up_bursts,
 )
@@ -103,7 +104,8 @@ def _plans(args: argparse.Namespace, names: Sequence[str]) -> list[RunPlan]:
         got = f"the gateway has {len(names)} voices, expected {args.voices} and {args.unseen} unseen ones"
         raise BenchmarkError(f"{got}; make them with `cosydit checkpoint make-random --numbered-voices N`")
     known, unseen = list(names[: args.voices]), list(names[args.voices : args.voices + args.unseen])
-    plans = sweep_plans(args.closed, args.open, args.open_s, known)
+    load = SweepLoad(tuple(args.closed), tuple(args.open), args.open_s, args.requests_a_caller)
+    plans = load.plans(known)
     return [*plans, unseen_run(unseen)] if unseen else plans
 
 
@@ -124,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--closed", type=int, nargs="*", default=[1, 4, 10, 16, 32, 64, 128], help="callers")
     parser.add_argument("--open", type=float, nargs="*", default=[5, 10, 20, 32], help="requests a second (Poisson)")
     parser.add_argument("--open-s", type=float, default=36.0, help="seconds of arrivals (default %(default)s)")
+    parser.add_argument(
+        "--requests-a-caller", type=int, default=REQUESTS_A_CALLER, help="of closed loops (default %(default)s)"
+    )
     parser.add_argument("--voices", type=int, default=64, help="voices in use, known before (default %(default)s)")
     parser.add_argument("--unseen", type=int, default=20, help="voices never used before, one request each")
     parser.add_argument(

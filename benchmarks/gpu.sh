@@ -74,15 +74,17 @@ part_precision() {
 part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
 
 # Fits the simulator to some runs on this host, has it predict others, makes those too, and says how far off it was.
+# The predicted runs are long: the figures of short ones differ by chance by as much as is asked of a prediction.
 part_prediction() {
   local runs=$OUT/${NAME}_capacity model=$OUT/cost_model_$NAME.json predicted=$OUT/prediction_$NAME.json
   is_done "$OUT/${NAME}_prediction.json" && return
   start_services
-  measure "$runs" --closed 1 16 64 --open 10 32 --unseen 0
+  measure "$runs" --closed 1 16 64 --open 10 32 --requests-a-caller 15 --unseen 0
   "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
     --callers 1 16 64 --rates 10 32 --processes "$(nproc)" --simulations 120 --out "$model"
-  "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 --out "$predicted"
-  measure "$runs" --closed 24 48 --open 15 25 --unseen 0 --no-warm-up
+  "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 \
+    --open-s 60 --requests-a-caller 15 --out "$predicted"
+  measure "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 15 --unseen 0
   stop_services
   "$PYTHON" -m benchmarks.verify_prediction --prediction "$predicted" --measured "$runs" \
     --out "$OUT/${NAME}_prediction.json"

@@ -40,16 +40,14 @@ from benchmarks.lib.simulate.fit import PARAMETERS, figures_of, first_guess, fit
 from benchmarks.lib.simulate.fleet import simulate_fleet
 from benchmarks.lib.simulate.listeners import most_listeners
 from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
-from benchmarks.lib.simulate.single_gpu import SweepLoad, simulate_plans, simulate_sweep
-from benchmarks.lib.sweep import FinishedRun, RunPlan
+from benchmarks.lib.simulate.single_gpu import VOICES, simulate_plans, simulate_sweep
+from benchmarks.lib.sweep import REQUESTS_A_CALLER, FinishedRun, RunPlan, SweepLoad, plan_again
 from benchmarks.lib.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = RESULTS / "cost_model_h200.json"
-CLOSED, OPEN = (1, 16, 20, 24, 40, 48, 64), (10.0, 12.0, 15.0, 22.0, 25.0, 32.0)
-"""The measured sweep."""
 FIT_CLOSED, FIT_OPEN = (1, 16, 64), (10.0, 32.0)
-FIT_OPEN_S, FIT_OPEN_TAIL_S = 12.0, 2.0
+FIT_OPEN_S, FIT_OPEN_TAIL_S = 24.0, 2.0
 """Of an open loop's arrivals are simulated, and of these the last ones not looked at."""
 FIT_BURSTS = (50,)
 CURVES = RESULTS.parents[1] / "cosydit/local/capacity_h200.json"
@@ -81,8 +79,9 @@ def run_fit(args: argparse.Namespace) -> int:
     engine = json.loads(args.engine.read_text("utf-8"))
     points = step_points(engine["raw"])
     step = fit_step(points)
-    plans, heads = _plans_to_fit(SweepLoad(tuple(args.callers), tuple(args.rates)))
-    targets = {name: figures_of(run, heads[name]) for name, run in _chosen(args.end_to_end, list(heads)).items()}
+    runs = _chosen(args.end_to_end, [plan.name for plan in _load(args).plans(VOICES)])
+    plans, heads = _plans_to_fit(runs)
+    targets = {name: figures_of(run, heads[name]) for name, run in runs.items()}
     guess = first_guess(args.gpu, step) if args.guess is None else read_cost_model(args.guess)
     found = fit(
         replace(guess, token2wav=replace(guess.token2wav, step=step)),
@@ -130,14 +129,15 @@ class _SimulatedFigures:
         return {run.name: figures_of(run, self.heads[run.name]) for run in runs}
 
 
-def _plans_to_fit(load: SweepLoad) -> tuple[list[RunPlan], dict[str, int | None]]:
-    """Return the runs to simulate for a fit, and by name how many of their requests are looked at (None: all).
+def _plans_to_fit(runs: Mapping[str, FinishedRun]) -> tuple[list[RunPlan], dict[str, int | None]]:
+    """Return what to simulate for a fit, and by name how many of the requests are looked at (None: all).
 
     Of an open loop the beginning says what the whole says.
     """
     plans: list[RunPlan] = []
     heads: dict[str, int | None] = {}
-    for plan in load.plans():
+    for run in runs.values():
+        plan = plan_again(run, VOICES)
         rate = plan.load.requests_per_s
         if rate is None:
             plans.append(plan)
@@ -159,8 +159,9 @@ def run_compare(args: argparse.Namespace) -> int:
     """Simulate the measured runs and say how far off they come out."""
     costs = read_cost_model(args.model)
     fitted = json.loads(args.model.read_text("utf-8"))["fit"]["end_to_end_runs"]
-    simulated = simulate_sweep(costs, SweepLoad(CLOSED, OPEN))
-    runs = compare(simulated, read_runs(args.end_to_end), fitted)
+    measured = read_runs(args.end_to_end)
+    simulated = simulate_sweep(costs, [plan_again(run, VOICES) for run in measured.values() if not run.is_unseen])
+    runs = compare(simulated, measured, fitted)
     engine = json.loads(args.engine.read_text("utf-8"))["figures"]["realtime_streams"]
     trials = most_listeners(costs, list(LISTENERS), LISTEN_S)
     held = max((trial.listeners for trial in trials if not trial.underruns), default=0)
@@ -181,9 +182,10 @@ def run_compare(args: argparse.Namespace) -> int:
 def run_predict(args: argparse.Namespace) -> int:
     """Simulate runs that were not measured."""
     costs = read_cost_model(args.model)
-    simulated = simulate_sweep(costs, SweepLoad(tuple(args.callers), tuple(args.rates)))
+    simulated = simulate_sweep(costs, _load(args).plans(VOICES))
     figures = {run.name: {"load": run.load, **run_figures(run)} for run in simulated}
     sweep = f"--closed {' '.join(map(str, args.callers))} --open {' '.join(f'{rate:g}' for rate in args.rates)}"
+    sweep += f" --open-s {args.open_s:g} --requests-a-caller {args.requests_a_caller}"
     content = {
         "measure_with": f"python -m benchmarks.end_to_end {sweep}, the services as benchmarks/gpu.sh starts them",
         "predictions": figures,
@@ -246,6 +248,11 @@ def run_curves(args: argparse.Namespace) -> int:
     return 0
 
 
+def _load(args: argparse.Namespace) -> SweepLoad:
+    given = {name: getattr(args, name) for name in ("open_s", "requests_a_caller") if hasattr(args, name)}
+    return SweepLoad(tuple(args.callers), tuple(args.rates), **given)
+
+
 def _note(simulation: int, loss: float) -> None:
     print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -291,6 +298,10 @@ def _add_predict(commands: Any) -> None:
     parser = commands.add_parser("predict", help="simulate runs that were not measured")
     _add_model(parser)
     _add_load(parser, (24, 48), (15.0, 25.0))
+    parser.add_argument("--open-s", type=float, default=36.0, help="seconds of arrivals (default %(default)s)")
+    parser.add_argument(
+        "--requests-a-caller", type=int, default=REQUESTS_A_CALLER, help="of closed loops (default %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "prediction_h200.json", help="JSON to write")
     parser.set_defaults(run=run_predict)
 

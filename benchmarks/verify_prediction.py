@@ -25,13 +25,18 @@ def compared(prediction: Path, measured: Path) -> list[ComparedRun]:
     """Pair every predicted run with its measurement.
 
     Raises:
-        BenchmarkError: a predicted run was not measured.
+        BenchmarkError: a predicted run was not measured, or under another load.
     """
     runs = read_runs(measured)
     predicted = json.loads(prediction.read_text("utf-8"))["predictions"]
     missing = sorted(predicted.keys() - runs.keys())
     if missing:
         raise BenchmarkError(f"{measured} lacks {missing}; measure them with benchmarks/gpu.sh prediction")
+    other = [name for name, figures in predicted.items() if figures["load"] != runs[name].load]
+    if other:
+        raise BenchmarkError(
+            f"{measured} has other loads under the names {other} than were predicted; see measure_with"
+        )
     return [ComparedRun(name, False, run_figures(runs[name]), figures) for name, figures in sorted(predicted.items())]
 
 

@@ -29,7 +29,7 @@ from cosydit.clock import SystemClock
 RUN_SUFFIX = ".json.gz"
 _SENTENCE_LETTERS = 60
 LEAST_REQUESTS = 50
-_REQUESTS_A_CALLER = 5
+REQUESTS_A_CALLER = 5
 _WARM_UP_BURSTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DIGITS = 6
 """Times are kept to the microsecond."""
@@ -78,10 +78,26 @@ def unseen_run(voices: Sequence[str]) -> RunPlan:
     return RunPlan("unseen-voice", LoadPlan(1, len(voices)), tuple(voices), is_unseen=True)
 
 
-def sweep_plans(callers: Sequence[int], rates: Sequence[float], open_s: float, voices: Sequence[str]) -> list[RunPlan]:
-    """Plan closed loops of so many callers, then `open_s` seconds of arrivals at each of so many a second."""
-    plans = [closed_run(n, max(LEAST_REQUESTS, _REQUESTS_A_CALLER * n), voices) for n in callers]
-    return [*plans, *(open_run(rate, open_s, voices) for rate in rates)]
+@dataclass(frozen=True)
+class SweepLoad:
+    """How much load, run by run: closed loops of so many callers, then so many requests a second."""
+
+    callers: tuple[int, ...]
+    requests_per_s: tuple[float, ...]
+    open_s: float = 36.0
+    """Seconds of arrivals."""
+    requests_a_caller: int = REQUESTS_A_CALLER
+    """Of a closed loop, which has LEAST_REQUESTS at least."""
+
+    def plans(self, voices: Sequence[str]) -> list[RunPlan]:
+        """Return the runs, in order."""
+        closed = [closed_run(n, max(LEAST_REQUESTS, self.requests_a_caller * n), voices) for n in self.callers]
+        return [*closed, *(open_run(rate, self.open_s, voices) for rate in self.requests_per_s)]
+
+
+def plan_again(run: FinishedRun, voices: Sequence[str]) -> RunPlan:
+    """Return the plan that a finished run was made by, in so many voices."""
+    return RunPlan(run.name, LoadPlan(**run.load), tuple(voices), run.is_unseen)
 
 
 def warm_up_bursts(largest: int) -> list[int]:

@@ -64,7 +64,7 @@ def test_vllm_gets_the_same_settings_under_its_own_names(capsys: pytest.CaptureF
     command = dry_run(capsys, "vllm", "--max-num-tokens", "100", "--max-seq-len", "200")
     expected = (
         "vllm serve m --tokenizer m --host 127.0.0.1 --port 8000 --served-model-name m --max-num-seqs 64 "
-        "--gpu-memory-utilization 0.4 --max-num-batched-tokens 100 --max-model-len 200"
+        "--max-cudagraph-capture-size 512 --gpu-memory-utilization 0.4 --max-num-batched-tokens 100 --max-model-len 200"
     )
     assert command == expected.split()
 

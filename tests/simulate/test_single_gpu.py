@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.lib.load import LoadPlan
+from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.gpu import OwnGPU, SharedGPU, Slowdown
 from benchmarks.lib.simulate.listeners import listen
 from benchmarks.lib.simulate.llm import ModelledLLM
@@ -64,11 +66,38 @@ def test_an_llm_alone_takes_what_its_cost_says() -> None:
 
     cost = COSTS.llm
     step_s = cost.step_fixed_s + cost.step_per_request_s
-    said_s = cost.request_s + cost.prompt_tokens * cost.prefill_per_token_s + cost.message_s + COSTS.gateway.message_s
+    entered_s = cost.prompt_step_s + cost.prompt_tokens * cost.prefill_per_token_s
+    said_s = cost.request_s + entered_s + cost.message_s + COSTS.gateway.message_s
     expected = [(said_s + tokens * step_s, new) for tokens, new in ((1, 1), (5, 4), (9, 4), (10, 1))]
     seen = run_virtually(speak)
     assert [new for _, new in seen] == [new for _, new in expected]
     assert [at_s for at_s, _ in seen] == pytest.approx([at_s for at_s, _ in expected])
+
+
+def test_a_step_too_large_for_cuda_graphs_takes_longer_for_all_in_it() -> None:
+    async def first_tokens(costs: CostModel, callers: int) -> float:
+        llm = ModelledLLM(costs, OwnGPU(), lambda utterance: 10)
+        llm.start()
+        loop, process = asyncio.get_running_loop(), SerialProcess()
+
+        async def first() -> float:
+            async with aclosing(llm.generate(SPOKEN, process)) as deltas:
+                async for _ in deltas:
+                    break
+            return loop.time()
+
+        begun_s = loop.time()
+        ended = await asyncio.gather(*(first() for _ in range(callers)))
+        await llm.stop()
+        return max(ended) - begun_s
+
+    cost = replace(COSTS.llm, request_s=0.0, message_s=0.0, prefill_per_token_s=0.0, step_per_request_s=0.0)
+    graph_s, eager_s = cost.step_fixed_s + cost.prompt_step_s, cost.step_fixed_s + cost.eager_step_s
+    assert graph_s < eager_s
+    fitting = cost.graph_tokens // (cost.prompt_tokens + 1)
+    bare = replace(COSTS, llm=cost, gateway=replace(COSTS.gateway, message_s=0.0))
+    assert run_virtually(lambda clock: first_tokens(bare, fitting)) == pytest.approx(graph_s)
+    assert run_virtually(lambda clock: first_tokens(bare, fitting + 1)) == pytest.approx(eager_s)
 
 
 def test_an_llm_goes_on_after_what_was_spoken() -> None:

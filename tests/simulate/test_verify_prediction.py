@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import verify_prediction
+from benchmarks.figures import read_runs
 
 MEASURED = Path(verify_prediction.__file__).parent / "results/h200_end_to_end"
 
 
 def predicted(path: Path, **runs: float) -> Path:
     figures = ("ttfa_p50_ms", "ttfa_p95_ms", "ttfa_p99_ms", "audio_s_per_s", "total_p50_ms")
-    document = {name.replace("_", "-"): dict.fromkeys(figures, value) for name, value in runs.items()}
+    measured = read_runs(MEASURED)
+    document = {}
+    for name, value in runs.items():
+        run = name.replace("_", "-")
+        load = measured[run].load if run in measured else {}
+        document[run] = {"load": load, **dict.fromkeys(figures, value)}
     path.write_text(json.dumps({"predictions": document}), encoding="utf-8")
     return path
 
@@ -39,3 +45,16 @@ def test_a_run_that_was_not_measured_is_named(tmp_path: Path, capsys: pytest.Cap
 
     assert verify_prediction.main(options) == 2
     assert "lacks ['closed-777']; measure them with benchmarks/gpu.sh prediction" in capsys.readouterr().err
+
+
+def test_a_run_of_the_same_name_under_another_load_is_no_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = predicted(tmp_path / "prediction.json", closed_001=70.0)
+    document = json.loads(path.read_text("utf-8"))
+    document["predictions"]["closed-001"]["load"]["requests"] += 1
+    path.write_text(json.dumps(document), encoding="utf-8")
+    options = ["--prediction", str(path), "--measured", str(MEASURED), "--out", str(tmp_path / "out.json")]
+
+    assert verify_prediction.main(options) == 2
+    assert "other loads under the names ['closed-001']" in capsys.readouterr().err

@@ -39,13 +39,19 @@ class LLMCost:
     message_s: float
     """The talking process, for every message of tokens."""
     step_fixed_s: float
-    """One decoding step, whatever runs in it."""
+    """One step, whatever runs in it."""
     step_per_request_s: float
     """More for every running request."""
+    prompt_step_s: float
+    """More for a step that prompts enter, if it runs as CUDA graphs."""
+    eager_step_s: float
+    """More for one that has too many tokens for that: its kernels are launched one by one."""
     prefill_per_token_s: float
     """More for every prompt token that enters in the step."""
-    prompt_tokens: int = 165
+    prompt_tokens: int = 190
     """5 s of the voice at 25 Hz, its transcript and 60 letters of text."""
+    graph_tokens: int = 512
+    """In a step that runs as CUDA graphs at most; see `llm_service.backends.vllm`."""
     max_batched_tokens: int = 8192
     """Prompt tokens in one step at most: vLLM's default on such GPUs."""
     max_requests: int = 64
@@ -65,6 +71,8 @@ class Token2WavCost:
     """From sending a window to its being ready to run."""
     answer_s: float
     """The engine's thread, for every chunk it hands back."""
+    around_s: float = 0.001
+    """The engine's thread, for every step, in a server that has other things to do."""
     voice_s: float = 0.2
     """Making a voice that was never seen."""
 

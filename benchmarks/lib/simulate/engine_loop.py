@@ -60,6 +60,7 @@ class VirtualEngineLoop(EngineLoop):
                 continue
             streams, tokens = self._runner.program(begun.works)  # type: ignore[arg-type]
             load = min(streams * tokens / STEP_TOKENS, 1.0)
+            await asyncio.sleep(self._cost.around_s)
             await self._gpu.run(TOKEN2WAV, self._cost.step.of(streams, tokens), load)
             for result in self.engine.end_step(begun):
                 if self._cost.answer_s:

@@ -32,9 +32,13 @@ Simulate = Callable[[CostModel], Mapping[str, Figures]]
 FloatArray = npt.NDArray[np.float64]
 
 PARAMETERS = (
+    "llm.request_s",
     "llm.message_s",
     "llm.step_fixed_s",
     "llm.step_per_request_s",
+    "llm.prompt_step_s",
+    "llm.eager_step_s",
+    "token2wav.around_s",
     "token2wav.answer_s",
     "gateway.request_s",
     "gateway.message_s",
@@ -93,14 +97,22 @@ def fit_step(points: Sequence[tuple[int, int, float]]) -> StepCost:
 
 
 def first_guess(gpu: str, step: StepCost) -> CostModel:
-    """Return where the search begins: found by hand, with the measured sweep in view."""
+    """Return where the search begins: what the processes' own logs of steps and messages said on an H200's host."""
     return CostModel(
         gpu,
-        LLMCost(0.001, 0.0001, 0.0017, 0.00002, 0.000009),
-        Token2WavCost(step, open_s=0.003, push_s=0.001, answer_s=0.0002),
-        GatewayCost(0.0035, 0.00016, 0.0006, 0.01),
-        llm_slowdown=Slowdown(0.5, 1.0),
-        token2wav_slowdown=Slowdown(0.4, 0.06),
+        LLMCost(
+            request_s=0.0012,
+            message_s=0.00006,
+            step_fixed_s=0.0021,
+            step_per_request_s=0.000017,
+            prompt_step_s=0.002,
+            eager_step_s=0.0095,
+            prefill_per_token_s=0.000005,
+        ),
+        Token2WavCost(step, open_s=0.003, push_s=0.001, answer_s=0.0003, around_s=0.0013),
+        GatewayCost(request_s=0.0035, message_s=0.00013, chunk_s=0.0009, latency_s=0.004),
+        llm_slowdown=Slowdown(0.05, 0.05),
+        token2wav_slowdown=Slowdown(0.27, 0.06),
     )
 
 

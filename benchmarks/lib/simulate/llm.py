@@ -145,7 +145,11 @@ class ModelledLLM:
     def _step_s(self, prompt_tokens: int) -> float:
         cost = self._cost
         decoding = cost.step_fixed_s + cost.step_per_request_s * len(self._running)
-        return decoding + cost.prefill_per_token_s * prompt_tokens
+        if not prompt_tokens:
+            return decoding
+        fits_graph = len(self._running) + prompt_tokens <= cost.graph_tokens
+        entering = cost.prompt_step_s if fits_graph else cost.eager_step_s
+        return decoding + entering + cost.prefill_per_token_s * prompt_tokens
 
     def _speak(self) -> None:
         """Send the messages that are due after this step."""

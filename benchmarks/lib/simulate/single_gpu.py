@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 
 from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, SpeechJob
@@ -21,7 +21,7 @@ from benchmarks.lib.simulate.serial import SerialProcess
 from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
 from benchmarks.lib.simulate.token2wav import ModelledToken2Wav
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
-from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of, sweep_plans, warm_up_bursts, warm_up_jobs
+from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of, warm_up_bursts, warm_up_jobs
 from benchmarks.lib.types import LoadResult
 from gateway.chunking import ChunkSettings
 from gateway.core import InlineVoice, Utterance
@@ -33,19 +33,6 @@ SPEECH_TOKENS = 200
 """Of every request: random weights speak until `--llm-max-speech-tokens`, 8 s."""
 WARM_UP_BURST = 128
 VOICES = tuple(["default", "second", *(f"voice-{number:03d}" for number in range(62))])
-OPEN_S = 36.0
-
-
-@dataclass(frozen=True)
-class SweepLoad:
-    """What `benchmarks.end_to_end` is told."""
-
-    callers: tuple[int, ...]
-    requests_per_s: tuple[float, ...]
-
-    def plans(self) -> list[RunPlan]:
-        """Return its runs, in order."""
-        return sweep_plans(self.callers, self.requests_per_s, OPEN_S, VOICES)
 
 
 class PipelineDoor:
@@ -70,9 +57,9 @@ class PipelineDoor:
                 yield chunk.duration_s
 
 
-def simulate_sweep(costs: CostModel, load: SweepLoad) -> list[FinishedRun]:
-    """Run a sweep on one GPU that both services share."""
-    return simulate_plans(costs, load.plans(), warm_up_bursts(WARM_UP_BURST))
+def simulate_sweep(costs: CostModel, plans: Sequence[RunPlan]) -> list[FinishedRun]:
+    """Run a sweep on one GPU that both services share, warmed up as `benchmarks.end_to_end` does it."""
+    return simulate_plans(costs, plans, warm_up_bursts(WARM_UP_BURST))
 
 
 def simulate_plans(costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int]) -> list[FinishedRun]:
