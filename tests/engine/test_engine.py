@@ -17,8 +17,9 @@ from tests.engine.factory import (
     tokens_of,
 )
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
-from token2wav_service.contract import SAMPLES_PER_TOKEN
+from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
 from token2wav_service.engine.types import AudioChunk, StreamOptions, StreamStatus, TokenChunk
 from token2wav_service.errors import (
     CapacityError,
@@ -206,6 +207,18 @@ def test_new_streams_come_first_then_whoever_runs_dry_soonest() -> None:
     order = [result.stream_id for result in drain(engine)]
     assert order[:2] == [second, second]
     assert order.index(first) < len(order) - 1
+
+
+def test_a_listener_about_to_run_dry_comes_before_a_new_stream() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_batch_size=1)
+    first = open_stream(engine, 0)
+    push_all(engine, first, tokens_of(120, 0), 15)
+    heard_s = sum(len(audio_of([result], first)) for result in engine.step()) / SAMPLE_RATE_HZ
+    clock.time_s = heard_s - 0.5 * FIRST_AUDIO_DUE_S
+    second = open_stream(engine, 1)
+    push_all(engine, second, tokens_of(20, 1), 15)
+    assert [result.stream_id for result in (*engine.step(), *engine.step())] == [first, second]
 
 
 def test_priority_classes_delay_but_never_starve() -> None:

@@ -33,7 +33,7 @@ class Batch:
 
 
 class Scheduler:
-    """Earliest deadline first: a new stream is due at once, a playing one when its listener runs dry."""
+    """Earliest deadline first: a new stream is due soon, a playing one when its listener runs dry."""
 
     def __init__(self, max_batch_size: int) -> None:
         self._max_batch_size = max_batch_size
@@ -55,4 +55,4 @@ class Scheduler:
 
 
 def _due_s(stream: Stream) -> float:
-    return stream.runs_dry_s + (stream.options.priority - 1) * CLASS_PENALTY_S
+    return stream.due_s + (stream.options.priority - 1) * CLASS_PENALTY_S

@@ -11,6 +11,13 @@ from token2wav_service.engine.runner import StreamState
 from token2wav_service.engine.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 from token2wav_service.engine.voices import Voice
 
+FIRST_AUDIO_DUE_S = 0.3
+"""From a stream's opening. A listener who waits so long hears no fault; one who has begun to listen hears every gap.
+
+By the simulator, at 34 requests a second on one H200, up to 20 % of listeners heard gaps where newcomers always went
+first, and 2 % with this; medians to first audio were the same.
+"""
+
 
 @dataclass
 class Stream:
@@ -47,10 +54,13 @@ class Stream:
         return bool(self.waiting) and not self.in_step
 
     @property
-    def runs_dry_s(self) -> float:
-        """Clock time when a listener who plays from the first audio on has nothing left to play."""
+    def due_s(self) -> float:
+        """Clock time when a listener who plays from the first audio on has nothing left to play.
+
+        Of a stream that has not been heard yet: when its first audio is due.
+        """
         if self.first_audio_s is None:
-            return self.opened_s
+            return self.opened_s + FIRST_AUDIO_DUE_S
         return self.first_audio_s + self.samples / SAMPLE_RATE_HZ
 
     def summary(self) -> StreamSummary:
