@@ -79,9 +79,10 @@ part_prediction() {
   local runs=$OUT/${NAME}_capacity model=$OUT/cost_model_$NAME.json predicted=$OUT/prediction_$NAME.json
   is_done "$OUT/${NAME}_prediction.json" && return
   start_services
-  measure "$runs" --closed 1 16 64 --open 10 32 --requests-a-caller 15 --unseen 0
+  measure "$runs" --closed 1 16 64 --open 10 20 32 --requests-a-caller 15 --unseen 0
   "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
-    --callers 1 16 64 --rates 10 32 --processes "$(nproc)" --simulations 120 --out "$model"
+    --guess benchmarks/results/cost_model_h200.json --callers 1 16 64 --rates 10 20 32 \
+    --processes "$(nproc)" --simulations 120 --out "$model"
   "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 \
     --open-s 60 --requests-a-caller 15 --out "$predicted"
   measure "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 15 --unseen 0

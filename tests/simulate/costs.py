@@ -7,8 +7,10 @@ from benchmarks.lib.simulate.gpu import Slowdown
 
 COSTS = CostModel(
     gpu="none",
-    llm=LLMCost(0.001, 0.0001, 0.002, 0.00002, 0.001, 0.009, 0.00001),
-    token2wav=Token2WavCost(StepCost(0.012, 0.0001, 0.00003), open_s=0.003, push_s=0.001, answer_s=0.0003),
+    llm=LLMCost(0.001, 0.0001, 0.002, 0.00002, 0.001, 0.009, 0.00001, step_spread=0.0),
+    token2wav=Token2WavCost(
+        StepCost(0.012, 0.0001, 0.00003), open_s=0.003, push_s=0.001, answer_s=0.0003, step_spread=0.0
+    ),
     gateway=GatewayCost(0.003, 0.0001, 0.0005, 0.01),
     llm_slowdown=Slowdown(0.3, 0.3),
     token2wav_slowdown=Slowdown(0.3, 0.1),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 from benchmarks.lib.simulate.costs import TOKEN2WAV, Token2WavCost
 from benchmarks.lib.simulate.gpu import Compute
+from benchmarks.lib.simulate.jitter import Jitter
 from benchmarks.lib.simulate.runner import ModelledRunner
 from cosydit.clock import Clock
 from token2wav_service.engine.engine import Token2WavEngine
@@ -18,14 +20,21 @@ class VirtualEngineLoop(EngineLoop):
     """Runs the real engine; a step takes what the cost model says."""
 
     def __init__(
-        self, engine: Token2WavEngine, runner: ModelledRunner, cost: Token2WavCost, gpu: Compute, clock: Clock
+        self,
+        engine: Token2WavEngine,
+        runner: ModelledRunner,
+        cost: Token2WavCost,
+        gpu: Compute,
+        clock: Clock,
+        draw: Random,
     ) -> None:
-        """Keep the parts; `runner` is the engine's."""
+        """Keep the parts; `runner` is the engine's, `draw` gives its steps' times."""
         super().__init__(engine)
         self._runner = runner
         self._cost = cost
         self._gpu = gpu
         self._clock = clock
+        self._jitter = Jitter(cost.step_spread, draw)
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.busy_s = 0.0
@@ -60,8 +69,9 @@ class VirtualEngineLoop(EngineLoop):
                 continue
             streams, tokens = self._runner.program(begun.works)  # type: ignore[arg-type]
             load = min(streams * tokens / STEP_TOKENS, 1.0)
-            await asyncio.sleep(self._cost.around_s)
-            await self._gpu.run(TOKEN2WAV, self._cost.step.of(streams, tokens), load)
+            await asyncio.sleep(self._cost.around_s + self._cost.stream_s * len(begun.works))
+            seconds = self._cost.step.of(streams, tokens) * self._jitter.factor()
+            await self._gpu.run(TOKEN2WAV, seconds, load)
             for result in self.engine.end_step(begun):
                 if self._cost.answer_s:
                     await asyncio.sleep(self._cost.answer_s)

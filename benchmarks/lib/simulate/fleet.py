@@ -163,13 +163,13 @@ class _GatewayProcess:
 class _Fleet:
     def __init__(self, costs: CostModel, plan: FleetPlan, clock: VirtualClock) -> None:
         self._costs, self._plan, self._clock = costs, plan, clock
-        ports = count(_FIRST_PORT)
+        ports, self._processes = count(_FIRST_PORT), count()
         self._servers = {
             address: Token2WavServer(address, self._make_token2wav)
             for address in (f"10.0.0.1:{next(ports)}" for _ in range(plan.token2wav))
         }
         self._llms = {
-            f"http://10.0.0.2:{9000 + number}": ModelledLLM(costs, OwnGPU(), speech_tokens)
+            f"http://10.0.0.2:{9000 + number}": ModelledLLM(costs, OwnGPU(), speech_tokens, Random(number))
             for number in range(plan.llms)
         }
         self._gateways = [
@@ -179,7 +179,8 @@ class _Fleet:
         self._began_s = 0.0
 
     def _make_token2wav(self) -> ModelledToken2Wav:
-        return ModelledToken2Wav(self._costs, OwnGPU(), self._clock, self._plan.max_streams)
+        draw = Random(next(self._processes))
+        return ModelledToken2Wav(self._costs, OwnGPU(), self._clock, self._plan.max_streams, draw)
 
     async def run(self) -> FleetRun:
         for llm in self._llms.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
@@ -61,7 +62,8 @@ async def _listen(costs: CostModel, listeners: int, held_s: float, clock: Virtua
     config = Token2WavConfig(Path(), max_batch_size=64, max_streams=listeners)
     # NOTE: the measurement hands chunks over inside one process, so that an answer costs nothing.
     cost = costs.with_parameters({"token2wav.answer_s": 0.0}).token2wav
-    loop = VirtualEngineLoop(Token2WavEngine(config, voices, runner, clock), runner, cost, OwnGPU(), clock)
+    engine = Token2WavEngine(config, voices, runner, clock)
+    loop = VirtualEngineLoop(engine, runner, cost, OwnGPU(), clock, Random(0))
     sound = np.random.default_rng(0).uniform(-0.5, 0.5, 16_000).astype(np.float32)
     voice_id = voices.register(VoicePrompt(sound)).voice_id
     trial = Trial(listeners)

@@ -12,9 +12,11 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from random import Random
 
 from benchmarks.lib.simulate.costs import LLM, CostModel
 from benchmarks.lib.simulate.gpu import Compute
+from benchmarks.lib.simulate.jitter import Jitter
 from benchmarks.lib.simulate.serial import SerialProcess
 from gateway.core import SpeechTokenDelta, Utterance
 from gateway.errors import LLMUnavailableError
@@ -41,17 +43,19 @@ class _Request:
 class ModelledLLM:
     """One server; `start` it in a running loop."""
 
-    def __init__(self, costs: CostModel, gpu: Compute, length_of: LengthOf) -> None:
+    def __init__(self, costs: CostModel, gpu: Compute, length_of: LengthOf, draw: Random | None = None) -> None:
         """Begin idle.
 
         Args:
             costs: what everything takes.
             gpu: where it computes.
             length_of: how long an utterance gets.
+            draw: of its steps' times; by default the same for every server.
         """
         self._costs, self._cost = costs, costs.llm
         self._gpu = gpu
         self._length_of = length_of
+        self._jitter = Jitter(self._cost.step_spread, draw or Random(0))
         self._talking = SerialProcess()
         self._waiting: deque[_Request] = deque()
         self._running: set[_Request] = set()
@@ -123,7 +127,9 @@ class ModelledLLM:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            await self._gpu.run(LLM, self._step_s(prompt_tokens), len(self._running) / self._cost.max_requests)
+            await self._gpu.run(
+                LLM, self._step_s(prompt_tokens) * self._jitter.factor(), len(self._running) / self._cost.max_requests
+            )
             self._step += 1
             self._speak()
 

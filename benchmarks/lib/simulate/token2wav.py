@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
@@ -43,7 +44,14 @@ _DRAIN_POLL_S = 0.05
 class ModelledToken2Wav:
     """One server; `start` it in a running loop."""
 
-    def __init__(self, costs: CostModel, gpu: Compute, clock: Clock, max_streams: int = MAX_STREAMS) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        gpu: Compute,
+        clock: Clock,
+        max_streams: int = MAX_STREAMS,
+        draw: Random | None = None,
+    ) -> None:
         """Begin without voices or streams.
 
         Args:
@@ -51,12 +59,14 @@ class ModelledToken2Wav:
             gpu: where it computes.
             clock: the simulation's.
             max_streams: open at once at most.
+            draw: of its steps' times; by default the same for every server.
         """
         self._costs, self._cost, self._clock = costs, costs.token2wav, clock
         runner = ModelledRunner(max_streams)
         config = Token2WavConfig(Path(), max_batch_size=MAX_BATCH_SIZE, max_streams=max_streams)
         voices = VoiceStore(ModelledExtractor(), runner, VOICE_CACHE_BYTES, VoiceModel(lambda: MODEL_VERSION))
-        self.loop = VirtualEngineLoop(Token2WavEngine(config, voices, runner, clock), runner, self._cost, gpu, clock)
+        engine = Token2WavEngine(config, voices, runner, clock)
+        self.loop = VirtualEngineLoop(engine, runner, self._cost, gpu, clock, draw or Random(0))
         self._streams: set[_ModelledStream] = set()
         self._voices_under_way = SerialProcess()
         self.is_up = self.is_draining = False
