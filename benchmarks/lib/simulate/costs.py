@@ -93,7 +93,7 @@ class GatewayCost:
     chunk_s: float
     """For every chunk of audio."""
     latency_s: float = 0.0
-    """From the caller to the gateway and back, without keeping anyone else."""
+    """All ways between processes that a first audio takes, from the caller and back, without keeping anyone else."""
 
 
 @dataclass(frozen=True)

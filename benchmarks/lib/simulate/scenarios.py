@@ -29,7 +29,7 @@ class FleetSize:
 
     listeners: int = 10_000
     token2wav: int = 64
-    llms: int = 20
+    llms: int = 28
     gateways: int = 40
     seconds: float = 30.0
 
