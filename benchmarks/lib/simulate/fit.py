@@ -48,8 +48,8 @@ PARAMETERS = (
     "llm_slowdown.fixed",
     "llm_slowdown.by_load",
 )
-"""Fitted end to end; all are positive and searched by their logarithms. What token2wav loses beside the LLM is the GPU's
-own and the same on every host: it was read off a log of its steps."""
+"""Fitted end to end; all are positive and searched by their logarithms. What token2wav loses beside the LLM is the same
+on every host, because the GPU is: it was read off a log of token2wav's steps."""
 HEARD_S = (1.0, 3.0)
 """Seconds of audio whose coming is compared, beside the first."""
 WEIGHTS = {"ttfa_p50": 2.0, "ttfa_p95": 2.0, "audio_s_per_s": 2.0, "total_p95": 0.5}
