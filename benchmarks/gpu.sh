@@ -28,12 +28,12 @@ usage() {
 Usage: benchmarks/gpu.sh [PART ...]
 
 Parts (default: all, in this order): ${PARTS[*]}.
-Each part takes at most 9 minutes on an H200, writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is skipped if its
-result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment: NAME (default
-gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or trtllm, on PATH),
-LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64),
-MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT (where there is no
-git).
+Each part takes at most 9 minutes on an H200 (prediction 13), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
+skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment:
+NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or
+trtllm, on PATH), LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service
+at once: 256, 64), MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT
+(where there is no git).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
 USAGE
 }
