@@ -99,6 +99,7 @@ def run_fit(args: argparse.Namespace) -> int:
             "end_to_end_runs": heads,
             "targets": targets,
             "parameters": list(PARAMETERS),
+            "guess": cost_json(guess),
             "loss": found.loss,
             "simulations": found.simulations,
         },
