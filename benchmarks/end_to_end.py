@@ -21,6 +21,7 @@ from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.metrics import START_BUFFERS_S
 from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.sweep import (
+    OPEN_S,
     REQUESTS_A_CALLER,
     RUN_SUFFIX,
     FinishedRun,
@@ -125,10 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs' samples")
     parser.add_argument("--closed", type=int, nargs="*", default=[1, 4, 10, 16, 32, 64, 128], help="callers")
     parser.add_argument("--open", type=float, nargs="*", default=[5, 10, 20, 32], help="requests a second (Poisson)")
-    parser.add_argument("--open-s", type=float, default=36.0, help="seconds of arrivals (default %(default)s)")
-    parser.add_argument(
-        "--requests-a-caller", type=int, default=REQUESTS_A_CALLER, help="of closed loops (default %(default)s)"
-    )
+    add_run_lengths(parser)
     parser.add_argument("--voices", type=int, default=64, help="voices in use, known before (default %(default)s)")
     parser.add_argument("--unseen", type=int, default=20, help="voices never used before, one request each")
     parser.add_argument(
@@ -142,6 +140,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--setting", default="{}", help="JSON of what is served, kept with the samples")
     parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
     return parser
+
+
+def add_run_lengths(parser: argparse.ArgumentParser) -> None:
+    """Add how long the runs of a sweep are."""
+    parser.add_argument("--open-s", type=float, default=OPEN_S, help="seconds of arrivals (default %(default)s)")
+    parser.add_argument(
+        "--requests-a-caller", type=int, default=REQUESTS_A_CALLER, help="of closed loops (default %(default)s)"
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.end_to_end import ENVIRONMENT_FILE
+from benchmarks.end_to_end import ENVIRONMENT_FILE, add_run_lengths
 from benchmarks.figures import read_runs
 from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.plot import draw_fleets, require_matplotlib
@@ -41,7 +41,7 @@ from benchmarks.lib.simulate.fleet import simulate_fleet
 from benchmarks.lib.simulate.listeners import most_listeners
 from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
 from benchmarks.lib.simulate.single_gpu import VOICES, simulate_plans, simulate_sweep
-from benchmarks.lib.sweep import REQUESTS_A_CALLER, FinishedRun, RunPlan, SweepLoad, plan_again
+from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad, plan_again
 from benchmarks.lib.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"
@@ -79,7 +79,8 @@ def run_fit(args: argparse.Namespace) -> int:
     engine = json.loads(args.engine.read_text("utf-8"))
     points = step_points(engine["raw"])
     step = fit_step(points)
-    runs = _chosen(args.end_to_end, [plan.name for plan in _load(args).plans(VOICES)])
+    load = SweepLoad(tuple(args.callers), tuple(args.rates))
+    runs = _chosen(args.end_to_end, [plan.name for plan in load.plans(VOICES)])
     plans, heads = _plans_to_fit(runs)
     targets = {name: figures_of(run, heads[name]) for name, run in runs.items()}
     guess = first_guess(args.gpu, step) if args.guess is None else read_cost_model(args.guess)
@@ -183,7 +184,8 @@ def run_compare(args: argparse.Namespace) -> int:
 def run_predict(args: argparse.Namespace) -> int:
     """Simulate runs that were not measured."""
     costs = read_cost_model(args.model)
-    simulated = simulate_sweep(costs, _load(args).plans(VOICES))
+    load = SweepLoad(tuple(args.callers), tuple(args.rates), args.open_s, args.requests_a_caller)
+    simulated = simulate_sweep(costs, load.plans(VOICES))
     figures = {run.name: {"load": run.load, **run_figures(run)} for run in simulated}
     sweep = f"--closed {' '.join(map(str, args.callers))} --open {' '.join(f'{rate:g}' for rate in args.rates)}"
     sweep += f" --open-s {args.open_s:g} --requests-a-caller {args.requests_a_caller}"
@@ -249,11 +251,6 @@ def run_curves(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(args: argparse.Namespace) -> SweepLoad:
-    given = {name: getattr(args, name) for name in ("open_s", "requests_a_caller") if hasattr(args, name)}
-    return SweepLoad(tuple(args.callers), tuple(args.rates), **given)
-
-
 def _note(simulation: int, loss: float) -> None:
     print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -299,10 +296,7 @@ def _add_predict(commands: Any) -> None:
     parser = commands.add_parser("predict", help="simulate runs that were not measured")
     _add_model(parser)
     _add_load(parser, (24, 48), (15.0, 25.0))
-    parser.add_argument("--open-s", type=float, default=36.0, help="seconds of arrivals (default %(default)s)")
-    parser.add_argument(
-        "--requests-a-caller", type=int, default=REQUESTS_A_CALLER, help="of closed loops (default %(default)s)"
-    )
+    add_run_lengths(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "prediction_h200.json", help="JSON to write")
     parser.set_defaults(run=run_predict)
 

@@ -44,7 +44,7 @@ def main() -> int:
         partial(open_with_grpc, config, access, telemetry),
         config.max_body_bytes,
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
-        exempt_startup_objects,
+        on_warm=exempt_startup_objects,
     )
 
     async def drain() -> None:

@@ -30,6 +30,7 @@ RUN_SUFFIX = ".json.gz"
 _SENTENCE_LETTERS = 60
 LEAST_REQUESTS = 50
 REQUESTS_A_CALLER = 5
+OPEN_S = 36.0
 _WARM_UP_BURSTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DIGITS = 6
 """Times are kept to the microsecond."""
@@ -84,7 +85,7 @@ class SweepLoad:
 
     callers: tuple[int, ...]
     requests_per_s: tuple[float, ...]
-    open_s: float = 36.0
+    open_s: float = OPEN_S
     """Seconds of arrivals."""
     requests_a_caller: int = REQUESTS_A_CALLER
     """Of a closed loop, which has LEAST_REQUESTS at least."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.lib.simulate.gpu import Slowdown
 from benchmarks.lib.types import BenchmarkError
+from llm_service.backends.vllm import GRAPH_TOKENS
 
 LLM, TOKEN2WAV = "llm", "token2wav"
 
@@ -50,8 +51,8 @@ class LLMCost:
     """More for every prompt token that enters in the step."""
     prompt_tokens: int = 190
     """5 s of the voice at 25 Hz, its transcript and 60 letters of text."""
-    graph_tokens: int = 512
-    """In a step that runs as CUDA graphs at most; see `llm_service.backends.vllm`."""
+    graph_tokens: int = GRAPH_TOKENS
+    """In a step that runs as CUDA graphs at most: what the launcher asks vLLM for."""
     max_batched_tokens: int = 8192
     """Prompt tokens in one step at most: vLLM's default on such GPUs."""
     max_requests: int = 64

@@ -163,7 +163,8 @@ class _GatewayProcess:
 class _Fleet:
     def __init__(self, costs: CostModel, plan: FleetPlan, clock: VirtualClock) -> None:
         self._costs, self._plan, self._clock = costs, plan, clock
-        ports, self._processes = count(_FIRST_PORT), count()
+        ports = count(_FIRST_PORT)
+        self._seeds = count()
         self._servers = {
             address: Token2WavServer(address, self._make_token2wav)
             for address in (f"10.0.0.1:{next(ports)}" for _ in range(plan.token2wav))
@@ -179,7 +180,7 @@ class _Fleet:
         self._began_s = 0.0
 
     def _make_token2wav(self) -> ModelledToken2Wav:
-        draw = Random(next(self._processes))
+        draw = Random(next(self._seeds))
         return ModelledToken2Wav(self._costs, OwnGPU(), self._clock, self._plan.max_streams, draw)
 
     async def run(self) -> FleetRun:
