@@ -44,7 +44,6 @@ _MS = 1000
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     args = _parser().parse_args(argv)
-    exempt_startup_objects()
     try:
         names = asyncio.run(_voices(args.url))
         plans = _plans(args, names)
@@ -151,4 +150,5 @@ def add_run_lengths(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    exempt_startup_objects()
     sys.exit(main())

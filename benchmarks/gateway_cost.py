@@ -56,7 +56,6 @@ class GatewayCost:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     args = _parser().parse_args(argv)
-    exempt_startup_objects()
     with tempfile.TemporaryDirectory(prefix="gateway-cost-") as made:
         checkpoint = resolve_checkpoint(args.checkpoint, Path(made))
         costs = _measure(checkpoint, Path(made), [open_run(rate, args.seconds, [VOICE]) for rate in args.rates])
@@ -137,4 +136,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    exempt_startup_objects()
     sys.exit(main())

@@ -14,11 +14,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 from aiohttp import web
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
+from benchmarks.lib.triton_messages import Tensors, bytes_tensor, read_tensors, stream_response, text_of
 from cosydit.heap import exempt_startup_objects
 from llm_service.vocab import llm_id_from_speech_id
 from token2wav_service.contract import (
@@ -38,13 +37,11 @@ STEP_S = 0.01
 """From a window to its audio."""
 PROMPT_TOKENS = 125
 _STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
-Tensors = dict[str, npt.NDArray[Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped."""
     llm_port, token2wav_port = (int(text) for text in (sys.argv[1:] if argv is None else argv))
-    exempt_startup_objects()
     asyncio.run(_serve(llm_port, token2wav_port))
     return 0
 
@@ -102,62 +99,33 @@ class PacedToken2Wav(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         """See `token2wav_service.contract`."""
         lease = ""
         async for request in requests:
-            tensors = _read(request)
-            operation = Operation(_text(tensors["operation"]))
+            tensors = read_tensors(request)
+            operation = Operation(text_of(tensors["operation"]))
             if operation is Operation.OPEN:
                 lease = request.id
-                yield _response(lease, {"stream_id": _bytes(b"paced")}, is_final=False)
+                yield stream_response(lease, {"stream_id": bytes_tensor(b"paced")}, is_final=False)
             elif operation is Operation.PUSH:
                 is_last = bool(tensors["is_last"].item())
                 spoken = tensors["token_ids"].size - (0 if is_last else LOOKAHEAD_TOKENS)
                 await asyncio.sleep(STEP_S)
-                yield _response(request.id, {"waveform": np.full(spoken * SAMPLES_PER_TOKEN, 0.1, np.float32)})
+                yield stream_response(request.id, {"waveform": np.full(spoken * SAMPLES_PER_TOKEN, 0.1, np.float32)})
                 if is_last:
-                    yield _response(lease, {"stream_summary": _bytes(b'{"status": "finished"}')})
+                    yield stream_response(lease, {"stream_summary": bytes_tensor(b'{"status": "finished"}')})
             else:
-                yield _response(request.id, _answer_alone(operation))
+                yield stream_response(request.id, _answer_alone(operation))
 
 
 def _answer_alone(operation: Operation) -> Tensors:
     """Answer what is no stream's."""
     if operation is Operation.STATUS:
-        return {"status": _bytes(_STATUS.to_json().encode())}
+        return {"status": bytes_tensor(_STATUS.to_json().encode())}
     if operation is Operation.EXPORT_VOICE:
-        return {"voice_file": _bytes(b"a voice")}
+        return {"voice_file": bytes_tensor(b"a voice")}
     if operation in (Operation.REGISTER_VOICE, Operation.IMPORT_VOICE):
-        return {"voice_id": _bytes(b"voice"), "prompt_speech_tokens": np.zeros(PROMPT_TOKENS, np.int32)}
+        return {"voice_id": bytes_tensor(b"voice"), "prompt_speech_tokens": np.zeros(PROMPT_TOKENS, np.int32)}
     return {}
 
 
-def _read(request: Any) -> Tensors:
-    tensors: Tensors = {}
-    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
-        if tensor.datatype == "BYTES":
-            tensors[tensor.name] = deserialize_bytes_tensor(raw)
-        else:
-            tensors[tensor.name] = np.frombuffer(raw, triton_to_np_dtype(tensor.datatype))
-    return tensors
-
-
-def _text(tensor: npt.NDArray[Any]) -> str:
-    value: bytes = tensor.ravel()[0]
-    return value.decode()
-
-
-def _bytes(value: bytes) -> npt.NDArray[Any]:
-    return np.array([value], np.object_)
-
-
-def _response(request_id: str, tensors: Tensors, is_final: bool = True) -> Any:
-    response = service_pb2.ModelInferResponse(model_name=TOKEN2WAV_MODEL, id=request_id)
-    for name, value in tensors.items():
-        description = response.outputs.add(name=name, datatype=np_to_triton_dtype(value.dtype))
-        description.shape.extend(value.shape)
-        raw = serialize_byte_tensor(value).item() if value.dtype == np.object_ else value.tobytes()
-        response.raw_output_contents.append(raw)
-    response.parameters["triton_final_response"].bool_param = is_final
-    return service_pb2.ModelStreamInferResponse(infer_response=response)
-
-
 if __name__ == "__main__":
+    exempt_startup_objects()
     sys.exit(main())

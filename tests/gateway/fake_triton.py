@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 import numpy as np
-from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
-from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from benchmarks.lib.triton_messages import bytes_tensor, read_tensors, stream_response, text_of
 from token2wav_service.contract import TOKEN2WAV_MODEL, ErrorCode, encode_error
 
 VOICE_FILE = b"\x00\xffany bytes"
@@ -41,7 +41,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         is_open = False
         try:
             async for request in requests:
-                tensors = _read(request)
+                tensors = read_plain(request)
                 self.requests.append(tensors)
                 operation = tensors["operation"]
                 is_open = is_open or (operation == "open" and self.open_error is None)
@@ -54,7 +54,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 yield answer
                 if tensors.get("is_last"):
                     summary = json.dumps({"status": "finished"}).encode()
-                    yield _answer_of("open", {"stream_summary": np.array([summary], np.object_)})
+                    yield stream_response("open", {"stream_summary": bytes_tensor(summary)})
         finally:
             self.open_streams -= is_open
 
@@ -62,21 +62,21 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         if operation == "status":
             if self.status_error is not None:
                 return service_pb2.ModelStreamInferResponse(error_message=self.status_error)
-            return _answer_of(request_id, {"status": np.array([self.status.encode()], np.object_)})
+            return stream_response(request_id, {"status": bytes_tensor(self.status.encode())})
         if operation == "export_voice":
-            return _answer_of(request_id, {"voice_file": np.array([VOICE_FILE], np.object_)})
+            return stream_response(request_id, {"voice_file": bytes_tensor(VOICE_FILE)})
         if operation in ("register_voice", "import_voice"):
             if self.register_error is not None:
                 return service_pb2.ModelStreamInferResponse(error_message=self.register_error)
-            voice = {"voice_id": np.array([b"v1"], np.object_), "prompt_speech_tokens": np.array([4, 5], np.int32)}
-            return _answer_of(request_id, voice)
+            voice = {"voice_id": bytes_tensor(b"v1"), "prompt_speech_tokens": np.array([4, 5], np.int32)}
+            return stream_response(request_id, voice)
         if operation == "open":
             if self.open_error is not None:
                 return service_pb2.ModelStreamInferResponse(error_message=self.open_error)
-            return _answer_of(request_id, {"stream_id": np.array([b"s1"], np.object_)})
+            return stream_response(request_id, {"stream_id": bytes_tensor(b"s1")})
         if self.push_error is not None:
             return service_pb2.ModelStreamInferResponse(error_message=self.push_error)
-        return _answer_of(request_id, {"waveform": np.full(len(tensors["token_ids"]) * 10, 0.25, np.float32)})
+        return stream_response(request_id, {"waveform": np.full(len(tensors["token_ids"]) * 10, 0.25, np.float32)})
 
 
 @asynccontextmanager
@@ -97,27 +97,9 @@ def error(code: ErrorCode, message: str) -> str:
     return encode_error(code, message)
 
 
-def _read(request: Any) -> dict[str, Any]:
-    as_response = service_pb2.ModelInferResponse(raw_output_contents=request.raw_input_contents)
-    for tensor in request.inputs:
-        as_response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    values = {tensor.name: InferResult(as_response).as_numpy(tensor.name) for tensor in request.inputs}
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    if value.dtype == np.object_:
-        return bytes(value[0]).decode(errors="replace")
-    return value.tolist()
-
-
-def _answer_of(request_id: str, tensors: dict[str, Any]) -> Any:
-    response = service_pb2.ModelStreamInferResponse()
-    response.infer_response.id = request_id
-    for name, value in tensors.items():
-        is_text = value.dtype == np.object_
-        datatype = "BYTES" if is_text else np_to_triton_dtype(value.dtype)
-        response.infer_response.outputs.add(name=name, datatype=datatype, shape=value.shape)
-        raw = serialize_byte_tensor(value).item() if is_text else value.tobytes()
-        response.infer_response.raw_output_contents.append(raw)
-    return response
+def read_plain(request: Any) -> dict[str, Any]:
+    """Return a request's tensors as texts and lists."""
+    return {
+        name: text_of(value) if value.dtype == np.object_ else value.tolist()
+        for name, value in read_tensors(request).items()
+    }

@@ -13,9 +13,10 @@ import pytest
 import soundfile
 from tritonclient.grpc import service_pb2
 
+from benchmarks.lib.triton_messages import stream_response
 from cosydit.cli import client as command
 from gateway.voices import NamedVoice
-from tests.gateway.fake_triton import FakeTriton, _answer_of, _read, error, serving
+from tests.gateway.fake_triton import FakeTriton, error, read_plain, serving
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 from token2wav_service.contract import DROP_IN_MODEL, ErrorCode
@@ -26,15 +27,13 @@ class FakeDropIn(FakeTriton):
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         request = await anext(requests)
-        self.requests.append({"model": request.model_name, **_read(request)})
+        self.requests.append({"model": request.model_name, **read_plain(request)})
         if self.push_error is not None:
             yield service_pb2.ModelStreamInferResponse(error_message=self.push_error)
             return
         for _ in range(2):
-            yield _answer_of(request.id, {"waveform": np.full(2400, 0.5, np.float32)})
-        final = _answer_of(request.id, {})
-        final.infer_response.parameters["triton_final_response"].bool_param = True
-        yield final
+            yield stream_response(request.id, {"waveform": np.full(2400, 0.5, np.float32)}, is_final=False)
+        yield stream_response(request.id, {})
 
 
 async def cosydit_client(*argv: str) -> int:

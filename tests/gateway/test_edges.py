@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gateway import __main__ as gateway_program
 from gateway import errors
 from gateway.chunking import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
@@ -29,6 +31,25 @@ REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
 def test_the_gateway_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnxruntime')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_once_warm_the_process_spares_the_garbage_collector_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Built(Exception):
+        pass
+
+    def build_app(*parts: object, on_warm: Callable[[], None]) -> None:
+        on_warm()
+        raise Built
+
+    monkeypatch.setattr(sys, "argv", ["gateway", *REQUIRED])
+    monkeypatch.setattr(gateway_program, "_log", lambda log_format: None)
+    monkeypatch.setattr(gateway_program, "build_app", build_app)
+    try:
+        with pytest.raises(Built):
+            gateway_program.main()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_settings_come_from_the_command_line() -> None:
