@@ -203,7 +203,9 @@ class VoiceStore:
             self._names_under_way.discard(name)
 
     def _check_room(self) -> None:
-        kept = len(self.voices()) + len(self._names_under_way)
+        voices = self.voices()
+        # NOTE: one that is written already is under way until its creation has returned.
+        kept = len(voices) + len(self._names_under_way - {voice.name for voice in voices})
         if kept >= self.limits.max_voices:
             raise VoiceStoreFullError(
                 f"{kept} created voices are kept, the most allowed; delete one, or raise --max-created-voices"

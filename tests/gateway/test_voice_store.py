@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from gateway.voice_directory import StoredVoice, VoiceDirectory
 from gateway.voice_store import VoiceLimits, VoiceStore
 from tests.gateway.fakes import ManualClock
 from tests.gateway.voice_fakes import UNIX_TIME, UNREADABLE, FakeVoiceMaker, draft, make_store
+from token2wav_service.voice_file import VoiceFile
+
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -176,6 +180,26 @@ async def test_the_number_of_voices_is_bounded_also_while_they_are_made(tmp_path
     assert len(files(tmp_path)) == 2
     await store.delete(store.voices()[0].id)
     await store.create(draft("room again"))
+
+
+async def test_a_voice_counts_once_while_its_creation_returns(tmp_path: Path, maker: FakeVoiceMaker) -> None:
+    written, counted = threading.Event(), threading.Event()
+
+    class WatchedDirectory(VoiceDirectory):
+        def write(self, voice: StoredVoice, file: VoiceFile) -> None:
+            super().write(voice, file)
+            written.set()
+            counted.wait(PATIENCE_S)
+
+    store = VoiceStore(WatchedDirectory(tmp_path), maker, VoiceLimits(max_voices=2))
+    creation = asyncio.create_task(store.create(draft("first")))
+    assert await asyncio.to_thread(written.wait, PATIENCE_S)
+    store.admit("key a")
+    counted.set()
+    await creation
+    await store.create(draft("second"))
+    with pytest.raises(errors.VoiceStoreFullError):
+        store.admit("key a")
 
 
 def test_a_callers_creations_are_counted_by_the_minute(tmp_path: Path, maker: FakeVoiceMaker) -> None:
