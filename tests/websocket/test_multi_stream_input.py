@@ -200,10 +200,10 @@ async def test_one_context_too_many_closes_the_socket(voices: Voices) -> None:
 
 async def test_a_silent_socket_is_closed_and_keepalives_keep_it(voices: Voices) -> None:
     async with opened_door(FakeLLM(speech_deltas(30)), FakeToken2Wav(), voices) as door:
-        async with door.client(f"{AUTO}&inactivity_timeout=0.3") as client:
+        async with door.client(f"{AUTO}&inactivity_timeout=1.0") as client:
             await begin(client, "c1", ONE)
             for _ in range(5):
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.3)
                 await client.send(text="")
             code, messages = await client.until_closed()
             await door.until_idle()
@@ -215,10 +215,10 @@ async def test_a_silent_socket_is_closed_and_keepalives_keep_it(voices: Voices) 
 async def test_a_context_that_speaks_its_last_words_is_not_silent(voices: Voices) -> None:
     llm = FakeLLM(speech_deltas(30), gate=asyncio.Event())
     async with opened_door(llm, FakeToken2Wav(), voices) as door:
-        async with door.client(f"{AUTO}&inactivity_timeout=0.05") as client:
+        async with door.client(f"{AUTO}&inactivity_timeout=0.5") as client:
             await begin(client, "c1", ONE)
             await end(client)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.8)
             assert llm.gate is not None
             llm.gate.set()
             assert text_of((await client.until_final("c1"))["c1"]) == f"{ONE} "
