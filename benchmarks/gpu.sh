@@ -28,7 +28,7 @@ usage() {
 Usage: benchmarks/gpu.sh [PART ...]
 
 Parts (default: all, in this order): ${PARTS[*]}.
-Each part takes at most 9 minutes on an H200 (prediction 13), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
+Each part takes at most 9 minutes on an H200 (prediction 14), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
 skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment:
 NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or
 trtllm, on PATH), LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service
@@ -74,18 +74,18 @@ part_precision() {
 part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
 
 # Fits the simulator to some runs on this host, has it predict others, makes those too, and says how far off it was.
-# The predicted runs are long: the figures of short ones differ by chance by as much as is asked of a prediction.
+# The runs are long: the figures of short ones differ by chance by as much as is asked of a prediction, those of a closed
+# loop most, whose callers all begin at once.
 part_prediction() {
   local runs=$OUT/${NAME}_capacity model=$OUT/cost_model_$NAME.json predicted=$OUT/prediction_$NAME.json
   is_done "$OUT/${NAME}_prediction.json" && return
   start_services
-  measure "$runs" --closed 1 16 64 --open 10 20 32 --requests-a-caller 15 --unseen 0
+  measure "$runs" --closed 1 16 32 64 --open 12 20 32 --open-s 33 --requests-a-caller 24 --unseen 0
   "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
-    --guess benchmarks/results/cost_model_h200.json --callers 1 16 64 --rates 10 20 32 \
-    --processes "$(nproc)" --simulations 120 --out "$model"
+    --callers 1 16 32 64 --rates 12 20 32 --processes "$(nproc)" --out "$model"
   "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 \
-    --open-s 60 --requests-a-caller 15 --out "$predicted"
-  measure "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 15 --unseen 0
+    --open-s 60 --requests-a-caller 40 --processes "$(nproc)" --out "$predicted"
+  measure "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 40 --unseen 0
   stop_services
   "$PYTHON" -m benchmarks.verify_prediction --prediction "$predicted" --measured "$runs" \
     --out "$OUT/${NAME}_prediction.json"

@@ -26,28 +26,22 @@ from benchmarks.figures import read_runs
 from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.plot import draw_fleets, require_matplotlib
 from benchmarks.lib.report import aligned_table, write_json
-from benchmarks.lib.simulate.compare import (
-    AIM,
-    compare,
-    comparison_json,
-    comparison_rows,
-    run_figures,
-    worst_errors,
-)
+from benchmarks.lib.simulate.chance import DRAWS, drawn_figures, median_figures
+from benchmarks.lib.simulate.compare import AIM, compare, comparison_json, comparison_rows, worst_errors
 from benchmarks.lib.simulate.costs import CostModel, cost_json, read_cost_model
 from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, measured_points, simulated_points, unit_json
 from benchmarks.lib.simulate.fit import PARAMETERS, figures_of, first_guess, fit, fit_step, step_points
 from benchmarks.lib.simulate.fleet import simulate_fleet
 from benchmarks.lib.simulate.listeners import most_listeners
 from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
-from benchmarks.lib.simulate.single_gpu import VOICES, simulate_plans, simulate_sweep
+from benchmarks.lib.simulate.single_gpu import VOICES, simulate_plans
 from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad, plan_again
 from benchmarks.lib.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = RESULTS / "cost_model_h200.json"
-FIT_CLOSED, FIT_OPEN = (1, 16, 64), (10.0, 32.0)
-FIT_OPEN_S, FIT_OPEN_TAIL_S = 24.0, 2.0
+FIT_CLOSED, FIT_OPEN = (1, 16, 32, 64), (12.0, 20.0, 32.0)
+FIT_OPEN_S, FIT_OPEN_TAIL_S = 30.0, 3.0
 """Of an open loop's arrivals are simulated, and of these the last ones not looked at."""
 FIT_BURSTS = (50,)
 CURVES = RESULTS.parents[1] / "cosydit/local/capacity_h200.json"
@@ -126,8 +120,8 @@ class _SimulatedFigures:
     heads: Mapping[str, int | None]
     """See `_plans_to_fit`."""
 
-    def __call__(self, model: CostModel) -> dict[str, dict[str, float]]:
-        runs = simulate_plans(model, self.plans, FIT_BURSTS)
+    def __call__(self, model: CostModel, seed: int) -> dict[str, dict[str, float]]:
+        runs = simulate_plans(model, self.plans, FIT_BURSTS, seed)
         return {run.name: figures_of(run, self.heads[run.name]) for run in runs}
 
 
@@ -162,8 +156,8 @@ def run_compare(args: argparse.Namespace) -> int:
     costs = read_cost_model(args.model)
     fitted = json.loads(args.model.read_text("utf-8"))["fit"]["end_to_end_runs"]
     measured = read_runs(args.end_to_end)
-    simulated = simulate_sweep(costs, [plan_again(run, VOICES) for run in measured.values() if not run.is_unseen])
-    runs = compare(simulated, measured, fitted)
+    plans = [plan_again(run, VOICES) for run in measured.values() if not run.is_unseen]
+    runs = compare(median_figures(drawn_figures(costs, plans, args.draws, args.processes)), measured, fitted)
     engine = json.loads(args.engine.read_text("utf-8"))["figures"]["realtime_streams"]
     trials = most_listeners(costs, list(LISTENERS), LISTEN_S)
     held = max((trial.listeners for trial in trials if not trial.underruns), default=0)
@@ -182,16 +176,19 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def run_predict(args: argparse.Namespace) -> int:
-    """Simulate runs that were not measured."""
+    """Simulate runs that were not measured; each figure is the median over the draws."""
     costs = read_cost_model(args.model)
     load = SweepLoad(tuple(args.callers), tuple(args.rates), args.open_s, args.requests_a_caller)
-    simulated = simulate_sweep(costs, load.plans(VOICES))
-    figures = {run.name: {"load": run.load, **run_figures(run)} for run in simulated}
+    plans = load.plans(VOICES)
+    drawn = drawn_figures(costs, plans, args.draws, args.processes)
+    loads = {plan.name: asdict(plan.load) for plan in plans}
+    figures = {name: {"load": loads[name], **each} for name, each in median_figures(drawn).items()}
     sweep = f"--closed {' '.join(map(str, args.callers))} --open {' '.join(f'{rate:g}' for rate in args.rates)}"
     sweep += f" --open-s {args.open_s:g} --requests-a-caller {args.requests_a_caller}"
     content = {
         "measure_with": f"python -m benchmarks.end_to_end {sweep}, the services as benchmarks/gpu.sh starts them",
         "predictions": figures,
+        "draws": drawn,
         "model": cost_json(costs),
         "environment": _environment(args),
     }
@@ -278,8 +275,8 @@ def _add_fit(commands: Any) -> None:
     _add_sources(parser)
     _add_load(parser, FIT_CLOSED, FIT_OPEN)
     parser.add_argument("--guess", type=Path, help="JSON that an earlier `fit` wrote, to begin the search at")
-    parser.add_argument("--simulations", type=int, default=120, help="of the search (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=1, help="that simulate at once (default %(default)s)")
+    parser.add_argument("--simulations", type=int, default=64, help="of the search (default %(default)s)")
+    _add_processes(parser)
     parser.add_argument("--out", type=Path, default=MODEL, help="JSON to write (default %(default)s)")
     parser.set_defaults(run=run_fit)
 
@@ -288,6 +285,7 @@ def _add_compare(commands: Any) -> None:
     parser = commands.add_parser("compare", help="simulate what was measured and say how far off it comes out")
     _add_sources(parser)
     _add_model(parser)
+    _add_draws(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "simulator_h200.json", help="JSON to write")
     parser.set_defaults(run=run_compare)
 
@@ -297,6 +295,7 @@ def _add_predict(commands: Any) -> None:
     _add_model(parser)
     _add_load(parser, (24, 48), (15.0, 25.0))
     add_run_lengths(parser)
+    _add_draws(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "prediction_h200.json", help="JSON to write")
     parser.set_defaults(run=run_predict)
 
@@ -333,6 +332,16 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="JSON that `fit` wrote (default %(default)s)")
+
+
+def _add_draws(parser: argparse.ArgumentParser) -> None:
+    text = "simulate so often, with other times of the steps, and take the medians (default %(default)s)"
+    parser.add_argument("--draws", type=int, default=DRAWS, help=text)
+    _add_processes(parser)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--processes", type=int, default=1, help="that simulate at once (default %(default)s)")
 
 
 def _add_load(parser: argparse.ArgumentParser, callers: Sequence[int], rates: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks.lib.load import LoadPlan
 from benchmarks.lib.simulate.costs import CostModel, StepCost, cost_json, cost_model, read_cost_model
-from benchmarks.lib.simulate.fit import figures_of, fit, fit_step
+from benchmarks.lib.simulate.fit import FINAL_SEEDS, FINALISTS, figures_of, fit, fit_step
 from benchmarks.lib.simulate.single_gpu import simulate_plans
 from benchmarks.lib.sweep import RunPlan
 from benchmarks.lib.types import BenchmarkError
@@ -20,8 +21,8 @@ SHAPES = [(1, 15), (4, 15), (16, 15), (64, 15), (1, 25), (16, 25), (32, 25), (4,
 PLANS = [RunPlan("one", LoadPlan(1, 2), ("default",)), RunPlan("six", LoadPlan(6, 12), ("default", "second"))]
 
 
-def simulate(model: CostModel) -> dict[str, dict[str, float]]:
-    return {run.name: figures_of(run) for run in simulate_plans(model, PLANS, (4,))}
+def simulate(model: CostModel, seed: int = 0) -> dict[str, dict[str, float]]:
+    return {run.name: figures_of(run) for run in simulate_plans(model, PLANS, (4,), seed)}
 
 
 def test_a_step_is_found_again_from_its_times() -> None:
@@ -65,3 +66,22 @@ def test_one_parameter_is_changed_and_the_others_stay() -> None:
     changed = COSTS.with_parameters({"token2wav.step.fixed_s": 0.5})
     step = replace(COSTS.token2wav.step, fixed_s=0.5)
     assert changed == replace(COSTS, token2wav=replace(COSTS.token2wav, step=step))
+
+
+def test_the_same_is_found_whatever_the_processes() -> None:
+    targets = simulate(COSTS.with_parameters({"llm.step_fixed_s": 0.003}))
+    one, two = (fit(COSTS, simulate, targets, ("llm.step_fixed_s",), simulations=5, processes=n) for n in (1, 2))
+    assert one == two
+
+
+def test_luck_in_one_draw_does_not_win_a_search() -> None:
+    """Seed 0 flatters whoever is far off, so that only other draws tell which of the best is good."""
+    targets = {"one": {"ttfa_p50": 1.0}}
+
+    def flattering(model: CostModel, seed: int) -> dict[str, dict[str, float]]:
+        off = abs(math.log(model.parameter("gateway.latency_s") / COSTS.parameter("gateway.latency_s")))
+        return {"one": {"ttfa_p50": math.exp(1.0 - off if seed == 0 else 1.0 + off)}}
+
+    found = fit(COSTS, flattering, targets, ("gateway.latency_s",), simulations=FINALISTS - 1)
+    assert found.model.parameter("gateway.latency_s") == pytest.approx(COSTS.gateway.latency_s)
+    assert found.simulations == FINALISTS - 1 + FINALISTS * len(FINAL_SEEDS)

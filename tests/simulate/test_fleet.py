@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 
 def test_streams_of_a_lost_server_go_on_elsewhere() -> None:
-    run = simulate_fleet(COSTS, replace(PLAN, lost_at_s=(4.5, 6.2, 7.9), returns_after_s=1.0))
+    run = simulate_fleet(COSTS, replace(PLAN, lost_at_s=(4.5, 5.1, 5.7, 6.3, 6.9, 7.5, 8.1), returns_after_s=0.5))
     assert run.failovers > 0
     assert_all_were_heard(run)
 

@@ -100,6 +100,35 @@ def test_a_step_too_large_for_cuda_graphs_takes_longer_for_all_in_it() -> None:
     assert run_virtually(lambda clock: first_tokens(bare, fitting + 1)) == pytest.approx(eager_s)
 
 
+@pytest.mark.parametrize(("asked_at_step", "said_after_step"), [(0.0, 1), (0.5, 3), (1.5, 4), (2.5, 5)])
+def test_who_asks_while_a_step_runs_enters_the_step_after_next(asked_at_step: float, said_after_step: int) -> None:
+    """Prompts cost nothing here, so that every step takes a second."""
+    free = {name: 0.0 for name in ("request_s", "message_s", "prefill_per_token_s", "step_per_request_s")}
+    cost = replace(COSTS.llm, **free, prompt_step_s=0.0, step_fixed_s=1.0)
+    costs = replace(COSTS, llm=cost, gateway=replace(COSTS.gateway, message_s=0.0))
+
+    async def first_token_at_s(clock: VirtualClock) -> float:
+        llm = ModelledLLM(costs, OwnGPU(), lambda utterance: 10)
+        llm.start()
+        loop, process = asyncio.get_running_loop(), SerialProcess()
+
+        async def listen_to(after_s: float, only_first: bool) -> float:
+            await asyncio.sleep(after_s)
+            async with aclosing(llm.generate(SPOKEN, process)) as deltas:
+                async for _ in deltas:
+                    if only_first:
+                        break
+            return loop.time()
+
+        begun_s = loop.time()
+        others = [] if asked_at_step == 0.0 else [listen_to(0.0, only_first=False)]
+        at_s, *_ = await asyncio.gather(listen_to(asked_at_step, only_first=True), *others)
+        await llm.stop()
+        return at_s - begun_s
+
+    assert run_virtually(first_token_at_s) == pytest.approx(said_after_step)
+
+
 def test_an_llm_goes_on_after_what_was_spoken() -> None:
     async def speak(clock: VirtualClock) -> list[int]:
         llm = ModelledLLM(COSTS, OwnGPU(), lambda utterance: 10)
@@ -125,6 +154,13 @@ def test_two_services_on_one_gpu_slow_each_other_for_as_long_as_both_compute() -
 
     # Both are half as fast until a ends at 2 s; b then has 1 s left.
     assert run_virtually(share) == pytest.approx({"a": 2.0, "b": 3.0})
+
+
+def test_what_fills_the_gpu_by_itself_loses_less_and_the_lightest_what_is_said_of_it() -> None:
+    slowdown = Slowdown(0.3, 0.2, relief=1.0, light_load=0.01, light=0.1)
+    assert slowdown.factor(other=0.5, own=0.02) == pytest.approx(1 + 0.4 / 1.02)
+    assert slowdown.factor(other=0.5, own=1.0) == pytest.approx(1.2)
+    assert slowdown.factor(other=0.5, own=0.01) == pytest.approx(1.1)
 
 
 def test_listeners_hear_gaps_only_when_there_are_too_many() -> None:

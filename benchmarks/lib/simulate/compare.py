@@ -44,13 +44,19 @@ def run_figures(run: FinishedRun) -> dict[str, float]:
 
 
 def compare(
-    simulated: Sequence[FinishedRun], measured: Mapping[str, FinishedRun], fitted: Collection[str]
+    simulated: Mapping[str, dict[str, float]], measured: Mapping[str, FinishedRun], fitted: Collection[str]
 ) -> list[ComparedRun]:
-    """Compare every simulated run that was measured too."""
+    """Compare every simulated run that was measured too.
+
+    Args:
+        simulated: figures by run, as `run_figures` has them.
+        measured: the runs by name.
+        fitted: names of those that the model's parameters come from.
+    """
     return [
-        ComparedRun(run.name, run.name in fitted, run_figures(measured[run.name]), run_figures(run))
-        for run in simulated
-        if run.name in measured
+        ComparedRun(name, name in fitted, run_figures(measured[name]), figures)
+        for name, figures in simulated.items()
+        if name in measured
     ]
 
 

@@ -57,7 +57,7 @@ class LLMCost:
     """Prompt tokens in one step at most: vLLM's default on such GPUs."""
     max_requests: int = 64
     """Running at once; others wait. `--max-batch-size`."""
-    step_spread: float = 0.25
+    step_spread: float = 0.2
     """Of a step's time: standard deviation of its logarithm."""
     stream_interval: int = 4
     """Tokens in a message after the first, which has one. `--stream-interval`."""
@@ -78,7 +78,7 @@ class Token2WavCost:
     """The engine's thread, for every step, in a server that has other things to do."""
     stream_s: float = 0.0
     """... and for every stream in it."""
-    step_spread: float = 0.1
+    step_spread: float = 0.05
     """Of a step's time on the GPU: standard deviation of its logarithm."""
     voice_s: float = 0.2
     """Making a voice that was never seen."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +19,15 @@ import numpy.typing as npt
 from benchmarks.lib.metrics import percentile, playback_underrun
 from benchmarks.lib.simulate.costs import CostModel, GatewayCost, LLMCost, StepCost, Token2WavCost
 from benchmarks.lib.simulate.gpu import Slowdown
+from benchmarks.lib.simulate.parallel import mapping
 from benchmarks.lib.sweep import FinishedRun
 from benchmarks.lib.types import RequestRecord
 from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.runtime.step_shapes import StepShapes
 
 Figures = Mapping[str, float]
-Simulate = Callable[[CostModel], Mapping[str, Figures]]
-"""The figures of every run, by its name."""
+Simulate = Callable[[CostModel, int], Mapping[str, Figures]]
+"""The figures of every run, by its name; the number is the seed of its draws."""
 FloatArray = npt.NDArray[np.float64]
 
 PARAMETERS = (
@@ -38,8 +37,6 @@ PARAMETERS = (
     "llm.step_per_request_s",
     "llm.prompt_step_s",
     "llm.eager_step_s",
-    "token2wav.around_s",
-    "token2wav.stream_s",
     "token2wav.answer_s",
     "gateway.request_s",
     "gateway.message_s",
@@ -48,22 +45,29 @@ PARAMETERS = (
     "llm_slowdown.fixed",
     "llm_slowdown.by_load",
 )
-"""Fitted end to end; all are positive and searched by their logarithms. What token2wav loses beside the LLM is the same
-on every host, because the GPU is: it was read off a log of token2wav's steps."""
-HEARD_S = (1.0, 3.0)
+"""Fitted end to end; all are positive and searched by their logarithms. What stands around token2wav's steps and what
+these lose beside the LLM was read off a log of them: the GPU is the same on every host, and where a fit may change
+these, it makes up with them for what is slow elsewhere, and the load at which token2wav falls behind is off."""
+HEARD_S = (1.0, 3.0, 6.0)
 """Seconds of audio whose coming is compared, beside the first."""
-WEIGHTS = {"ttfa_p50": 2.0, "ttfa_p95": 2.0, "audio_s_per_s": 2.0, "total_p95": 0.5}
-"""Of the figures that a simulation is for; the others count once."""
+WEIGHTS = {"ttfa_p50": 2.0, "audio_s_per_s": 2.0, "total_p50": 2.0, "total_p95": 0.5}
+"""Of the figures that a simulation is for and that chance moves little; the others count once."""
 PRIOR_WEIGHT = 0.1
 """Of a parameter that is e times off its first guess, beside a figure that is off by its whole: keeps those in bounds
 that the runs hardly tell."""
 UNDERRUN_RATIO = "underrun_ratio"
-_FIRST_STRIDE = 0.15
-"""Standard deviation of a change, in logarithms."""
-_SHARE_CHANGED = 0.4
-"""Of the parameters, in one change."""
-_LONGER, _SHORTER = 1.4, 0.94
-"""Steady where one change in seven is for the better."""
+FINALISTS, FINAL_SEEDS = 8, (1, 2)
+"""The best of a search owe something to chance: which of them is best is for other draws to say."""
+ROUND = 16
+"""Simulations between two looks at them."""
+_RADIUS, _NEARER, _LEAST_RADIUS = 0.2, 0.75, 0.08
+"""Standard deviation of a change, in logarithms: in the first round, from one to the next, at least."""
+_NEAR = 3.0
+"""Radii from the centre, a parameter, at which a simulation counts little for the plane."""
+_NOISE, _SLOPE = 0.07, 0.5
+"""Of a miss: what chance adds, and what a parameter e times as large may."""
+_LONGEST = 0.5
+"""Way between two rounds, in logarithms of each parameter."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Fit:
 
     model: CostModel
     loss: float
-    """Sum of squares, priors included."""
+    """Sum of squares, priors included; the mean over FINAL_SEEDS."""
     simulations: int
 
 
@@ -101,18 +105,18 @@ def first_guess(gpu: str, step: StepCost) -> CostModel:
     return CostModel(
         gpu,
         LLMCost(
-            request_s=0.0012,
-            message_s=0.00006,
+            request_s=0.004,
+            message_s=0.00008,
             step_fixed_s=0.0021,
-            step_per_request_s=0.000017,
-            prompt_step_s=0.002,
-            eager_step_s=0.0095,
+            step_per_request_s=0.000035,
+            prompt_step_s=0.0045,
+            eager_step_s=0.012,
             prefill_per_token_s=0.000005,
         ),
-        Token2WavCost(step, open_s=0.003, push_s=0.001, answer_s=0.00027, around_s=0.0018, stream_s=0.00016),
-        GatewayCost(request_s=0.0035, message_s=0.00013, chunk_s=0.0009, latency_s=0.012),
-        llm_slowdown=Slowdown(0.05, 0.05),
-        token2wav_slowdown=Slowdown(0.2, 0.01),
+        Token2WavCost(step, open_s=0.003, push_s=0.001, answer_s=0.0003, around_s=0.0014, stream_s=0.00017),
+        GatewayCost(request_s=0.004, message_s=0.00026, chunk_s=0.0006, latency_s=0.009),
+        llm_slowdown=Slowdown(0.03, 0.85),
+        token2wav_slowdown=Slowdown(0.345, 0.0, relief=0.7, light_load=0.015, light=0.245),
     )
 
 
@@ -138,7 +142,7 @@ def figures_of(run: FinishedRun, first: int | None = None) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Loss:
+class _Misses:
     """How far off a simulation with these logarithms of the parameters comes out. Travels to other processes."""
 
     guess: CostModel
@@ -151,20 +155,18 @@ class _Loss:
         logs: FloatArray = np.log(np.array([self.guess.parameter(path) for path in self.parameters]))
         return logs
 
-    @property
-    def parts(self) -> npt.NDArray[np.int64]:
-        """Number of the part of the model that each parameter belongs to."""
-        names = [path.split(".")[0] for path in self.parameters]
-        return np.array([names.index(name) for name in names])
-
     def model(self, logs: FloatArray) -> CostModel:
         values = [float(value) for value in np.exp(logs)]
         return self.guess.with_parameters(dict(zip(self.parameters, values, strict=True)))
 
-    def __call__(self, logs: FloatArray) -> float:
-        made = self.simulate(self.model(logs))
+    def loss(self, logs: FloatArray, misses: FloatArray) -> float:
+        """Return the sum of squares, priors included."""
+        return float(np.sum(misses**2) + PRIOR_WEIGHT**2 * np.sum((logs - self.begin) ** 2))
+
+    def __call__(self, logs: FloatArray, seed: int = 0) -> FloatArray:
+        made = self.simulate(self.model(logs), seed)
         off = [_off(name, made[run][name], value) for run, each in self.targets.items() for name, value in each.items()]
-        return sum(each * each for each in off) + PRIOR_WEIGHT**2 * float(np.sum((logs - self.begin) ** 2))
+        return np.array(off)
 
 
 def fit(
@@ -172,52 +174,74 @@ def fit(
     simulate: Simulate,
     targets: Mapping[str, Figures],
     parameters: Sequence[str] = PARAMETERS,
-    simulations: int = 120,
+    simulations: int = 64,
     note: Callable[[int, float], None] = lambda simulation, loss: None,
     processes: int = 1,
 ) -> Fit:
     """Search the parameters with which a simulation's figures come out as measured.
 
-    Batches jump with every change of a parameter, so that slopes mislead: the search tries a random change of the best
-    so far, keeps it if it is better, and goes in larger steps when that happens often. Several processes try as many
-    changes at once, of which the best counts. The same call finds the same.
+    Batches jump with every change of a parameter, so that a slope between two simulations misleads. The search tries
+    ROUND changes at random around the best guess, lays a plane through the misses of all it tried, goes where the plane
+    and what it leaves uncertain say that the loss is least, and tries around there, nearer each time. In the end the
+    FINALISTS are simulated again. The same call finds the same, whatever the processes.
 
     Args:
         guess: where to begin; what is not searched stays.
         simulate: makes the runs that `targets` names; to be pickled if there are several processes.
         targets: the figures to come to, by run.
         parameters: paths of what is searched.
-        simulations: how many to make.
+        simulations: how many to make in the search, in rounds of ROUND.
         note: told the loss of every simulation.
         processes: how many simulate at the same time.
     """
-    loss = _Loss(guess, simulate, targets, tuple(parameters))
+    miss = _Misses(guess, simulate, targets, tuple(parameters))
     draw = np.random.default_rng(0)
-    with ExitStack() as stack:
-        run_all = stack.enter_context(ProcessPoolExecutor(processes)).map if processes > 1 else map
-        best, least, stride, made = loss.begin, loss(loss.begin), _FIRST_STRIDE, 1
-        note(made, least)
-        while made < simulations:
-            tried = [_changed(best, loss.parts, stride, draw) for _ in range(min(processes, simulations - made))]
-            losses = list(run_all(loss, tried))
-            for each in losses:
-                made += 1
-                note(made, each)
-            better = sum(each < least for each in losses)
-            stride *= _LONGER**better * _SHORTER ** (len(losses) - better)
-            if better:
-                least = min(losses)
-                best = tried[losses.index(least)]
-    return Fit(loss.model(best), least, simulations)
+    centre = miss.begin
+    tried: list[FloatArray] = []
+    misses: list[FloatArray] = []
+    losses: list[float] = []
+    with mapping(processes) as run_all:
+        while len(tried) < simulations:
+            radius = max(_LEAST_RADIUS, _RADIUS * _NEARER ** (len(tried) // ROUND))
+            around = radius * draw.standard_normal((min(ROUND, simulations - len(tried)) - 1, len(centre)))
+            batch = [centre, *(centre + around)]
+            for logs, off in zip(batch, run_all(miss, batch), strict=True):
+                tried.append(logs)
+                misses.append(off)
+                losses.append(miss.loss(logs, off))
+                note(len(tried), losses[-1])
+            centre = _least_expected(np.array(tried), np.array(misses), miss.begin, centre, radius)
+        finalists = [centre, *(tried[number] for number in np.argsort(losses)[: FINALISTS - 1])]
+        again = [(logs, seed) for logs in finalists for seed in FINAL_SEEDS]
+        drawn = list(run_all(miss, *zip(*again, strict=True)))
+    of_each = [miss.loss(logs, off) for (logs, _), off in zip(again, drawn, strict=True)]
+    means = np.array(of_each).reshape(len(finalists), len(FINAL_SEEDS)).mean(axis=1)
+    best = int(np.argmin(means))
+    return Fit(miss.model(finalists[best]), float(means[best]), len(tried) + len(drawn))
 
 
-def _changed(logs: FloatArray, parts: npt.NDArray[np.int64], stride: float, draw: np.random.Generator) -> FloatArray:
-    """Change some parameters, each by itself, and all of some parts alike: a slower host is slower in all it does."""
-    chosen = draw.random(len(logs)) < _SHARE_CHANGED
-    count = int(parts.max()) + 1
-    alike = (draw.random(count) < _SHARE_CHANGED) * draw.standard_normal(count)
-    change: FloatArray = stride * (chosen * draw.standard_normal(len(logs)) + alike[parts])
-    return logs + change
+def _least_expected(
+    tried: FloatArray, misses: FloatArray, begin: FloatArray, centre: FloatArray, radius: float
+) -> FloatArray:
+    """Return where the loss is expected to be least.
+
+    A ridge regression of the misses on the parameters, of which those near the centre count most, gives a plane and
+    its uncertainty. What a plane leaves uncertain grows with the way from where it was laid, so that long ways have to
+    promise much.
+    """
+    away = tried - centre
+    size = len(begin)
+    near = np.exp(-np.sum(away**2, axis=1) / (2 * size * (_NEAR * radius) ** 2))
+    rows = np.hstack([np.ones((len(away), 1)), away])
+    ridge = np.diag([0.0, *[(_NOISE / _SLOPE) ** 2] * size])
+    covariance = np.linalg.inv(rows.T @ (near[:, None] * rows) + ridge)
+    plane = covariance @ rows.T @ (near[:, None] * misses)
+    unsure = misses.shape[1] * _NOISE**2 * covariance
+    height, slopes = plane[0], plane[1:]
+    curvature = slopes @ slopes.T + unsure[1:, 1:] + PRIOR_WEIGHT**2 * np.eye(size)
+    pull = slopes @ height + unsure[1:, 0] + PRIOR_WEIGHT**2 * (centre - begin)
+    found: FloatArray = centre - np.clip(np.linalg.solve(curvature, pull), -_LONGEST, _LONGEST)
+    return found
 
 
 def _off(name: str, made: float, target: float) -> float:

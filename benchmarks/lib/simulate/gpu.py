@@ -37,14 +37,24 @@ class OwnGPU:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """What a service loses while the other computes: it takes 1 + fixed + by_load * (the other's load) times longer."""
+    """What a service loses while the other computes.
+
+    It takes 1 + (fixed + by_load * (the other's load)) / (1 + relief * (its own load)) times longer; a job of no more
+    than `light_load` takes 1 + light times longer.
+    """
 
     fixed: float
     by_load: float
+    relief: float = 0.0
+    """What fills the GPU by itself has less to lose."""
+    light_load: float = 0.0
+    light: float = 0.0
 
-    def factor(self, load: float) -> float:
-        """Return how many times longer it takes beside such a load."""
-        return 1.0 + self.fixed + self.by_load * load
+    def factor(self, other: float, own: float) -> float:
+        """Return how many times longer it takes beside such a load, being one itself."""
+        if own <= self.light_load:
+            return 1.0 + self.light
+        return 1.0 + (self.fixed + self.by_load * other) / (1.0 + self.relief * own)
 
 
 class SharedGPU:
@@ -96,8 +106,8 @@ class SharedGPU:
         self._plan(loop)
 
     def _factor(self, service: str) -> float:
-        load = [job.load for other, job in self._jobs.items() if other != service]
-        return self._slowdowns[service].factor(load[0]) if load else 1.0
+        others = [job.load for other, job in self._jobs.items() if other != service]
+        return self._slowdowns[service].factor(others[0], self._jobs[service].load) if others else 1.0
 
 
 @dataclass

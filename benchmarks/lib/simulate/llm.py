@@ -1,9 +1,11 @@
 """A model of an LLM server with continuous batching, in virtual time.
 
-    requests ─► talking process ─► waiting ─► running, 64 at most ─ steps ─► every 4th token ─► talking process ─►
+    requests ─► talking process ─► waiting ─► planned ─► running ─ steps ─► every 4th token ─► talking process ─►
+                                              └─── 64 at most ───┘
 
-A step takes what the cost model says of its running requests and of the prompts that enter with it. A token is its
-place in the utterance, so that whoever goes on for a lost server says what that one would have said.
+A step takes what the cost model says of its running requests and of the prompts that enter with it. While one runs the
+next is planned already, as vLLM does it: who comes then enters the one after. A token is its place in the utterance, so
+that whoever goes on for a lost server says what that one would have said.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class ModelledLLM:
         self._jitter = Jitter(self._cost.step_spread, draw or Random(0))
         self._talking = SerialProcess()
         self._waiting: deque[_Request] = deque()
+        self._planned: list[_Request] = []
         self._running: set[_Request] = set()
         self._due: defaultdict[int, list[_Request]] = defaultdict(list)
         self._step = 0
@@ -68,7 +71,7 @@ class ModelledLLM:
     @property
     def waiting(self) -> int:
         """Requests that no step has taken yet."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._planned)
 
     @property
     def running(self) -> int:
@@ -85,9 +88,10 @@ class ModelledLLM:
         if server is not None:
             server.cancel()
             await asyncio.gather(server, return_exceptions=True)
-        for request in [*self._running, *self._waiting]:
+        for request in [*self._running, *self._planned, *self._waiting]:
             request.messages.put_nowait(None)
         self._running.clear()
+        self._planned.clear()
         self._waiting.clear()
         self._due.clear()
 
@@ -122,7 +126,7 @@ class ModelledLLM:
 
     async def _serve(self) -> None:
         while True:
-            prompt_tokens = self._admit()
+            prompt_tokens = self._begin() or self._begin_at_once()
             if not self._running:
                 self._work.clear()
                 await self._work.wait()
@@ -133,20 +137,30 @@ class ModelledLLM:
             self._step += 1
             self._speak()
 
-    def _admit(self) -> int:
-        """Let waiting requests in; returns their prompts' tokens."""
-        cost, entered = self._cost, 0
-        while self._waiting and len(self._running) < cost.max_requests:
-            if entered and entered + cost.prompt_tokens > cost.max_batched_tokens:
-                break
-            request = self._waiting.popleft()
-            if request.is_closed:
-                continue
-            entered += cost.prompt_tokens
+    def _begin(self) -> int:
+        """Let in who was planned and plan the step after; returns the prompts' tokens."""
+        entering = [request for request in self._planned if not request.is_closed]
+        for request in entering:
             request.ends_at_step = self._step + request.tokens
             self._running.add(request)
             self._due[self._step + 1].append(request)
-        return entered
+        self._planned = self._plan()
+        return len(entering) * self._cost.prompt_tokens
+
+    def _begin_at_once(self) -> int:
+        """Begin who has just been planned if no step would run meanwhile."""
+        return 0 if self._running or not self._planned else self._begin()
+
+    def _plan(self) -> list[_Request]:
+        """Choose from those who wait."""
+        cost, planned = self._cost, list[_Request]()
+        while self._waiting and len(self._running) + len(planned) < cost.max_requests:
+            if planned and (len(planned) + 1) * cost.prompt_tokens > cost.max_batched_tokens:
+                break
+            request = self._waiting.popleft()
+            if not request.is_closed:
+                planned.append(request)
+        return planned
 
     def _step_s(self, prompt_tokens: int) -> float:
         cost = self._cost

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from itertools import count
+from random import Random
 
 from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, SpeechJob
 from benchmarks.lib.load import LoadGenerator, LoadPlan
@@ -57,22 +58,32 @@ class PipelineDoor:
                 yield chunk.duration_s
 
 
-def simulate_sweep(costs: CostModel, plans: Sequence[RunPlan]) -> list[FinishedRun]:
+def simulate_sweep(costs: CostModel, plans: Sequence[RunPlan], seed: int = 0) -> list[FinishedRun]:
     """Run a sweep on one GPU that both services share, warmed up as `benchmarks.end_to_end` does it."""
-    return simulate_plans(costs, plans, warm_up_bursts(WARM_UP_BURST))
+    return simulate_plans(costs, plans, warm_up_bursts(WARM_UP_BURST), seed)
 
 
-def simulate_plans(costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int]) -> list[FinishedRun]:
-    """Run plans one after another, after a warm-up of such bursts in which all voices are made."""
-    return run_virtually(lambda clock: _sweep(costs, plans, bursts, clock))
+def simulate_plans(
+    costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], seed: int = 0
+) -> list[FinishedRun]:
+    """Run plans one after another, after a warm-up of such bursts in which all voices are made.
+
+    Args:
+        costs: what everything takes.
+        plans: the runs, in order.
+        bursts: requests at once, burst by burst.
+        seed: of the draws of the steps' times.
+    """
+    return run_virtually(lambda clock: _sweep(costs, plans, bursts, seed, clock))
 
 
 async def _sweep(
-    costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], clock: VirtualClock
+    costs: CostModel, plans: Sequence[RunPlan], bursts: Sequence[int], seed: int, clock: VirtualClock
 ) -> list[FinishedRun]:
     gpu, gateway = SharedGPU(costs.slowdowns), SerialProcess()
-    llm = ModelledLLM(costs, gpu, _all_alike)
-    server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, gpu, clock))
+    llm = ModelledLLM(costs, gpu, _all_alike, Random(f"llm {seed}"))
+    draw = Random(f"token2wav {seed}")
+    server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, gpu, clock, draw=draw))
     token2wav = Token2WavLink(server, gateway)
     settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
     voices = VoiceRegistry(token2wav)
