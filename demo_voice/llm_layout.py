@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
+from cosydit.file_modes import usual_mode
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.huggingface_layout import WEIGHTS_FILE, write_description, write_weights_index
 from llm_service.qwen2 import Qwen2Shape
@@ -75,13 +76,15 @@ def write_llm(
     directory.mkdir(parents=True, exist_ok=True)
     write_description(directory, shape.decoder, text_tokenizer, "float16")
     weights = _weights(tensors)
-    save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    with usual_mode(directory / WEIGHTS_FILE) as path:
+        save_file(weights, path, metadata={"format": "pt"})
     write_weights_index(directory, weights)
     head: dict[str, npt.NDArray[Any]] = {
         "weight": tensors[HEAD_WEIGHT].astype(np.float16),
         "bias": _bias(tensors[HEAD_BIAS]),
     }
-    save_file(head, directory / SPEECH_HEAD_FILE)
+    with usual_mode(directory / SPEECH_HEAD_FILE) as path:
+        save_file(head, path)
 
 
 def _weights(tensors: Mapping[str, FloatArray]) -> dict[str, HalfArray]:

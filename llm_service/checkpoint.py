@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from cosydit.file_modes import usual_mode
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.huggingface_layout import (
     MAX_POSITIONS,
@@ -67,9 +68,11 @@ def make_random_llm(directory: Path, seed: int, shape: LLMShape = SMALL_LLM) -> 
     write_description(directory, shape.decoder, _text_tokenizer(), "bfloat16")
     generator = torch.Generator().manual_seed(seed)
     head = _speech_head(shape, generator)
-    save_file(head, directory / SPEECH_HEAD_FILE)
+    with usual_mode(directory / SPEECH_HEAD_FILE) as path:
+        save_file(head, path)
     weights = _weights(shape, generator, head["weight"])
-    save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    with usual_mode(directory / WEIGHTS_FILE) as path:
+        save_file(weights, path, metadata={"format": "pt"})
     write_weights_index(directory, weights)
 
 

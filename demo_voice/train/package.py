@@ -10,6 +10,7 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
+from cosydit.file_modes import usual_mode
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
 from demo_voice.packing import FloatArray, packed
 from demo_voice.train.llm.model import TrainableLLM
@@ -47,10 +48,13 @@ def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
     """
     directory = work.bundle
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(packed(arrays_of(trained_flow(work, sizes).finished())), directory / FLOW_FILE)
+    with usual_mode(directory / FLOW_FILE) as path:
+        save_file(packed(arrays_of(trained_flow(work, sizes).finished())), path)
     hift = arrays_of(trained_hift(work, sizes))
-    save_file({name: value.astype(np.float16) for name, value in hift.items()}, directory / HIFT_FILE)
-    save_file(packed(llm_arrays(trained_llm(work, sizes))), directory / LLM_FILE)
+    with usual_mode(directory / HIFT_FILE) as path:
+        save_file({name: value.astype(np.float16) for name, value in hift.items()}, path)
+    with usual_mode(directory / LLM_FILE) as path:
+        save_file(packed(llm_arrays(trained_llm(work, sizes))), path)
     export_tokenizer(trained_tokenizer(work, sizes), directory / SPEECH_TOKENIZER)
     export_speaker_encoder(trained_speaker(work, sizes), directory / SPEAKER_ENCODER)
     shutil.copyfile(work.text_tokenizer, directory / TEXT_TOKENIZER_FILE)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from cosydit.file_modes import usual_mode
 from llm_service.adapters import TRANSFORMERS_AUTO_MAP, TRANSFORMERS_MODEL_FILE
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import WEIGHTS_FILE, generation_config, write_json
@@ -26,7 +27,8 @@ def write_huggingface(source: SpeechLMSource, directory: Path, dtype: str) -> No
         directory: exists and is empty.
         dtype: float32, float16 or bfloat16, of all tensors.
     """
-    save_file(_tensors(source, getattr(torch, dtype)), directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    with usual_mode(directory / WEIGHTS_FILE) as path:
+        save_file(_tensors(source, getattr(torch, dtype)), path, metadata={"format": "pt"})
     write_json(directory / "config.json", _config(source, dtype))
     write_json(directory / "generation_config.json", generation_config())
     for name, text in source.tokenizer_files.items():

@@ -16,6 +16,7 @@ from typing import Any
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from cosydit.file_modes import usual_mode
 from llm_service.export.layer import Rank, layer_weights
 from llm_service.export.smooth_quant import LayerRanges, SmoothedLayer, smooth_layer
 from llm_service.export.source import SpeechLMSource
@@ -53,7 +54,8 @@ def write_checkpoint(
 
     def write_rank(number: int) -> None:
         tensors = rank_tensors(source, options, ranks[number], smoothed)
-        save_file(tensors, directory / f"rank{number}.safetensors")
+        with usual_mode(directory / f"rank{number}.safetensors") as path:
+            save_file(tensors, path)
 
     with ThreadPoolExecutor(workers) as pool:
         for _ in tqdm(pool.map(write_rank, range(len(ranks))), desc="writing ranks", total=len(ranks), unit="rank"):

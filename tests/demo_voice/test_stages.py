@@ -21,6 +21,7 @@ from demo_voice.unpack import BUNDLE_FILES, BundleError, provide, unpack
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
+from tests.file_modes import assert_all_have_the_usual_mode
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.build import build_engine
 from token2wav_service.engine.types import VoicePrompt
@@ -136,6 +137,11 @@ def test_a_stage_without_what_it_needs_says_what_to_run_first(workspace: Workspa
 
     with pytest.raises(StateError, match="run the stage `tokenizer` first"):
         run_stage(empty, "codes")
+
+
+def test_a_service_of_another_user_can_read_the_bundle_and_the_demo_voice(trained: Workspace, checkpoint: Path) -> None:
+    assert_all_have_the_usual_mode(trained.bundle)
+    assert_all_have_the_usual_mode(checkpoint)
 
 
 def test_the_demo_voice_is_unpacked_once_and_again_only_for_another_bundle(trained: Workspace, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from llm_service.export.source import SpeechLMSource
 from llm_service.speech_form import has_speech_form
 from llm_service.speech_head import SPEECH_ROWS
 from llm_service.vocab import SPEECH_HEAD_ROWS
+from tests.file_modes import assert_all_have_the_usual_mode
 
 PROMPT = [158227, 5, 6, 7, 158228, 151700, 151800]
 
@@ -70,6 +71,10 @@ def test_the_head_is_small_and_the_embedding_whole(converted_dir: Path, stock_di
     config = json.loads((converted_dir / "config.json").read_text())
     assert (config["vocab_size"], config["tie_word_embeddings"]) == (158336, False)
     assert (config["speech_head_first_id"], config["speech_head_rows"]) == (151663, 6564)
+
+
+def test_a_service_of_another_user_can_read_the_form(converted_dir: Path) -> None:
+    assert_all_have_the_usual_mode(converted_dir)
 
 
 def test_the_tokenizer_comes_along(converted_dir: Path) -> None:

@@ -16,6 +16,7 @@ from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm_options import SmoothQuant, TrtllmOptions, WeightOnly
 from llm_service.qwen2 import qwen2_config
 from llm_service.vocab import SPEECH_HEAD_ROWS
+from tests.file_modes import assert_all_have_the_usual_mode
 from tests.llm_export.ranks import whole_layer
 
 FLOAT = TrtllmOptions(dtype="float32")
@@ -135,6 +136,7 @@ def test_a_rerun_with_nothing_to_do_opens_no_model(
 ) -> None:
     made = tmp_path / "made"
     assert convert_trtllm(Origin(stock_dir), made, FLOAT, 1, None)
+    assert_all_have_the_usual_mode(made)
 
     def refuse(*_: object) -> None:
         raise AssertionError("the model was read")

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from cosydit.cli.main import main
 from gateway.voices import load_voices
 from llm_service.checkpoint import NEVER_LOGIT, OFFICIAL_LLM, LLMShape, make_random_llm
+from tests.file_modes import assert_all_have_the_usual_mode
 from token2wav_service.checkpoint.make_voices import make_numbered_voices
 
 TINY = LLMShape(hidden=32, layers=3, heads=4, key_value_heads=1, feed_forward=48, end_logit=NEVER_LOGIT)
@@ -34,6 +35,11 @@ def test_an_llm_has_the_sizes_it_was_given(tmp_path: Path) -> None:
     assert (config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]) == (32, 3, 48)
     with safe_open(tmp_path / "model.safetensors", "pt") as weights:
         assert weights.get_slice("model.layers.2.self_attn.k_proj.weight").get_shape() == [8, 32]
+
+
+def test_a_service_of_another_user_can_read_the_llm(tmp_path: Path) -> None:
+    make_random_llm(tmp_path, seed=0, shape=TINY)
+    assert_all_have_the_usual_mode(tmp_path)
 
 
 def test_an_index_names_every_weight_so_that_no_server_reads_the_speech_head_as_one(tmp_path: Path) -> None:
