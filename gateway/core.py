@@ -146,20 +146,44 @@ class Token2Wav(Protocol):
         ...
 
 
+class Stay(Protocol):
+    """A session's claim to be waited for between two of its streams."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether whoever stops the gateway waits for the session now."""
+        ...
+
+    def hold(self) -> None:
+        """Have it waited for; harmless if it is."""
+        ...
+
+    def release(self) -> None:
+        """Have it waited for no longer; harmless if it is not."""
+        ...
+
+
 class Admission(Protocol):
     """Who may begin to speak."""
 
-    def admitted(self, priority: int, patience_s: float | None = None) -> AbstractAsyncContextManager[None]:
+    def stay(self) -> Stay:
+        """Make a session's claim; nobody waits for it yet."""
+        ...
+
+    def admitted(
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
+    ) -> AbstractAsyncContextManager[None]:
         """Let one stream in and count it until the context is left.
 
         Args:
             priority: 1 (first) to 10.
             patience_s: the caller waits so long at most; None: it did not say.
+            is_under_way: it belongs to a session whose `Stay` is held, and may also begin where nobody else may.
 
         Raises:
             OverloadedError: it would have to wait too long for its slot.
             NotReadyError: nobody may begin now.
-            LLMUnavailableError: no LLM can be had.
+            LLMUnavailableError, Token2WavUnavailableError: no replica of that service can be had.
         """
         ...
 

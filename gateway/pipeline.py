@@ -11,13 +11,13 @@ stream before the audio's generator has closed. Knows the services only by the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from cosydit.clock import Clock, SystemClock
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
-from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream
+from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Stay, Token2Wav, Token2WavStream
 from gateway.errors import EmptySpeechError, VoiceEvictedError
 from gateway.job import Push, SpeechJob
 from gateway.observer import Observer, telling_refusals
@@ -92,6 +92,18 @@ class SpeechPipeline:
         """What cuts and normalises texts."""
         return self._front_end
 
+    @contextmanager
+    def staying(self) -> Iterator[Stay | None]:
+        """Give a session of several streams its claim to be waited for; None where nobody is waited for."""
+        if self._admission is None:
+            yield None
+            return
+        stay = self._admission.stay()
+        try:
+            yield stay
+        finally:
+            stay.release()
+
     async def synthesize(
         self, request: SpeechRequest, result: SpeechResult | None = None
     ) -> AsyncGenerator[AudioChunk]:
@@ -151,7 +163,8 @@ class SpeechPipeline:
         async with AsyncExitStack() as places:
             if self._admission is not None:
                 request = job.request
-                await places.enter_async_context(self._admission.admitted(request.priority, request.patience_s))
+                admitted = self._admission.admitted(request.priority, request.patience_s, request.is_under_way)
+                await places.enter_async_context(admitted)
             voice = await self._voices.resolve(job.request.voice)
             job.use(voice)
             yield voice

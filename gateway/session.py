@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gateway.core import AudioChunk, FloatArray
+from gateway.core import AudioChunk, FloatArray, Stay
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.pipeline import Segments, SpeechPipeline
 from gateway.speech import SpeechRequest, SpeechResult, check_text
@@ -28,6 +28,8 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 
 DEFAULT_PAUSE_S = 0.5
 """The writer's silence after which a turn ends, so that what token2wav holds back for its joins is heard."""
+WAITED_FOR_S = 5.0
+"""The writer's silence between two turns for which a gateway that is being stopped waits."""
 DEFAULT_MAX_UNSPOKEN_CHARACTERS = 20_000
 
 
@@ -139,17 +141,22 @@ class SpeechSession:
         Raises:
             GatewayError: what went wrong; audio yielded before is good.
         """
-        while (first := await self._first_speakable()) is not None:
-            async with aclosing(self._speak_turn(first)) as turn:
-                async for audio in turn:
-                    yield audio
+        with self._pipeline.staying() as stay:
+            while (first := await self._first_speakable(stay)) is not None:
+                is_under_way = stay is not None and stay.is_held
+                async with aclosing(self._speak_turn(first, is_under_way)) as turn:
+                    async for audio in turn:
+                        if stay is not None:
+                            stay.hold()
+                        yield audio
 
-    async def _speak_turn(self, first: SpokenSegment) -> AsyncGenerator[SessionAudio]:
+    async def _speak_turn(self, first: SpokenSegment, is_under_way: bool) -> AsyncGenerator[SessionAudio]:
         result = SpeechResult()
         if self.results:
             result.carry = self.results[-1].carry
         self.results.append(result)
-        request = replace(self._request, request_id=f"{self._request.request_id}-{len(self.results)}")
+        request_id = f"{self._request.request_id}-{len(self.results)}"
+        request = replace(self._request, request_id=request_id, is_under_way=is_under_way)
         began_s, clock = self._samples / SAMPLE_RATE_HZ, TextClock(result.spans)
         async with aclosing(self._pipeline.speak(request, self._turn(first), result)) as chunks:
             async for chunk in chunks:
@@ -177,12 +184,22 @@ class SpeechSession:
                 return
             yield self._prepare(item)
 
-    async def _first_speakable(self) -> SpokenSegment | None:
+    async def _first_speakable(self, stay: Stay | None) -> SpokenSegment | None:
         """Wait for the next thing to say; None at the end."""
-        while (item := await self._items.get()) is not _Mark.END:
+        while (item := await self._next_item(stay)) is not _Mark.END:
             if isinstance(item, Segment) and (segment := self._prepare(item)).is_speakable:
                 return segment
         return None
+
+    async def _next_item(self, stay: Stay | None) -> Segment | _Mark:
+        """Wait for the writer; one who is silent for long keeps nobody from stopping."""
+        if stay is not None and stay.is_held:
+            try:
+                async with timeout(WAITED_FOR_S):
+                    return await self._items.get()
+            except asyncio.TimeoutError:
+                stay.release()
+        return await self._items.get()
 
     def _prepare(self, segment: Segment) -> SpokenSegment:
         self._taken = segment.end

@@ -41,6 +41,8 @@ class SpeechRequest:
     """None: the pipeline's own."""
     text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_under_way: bool = False
+    """A later turn of a session that is waited for (`core.Stay`)."""
     patience_s: float | None = None
     """From now on the caller waits so long at most; None: it did not say."""
 

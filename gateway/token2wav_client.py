@@ -49,8 +49,6 @@ class Token2WavDeadlines:
     open_s: float = 10.0
     push_s: float = 60.0
     """From pushing a window to its audio."""
-    stream_s: float = 1800.0
-    """Life of one stream."""
     close_s: float = 2.0
     """From the last audio to the stream's summary; then the call is cancelled."""
     ready_s: float = 3.0
@@ -113,7 +111,7 @@ class Token2WavClient:
         self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
     ) -> AsyncIterator[Token2WavCallStream]:
         """Lease a stream; see `Token2Wav.open_stream`."""
-        call = TritonCall(self._client(), self._model, self._url, self._deadlines.stream_s)
+        call = TritonCall(self._client(), self._model, self._url)
         try:
             async with self._told_apart():
                 stream = await self._open(call, voice_id, seed, priority)

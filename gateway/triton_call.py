@@ -24,8 +24,16 @@ from token2wav_service.contract import ErrorCode, Operation, decode_error
 class TritonCall:
     """A call that lives until it is cancelled, broken or ended by the server."""
 
-    def __init__(self, client: Any, model: str, url: str, timeout_s: float) -> None:
-        """Begin the call on a `tritonclient.grpc.aio.InferenceServerClient`; `url` is for messages only."""
+    def __init__(self, client: Any, model: str, url: str, timeout_s: float | None = None) -> None:
+        """Begin the call.
+
+        Args:
+            client: a `tritonclient.grpc.aio.InferenceServerClient`.
+            model: the model's name.
+            url: for messages only.
+            timeout_s: from now to the call's end; None: as long as it takes, which is right for a stream, because a
+                listener in real time may take hours and each of its windows has a deadline of its own.
+        """
         self._model = model
         self._url = url
         self._outbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()

@@ -12,7 +12,6 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -73,7 +72,8 @@ class VoiceRegistry:
         self._store = store
         self._aliases = aliases.table(list(self._voices))
         self._cache: OrderedDict[str, RegisteredVoice] = OrderedDict()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
+        """Under way, each for all who wait for its voice: they share how it ends."""
 
     @property
     def names(self) -> list[str]:
@@ -125,12 +125,13 @@ class VoiceRegistry:
         """
         source = self._source(voice)
         key = _key(source)
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            registered = self._cache.pop(key, None) or await self._register(source)
-            if isinstance(source, StoredVoice):
-                self.find(source.id)
-            self._remember(key, registered)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            registered = self._cache[key]
+        else:
+            registered = await asyncio.shield(self._registration(key, source))
+        if isinstance(source, StoredVoice):
+            self.find(source.id)
         return ReadyVoice(registered, source.transcript)
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
@@ -207,6 +208,20 @@ class VoiceRegistry:
         self._cache[key] = registered
         while len(self._cache) > self._max_cached:
             self._cache.popitem(last=False)
+
+    def _registration(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> asyncio.Task[RegisteredVoice]:
+        """Return the registration of a voice that is under way, or begin it; it goes on if nobody waits any more."""
+
+        def note_end(task: asyncio.Task[RegisteredVoice]) -> None:
+            del self._registrations[key]
+            if not task.cancelled() and task.exception() is None:
+                self._remember(key, task.result())
+
+        if key not in self._registrations:
+            task = asyncio.create_task(self._register(source), name=f"register-{key}")
+            task.add_done_callback(note_end)
+            self._registrations[key] = task
+        return self._registrations[key]
 
     async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
         if isinstance(source, InlineVoice):

@@ -80,12 +80,15 @@ class FailoverStream:
 
     async def close(self, error: BaseException | None) -> None:
         """Free everything, wherever it is; a clean end is waited for a moment."""
-        if self._recovery is not None:
-            self._recovery.cancel()
-            await asyncio.gather(self._recovery, return_exceptions=True)
-        self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
-        is_cut = error is not None or self._life.answered < len(self._windows)
-        await self._life.lease.close(self._life.error, is_cut)
+        try:
+            if self._recovery is not None:
+                self._recovery.cancel()
+                await asyncio.gather(self._recovery, return_exceptions=True)
+        finally:
+            # NOTE: a caller may be cancelled a second time while the recovery ends.
+            self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
+            is_cut = error is not None or self._life.answered < len(self._windows)
+            await self._life.lease.close(self._life.error, is_cut)
 
     def _begin(self, lease: Lease) -> _Life:
         life = _Life(lease, self._delivered_samples)

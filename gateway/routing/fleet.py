@@ -11,7 +11,8 @@ a simulator can drive it. A place is given at once, or later through a callback,
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from cosydit.clock import Clock
 from gateway.errors import OverloadedError
@@ -101,6 +102,7 @@ class Fleet:
         self.refused_total = 0
         """Streams that were told to come back later."""
         self._line = Line()
+        self._is_serving_line = False
         self._durations = StreamDurations()
         self._turnover = Turnover(clock, self._durations)
 
@@ -206,6 +208,21 @@ class Fleet:
         """Return the replica for work that needs no slot; None if none can be had."""
         return self._first(self._usable(), avoid)
 
+    @contextmanager
+    def on_errand(self, replica: Replica) -> Iterator[None]:
+        """Do such work there: a replica that discovery drops meanwhile is not forgotten before its end."""
+        replica.errands += 1
+        try:
+            yield
+        finally:
+            replica.errands -= 1
+            if replica.address in self._gone:
+                self._forget_if_idle(replica.address)
+
+    def has_other(self, than: frozenset[str]) -> bool:
+        """Tell whether any replica can be had beside those."""
+        return any(replica.address not in than for replica in self._usable())
+
     def retry_after_s(self, priority: int) -> float:
         """Expect when a stream of that priority would find a slot, if it asked again."""
         expected_s = self._turnover.nth_s(self._line.ahead_of(priority), self._open_streams)
@@ -290,10 +307,16 @@ class Fleet:
         ]
 
     def _serve_line(self) -> None:
-        while (ticket := self._line.first) is not None and (replica := self._best(ticket.avoid)) is not None:
-            self._line.leave(ticket)
-            ticket.on_placed(self._place(replica))
+        if self._is_serving_line:
+            return  # NOTE: a place that nobody wants any more comes back from within the loop, which sees it
+        self._is_serving_line = True
+        try:
+            while (ticket := self._line.first) is not None and (replica := self._best(ticket.avoid)) is not None:
+                self._line.leave(ticket)
+                ticket.on_placed(self._place(replica))
+        finally:
+            self._is_serving_line = False
 
     def _forget_if_idle(self, address: str) -> None:
-        if not self._places[address]:
+        if not self._places[address] and not self._replicas[address].errands:
             del self._replicas[address], self._places[address]

@@ -19,6 +19,7 @@ class Gate:
         self._llm = llm
         self._token2wav = token2wav
         self._speaking = 0
+        self._waited_for = 0
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -33,26 +34,65 @@ class Gate:
         """Whether no stream may begin any more."""
         return self._is_draining
 
+    def stay(self) -> GateStay:
+        """See `core.Admission.stay`."""
+        return GateStay(self)
+
     @asynccontextmanager
-    async def admitted(self, priority: int, patience_s: float | None = None) -> AsyncIterator[None]:
+    async def admitted(
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
+    ) -> AsyncIterator[None]:
         """See `core.Admission.admitted`."""
-        if self._is_draining:
+        if self._is_draining and not is_under_way:
             raise NotReadyError("this gateway is being stopped; ask another one")
         self._token2wav.fleet.check(priority, patience_s)
         self._speaking += 1
-        self._idle.clear()
+        self._count(1)
         try:
+            await self._token2wav.until_usable()
             await self._llm.until_usable()
             yield
         finally:
             self._speaking -= 1
-            if not self._speaking:
-                self._idle.set()
+            self._count(-1)
 
     def drain(self) -> None:
         """Let nobody in any more; streams under way go on."""
         self._is_draining = True
 
     async def until_idle(self) -> None:
-        """Return when no stream is under way."""
+        """Return when no stream is under way and no session is waited for."""
         await self._idle.wait()
+
+    def _count(self, change: int) -> None:
+        self._waited_for += change
+        if self._waited_for:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+
+class GateStay:
+    """Implements `core.Stay`."""
+
+    def __init__(self, gate: Gate) -> None:
+        """Made by `Gate.stay`."""
+        self._gate = gate
+        self._is_held = False
+
+    @property
+    def is_held(self) -> bool:
+        """See `core.Stay.is_held`."""
+        return self._is_held
+
+    def hold(self) -> None:
+        """See `core.Stay.hold`."""
+        if not self._is_held:
+            self._is_held = True
+            self._gate._count(1)
+
+    def release(self) -> None:
+        """See `core.Stay.release`."""
+        if self._is_held:
+            self._is_held = False
+            self._gate._count(-1)

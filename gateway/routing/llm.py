@@ -112,7 +112,7 @@ class RoutedSpeechLM:
                 return
             except BaseException as caught:
                 error = caught
-                answer.note_loss(caught, place, self._clock.now() + self.fleet.settings.failover_s)
+                answer.note_loss(caught, place, self._clock.now(), self.fleet.settings.failover_s)
             finally:
                 give_back(place, error, is_begun=True)
             await answer.pause()
@@ -177,19 +177,20 @@ class _Answer:
         self.avoid = NOBODY
         self.ends_s = None
 
-    def note_loss(self, error: BaseException, place: Place, ends_s: float) -> None:
+    def note_loss(self, error: BaseException, place: Place, now_s: float, failover_s: float) -> None:
         """Decide whether to ask again; raise the error if not."""
         if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
             raise error
+        if self.ends_s is None:
+            self.ends_s = now_s + failover_s
         # NOTE: one that could not even be asked costs nothing; time alone bounds that.
         self._failovers_left -= not isinstance(error, errors.LLMUnavailableError)
-        if self._failovers_left < 0:
+        if self._failovers_left < 0 or now_s >= self.ends_s:
             raise error
         logger.warning("asking again for an answer that broke off after %d tokens: %s", len(self._spoken), error)
         place.replica.failovers_total += 1
         self.lost = error
         self.avoid |= {place.address}
-        self.ends_s = ends_s if self.ends_s is None else self.ends_s
 
     async def pause(self) -> None:
         """Let a little time go by, more each time."""

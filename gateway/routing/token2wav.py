@@ -68,6 +68,14 @@ class RoutedToken2Wav:
             await self._watch.probe_once()
         return self.fleet.is_ready
 
+    async def until_usable(self) -> None:
+        """Wait for a replica that takes work, but not for long.
+
+        Raises:
+            Token2WavUnavailableError: there is none.
+        """
+        await wait_for_replica(self.fleet, self.fleet.settings.admission_wait_s, self._clock)
+
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         """See `Token2Wav.register_voice`; any replica does it."""
 
@@ -104,15 +112,17 @@ class RoutedToken2Wav:
         async def relet(avoid: frozenset[str], lost: errors.GatewayError) -> Lease:
             return await self._lease(voice_id, seed, priority, avoid, lost)
 
-        stream = FailoverStream(await self._lease(voice_id, seed, priority), relet, self.fleet.settings.max_failovers)
-        failure: BaseException | None = None
-        try:
-            yield stream
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            await stream.close(failure)
+        with self._shelf.in_use(voice_id):
+            lease = await self._lease(voice_id, seed, priority)
+            stream = FailoverStream(lease, relet, self.fleet.settings.max_failovers)
+            failure: BaseException | None = None
+            try:
+                yield stream
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                await stream.close(failure)
 
     async def _lease(
         self,
@@ -137,12 +147,15 @@ class RoutedToken2Wav:
                     raise
                 if _is_voice_trouble(error) and place.address in avoid:
                     raise errors.VoiceEvictedError(f"{error}; the voice must be registered again") from error
+                may_try_others = place.address not in avoid
                 trouble, avoid = error, avoid | {place.address}
             else:
                 self._keep_file(replica, voice_id)
                 return lease
-            if self._clock.now() >= ends_s:
-                raise trouble
+            # NOTE: a replica that stood still may have used up the time; the others are asked nevertheless, once.
+            may_try_others = may_try_others and self.fleet.has_other(than=avoid)
+            if self._clock.now() >= ends_s and not may_try_others:
+                raise (self.fleet.overloaded(priority) if _is_full(trouble) else trouble) from trouble
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -154,7 +167,7 @@ class RoutedToken2Wav:
             return await wait_for_place(self.fleet, priority, wait_s, avoid, is_begun)
         except (errors.OverloadedError, errors.Token2WavUnavailableError):
             # NOTE: what went wrong first says more than that nothing else was to be had.
-            if trouble is not None and not isinstance(trouble, errors.Token2WavBusyError):
+            if trouble is not None and not _is_full(trouble):
                 raise trouble from None
             raise
 
@@ -166,19 +179,22 @@ class RoutedToken2Wav:
             task.add_done_callback(self._shelving.discard)
 
     async def _errand(self, do: Callable[[Token2WavReplica], Awaitable[T]]) -> T:
-        """Have some replica do what needs no slot; the next one if it fails through its own fault."""
+        """Have some replica do what needs no slot; the next one if it has no room or fails through its own fault."""
         avoid: frozenset[str] = NOBODY
         ends_s = self._clock.now() + self.fleet.settings.admission_wait_s
         while True:
             wait_s = max(0.0, ends_s - self._clock.now())
             chosen = await wait_for_replica(self.fleet, wait_s, self._clock, avoid)
             try:
-                done = await do(self._watch.client(chosen.address))
+                with self.fleet.on_errand(chosen):
+                    done = await do(self._watch.client(chosen.address))
             except errors.GatewayError as error:
                 if is_sickness(error):
                     self.fleet.note_failure(chosen.address, str(error))
-                if not is_replica_fault(error) or chosen.address in avoid:
+                if not _is_full(error) and not is_replica_fault(error):
                     raise
+                if chosen.address in avoid:
+                    raise (self.fleet.overloaded(DEFAULT_PRIORITY) if _is_full(error) else error) from error
                 avoid |= {chosen.address}
             else:
                 chosen.health.succeeded()
@@ -186,7 +202,11 @@ class RoutedToken2Wav:
 
 
 def _may_go_elsewhere(error: errors.GatewayError) -> bool:
-    return is_replica_fault(error) or isinstance(error, errors.Token2WavBusyError) or _is_voice_trouble(error)
+    return is_replica_fault(error) or _is_full(error) or _is_voice_trouble(error)
+
+
+def _is_full(error: errors.GatewayError) -> bool:
+    return isinstance(error, errors.Token2WavBusyError)
 
 
 def _is_voice_trouble(error: errors.GatewayError) -> bool:

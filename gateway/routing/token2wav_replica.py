@@ -30,6 +30,14 @@ class Token2WavBackend(Protocol):
     async def close(self) -> None: ...
 
 
+class _Import:
+    """One import and those who wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.is_done = False
+
+
 class Token2WavReplica:
     """Opens streams at one replica, bringing the voice along where it lacks it."""
 
@@ -38,7 +46,7 @@ class Token2WavReplica:
         self.client = client
         self._shelf = shelf
         self._names = VoiceNames()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._imports: WeakValueDictionary[str, _Import] = WeakValueDictionary()
 
     async def probe(self) -> LoadReport:
         """Ask how busy it is; see `watch.ReplicaClient`."""
@@ -90,8 +98,9 @@ class Token2WavReplica:
         file = self._shelf.get(voice_id)
         if file is None:
             raise errors.VoiceEvictedError(f"voice {voice_id} is on no shelf; register it again")
-        lock = self._locks.setdefault(voice_id, asyncio.Lock())
-        async with lock:
-            name = (await self.client.import_voice(file)).voice_id
-            self._names.put(voice_id, name)
-            return name
+        importing = self._imports.setdefault(voice_id, _Import())
+        async with importing.lock:
+            if not importing.is_done:
+                self._names.put(voice_id, (await self.client.import_voice(file)).voice_id)
+                importing.is_done = True
+            return self._names.get(voice_id)

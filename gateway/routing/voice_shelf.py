@@ -6,17 +6,20 @@ several names; the shelf knows it by the first one, and `VoiceNames` what each r
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class VoiceShelf:
-    """The files used last, under a bound of bytes."""
+    """The files used last, under a bound of bytes; those of streams under way stay, also beyond it."""
 
     def __init__(self, max_bytes: int) -> None:
         """Begin empty."""
         self._max_bytes = max_bytes
         self._files: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
+        self._users: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -26,9 +29,7 @@ class VoiceShelf:
         self.drop(voice_id)
         self._files[voice_id] = file
         self._bytes += len(file)
-        while self._bytes > self._max_bytes:
-            _, oldest = self._files.popitem(last=False)
-            self._bytes -= len(oldest)
+        self._make_room()
 
     def get(self, voice_id: str) -> bytes | None:
         """Return a voice's file, which is thereby used; None if it is not here."""
@@ -36,10 +37,29 @@ class VoiceShelf:
             self._files.move_to_end(voice_id)
         return self._files.get(voice_id)
 
+    @contextmanager
+    def in_use(self, voice_id: str) -> Iterator[None]:
+        """Keep a voice's file, from when it comes, for a stream that speaks in it."""
+        self._users[voice_id] += 1
+        try:
+            yield
+        finally:
+            self._users[voice_id] -= 1
+            if not self._users[voice_id]:
+                del self._users[voice_id]
+                self._make_room()
+
     def drop(self, voice_id: str) -> None:
         """Forget a file; harmless if it is not here."""
         file = self._files.pop(voice_id, None)
         self._bytes -= len(file) if file is not None else 0
+
+    def _make_room(self) -> None:
+        while self._bytes > self._max_bytes:
+            oldest = next((voice_id for voice_id in self._files if voice_id not in self._users), None)
+            if oldest is None:
+                return
+            self.drop(oldest)
 
 
 class VoiceNames:

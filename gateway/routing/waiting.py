@@ -46,14 +46,14 @@ async def wait_for_place(
         async with timeout(wait_s):
             return await coming
     except BaseException as error:
+        # NOTE: who leaves stands in nobody's way, his own next try included.
+        answer.leave()
         # NOTE: a place may have come together with the end of the wait.
         if coming.done() and not coming.cancelled():
             coming.result().end(is_whole=False)
         if isinstance(error, asyncio.TimeoutError):
             raise (fleet.overloaded(priority) if fleet.errand() is not None else unavailable(fleet)) from error
         raise
-    finally:
-        answer.leave()
 
 
 async def wait_for_replica(fleet: Fleet, wait_s: float, clock: Clock, avoid: frozenset[str] = NOBODY) -> Replica:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     is_silent: bool = False
     ends_early: bool = False
     open_streams: int = 0
+    time_left_s: float | None = math.nan
+    """Of the last call when it came; None: as long as it takes."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     silence: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -39,6 +42,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         is_open = False
+        self.time_left_s = context.time_remaining()
         try:
             async for request in requests:
                 tensors = read_plain(request)

@@ -203,6 +203,16 @@ async def test_a_chunk_without_audio_passes_its_deadline() -> None:
         await client.close()
 
 
+async def test_a_stream_has_no_deadline_but_its_windows() -> None:
+    async with serving(fake := FakeTriton()) as (url, _):
+        client = Token2WavClient(url)
+        async with client.open_stream("v1", 0):
+            assert fake.time_left_s is None
+        await client.register_voice(b"x")
+        assert fake.time_left_s is not None
+        await client.close()
+
+
 async def test_a_voice_without_answer_passes_its_deadline() -> None:
     async with serving(FakeTriton(is_silent=True)) as (url, _):
         client = Token2WavClient(url, Token2WavDeadlines(register_s=0.05))

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.core import InlineVoice
-from gateway.errors import ConfigError, VoiceNotFoundError
+from gateway.core import FloatArray, InlineVoice, RegisteredVoice
+from gateway.errors import ConfigError, Token2WavFailedError, VoiceNotFoundError
 from gateway.voices import NamedVoice, VoiceRegistry, load_voices
 from tests.gateway.fakes import FakeToken2Wav
 
@@ -71,3 +71,46 @@ def test_a_voice_without_a_usable_transcript_stops_the_start(tmp_path: Path, tra
 def test_a_directory_without_voices_stops_the_start(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="voices directory"):
         load_voices(tmp_path / name)
+
+
+async def test_all_who_wait_for_a_voice_share_how_its_registration_ends(voices: list[NamedVoice]) -> None:
+    token2wav = GatedToken2Wav()
+    registry = VoiceRegistry(token2wav, voices)
+    waiting = [asyncio.create_task(registry.resolve("anna")) for _ in range(5)]
+    await token2wav.is_asked.wait()
+    token2wav.error = Token2WavFailedError("no memory")
+    token2wav.gate.set()
+    assert {type(error) for error in await asyncio.gather(*waiting, return_exceptions=True)} == {Token2WavFailedError}
+    assert len(token2wav.registrations) == 1
+    token2wav.error = None
+    assert (await registry.resolve("anna")).registered.voice_id == "voice-2"
+
+
+async def test_whoever_leaves_takes_the_voice_from_nobody(voices: list[NamedVoice]) -> None:
+    token2wav = GatedToken2Wav()
+    registry = VoiceRegistry(token2wav, voices)
+    first, second = (asyncio.create_task(registry.resolve("anna")) for _ in range(2))
+    await token2wav.is_asked.wait()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    token2wav.gate.set()
+    assert (await second).registered.voice_id == "voice-1"
+    assert first.cancelled()
+    assert len(token2wav.registrations) == 1
+
+
+class GatedToken2Wav(FakeToken2Wav):
+    """Registers nothing before the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.is_asked = asyncio.Event(), asyncio.Event()
+        self.error: Token2WavFailedError | None = None
+
+    async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
+        self.is_asked.set()
+        await self.gate.wait()
+        voice = await super().register_voice(audio)
+        if self.error is not None:
+            raise self.error
+        return voice

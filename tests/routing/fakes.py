@@ -109,6 +109,10 @@ class ScriptedToken2Wav:
     model: str = "m1"
     step_s: float | None = None
     import_error: GatewayError | None = None
+    register_error: GatewayError | None = None
+    register_gate: asyncio.Event | None = None
+    open_error: GatewayError | None = None
+    open_s: float = 0.0
     steps: int = 0
     voices: set[str] = field(default_factory=set)
     registered: list[bytes | FloatArray] = field(default_factory=list)
@@ -125,6 +129,12 @@ class ScriptedToken2Wav:
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         await asyncio.sleep(0)
         self._check()
+        if self.register_gate is not None:
+            await self.register_gate.wait()
+            if self.is_closed:
+                raise asyncio.CancelledError  # as gRPC does to calls of a closed channel
+        if self.register_error is not None:
+            raise self.register_error
         self.registered.append(audio)
         voice_id = f"voice-of-{bytes(audio).decode()}"  # type: ignore[arg-type]
         self.voices.add(voice_id)
@@ -148,8 +158,10 @@ class ScriptedToken2Wav:
 
     @asynccontextmanager
     async def open_stream(self, voice_id: str, seed: int, priority: int = 10) -> AsyncIterator[ScriptedStream]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.open_s)
         self._check()
+        if self.open_error is not None:
+            raise self.open_error
         if voice_id not in self.voices:
             raise VoiceEvictedError(f"{voice_id} is not cached")
         if len(self.open) >= self.slots:

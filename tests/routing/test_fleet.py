@@ -12,6 +12,7 @@ from gateway.routing.line import Ticket
 from gateway.routing.replica import COST_MEMORY_S, LoadReport
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaState
+from gateway.routing.waiting import wait_for_place
 from tests.gateway.fakes import ManualClock
 
 SETTINGS = RoutingSettings(admission_wait_s=2.0, max_waiting=3)
@@ -289,3 +290,31 @@ def test_ten_thousand_streams_over_64_replicas_stay_balanced() -> None:
     world = World(*(f"replica-{number}" for number in range(64)), slots=200)
     given = Counter(world.place().address for _ in range(10_000))
     assert max(given.values()) - min(given.values()) <= 1
+
+
+async def test_whoever_gives_up_waiting_is_told_what_those_who_ask_are_told() -> None:
+    """One stream of 30 s a slot, 27 s of it gone by: the slot comes free in 3 s, also for one who has waited."""
+    world = World("a", slots=1)
+    first = world.place()
+    world.clock.seconds = 30.0
+    first.end()
+    world.place()
+    world.clock.seconds = 58.5
+    with pytest.raises(OverloadedError) as refusal:
+        await wait_for_place(world.fleet, USUAL, 0.01)
+    assert refusal.value.retry_after_s == pytest.approx(1.5)
+    assert world.fleet.waiting == 0
+
+
+async def test_a_slot_that_comes_when_all_have_given_up_goes_through_every_hand() -> None:
+    """Far more than Python would nest: each place that nobody wants any more comes back and is given to the next."""
+    clock = ManualClock()
+    fleet = Fleet("token2wav", RoutingSettings(max_waiting=5000), clock)
+    fleet.set_replicas({"a": True})
+    fleet.reported("a", LoadReport(slots=1))
+    place = fleet.ask(USUAL, lambda place: None)
+    assert isinstance(place, Place)
+    for _ in range(3000):
+        fleet.ask(USUAL, lambda place: place.end(is_whole=False))
+    place.end()
+    assert (fleet.waiting, fleet.snapshot()[0].open_streams) == (0, 0)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, wire_status
+from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError, wire_status
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.retry import error_headers, error_metadata
 from gateway.routing.gate import Gate
+from gateway.routing.llm import RoutedSpeechLM
+from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.session import SessionAudio, SpeechSession
 from gateway.shutdown import Shutdown
 from gateway.speech import SpeechRequest
 from gateway.voices import NamedVoice, VoiceRegistry
@@ -57,6 +61,64 @@ async def test_without_an_llm_nobody_is_let_in() -> None:
         assert gate.speaking == 0
 
 
+async def test_without_token2wav_all_are_refused_at_the_same_time_whatever_voice_they_want(tmp_path: Path) -> None:
+    (tmp_path / "anna.wav").write_bytes(b"anna")
+    llm, replica = ScriptedLLM("l"), ScriptedToken2Wav("a")
+    settings = dataclasses.replace(QUICK, admission_wait_s=0.2)
+    async with routed_llm(llm) as llms, routed(replica, settings=settings) as token2wav:
+        pipeline = _pipeline(llms, token2wav, tmp_path)
+        replica.die()
+        await until(lambda: token2wav.fleet.errand() is None, "the ejection")
+        asked = [asyncio.create_task(_say(pipeline)) for _ in range(40)]
+        done, _ = await asyncio.wait(asked, timeout=40 * settings.admission_wait_s / 2)
+        assert len(done) == 40
+        assert {type(task.exception()) for task in done} == {Token2WavUnavailableError}
+
+
+async def test_a_session_between_two_turns_is_waited_for_and_speaks_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "anna.wav").write_bytes(b"anna")
+    async with routed_llm(ScriptedLLM("l")) as llms, routed(ScriptedToken2Wav("a")) as token2wav:
+        gate = Gate(llms, token2wav)
+        pipeline = _pipeline(llms, token2wav, tmp_path, gate)
+        session = SpeechSession(pipeline, SpeechRequest("", "anna"))
+        session.write("This is the first sentence.")
+        session.flush()
+        audio = session.audio()
+        while not (await anext(audio)).is_turn_end:
+            pass
+        rest = asyncio.create_task(_count(audio))
+        await until(lambda: gate.speaking == 0, "the end of the turn")
+        gate.drain()
+        stopping = asyncio.create_task(gate.until_idle())
+        with pytest.raises(NotReadyError):
+            await _say(pipeline)
+        session.write("And this is the second one.")
+        session.end()
+        assert await rest > 0
+        await stopping
+        assert len(session.results) == 2
+
+
+async def test_a_writer_who_is_silent_for_long_keeps_no_gateway_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "anna.wav").write_bytes(b"anna")
+    monkeypatch.setattr("gateway.session.WAITED_FOR_S", 0.05)
+    async with routed_llm(ScriptedLLM("l")) as llms, routed(ScriptedToken2Wav("a")) as token2wav:
+        gate = Gate(llms, token2wav)
+        session = SpeechSession(_pipeline(llms, token2wav, tmp_path, gate), SpeechRequest("", "anna"))
+        session.write("This is the first sentence.")
+        session.flush()
+        hearing = asyncio.create_task(_count(session.audio()))
+        await until(lambda: session.samples > 0 and gate.speaking == 0, "the end of the turn")
+        gate.drain()
+        await asyncio.wait_for(gate.until_idle(), 10)
+        session.write("And this is the second one.")
+        session.flush()
+        with pytest.raises(NotReadyError):
+            await asyncio.wait_for(hearing, 10)
+
+
 async def test_a_drained_gateway_is_not_ready_and_lets_streams_end() -> None:
     llm, replica = ScriptedLLM("l"), ScriptedToken2Wav("a")
     async with routed_llm(llm) as llms, routed(replica) as token2wav:
@@ -88,3 +150,19 @@ async def test_draining_ends_in_time_even_if_a_stream_does_not() -> None:
 def _ready() -> Readiness:
     llm, token2wav = FakeLLM(speech_deltas(3)), FakeToken2Wav()
     return Readiness(SpeechPipeline(llm, token2wav, VoiceRegistry(token2wav)), llm, token2wav, "default")
+
+
+def _pipeline(
+    llms: RoutedSpeechLM, token2wav: RoutedToken2Wav, folder: Path, gate: Gate | None = None
+) -> SpeechPipeline:
+    voices = VoiceRegistry(token2wav, [NamedVoice("anna", folder / "anna.wav", "I am anna.")])
+    return SpeechPipeline(llms, token2wav, voices, admission=gate or Gate(llms, token2wav))
+
+
+async def _say(pipeline: SpeechPipeline) -> None:
+    async for _ in pipeline.synthesize(SpeechRequest("Hello.", "anna")):
+        pass
+
+
+async def _count(audio: AsyncIterator[SessionAudio]) -> int:
+    return sum([len(piece.samples) async for piece in audio])

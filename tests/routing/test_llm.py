@@ -23,6 +23,7 @@ from gateway.errors import (
 from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.status import ReplicaState
 from gateway.speech import MAX_SEED
+from gateway.timeouts import timeout
 from tests.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
 
 UTTERANCE = Utterance("Say it.", "reference", (5, 6))
@@ -122,6 +123,15 @@ async def test_a_replica_that_says_it_is_busy_is_not_ejected() -> None:
             assert _tokens(await _answer(router)) == list(range(20))
         assert {status.state for status in router.snapshot()} == {ReplicaState.READY}
         assert router.snapshot()[0].failures_total == 0
+
+
+async def test_an_answer_that_every_replica_is_too_busy_for_fails_after_the_failover_time() -> None:
+    llms = [ScriptedLLM(name, breaks_after=0, error=LLMBusyError("429")) for name in "ab"]
+    async with routed_llm(*llms, settings=dataclasses.replace(QUICK, failover_s=0.2)) as router:
+        with pytest.raises(LLMBusyError):
+            async with timeout(10):
+                await _answer(router)
+        assert [status.open_streams for status in router.snapshot()] == [0, 0]
 
 
 async def test_requests_go_where_the_fewest_are_under_way() -> None:

@@ -12,12 +12,15 @@ from gateway.core import AudioChunk, FloatArray, Token2WavStream
 from gateway.errors import (
     OverloadedError,
     StreamLostError,
+    Token2WavBusyError,
+    Token2WavDeadlineError,
     Token2WavFailedError,
     Token2WavRejectedError,
     Token2WavUnavailableError,
     VoiceEvictedError,
     VoiceOutdatedError,
 )
+from gateway.routing.replica import LoadReport
 from gateway.routing.status import ReplicaState
 from gateway.routing.token2wav import RoutedToken2Wav
 from tests.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, routed, until, windows
@@ -274,6 +277,116 @@ async def test_registering_goes_on_at_the_next_replica() -> None:
             voice = await router.register_voice(b"anna")
             assert voice.voice_id == "voice-of-anna"
             replicas[number % 2].is_dead = False
+
+
+async def test_a_replica_without_room_for_a_voice_is_passed_over() -> None:
+    replicas = _replicas("a", "b")
+    replicas[0].register_error = Token2WavBusyError("voices in use fill the cache")
+    async with routed(*replicas) as router:
+        for number in range(4):
+            await router.register_voice(b"voice %d" % number)
+        assert len(replicas[1].registered) == 4
+        replicas[1].register_error = replicas[0].register_error
+        with pytest.raises(OverloadedError) as refusal:
+            await router.register_voice(b"one more")
+        assert refusal.value.retry_after_s >= 1.0
+        assert router.snapshot()[0].failures_total == 0
+
+
+async def test_a_replica_that_leaves_the_list_finishes_its_errands() -> None:
+    gate = asyncio.Event()
+    replicas = _replicas("a", register_gate=gate)
+    async with routed(*replicas) as router:
+        registering = asyncio.create_task(router.register_voice(b"anna"))
+        await asyncio.sleep(0.02)
+        router.fleet.set_replicas({})
+        await asyncio.sleep(5 * QUICK.probe_interval_s)
+        assert not replicas[0].is_closed
+        gate.set()
+        assert (await registering).voice_id == "voice-of-anna"
+        await until(lambda: replicas[0].is_closed, "the goodbye")
+        assert router.fleet.addresses == []
+
+
+async def test_a_new_stream_is_not_lost_with_a_replica_that_stands_still_beyond_its_time() -> None:
+    replicas = _replicas("a", "b")
+    settings = dataclasses.replace(QUICK, admission_wait_s=0.05, failures_to_eject=100)
+    async with routed(*replicas, settings=settings) as router:
+        voice = await _voice(router)
+        replicas[0].open_s, replicas[0].open_error = 0.1, Token2WavDeadlineError("no answer")
+        for _ in range(4):
+            await _speak_once(router, voice)
+        replicas[1].open_s, replicas[1].open_error = 0.1, Token2WavDeadlineError("no answer")
+        with pytest.raises(Token2WavDeadlineError):
+            await _speak_once(router, voice)
+
+
+async def test_replicas_that_turn_out_full_are_told_with_when_to_try_again() -> None:
+    replicas = _replicas("a", "b", slots=0, open_s=0.1)
+    settings = dataclasses.replace(QUICK, admission_wait_s=0.05, probe_interval_s=60.0)
+    async with routed(*replicas, settings=settings) as router:
+        voice = await _voice(router)
+        for replica in replicas:
+            router.fleet.reported(replica.address, LoadReport(slots=1))
+        with pytest.raises(OverloadedError) as refusal:
+            await _speak_once(router, voice)
+        assert refusal.value.retry_after_s >= 1.0
+
+
+async def test_a_voice_stays_on_the_shelf_as_long_as_a_stream_speaks_in_it() -> None:
+    replicas = _replicas("a", "b")
+    async with routed(*replicas, settings=dataclasses.replace(QUICK, voice_shelf_bytes=30)) as router:
+        voice = await _voice(router)
+        async with router.open_stream(voice, SEED) as stream:
+            heard = [await stream.push(windows(2)[0])]
+            for number in range(4):
+                await router.register_voice(b"voice %d" % number)
+            _serving(replicas).die()
+            heard.append(await stream.push(windows(2)[1]))
+        assert np.array_equal(_joined(heard), _expected(2))
+        await router.register_voice(b"another")
+        assert router._shelf.get(voice) is None
+
+
+async def test_streams_that_need_the_same_voice_import_it_once() -> None:
+    replicas = _replicas("a", "b", slots=20)
+    async with routed(*replicas) as router:
+        voice = await _voice(router)
+        knows = next(replica for replica in replicas if replica.registered)
+        (other,) = [replica for replica in replicas if replica is not knows]
+        knows.is_draining = True
+        await until(lambda: router.fleet.state_of(knows.address) is ReplicaState.DRAINING, "the drain")
+        await asyncio.gather(*(_speak_once(router, voice) for _ in range(10)))
+        assert other.opened_total == 10
+        assert len(other.imported) == 1
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+async def test_a_second_cancel_while_the_stream_is_rebuilt_leaves_nothing_behind(steps: int) -> None:
+    replicas = _replicas("a", "b", answers=0)
+    async with routed(*replicas) as router:
+        voice = await _voice(router)
+        has_pushed = asyncio.Event()
+
+        async def speak() -> None:
+            async with router.open_stream(voice, SEED) as stream:
+                pushes = [stream.push(window) for window in windows(6)]
+                has_pushed.set()
+                await asyncio.gather(*pushes)
+
+        speaking = asyncio.create_task(speak())
+        await has_pushed.wait()
+        lost = _serving(replicas)
+        lost.die()
+        await until(lambda: any(replica.open for replica in replicas if replica is not lost), "the failover")
+        await asyncio.sleep(0.02)
+        speaking.cancel()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+        await until(lambda: not any(replica.open for replica in replicas), "the end of the stream")
+        assert [status.open_streams for status in router.snapshot()] == [0, 0]
 
 
 async def test_a_stream_waits_for_a_slot_that_comes_in_time() -> None:
