@@ -51,6 +51,7 @@ from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.shutdown import Shutdown
 from gateway.telemetry import exposition
+from gateway.telemetry.heartbeat import beating
 from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end
@@ -155,7 +156,8 @@ async def open_with_grpc(
     async with open_gateway(config, clock, access, telemetry) as gateway, AsyncExitStack() as doors:
         if telemetry is not None and config.telemetry.metrics_port is not None:
             registry, port = telemetry.metrics.registry, config.telemetry.metrics_port
-            doors.enter_context(exposition.metrics_port(registry, config.host, port))
+            heartbeat = await doors.enter_async_context(beating(clock))
+            doors.enter_context(exposition.metrics_port(registry, heartbeat, config.host, port))
         if config.grpc_port is not None:
             shared = (gateway.pipeline, gateway.voices, gateway.readiness, clock, gateway.executor)
             parts = GrpcParts(*shared, access, telemetry)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
+from urllib.parse import urlsplit
 
 DEFAULT_INTERVAL_S = 1.0
 DEFAULT_WINDOW_S = 30.0
@@ -19,9 +21,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("top", help="watch running services in the terminal")
     for name, url in _DEFAULTS.items():
         text = f"metrics of a {name} process; may be repeated (default {url})"
-        parser.add_argument(f"--{name}", action="append", metavar="URL", help=text)
-    parser.add_argument("--interval-s", type=float, default=DEFAULT_INTERVAL_S, help="between looks (%(default)s)")
-    parser.add_argument("--window-s", type=float, default=DEFAULT_WINDOW_S, help="rates are over (%(default)s)")
+        parser.add_argument(f"--{name}", action="append", type=_metrics_url, metavar="URL", help=text)
+    for option, default, text in (
+        ("--interval-s", DEFAULT_INTERVAL_S, "seconds between looks (%(default)s)"),
+        ("--window-s", DEFAULT_WINDOW_S, "seconds that rates are over (%(default)s)"),
+    ):
+        parser.add_argument(option, type=_duration, metavar="SECONDS", default=default, help=text)
     parser.add_argument("--once", action="store_true", help="look once, at everything since the services' start")
     parser.set_defaults(run=run)
 
@@ -50,3 +55,37 @@ def run(args: argparse.Namespace) -> int:
                 live.update(draw(watch.look(f"{time.strftime('%H:%M:%S')}  {title}")), refresh=True)
     finally:
         watch.close()
+
+
+def _metrics_url(text: str) -> str:
+    """Return the URL.
+
+    Raises:
+        ArgumentTypeError: it is none of HTTP.
+    """
+    if not _is_http_url(text):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a URL such as {_DEFAULTS['token2wav']}")
+    return text
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        return False
+
+
+def _duration(text: str) -> float:
+    """Return seconds.
+
+    Raises:
+        ArgumentTypeError: it is no number above 0.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected seconds above 0")
+    return value

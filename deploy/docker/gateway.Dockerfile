@@ -14,6 +14,7 @@ ENV PATH=/opt/cosydit/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONIOENCODING=utf-8
 USER 10001:10001
 WORKDIR /var/cache/cosydit
 EXPOSE 8080 50051 9464
+# Readiness; liveness, for what ends a container by it, is /livez on 9464.
 HEALTHCHECK --interval=10s --timeout=8s --start-period=120s \
   CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=5)"]
 CMD ["python", "-m", "gateway", "--host=0.0.0.0", "--metrics-port=9464", "--llm-url=dns:llm:8000", \

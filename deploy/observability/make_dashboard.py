@@ -16,7 +16,9 @@ from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacem
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 TARGET = Path(__file__).parent / "grafana" / "dashboards" / "cosydit.json"
-SOURCE = DataSourceRef(type_val="prometheus", uid="cosydit-prometheus")
+SOURCE_TYPE, SOURCE_VARIABLE = "prometheus", "datasource"
+SOURCE = DataSourceRef(type_val=SOURCE_TYPE, uid=f"${{{SOURCE_VARIABLE}}}")
+"""The one that is chosen in the dashboard, so that it loads in any Grafana."""
 WIDTH, HEIGHT = 8, 7
 
 
@@ -234,6 +236,7 @@ def build() -> str:
     board = (
         dashboard.Dashboard("cosydit").uid("cosydit").tags(["cosydit"]).refresh("10s").time("now-30m", "now").editable()
     )
+    board.with_variable(dashboard.DatasourceVariable(SOURCE_VARIABLE).label("Data source").type(SOURCE_TYPE))
     for title, panels in ROWS.items():
         board.with_row(dashboard.Row(title))
         for panel in panels:

@@ -19,8 +19,8 @@ class TelemetrySettings:
     """How the gateway is watched."""
 
     metrics_port: int | None = None
-    """A port for GET /metrics alone, on the same host, without keys or TLS. None: the HTTP door has it, unless callers
-    need keys, which tell callers apart and are none of a scraper's."""
+    """A port for GET /metrics and GET /livez, on the same host, without keys or TLS. None: the HTTP door has /metrics,
+    unless callers need keys, which tell callers apart and are none of a scraper's; nothing has /livez."""
     otlp_endpoint: str | None = None
     """Base URL of an OTLP/HTTP receiver; None: no traces."""
     log_format: LogFormat = LogFormat.TEXT
@@ -46,8 +46,8 @@ def add_telemetry_options(parser: argparse.ArgumentParser) -> None:
         "--metrics-port",
         type=int,
         default=None,
-        help="port of GET /metrics alone, for a network that callers can't reach; by default the HTTP door has it, "
-        "and with API keys nobody",
+        help="port of GET /metrics and GET /livez, for a network that callers can't reach; by default the HTTP door "
+        "has the metrics, and with API keys nobody",
     )
     spans = f"URL of an OTLP/HTTP receiver of spans; {ENDPOINT_VARIABLE} is the default"
     group.add_argument("--otlp-endpoint", default=None, help=spans)

@@ -1,7 +1,8 @@
-"""Code that other engines load, so that they serve the converted form of the LLM (see `llm_service.speech_form`).
+"""Files that other engines load: code with which they serve the converted form of the LLM (see
+`llm_service.speech_form`), and options.
 
-None of it is imported by this package: each piece runs inside its engine, imports nothing of ours, and is given to the
-engine by the path below. Knows nothing of who launches the engine.
+None of the code is imported by this package: each piece runs inside its engine, imports nothing of ours, and is given
+to the engine by the path below. Knows nothing of who launches the engine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ VLLM_PLUGIN_DIR = _HERE / "vllm_plugin"
 
 # Given to `trtllm-serve --custom_module_dirs` (PyTorch backend).
 TRTLLM_MODULE_DIR = _HERE / "speech_qwen2_trtllm"
+
+# Given to `trtllm-serve --extra_llm_api_options` (PyTorch backend).
+TRTLLM_SERVE_OPTIONS = _HERE / "trtllm_serve.yml"
 
 # Given to `trtllm-build --model_cls_file` and `--model_cls_name` (TensorRT engines).
 TRTLLM_ENGINE_FILE = TRTLLM_MODULE_DIR / "engine.py"

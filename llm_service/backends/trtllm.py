@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_service.adapters import TRTLLM_MODULE_DIR
+from llm_service.adapters import TRTLLM_MODULE_DIR, TRTLLM_SERVE_OPTIONS
 from llm_service.backends.base import (
     Capabilities,
     is_engine,
@@ -32,7 +32,12 @@ class TrtllmBackend:
     )
 
     def command(self, config: ServerConfig) -> list[str]:
-        """Return the command line; limits that were not given are left to the engine."""
+        """Return the command line; limits that were not given are left to the engine.
+
+        NOTE: an engine of trtllm-build gets no options and so has no metrics: trtllm-serve takes
+        `enable_iter_perf_stats` for its PyTorch backend only, and with `return_perf_metrics` it ended at its start
+        (its issue 9678, of 1.2.0rc2).
+        """
         command = [PROGRAM, "serve", str(config.model_dir), "--tokenizer", str(config.tokenizer_dir)]
         command += ["--host", config.host, "--port", str(config.port)]
         command += ["--max_batch_size", str(config.max_batch_size)]
@@ -44,6 +49,8 @@ class TrtllmBackend:
         if has_speech_form(config.model_dir):
             command += ["--custom_module_dirs", str(TRTLLM_MODULE_DIR)]
         engine_backend = config.engine_backend or (TENSORRT if is_engine(config.model_dir) else None)
+        if engine_backend != TENSORRT:
+            command += ["--extra_llm_api_options", str(TRTLLM_SERVE_OPTIONS)]
         if engine_backend is not None:
             command += ["--backend", engine_backend]
         return command

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from gateway.__main__ import GRACE_S
+from gateway.grpc_server import DEFAULT_GRACE_S
 from tests.deploy.commands import check_command
-from tests.deploy.tools import DEPLOY, Program, compose_v2, debian_compose
+from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2, debian_compose
 
 COMPOSE = DEPLOY / "compose"
+GUIDE = ROOT / "README.DIT.md"
 ENVIRONMENT = ("--env-file", "env.example")
 GPU_PROFILES = ("gpu2", "gpu3")
+SPANS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://jaeger:4318"}
+"""What observability.yaml asks for."""
 COMBINATIONS = [
     pytest.param((), id="one-gpu"),
     pytest.param(("mps",), id="one-gpu-mps"),
@@ -33,13 +39,27 @@ def compose(request: pytest.FixtureRequest, tool_cache: Path) -> Program:
     return debian_compose(tool_cache) if request.param == "debian" else compose_v2()
 
 
-def resolved(compose: Program, overlays: Sequence[str], profiles: Sequence[str] = ()) -> dict[str, Any]:
+def resolved(
+    compose: Program,
+    overlays: Sequence[str],
+    profiles: Sequence[str] = (),
+    options: Sequence[str] = ENVIRONMENT,
+    variables: Mapping[str, str] = SPANS,
+) -> dict[str, Any]:
     """Return the configuration as docker-compose understands it."""
     files = [option for name in ("compose", *overlays) for option in ("-f", f"{name}.yaml")]
     wanted = [option for name in profiles for option in ("--profile", name)]
-    text = compose.output(*ENVIRONMENT, *files, *wanted, "config", cwd=COMPOSE)
-    config: dict[str, Any] = yaml.safe_load(text)
+    given = dataclasses.replace(compose, environment=(*compose.environment, *variables.items()))
+    config: dict[str, Any] = yaml.safe_load(given.output(*options, *files, *wanted, "config", cwd=COMPOSE))
     return config
+
+
+def seconds(duration: str) -> int:
+    """Read docker-compose's form of a duration."""
+    found = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration)
+    assert found is not None, duration
+    minutes, rest = found.groups("0")
+    return 60 * int(minutes) + int(rest)
 
 
 def visible_gpus(service: dict[str, Any]) -> str:
@@ -123,8 +143,74 @@ def test_a_stopping_service_has_time_to_drain_before_it_is_killed(compose: Progr
     services = resolved(compose, overlays)["services"]
     for name in ("token2wav", "gateway"):
         waits = re.findall(r"--(?:drain-delay|drain-timeout|exit-timeout)-s=(\d+)", " ".join(services[name]["command"]))
-        minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", services[name]["stop_grace_period"]).groups("0")
-        assert waits and 60 * int(minutes) + int(seconds) > sum(map(int, waits))
+        closing_s = GRACE_S + DEFAULT_GRACE_S if name == "gateway" else 0
+        assert waits and seconds(services[name]["stop_grace_period"]) > sum(map(int, waits)) + closing_s
+
+
+@pytest.mark.parametrize("overlays", COMBINATIONS)
+def test_all_services_send_their_spans_where_one_variable_says_and_nowhere_without_it(
+    compose: Program, overlays: tuple[str, ...]
+) -> None:
+    profiles = GPU_PROFILES if "disaggregated" in overlays else ()
+    names = ["llm", "token2wav", "gateway", *(f"token2wav-{profile}" for profile in profiles)]
+    for variables, expected in ((SPANS, "http://jaeger:4318"), ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, "")):
+        services = resolved(compose, overlays, profiles, variables=variables)["services"]
+        environments = {name: services[name]["environment"] for name in names}
+        assert {
+            name: each["OTEL_EXPORTER_OTLP_ENDPOINT"] or "" for name, each in environments.items()
+        } == dict.fromkeys(names, expected)
+
+
+def test_jaeger_without_spans_is_refused_with_what_to_set(compose: Program) -> None:
+    done = compose.run(*ENVIRONMENT, "-f", "compose.yaml", "-f", "observability.yaml", "config", cwd=COMPOSE)
+    assert done.returncode != 0
+    assert "http://jaeger:4318" in done.stderr
+
+
+def test_the_settings_choose_files_and_profiles_for_every_command(compose: Program, tmp_path: Path) -> None:
+    text = (COMPOSE / "env.example").read_text()
+    assert "\nCOMPOSE_FILE=compose.yaml\n" in text and "\n#COMPOSE_PROFILES=\n" in text
+    chosen = "COMPOSE_FILE=compose.yaml:disaggregated.yaml\nCOMPOSE_PROFILES=gpu2"
+    (tmp_path / "env").write_text(text.replace("COMPOSE_FILE=compose.yaml\n#COMPOSE_PROFILES=", chosen))
+    config = yaml.safe_load(compose.output("--env-file", str(tmp_path / "env"), "config", cwd=COMPOSE))
+    assert visible_gpus(config["services"]["token2wav-gpu2"]) == "2"
+    assert "--max-batch-size=256" in config["services"]["llm"]["command"]
+
+
+def test_the_guides_commands_keep_to_those_files_and_to_the_scale() -> None:
+    commands = [line for line in GUIDE.read_text().splitlines() if "docker compose" in line]
+    assert any("docker compose up" in line for line in commands)
+    assert not any("docker compose -f" in line for line in commands)
+    recreating = [line for line in commands if "--no-deps" in line]
+    assert recreating and all("--scale token2wav=" in line for line in recreating)
+
+
+@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+def test_the_settings_that_are_listed_as_defaults_are_those_of_compose_yaml(
+    compose: Program, tmp_path: Path, backend: str
+) -> None:
+    text = re.sub(r"(?m)^#(?=[A-Z0-9_]+=)", "", (COMPOSE / "env.example").read_text())
+    (tmp_path / "env").write_text(text)
+    (tmp_path / "bare").write_text((COMPOSE / "env.example").read_text())
+    variables = {"LLM_BACKEND": backend}
+    listed = resolved(compose, (), options=("--env-file", str(tmp_path / "env")), variables=variables)
+    assert listed == resolved(compose, (), options=("--env-file", str(tmp_path / "bare")), variables=variables)
+
+
+def test_a_default_that_an_overlay_changes_is_listed_with_it() -> None:
+    settings = (COMPOSE / "env.example").read_text()
+    changed = re.findall(r"\$\{(\w+):-([^}]+)\}", (COMPOSE / "disaggregated.yaml").read_text())
+    listed = dict(re.findall(r"(?m)^#([A-Z0-9_]+)=(.*)$", settings))
+    for name, default in changed:
+        if listed[name] != default:
+            assert f"# With disaggregated.yaml the default is {default}\n#{name}=" in settings
+
+
+@pytest.mark.parametrize("overlays", [pytest.param((), id="one-gpu"), pytest.param(("disaggregated",), id="several")])
+def test_the_llms_batch_and_memory_are_set_by_variables(compose: Program, overlays: tuple[str, ...]) -> None:
+    variables = {"LLM_MAX_BATCH_SIZE": "17", "LLM_MEMORY_FRACTION": "0.3"}
+    command = resolved(compose, overlays, variables=variables)["services"]["llm"]["command"]
+    assert {"--max-batch-size=17", "--kv-cache-free-gpu-memory-fraction=0.3"} <= set(command)
 
 
 def test_what_the_observability_overlay_mounts_is_there(compose: Program) -> None:

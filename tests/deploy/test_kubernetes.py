@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,11 +16,17 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway.__main__ import GRACE_S
+from gateway.grpc_server import DEFAULT_GRACE_S
+from gateway.telemetry.exposition import LIVE_PATH
 from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, Program, debian_kubectl, wheel_program
 
 KUSTOMIZE = DEPLOY / "k8s"
+OBSERVABILITY = DEPLOY / "observability"
 OVERLAYS = sorted(path.parent.name for path in KUSTOMIZE.glob("overlays/*/kustomization.yaml"))
+AUTOSCALED = ("disaggregated", "disaggregated-keda")
+MONITORED = (*AUTOSCALED, "disaggregated-trtllm")
 SERVICES = ("gateway", "llm", "token2wav")
 KUBERNETES_VERSIONS = ("1.25", "1.37")
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -115,12 +123,13 @@ def test_weights_are_mounted_read_only_and_every_mount_has_its_volume(manifests:
 
 
 def test_a_pod_has_time_to_drain_before_it_is_killed(manifests: Manifests) -> None:
-    for _, pod, container in containers(manifests):
+    for name, pod, container in containers(manifests):
         command = ((container.get("lifecycle") or {}).get("preStop") or {"exec": {"command": []}})["exec"]["command"]
         hook = [word.removeprefix("--timeout-s=") for word in command if word.startswith("--timeout-s=")]
         hook_s = int(command[1]) if command[:1] == ["sleep"] else int(hook[0]) if hook else 0
         waits = re.findall(r"--(?:drain-delay|drain-timeout|exit-timeout)-s=(\d+)", " ".join(container["command"]))
-        assert pod["terminationGracePeriodSeconds"] > hook_s + sum(map(int, waits))
+        closing_s = GRACE_S + DEFAULT_GRACE_S if name == "gateway" else 0
+        assert pod["terminationGracePeriodSeconds"] > hook_s + sum(map(int, waits)) + closing_s
 
 
 def test_every_service_has_probes_on_ports_that_it_names(manifests: Manifests) -> None:
@@ -129,6 +138,45 @@ def test_every_service_has_probes_on_ports_that_it_names(manifests: Manifests) -
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert container[probe]["httpGet"]["port"] in ports
         assert {port["targetPort"] for port in manifests["Service", name]["spec"]["ports"]} <= ports
+
+
+def test_a_gateway_with_full_doors_is_not_killed_for_it(manifests: Manifests) -> None:
+    (gateway,) = [container for name, _, container in containers(manifests) if name == "gateway"]
+    assert gateway["livenessProbe"]["httpGet"] == {"path": LIVE_PATH, "port": "metrics"}
+    (port,) = [each["containerPort"] for each in gateway["ports"] if each["name"] == "metrics"]
+    assert f"--metrics-port={port}" in gateway["command"]
+    assert gateway["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+def allowed_out(manifests: Manifests, name: str) -> list[Manifest]:
+    """Return what a service's pods may reach, by all policies that select them."""
+    labels = manifests["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+    policies = [each["spec"] for (kind, _), each in manifests.items() if kind == "NetworkPolicy"]
+    chosen = [each for each in policies if each["podSelector"].get("matchLabels", {}).items() <= labels.items()]
+    return [rule for each in chosen for rule in each.get("egress", [])]
+
+
+def test_every_service_reaches_the_trace_collector(manifests: Manifests) -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    for name in SERVICES:
+        assert {"to": [peer], "ports": [{"protocol": "TCP", "port": 4318}]} in allowed_out(manifests, name)
+
+
+def test_the_gateway_reaches_the_kubernetes_api_wherever_it_listens(manifests: Manifests) -> None:
+    (anywhere,) = [rule for rule in allowed_out(manifests, "gateway") if "to" not in rule]
+    assert {each["port"] for each in anywhere["ports"]} == {443, 6443, 8443}
+    for name in ("llm", "token2wav"):
+        assert all("to" in rule for rule in allowed_out(manifests, name))
+
+
+def test_volumes_can_be_shared_where_there_are_several_nodes(kubectl: Program) -> None:
+    for overlay in OVERLAYS:
+        modes = [
+            each["spec"]["accessModes"]
+            for (kind, _), each in rendered(kubectl, overlay).items()
+            if kind == "PersistentVolumeClaim"
+        ]
+        assert modes == 2 * [["ReadWriteOnce" if overlay == "cpu" else "ReadWriteMany"]], overlay
 
 
 def test_selectors_find_the_pods(manifests: Manifests) -> None:
@@ -172,6 +220,44 @@ def test_each_deployment_has_one_autoscaler(overlay: str, kind: str, kubectl: Pr
     assert {name for found, name in objects if found in ("HorizontalPodAutoscaler", "ScaledObject")} == set(SERVICES)
     for name in SERVICES:
         assert objects[kind, name]["spec"]["scaleTargetRef"]["name"] == name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_apply_sets_the_number_of_replicas_where_no_autoscaler_does(overlay: str, kubectl: Program) -> None:
+    for name in SERVICES:
+        spec = rendered(kubectl, overlay)["Deployment", name]["spec"]
+        assert ("replicas" in spec) == (overlay not in AUTOSCALED)
+
+
+def test_both_autoscalers_keep_to_the_same_bounds_and_pace(kubectl: Program) -> None:
+    expected = {"llm": (1, 4), "token2wav": (3, 16), "gateway": (2, 16)}
+    for name in SERVICES:
+        hpa = rendered(kubectl, "disaggregated")["HorizontalPodAutoscaler", name]["spec"]
+        keda = rendered(kubectl, "disaggregated-keda")["ScaledObject", name]["spec"]
+        assert (hpa["minReplicas"], hpa["maxReplicas"]) == expected[name]
+        assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == expected[name]
+        assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
+
+
+@pytest.mark.parametrize("overlay", MONITORED)
+def test_the_cluster_s_rules_are_those_of_the_file_that_promtool_checks(overlay: str, kubectl: Program) -> None:
+    done = subprocess.run([sys.executable, str(OBSERVABILITY / "make_prometheus_rule.py"), "--check"], timeout=60)
+    assert done.returncode == 0
+    rules = yaml.safe_load((OBSERVABILITY / "alerts.yml").read_text())
+    assert rendered(kubectl, overlay)["PrometheusRule", "cosydit"]["spec"] == rules
+
+
+@pytest.mark.parametrize("overlay", MONITORED)
+def test_no_replica_that_loads_within_its_probe_s_time_is_an_alert(overlay: str, kubectl: Program) -> None:
+    objects = rendered(kubectl, overlay)
+    starts = {name: container["startupProbe"] for name, _, container in containers(objects)}
+    groups = objects["PrometheusRule", "cosydit"]["spec"]["groups"]
+    told = [rule for group in groups for rule in group["rules"] if rule.get("alert") in ("ReplicaDown", "ServiceGone")]
+    for name, probe in starts.items():
+        limits = [rule["for"] for rule in told if re.search(rf"\b{name}\b", rule["expr"])]
+        assert len(limits) == 2, name
+        for limit in limits:
+            assert 60 * int(limit.removesuffix("m")) > probe["failureThreshold"] * probe["periodSeconds"], name
 
 
 def test_the_adapter_serves_what_the_autoscalers_ask_for(kubectl: Program) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cosydit.clock import SystemClock
 from llm_service.__main__ import main
@@ -58,6 +59,18 @@ def test_trtllm_serve_runs_as_the_original_runs_it(capsys: pytest.CaptureFixture
     )
     flags = ["--model-dir", "engine", "--tokenizer-dir", "tok", "--engine-backend", "tensorrt"]
     assert dry_run(capsys, "trtllm", *flags) == expected.split()
+
+
+def test_trtllm_serve_has_metrics_for_prometheus_unless_it_runs_an_engine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for flags in ([], ["--engine-backend", "pytorch"]):
+        command = dry_run(capsys, "trtllm", *flags)
+        options = Path(command[command.index("--extra_llm_api_options") + 1])
+        assert yaml.safe_load(options.read_text()) == {"return_perf_metrics": True, "enable_iter_perf_stats": True}
+    (tmp_path / "rank0.engine").touch()
+    for flags in (["--model-dir", str(tmp_path)], ["--engine-backend", "tensorrt"]):
+        assert "--extra_llm_api_options" not in dry_run(capsys, "trtllm", *flags)
 
 
 def test_vllm_gets_the_same_settings_under_its_own_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def test_every_alert_has_a_unit_test_and_says_what_to_do() -> None:
     for alert in alerts:
         assert alert["annotations"]["summary"] and len(alert["annotations"]["runbook"]) > 40, alert["alert"]
         assert alert["alert"] in tests or alert["alert"].startswith("Requests"), alert["alert"]
-    assert len({alert["alert"] for alert in alerts}) == 10
+    assert len({alert["alert"] for alert in alerts}) == 11
 
 
 def test_the_dashboard_is_what_its_table_makes() -> None:
@@ -42,12 +42,15 @@ def test_the_dashboard_is_what_its_table_makes() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboard_is_found_by_its_provisioning_and_its_panels_by_their_source() -> None:
+def test_the_dashboard_is_found_by_its_provisioning_and_its_panels_ask_the_source_that_is_chosen() -> None:
     board = json.loads((CONFIG / "grafana" / "dashboards" / "cosydit.json").read_text())
     (source,) = yaml.safe_load((CONFIG / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     (provider,) = yaml.safe_load((CONFIG / "grafana/provisioning/dashboards/cosydit.yml").read_text())["providers"]
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
+    (variable,) = board["templating"]["list"]
+    assert (variable["name"], variable["type"], variable["query"]) == ("datasource", "datasource", source["type"])
+    asked = {(panel["datasource"]["type"], panel["datasource"]["uid"]) for panel in panels}
+    assert asked == {(source["type"], "${datasource}")}
     assert all(panel["targets"] and panel["description"] and panel["options"] for panel in panels)
     assert provider["type"] == "file" and provider["options"]["path"] == "/var/lib/grafana/dashboards"

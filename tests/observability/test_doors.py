@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.error
 import urllib.request
 
 import grpc
@@ -18,11 +19,12 @@ from gateway.app import Gateway, build_app
 from gateway.config import parse_args
 from gateway.errors import ConfigError
 from gateway.telemetry.exposition import metrics_port
+from gateway.telemetry.heartbeat import BEAT_INTERVAL_S, MAX_SILENCE_S, Heartbeat, beating
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices import NamedVoice
-from tests.access.door import BEARER, KEY, Door, keys, opened_door
-from tests.gateway.fakes import FakeLLM, speech_deltas
+from tests.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
+from tests.gateway.fakes import FakeLLM, ManualClock, speech_deltas
 from tests.observability.reading import Reading, samples_of
 from token2wav_service.triton.server import free_ports
 
@@ -147,16 +149,53 @@ def test_settings_that_can_not_work_are_refused(options: list[str], said: str) -
 
 def test_the_port_of_metrics_answers_until_it_is_closed_and_a_taken_one_is_said_so() -> None:
     (port,) = free_ports(1)
-    with metrics_port(GatewayMetrics().registry, "127.0.0.1", port) as opened:
+    registry, heartbeat = GatewayMetrics().registry, Heartbeat(ManualClock())
+    with metrics_port(registry, heartbeat, "127.0.0.1", port) as opened:
         with urllib.request.urlopen(f"http://127.0.0.1:{opened}/metrics", timeout=PATIENCE_S) as answer:
             assert b"cosydit_gateway_streams 0.0" in answer.read()
         with (
             pytest.raises(ConfigError, match="--metrics-port"),
-            metrics_port(GatewayMetrics().registry, "127.0.0.1", port),
+            metrics_port(registry, heartbeat, "127.0.0.1", port),
         ):
             pass
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S)
+
+
+def ask_livez(port: int) -> tuple[int, str]:
+    """Return status and text. It blocks: nothing else of this thread's event loop runs meanwhile."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def test_the_gateway_lives_while_its_event_loop_beats_and_not_while_it_stands_still() -> None:
+    (port,), clock = free_ports(1), ManualClock()
+    async with beating(clock) as heartbeat:
+        with metrics_port(GatewayMetrics().registry, heartbeat, "127.0.0.1", port):
+            await asyncio.sleep(0)
+            clock.seconds += MAX_SILENCE_S
+            assert ask_livez(port) == (200, "ok\n")
+            clock.seconds += 1.0
+            assert ask_livez(port) == (503, "no beat for 16 s\n")
+            await asyncio.sleep(1.5 * BEAT_INTERVAL_S)
+            assert ask_livez(port) == (200, "ok\n")
+
+
+async def test_a_gateway_with_full_doors_lives(voices: Voices) -> None:
+    (port,) = free_ports(1)
+    async with opened_door(voices, AccessSettings(wire=SMALL)) as door, beating(SystemClock()) as heartbeat:
+        address = door.url.rpartition(":")[2]
+        idle = [await asyncio.open_connection("127.0.0.1", int(address)) for _ in range(SMALL.max_connections)]
+        with metrics_port(GatewayMetrics().registry, heartbeat, "127.0.0.1", port):
+            assert (await door.http.get("/healthz")).status_code == 503
+            assert await asyncio.to_thread(ask_livez, port) == (200, "ok\n")
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
 
 
 def test_a_log_format_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,6 +227,11 @@ def test_metrics_are_on_their_own_port_only(watched: Watched) -> None:
     assert httpx.get(f"{watched.options.gateway_url}/metrics", trust_env=False).status_code == 404
 
 
+def test_liveness_is_on_the_port_of_the_metrics(watched: Watched) -> None:
+    answer = httpx.get(f"http://127.0.0.1:{watched.metrics_port}/livez", trust_env=False)
+    assert (answer.status_code, answer.text) == (200, "ok\n")
+
+
 def test_the_shipped_names_are_in_the_stack_s_own_scrapes(watched: Watched) -> None:
     """Alerts must not name a metric that nobody has; other servers' names and the router's are their own."""
     text = (CONFIG / "alerts.yml").read_text()

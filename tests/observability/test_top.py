@@ -177,3 +177,27 @@ def test_the_command_draws_once_and_says_if_nothing_answered(capsys: pytest.Capt
     assert "since the services' start" in capsys.readouterr().out
     assert main(["top", "--once", "--gateway", nowhere, "--token2wav", nowhere, "--llm", nowhere]) == 1
     assert capsys.readouterr().out.count("no answer") == 4, "listeners, requests, token2wav, LLM"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        pytest.param("--gateway", "127.0.0.1:8080/metrics", "such as http://", id="no scheme"),
+        pytest.param("--token2wav", "localhost:8002", "such as http://", id="a name that reads as a scheme"),
+        pytest.param("--llm", "http://", "such as http://", id="no host"),
+        pytest.param("--llm", "http://[::1", "such as http://", id="no address"),
+        pytest.param("--llm", "http://host:port/metrics", "such as http://", id="no port"),
+        pytest.param("--interval-s", "-1", "seconds above 0", id="back in time"),
+        pytest.param("--interval-s", "0", "seconds above 0", id="without a pause"),
+        pytest.param("--interval-s", "soon", "seconds above 0", id="no number"),
+        pytest.param("--window-s", "nan", "seconds above 0", id="not a number"),
+    ],
+)
+def test_an_option_that_can_not_work_is_an_error_of_usage(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, expected: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["top", "--once", f"{option}={value}"])
+    assert ended.value.code == 2
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert option in complaint and repr(value) in complaint and expected in complaint
