@@ -6,11 +6,21 @@ on, and whoever waits for its end waits for ever.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 if sys.version_info >= (3, 11):
-    from asyncio import timeout
+    from asyncio import Timeout, timeout
 else:
-    from async_timeout import timeout
+    from async_timeout import Timeout, timeout
 
-__all__ = ["timeout"]
+__all__ = ["Timeout", "expire", "timeout"]
+
+
+def expire(limit: Timeout) -> None:
+    """Have a limit that somebody waits under pass now."""
+    now_s = asyncio.get_running_loop().time()
+    if sys.version_info >= (3, 11):
+        limit.reschedule(now_s)
+    else:
+        limit.update(now_s)

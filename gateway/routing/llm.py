@@ -17,6 +17,7 @@ from cosydit.clock import Clock
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.routing.discovery import Source
+from gateway.routing.ejection import Ejection
 from gateway.routing.faults import is_replica_fault
 from gateway.routing.fleet import NOBODY, Fleet, Place
 from gateway.routing.lease import give_back
@@ -119,9 +120,9 @@ class RoutedSpeechLM:
 
     async def _deltas(self, place: Place, answer: _Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
         client = self._watch.client(place.address).client
-        pace = TokenPace(self._clock)
+        pace, ejection = TokenPace(self._clock), Ejection(place)
         async with aclosing(client.generate(answer.rest(), sampling, answer.rest_seed)) as deltas:
-            async for delta in deltas:
+            while (delta := await ejection.unless(anext(deltas, None))) is not None:
                 if delta.token_ids:
                     place.worked()
                     if (token_s := pace.note(len(delta.token_ids))) is not None:

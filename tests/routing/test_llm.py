@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -114,6 +115,33 @@ async def test_replicas_that_break_off_without_a_token_are_asked_only_so_often()
         with pytest.raises(LLMFailedError):
             await _answer(router)
     assert sum(len(llm.utterances) for llm in llms) == 3
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_an_answer_goes_on_elsewhere_when_its_replica_is_ejected_in_silence(is_begun: bool) -> None:
+    silence = asyncio.Event()
+    llms = [ScriptedLLM("a", gate=silence), ScriptedLLM("b")]
+    async with routed_llm(*llms) as router:
+        llms[1].is_well = False
+        await until(lambda: router.fleet.state_of("b") is ReplicaState.DRAINING, "the drain")
+        answer = router.generate(UTTERANCE, Sampling(), 3)
+        heard = []
+        if is_begun:
+            silence.set()
+            heard += list((await anext(answer)).token_ids)
+            silence.clear()
+        rest = asyncio.create_task(_rest_of(answer))
+        await until(lambda: llms[0].running == 1, "the question")
+        llms[1].is_well = True
+        await until(lambda: router.fleet.state_of("b") is ReplicaState.READY, "the other one")
+        llms[0].is_dead = True
+        heard += await asyncio.wait_for(rest, 10)
+        assert heard == list(range(20))
+        assert llms[0].running == 0
+
+
+async def _rest_of(answer: AsyncIterator[SpeechTokenDelta]) -> list[int]:
+    return [token async for delta in answer for token in delta.token_ids]
 
 
 async def test_a_replica_that_says_it_is_busy_is_not_ejected() -> None:
