@@ -18,9 +18,6 @@ __all__ = ["Timeout", "expire", "timeout"]
 
 
 def expire(limit: Timeout) -> None:
-    """Have a limit that somebody waits under pass now."""
-    now_s = asyncio.get_running_loop().time()
+    """Have a limit that somebody else waits under pass now; before Python 3.11 that can't be done, and it goes on."""
     if sys.version_info >= (3, 11):
-        limit.reschedule(now_s)
-    else:
-        limit.update(now_s)
+        limit.reschedule(asyncio.get_running_loop().time())

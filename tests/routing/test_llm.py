@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -117,6 +118,7 @@ async def test_replicas_that_break_off_without_a_token_are_asked_only_so_often()
     assert sum(len(llm.utterances) for llm in llms) == 3
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11; before, deadlines alone end such a wait")
 @pytest.mark.parametrize("is_begun", [False, True])
 async def test_an_answer_goes_on_elsewhere_when_its_replica_is_ejected_in_silence(is_begun: bool) -> None:
     silence = asyncio.Event()
