@@ -16,15 +16,13 @@ from gateway.access.http_middleware import guarded
 from gateway.access.server_options import http_rules, uvicorn_options
 from gateway.access.settings import open_access
 from gateway.app import Gateway, build_app, open_with_grpc
-from gateway.config import parse_args
+from gateway.config import HTTP_GRACE_S, parse_args
 from gateway.errors import ConfigError
 from gateway.shutdown import DrainingServer
 from gateway.telemetry.call import CallFilter
 from gateway.telemetry.http_door import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 
-GRACE_S = 10
-"""Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
 KEEP_ALIVE_S = 75
 """Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""
 
@@ -59,7 +57,7 @@ def main() -> int:
             port=config.port,
             log_config=None,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=HTTP_GRACE_S,
             **uvicorn_options(config.access),
         ),
         drain,

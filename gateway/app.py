@@ -34,6 +34,7 @@ from gateway.dialects import (
 from gateway.dialects.openai_errors import error_response, shape_other_errors
 from gateway.dialects.openai_request import default_format
 from gateway.dialects.openai_speech import OpenAIHost
+from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.socket_host import SocketHost
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
@@ -75,6 +76,8 @@ class Gateway:
     openai: OpenAIHost
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """Of the sockets, see `Pacer`."""
+    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
+    """Of HTTP, see `gateway.dialects.sending.sent`."""
     routes: Routes | None = None
     """The replicas behind the pipeline; None for one that knows none."""
     shutdown: Shutdown | None = None
@@ -132,8 +135,10 @@ async def open_gateway(
     try:
         routes.start()
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:
-            openai = OpenAIHost(pipeline, executor, encoder.encode, default_format(load_codecs()))
-            yield Gateway(pipeline, readiness, voices, executor, openai, config.run_ahead_s, routes, shutdown)
+            patience_s = config.reader_timeout_s
+            openai = OpenAIHost(pipeline, executor, encoder.encode, default_format(load_codecs()), patience_s)
+            shared = (pipeline, readiness, voices, executor, openai)
+            yield Gateway(*shared, config.run_ahead_s, patience_s, routes, shutdown)
     finally:
         await routes.close()
 
@@ -200,7 +205,8 @@ def build_app(
 
     def sockets() -> SocketHost:
         parts = gateway()
-        return SocketHost(parts.pipeline, parts.voices, SystemClock(), parts.executor, parts.run_ahead_s)
+        shared = (parts.pipeline, parts.voices, SystemClock(), parts.executor)
+        return SocketHost(*shared, parts.run_ahead_s, reader_timeout_s=parts.reader_timeout_s)
 
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
@@ -247,6 +253,7 @@ def _grpc_settings(config: GatewayConfig, port: int) -> GrpcSettings:
         host=config.host,
         port=port,
         run_ahead_s=config.run_ahead_s,
+        reader_timeout_s=config.reader_timeout_s,
         max_message_bytes=wire.max_grpc_message_bytes,
         tls=config.access.tls,
         max_calls=wire.max_connections,

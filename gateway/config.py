@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
 from gateway.chunking import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
-from gateway.grpc_server import DEFAULT_GRPC_PORT
+from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
+from gateway.grpc_server import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.llm_client import LLMDeadlines
 from gateway.llm_wire import LLMBackend, PromptForm
 from gateway.pacing import DEFAULT_RUN_AHEAD_S
@@ -32,6 +33,8 @@ from llm_service.prompt import LengthLimits
 
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 60.0
+HTTP_GRACE_S = 10
+"""Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
 _UNBOUNDED = 0
 
 
@@ -49,6 +52,8 @@ class GatewayConfig:
     """On the same host; None: no gRPC."""
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """See `gateway.pacing.Pacer`."""
+    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
+    """Of HTTP and gRPC, see `gateway.dialects.sending.sent`."""
     llm_url: str = "http://127.0.0.1:8000"
     """One replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
@@ -111,6 +116,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         host=args.host,
         port=args.port,
         grpc_port=args.grpc_port or None,
+        reader_timeout_s=args.reader_timeout_s,
         run_ahead_s=math.inf if args.run_ahead_s == _UNBOUNDED else args.run_ahead_s,
         llm_url=",".join(args.llm_url or [GatewayConfig.llm_url]),
         llm_backend=LLMBackend(args.llm_backend),
@@ -135,6 +141,12 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
     )
 
 
+def longest_stop_s(argv: Sequence[str]) -> float:
+    """Return the seconds from a stop signal on after which a gateway with this command line has closed its doors."""
+    args = _parser().parse_args(argv)
+    return float(args.drain_delay_s + args.drain_timeout_s + HTTP_GRACE_S + DEFAULT_GRACE_S)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
@@ -147,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="port of the gRPC door; 0: none")
     ahead = "seconds of audio sent before it is played, where callers' interruptions can't be seen; 0 is unbounded"
     parser.add_argument("--run-ahead-s", type=_duration, default=DEFAULT_RUN_AHEAD_S, help=ahead)
+    reader = "seconds that a reader of HTTP or gRPC who stands still is waited for; then its answer is broken off"
+    parser.add_argument("--reader-timeout-s", type=_positive_float, default=DEFAULT_READER_TIMEOUT_S, help=reader)
     parser.add_argument("--voices-dir", type=Path, required=True, help="directory of <name>.wav and <name>.txt")
     parser.add_argument("--warm-up-voice", default=DEFAULT_VOICE, help="voice of the warm-up synthesis")
     parser.add_argument(

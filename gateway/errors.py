@@ -9,9 +9,10 @@ GatewayError
  |       +- StreamLimitError       as many streams as the caller may have are open
  |       +- AudioLimitError        the caller's seconds of audio are used up
  +- OverloadedError                no replica will have room for the stream in time
+ +- StalledReaderError             the caller does not read its answer
  +- NotReadyError                  no warm-up synthesis has succeeded yet, or a service stopped answering
  +- InvalidRequestError            the caller's mistake; repeating it can't help
- |   +- InvalidTextError           empty, not UTF-8
+ |   +- InvalidTextError           nothing to say, not UTF-8
  |   +- TextTooLongError
  |   +- UnsupportedOptionError     a format, speed, ... that this server does not offer
  |   +- InvalidVoicePromptError    the voice prompt can't be used
@@ -19,7 +20,7 @@ GatewayError
  |   +- VoiceExistsError           a voice of that name is there already
  |   +- VoiceProtectedError        the voice is not one that callers may delete
  |   +- UploadTooLargeError
- +- VoiceStoreError                created voices can't be kept or read
+ +- VoiceStoreError                voices can't be kept or read
  |   +- VoiceStoreFullError        as many voices as allowed are kept
  |   +- VoiceRateError             one caller creates voices too fast
  |   +- VoiceFileError             a kept voice is damaged
@@ -104,6 +105,10 @@ class OverloadedError(GatewayError):
         self.retry_after_s = retry_after_s
 
 
+class StalledReaderError(GatewayError):
+    """The caller has not read its answer for so long that it is taken for gone."""
+
+
 class NotReadyError(GatewayError):
     """The gateway lives but can't speak now."""
 
@@ -150,7 +155,7 @@ class UploadTooLargeError(InvalidRequestError):
 
 
 class VoiceStoreError(GatewayError):
-    """Created voices can't be kept or read."""
+    """Voices can't be kept or read."""
 
 
 class VoiceStoreFullError(VoiceStoreError):
@@ -284,6 +289,7 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     StreamLimitError: WireStatus("stream_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     AudioLimitError: WireStatus("audio_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     OverloadedError: WireStatus("overloaded", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
+    StalledReaderError: WireStatus("stalled_reader", 408, "CANCELLED", ErrorCode.INVALID_REQUEST),
     NotReadyError: WireStatus("not_ready", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     InvalidRequestError: WireStatus("invalid_request", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     InvalidTextError: WireStatus("invalid_text", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),

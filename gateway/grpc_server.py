@@ -28,6 +28,7 @@ from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.tls import TlsFiles
 from gateway.dialects import riva_grpc, tts_grpc
+from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.speech_host import SpeechHost
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_errors import ErrorInterceptor
@@ -65,6 +66,8 @@ class GrpcSettings:
     """0 takes any that is free."""
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """See `Pacer`."""
+    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
+    """See `gateway.dialects.sending.sent`."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     """Largest request message accepted."""
     grace_s: float = DEFAULT_GRACE_S
@@ -127,7 +130,8 @@ def _make_server(parts: GrpcParts, settings: GrpcSettings) -> tuple[grpc.aio.Ser
     server = grpc.aio.server(
         interceptors=_interceptors(parts), options=options, maximum_concurrent_rpcs=settings.max_calls
     )
-    host = SpeechHost(parts.pipeline, parts.voices, parts.clock, parts.executor, settings.run_ahead_s)
+    shared = (parts.pipeline, parts.voices, parts.clock, parts.executor)
+    host = SpeechHost(*shared, settings.run_ahead_s, reader_timeout_s=settings.reader_timeout_s)
     _add_tts(tts_grpc.TextToSpeechServicer(host), server)
     _add_riva(riva_grpc.RivaServicer(host), server)
     health = health_aio.HealthServicer()

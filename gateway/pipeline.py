@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from cosydit.clock import Clock, SystemClock
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
 from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Stay, Token2Wav, Token2WavStream
-from gateway.errors import EmptySpeechError, VoiceEvictedError
+from gateway.errors import EmptySpeechError, InvalidTextError, VoiceEvictedError
 from gateway.job import Push, SpeechJob
 from gateway.observer import Observer, telling_refusals
 from gateway.pace import PaceBook
@@ -130,14 +130,15 @@ class SpeechPipeline:
     async def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
     ) -> AsyncGenerator[AudioChunk]:
-        """Speak segments as they come, all in one stream, until there are no more; at least one must be speakable.
+        """Speak segments as they come, all in one stream, until there are no more.
 
         Args:
             request: how to speak; its text is not looked at.
-            segments: each is taken when the LLM has spoken the one before it; closed on every way out.
+            segments: each is taken when the LLM has spoken the one before it, and the first that can be spoken before
+                any service is asked; closed on every way out.
             result: see `synthesize`; speech goes on from its `carry`.
 
-        Yields and raises as `synthesize` does.
+        Yields and raises as `synthesize` does; InvalidTextError where no segment holds anything to say.
         """
         observer = self._observer.begin(request.request_id)
         result = SpeechResult() if result is None else result
@@ -146,10 +147,13 @@ class SpeechPipeline:
             async with aclosing(segments):
                 check_options(request)
                 self._voices.check(request.voice)
+                first = await _next_speakable(segments)
+                if first is None:
+                    raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
                 async with (
                     self._admitted(job) as voice,
                     # The LLM begins while token2wav leases the stream.
-                    running_ahead(self._tokens(job, segments), self._settings.tokens_ahead) as tokens,
+                    running_ahead(self._tokens(job, first, segments), self._settings.tokens_ahead) as tokens,
                     self._opened(job, voice) as stream,
                     running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
                 ):
@@ -186,17 +190,19 @@ class SpeechPipeline:
             job.open(stream.stream_id)
             yield stream
 
-    async def _tokens(self, job: SpeechJob, segments: Segments) -> AsyncGenerator[SpeechTokenDelta]:
+    async def _tokens(
+        self, job: SpeechJob, first: SpokenSegment, segments: Segments
+    ) -> AsyncGenerator[SpeechTokenDelta]:
         """Have the LLM speak one segment after the other."""
-        async for segment in segments:
-            if not segment.is_speakable:
-                continue
+        segment: SpokenSegment | None = first
+        while segment is not None:
             utterance, seed = job.begin_segment(segment)
             with job.observer.speaking():
                 async with aclosing(self._llm.generate(utterance, job.request.sampling, seed)) as deltas:
                     async for delta in deltas:
                         job.note_tokens(delta)
                         yield delta
+            segment = await _next_speakable(segments)
         job.note_end()
 
     async def _pushes(
@@ -214,11 +220,21 @@ class SpeechPipeline:
         yield job.send(stream.push(last), last)
 
 
+async def _next_speakable(segments: Segments) -> SpokenSegment | None:
+    """Return the next segment that holds something to say; None at the end."""
+    async for segment in segments:
+        if segment.is_speakable:
+            return segment
+    return None
+
+
 async def _whole_text(stream: TextStream, text: str) -> Segments:
-    """Cut and prepare a text, each segment when its turn comes."""
+    """Cut and prepare a text, each segment when its turn comes; others get theirs after each."""
     for at in range(0, len(text), _TEXT_SLICE):
         for segment in stream.push(text[at : at + _TEXT_SLICE]):
             yield stream.prepare(segment)
+            await asyncio.sleep(0)
         await asyncio.sleep(0)
     for segment in stream.flush():
         yield stream.prepare(segment)
+        await asyncio.sleep(0)

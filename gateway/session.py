@@ -183,12 +183,14 @@ class SpeechSession:
             if isinstance(item, _Mark):
                 return
             yield self._prepare(item)
+            await asyncio.sleep(0)  # NOTE: items that are there already are had without letting others run
 
     async def _first_speakable(self, stay: Stay | None) -> SpokenSegment | None:
         """Wait for the next thing to say; None at the end."""
         while (item := await self._next_item(stay)) is not _Mark.END:
             if isinstance(item, Segment) and (segment := self._prepare(item)).is_speakable:
                 return segment
+            await asyncio.sleep(0)  # NOTE: as in `_turn`
         return None
 
     async def _next_item(self, stay: Stay | None) -> Segment | _Mark:

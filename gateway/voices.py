@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
-from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError
+from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError, VoiceStoreError
 from gateway.voice_aliases import VoiceAliases
 from gateway.voice_directory import StoredVoice
 from gateway.voice_draft import VoiceDraft
@@ -228,7 +228,7 @@ class VoiceRegistry:
             return await self._token2wav.register_voice(source.audio)
         if isinstance(source, StoredVoice):
             return await self._creating().load(source)
-        return await self._token2wav.register_voice(await asyncio.to_thread(source.audio_path.read_bytes))
+        return await self._token2wav.register_voice(await asyncio.to_thread(_read_audio, source))
 
 
 def load_voices(directory: Path) -> list[NamedVoice]:
@@ -253,6 +253,14 @@ def _read_transcript(path: Path) -> str:
     if not transcript:
         raise ConfigError(f"transcript {path} is empty; write what the voice says")
     return transcript
+
+
+def _read_audio(voice: NamedVoice) -> bytes:
+    try:
+        return voice.audio_path.read_bytes()
+    except OSError as error:
+        got = f"voice {voice.name!r} can't be read ({error.strerror})"
+        raise VoiceStoreError(f"{got}; see its file in the voices directory") from error
 
 
 def _key(source: NamedVoice | StoredVoice | InlineVoice) -> str:

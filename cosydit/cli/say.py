@@ -38,6 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from cosydit.local.checkpoints import CheckpointMissingError
     from cosydit.local.process import ServiceStartError
+    from cosydit.local.signals import stopped_by_signals
     from cosydit.local.stack import LocalStack
     from gateway.errors import GatewayError
     from gateway.speech import SpeechRequest
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     request = SpeechRequest(args.text, args.voice, args.seed)
     try:
         options = dataclasses.replace(stack_options(args, bls_instances=1), llm_options=ONE_STREAM)
-        with LocalStack(options) as stack:
+        stack = LocalStack(options)
+        with stopped_by_signals(stack.kill), stack:
             for line in stack.describe():
                 print(line, flush=True)
             result = asyncio.run(_speak(options, request, args.out))

@@ -6,10 +6,8 @@ import argparse
 import dataclasses
 import logging
 import shlex
-import signal
 import sys
 import time
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from cosydit.cli.stack_options import add_stack_options, complain, stack_options
@@ -71,10 +69,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from cosydit.local.checkpoints import CheckpointMissingError
     from cosydit.local.process import ServiceStartError
+    from cosydit.local.signals import stopped_by_signals
     from cosydit.local.stack import REPLICA_PORT_STEP, LocalStack
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         options = stack_options(
             args, bls_instances=None, gateway_port=args.gateway_port, gateway_grpc_port=args.gateway_grpc_port
@@ -91,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
             llm_gpu=args.llm_gpu,
             token2wav_gpus=args.token2wav_gpus,
         )
-        with LocalStack(options, with_gateway=not args.no_gateway) as stack:
+        stack = LocalStack(options, with_gateway=not args.no_gateway)
+        with stopped_by_signals(stack.kill), stack:
             print("\n".join(stack.describe()))
             if not args.no_gateway:
                 print(f"speak: POST {options.gateway_url}/v1/audio/speech")
@@ -110,7 +109,3 @@ def _watch(stack: LocalStack) -> int:
                 logger.error("%s ended with status %d; see %s", spec.name, service.returncode, spec.log_path)
                 return 1
         time.sleep(POLL_INTERVAL_S)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

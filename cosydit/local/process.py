@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 LOG_TAIL_LINES = 25
+DEFAULT_STOP_TIMEOUT_S = 40.0
 HTTP_OK = 200
 
 
@@ -43,6 +44,8 @@ class ServiceSpec:
     log_path: Path
     env: Mapping[str, str] | None = None
     """Added to our own environment."""
+    stop_timeout_s: float = DEFAULT_STOP_TIMEOUT_S
+    """What it may take to end when asked to, before its group is killed."""
 
 
 class ServiceProcess:
@@ -52,6 +55,8 @@ class ServiceProcess:
         self.spec = spec
         self._clock = clock or SystemClock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._group: int | None = None
+        """While it may have members."""
 
     @property
     def pid(self) -> int:
@@ -82,6 +87,7 @@ class ServiceProcess:
                 stderr=log,
                 start_new_session=True,
             )
+        self._group = self._process.pid
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the service answers that it is ready.
@@ -97,18 +103,25 @@ class ServiceProcess:
                 raise ServiceStartError(f"{self.spec.name} is not ready after {timeout_s:.0f} s{self._log_tail()}")
             time.sleep(POLL_INTERVAL_S)
 
-    def stop(self, timeout_s: float = 40.0) -> None:
-        """Ask the service to end, and kill its group after `timeout_s`; harmless when it has ended."""
+    def stop(self) -> None:
+        """Ask the service to end, and kill its group after its time or an interrupt; harmless when it has ended."""
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(timeout_s)
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(self.spec.stop_timeout_s)
         except subprocess.TimeoutExpired:
-            logger.warning("%s did not stop within %.0f s; killing it", self.spec.name, timeout_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            logger.warning("%s did not stop within %.0f s; killing it", self.spec.name, self.spec.stop_timeout_s)
+        finally:
+            self.kill()
+            self._process.wait()
+            self._group = None
+
+    def kill(self) -> None:
+        """Kill the service's group, without waiting for its end; a signal handler may call this at any time."""
+        if self._group is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._group, signal.SIGKILL)
 
     def __enter__(self) -> ServiceProcess:
         self.start()

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 CPU, EMBEDDED = "cpu", "embedded"
 """The default device of the model repository; the LLM server that may share the CPU with it."""
+STOP_MARGIN_S = 10.0
+"""Beyond the longest that the gateway takes to stop, by its own account."""
 REPLICA_PORT_STEP = 10
 """Between the ports of one token2wav server and those of the next."""
 
@@ -171,12 +173,26 @@ class LocalStack:
         return lines
 
     def stop(self) -> None:
-        """Stop the gateway, then all others at the same time."""
+        """Stop the gateway, then all others at the same time; none is left, whatever interrupts this."""
+        try:
+            for service in self.services:
+                if service not in self._backends:
+                    service.stop()
+        finally:
+            self._stop_backends()
+
+    def kill(self) -> None:
+        """Kill all groups now, without waiting for their end; a signal handler may call this at any time."""
         for service in self.services:
-            if service not in self._backends:
-                service.stop()
+            service.kill()
+
+    def _stop_backends(self) -> None:
         with ThreadPoolExecutor(len(self._backends)) as pool:
-            list(pool.map(ServiceProcess.stop, self._backends))
+            try:
+                list(pool.map(lambda service: service.stop(), self._backends))
+            except BaseException:
+                self.kill()
+                raise
 
     def __enter__(self) -> LocalStack:
         self.start()
@@ -254,13 +270,18 @@ def _on_gpu(gpu: str | None) -> dict[str, str]:
 
 def gateway_spec(options: StackOptions) -> ServiceSpec:
     """Return how the gateway is started in front of the two services."""
+    from gateway.config import longest_stop_s
+
     checkpoint = options.checkpoint
-    command = [sys.executable, "-m", "gateway", "--port", str(options.ports.gateway)]
-    command += ["--grpc-port", str(options.ports.gateway_grpc)]
-    command += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
-    command += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    command += ["--llm-backend", options.llm_backend, *options.gateway_options]
-    return ServiceSpec("gateway", command, f"{options.gateway_url}/readyz", options.log_dir / "gateway.log")
+    arguments = ["--port", str(options.ports.gateway)]
+    arguments += ["--grpc-port", str(options.ports.gateway_grpc)]
+    arguments += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
+    arguments += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
+    arguments += ["--llm-backend", options.llm_backend, *options.gateway_options]
+    command = [sys.executable, "-m", "gateway", *arguments]
+    ready, log = f"{options.gateway_url}/readyz", options.log_dir / "gateway.log"
+    stop_timeout_s = longest_stop_s(arguments) + STOP_MARGIN_S
+    return ServiceSpec("gateway", command, ready, log, stop_timeout_s=stop_timeout_s)
 
 
 def default_work_dir() -> Path:

@@ -115,7 +115,8 @@ class SpeechEndpoint:
         order = SpeechOrder(speech, options.output, speed_of(body.voice_settings))
         media_type = self._media_type or order.output.audio_format.media_type
         headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
-        return StreamedAnswer(self._make(self._host(), order), headers, error_response, name)
+        host = self._host()
+        return StreamedAnswer(self._make(host, order), headers, error_response, name, host.reader_timeout_s)
 
 
 def _unprocessable(error: ValidationError) -> Response:

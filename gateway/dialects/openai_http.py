@@ -78,7 +78,11 @@ class SpeechEndpoint:
         order = read_order(raw, host.default_format, request_id)
         make = audio_events if order.stream_format is StreamFormat.SSE else bare_audio
         return StreamedAnswer(
-            make(host, order), _headers(order), lambda error: error_response(error, request_id), request_id
+            make(host, order),
+            _headers(order),
+            lambda error: error_response(error, request_id),
+            request_id,
+            host.reader_timeout_s,
         )
 
 

@@ -21,7 +21,8 @@ from gateway.audio import AsyncEncoder, AudioFormat, open_encoder
 from gateway.core import AudioChunk, FloatArray
 from gateway.dialects.openai_errors import error_object
 from gateway.dialects.openai_request import SpeechOrder
-from gateway.errors import EmptySpeechError, GatewayError, InvalidTextError
+from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
+from gateway.errors import GatewayError
 from gateway.pipeline import SpeechPipeline
 from gateway.speech import SpeechResult
 from token2wav_service.contract import SAMPLE_RATE_HZ
@@ -43,29 +44,23 @@ class OpenAIHost:
     """The LLM's tokenizer."""
     default_format: AudioFormat
     """For requests that name none."""
+    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
+    """See `sent`."""
 
 
 async def bare_audio(host: OpenAIHost, order: SpeechOrder, result: SpeechResult | None = None) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech; pieces may be empty.
 
     Raises:
-        InvalidTextError: the text holds nothing to say.
         GatewayError: see `SpeechPipeline.synthesize`; or the format or speed can't be had here.
     """
-    result = result if result is not None else SpeechResult()
     async with (
         AsyncEncoder(open_encoder(order.output, order.speed), host.executor) as encoder,
         aclosing(host.pipeline.synthesize(order.speech, result)) as audio,
     ):
-        try:
-            async for chunk in audio:
-                for samples in _pieces(chunk):
-                    yield await encoder.encode(samples)
-        except EmptySpeechError as error:
-            if result.spans:
-                raise
-            got = "the text holds nothing to say"
-            raise InvalidTextError(f"{got}; send at least one word", param="input") from error
+        async for chunk in audio:
+            for samples in _pieces(chunk):
+                yield await encoder.encode(samples)
         yield await encoder.finish()
 
 

@@ -15,8 +15,9 @@ from riva.proto import riva_tts_pb2
 
 from gateway.delivery import Delivery, timed
 from gateway.dialects.riva_request import MODEL_NAME, RivaOrder, read_request
+from gateway.dialects.sending import sent
 from gateway.dialects.speech_host import SpeechHost
-from gateway.errors import EmptySpeechError, TextTooLongError
+from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.pacing import Pacer
 from gateway.session import SessionAudio
 from gateway.speech import SpeechRequest, SpeechResult
@@ -128,7 +129,7 @@ class _OnlineCall:
                 else:
                     response = answer.next(await encoder.encode(frame.samples), words)
                 if response.audio or response.meta.words:
-                    await self._context.write(response)
+                    await self._write(response)
         self._before = (order.speech, result)
 
     async def end(self) -> None:
@@ -154,7 +155,10 @@ class _OnlineCall:
 
     async def _finish_encoder(self) -> None:
         if self._encoder is not None and (rest := await self._encoder.finish()):
-            await self._context.write(Response(audio=rest))
+            await self._write(Response(audio=rest))
+
+    async def _write(self, response: Response) -> None:
+        await sent(self._context.write(response), self._host.reader_timeout_s)
 
     def _continued(self, speech: SpeechRequest) -> SpeechResult:
         """Return a result that goes on from the text before, if that had the same voice."""
@@ -205,6 +209,6 @@ async def _or_silence(
         async with aclosing(speech):
             async for audio in speech:
                 yield audio
-    except EmptySpeechError:
-        if result.spans:
+    except InvalidTextError:
+        if result.spans:  # there was something to say, which the LLM can't take
             raise

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cosydit.clock import Clock
+from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.pipeline import SpeechPipeline
 from gateway.voices import VoiceRegistry
@@ -22,3 +23,5 @@ class SpeechHost:
     """Threads for codecs that take time."""
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """For callers whose interruptions can't be seen, and those who don't say; see `Pacer`."""
+    reader_timeout_s: float = field(default=DEFAULT_READER_TIMEOUT_S, kw_only=True)
+    """Of HTTP and gRPC, see `sent`."""

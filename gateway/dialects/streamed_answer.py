@@ -14,6 +14,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.dialects.sending import sent
 from gateway.errors import GatewayError
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class StreamedAnswer:
         headers: Mapping[str, str],
         refusal: Callable[[GatewayError], Response],
         name: str,
+        send_timeout_s: float,
     ) -> None:
         """Take over `body`, which is closed on every way out.
 
@@ -36,11 +38,13 @@ class StreamedAnswer:
             headers: of the answer.
             refusal: makes the answer to an error that comes before the first bytes.
             name: for logs.
+            send_timeout_s: a client that makes no room for the next bytes for so long has its connection broken.
         """
         self._body = body
         self._headers = headers
         self._refusal = refusal
         self._name = name
+        self._send_timeout_s = send_timeout_s
         self._is_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,12 +74,12 @@ class StreamedAnswer:
             await self._refusal(error)(scope, receive, send)
         else:
             await self._start(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_piece(self, send: Send, piece: bytes) -> None:
         if piece:
             await self._start(send)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await self._send(send, {"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _start(self, send: Send) -> None:
         if self._is_started:
@@ -83,7 +87,10 @@ class StreamedAnswer:
         self._is_started = True
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
         start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
-        await send(start)
+        await self._send(send, start)
+
+    async def _send(self, send: Send, message: Message) -> None:
+        await sent(send(message), self._send_timeout_s)
 
 
 async def _disconnected(receive: Receive) -> None:

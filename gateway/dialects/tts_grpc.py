@@ -18,9 +18,10 @@ from google.protobuf.message import Message
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.delivery import Delivery, timed
+from gateway.dialects.sending import sent
 from gateway.dialects.speech_host import SpeechHost
 from gateway.dialects.tts_config import SpeechOrder, read_config
-from gateway.errors import InvalidRequestError
+from gateway.errors import InvalidRequestError, StalledReaderError
 from gateway.pacing import Pacer
 from gateway.session import SessionAudio, SpeechSession
 from gateway.speech import SpeechResult
@@ -147,7 +148,7 @@ class _Answer:
     async def settle(self) -> None:
         """Wait for a message that a cancel found half written; gRPC hangs if anything comes beside it."""
         if self._writing is not None:
-            await asyncio.wait({self._writing})
+            await asyncio.wait({self._writing}, timeout=self._host.reader_timeout_s)
 
     @property
     def _sent_s(self) -> float:
@@ -176,7 +177,11 @@ class _Answer:
         """Write a message whole, even if the caller of this is cancelled: gRPC can't take back half a message."""
         self._writing = asyncio.ensure_future(self._context.write(self._message_type(**event)))
         self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
-        await asyncio.shield(self._writing)
+        try:
+            await sent(asyncio.shield(self._writing), self._host.reader_timeout_s)
+        except StalledReaderError:
+            self._writing = None
+            raise
 
 
 async def _first_config(

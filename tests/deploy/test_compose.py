@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.__main__ import GRACE_S
+from gateway.config import HTTP_GRACE_S
 from gateway.grpc_server import DEFAULT_GRACE_S
 from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2, debian_compose
@@ -143,7 +143,7 @@ def test_a_stopping_service_has_time_to_drain_before_it_is_killed(compose: Progr
     services = resolved(compose, overlays)["services"]
     for name in ("token2wav", "gateway"):
         waits = re.findall(r"--(?:drain-delay|drain-timeout|exit-timeout)-s=(\d+)", " ".join(services[name]["command"]))
-        closing_s = GRACE_S + DEFAULT_GRACE_S if name == "gateway" else 0
+        closing_s = HTTP_GRACE_S + DEFAULT_GRACE_S if name == "gateway" else 0
         assert waits and seconds(services[name]["stop_grace_period"]) > sum(map(int, waits)) + closing_s
 
 

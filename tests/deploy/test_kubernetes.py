@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.__main__ import GRACE_S
+from gateway.config import HTTP_GRACE_S
 from gateway.grpc_server import DEFAULT_GRACE_S
 from gateway.telemetry.exposition import LIVE_PATH
 from tests.deploy.commands import check_command
@@ -128,7 +128,7 @@ def test_a_pod_has_time_to_drain_before_it_is_killed(manifests: Manifests) -> No
         hook = [word.removeprefix("--timeout-s=") for word in command if word.startswith("--timeout-s=")]
         hook_s = int(command[1]) if command[:1] == ["sleep"] else int(hook[0]) if hook else 0
         waits = re.findall(r"--(?:drain-delay|drain-timeout|exit-timeout)-s=(\d+)", " ".join(container["command"]))
-        closing_s = GRACE_S + DEFAULT_GRACE_S if name == "gateway" else 0
+        closing_s = HTTP_GRACE_S + DEFAULT_GRACE_S if name == "gateway" else 0
         assert pod["terminationGracePeriodSeconds"] > hook_s + sum(map(int, waits)) + closing_s
 
 

@@ -14,6 +14,7 @@ import uvicorn
 from gateway.app import Gateway, build_app
 from gateway.audio import AudioFormat
 from gateway.dialects.openai_speech import OpenAIHost
+from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.voice_aliases import VoiceAliases
@@ -61,6 +62,7 @@ async def opened_door(
     store: VoiceStore | None = None,
     default_format: AudioFormat = AudioFormat.WAV,
     aliases: VoiceAliases = NO_ALIASES,
+    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again."""
 
@@ -70,7 +72,7 @@ async def opened_door(
         pipeline = SpeechPipeline(llm, token2wav, registry, clock=ManualClock())
         readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
         with ThreadPoolExecutor(1) as executor:
-            openai = OpenAIHost(pipeline, executor, CharacterEncoder().encode, default_format)
+            openai = OpenAIHost(pipeline, executor, CharacterEncoder().encode, default_format, reader_timeout_s)
             yield Gateway(pipeline, readiness, registry, executor, openai)
 
     config = uvicorn.Config(build_app(open_parts, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")

@@ -112,6 +112,7 @@ def test_every_error_has_its_own_row_in_the_table() -> None:
 
 CALLERS_CAN_CURE = {
     errors.OverloadedError,
+    errors.StalledReaderError,
     errors.Token2WavBusyError,
     errors.VoiceStoreFullError,
     errors.VoiceRateError,

@@ -15,6 +15,7 @@ from gateway import errors
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
+from tests.gateway.stalled_reader import StalledReader
 
 Voices = list[NamedVoice]
 
@@ -52,6 +53,20 @@ async def test_audio_is_sent_while_the_llm_still_speaks(voices: Voices) -> None:
             assert door.llm.running == 1
             llm.gate.set()
             assert received + sum([len(part) async for part in parts]) == 44 + 60 * 960 * 2
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_a_reader_who_stands_still_is_given_up(voices: Voices, stream_format: str) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(25 * 600, per_delta=50)), FakeToken2Wav()
+    async with opened_door(llm, token2wav, voices, reader_timeout_s=0.3) as door:
+        body = {"model": "m", "voice": "default", "input": "hello", "stream_format": stream_format}
+        await door.until_ready()
+        with StalledReader(door.url) as reader:
+            await reader.ask("/v1/audio/speech", body)
+            while not token2wav.open_streams:
+                await asyncio.sleep(0.01)
+            await door.until_idle()
+            assert not await asyncio.wait_for(reader.is_answer_whole(), 5)
 
 
 @pytest.mark.parametrize(

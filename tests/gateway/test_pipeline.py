@@ -258,6 +258,17 @@ async def test_an_llm_without_a_single_token_is_a_typed_error(voices: list[Named
     assert_all_is_freed(llm, token2wav)
 
 
+@pytest.mark.parametrize("text", ["🙂 ...", "!?", " - "])
+async def test_a_text_that_holds_nothing_to_say_is_refused_before_any_service_is_asked(
+    voices: list[NamedVoice], text: str
+) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(5)), FakeToken2Wav()
+    with pytest.raises(errors.InvalidTextError, match="nothing to say") as refused:
+        await speak(make_pipeline(llm, token2wav, voices), SpeechRequest(text))
+    assert refused.value.param == "input"
+    assert (llm.utterances, token2wav.registrations, token2wav.streams) == ([], [], [])
+
+
 async def test_an_llm_that_dies_midway_fails_after_the_audio_that_was_ready(voices: list[NamedVoice]) -> None:
     llm = FakeLLM(speech_deltas(40)[:-1], errors.LLMInterruptedError("it died; try again"))
     token2wav, heard = FakeToken2Wav(), []

@@ -194,6 +194,7 @@ def test_the_language_that_clients_send_unasked_is_not_forced_on_other_scripts(
     ("request_message", "code", "details"),
     [
         pytest.param(order(""), "INVALID_ARGUMENT", "text is empty", id="no text"),
+        pytest.param(order("🙂 ..."), "INVALID_ARGUMENT", "nothing to say", id="nothing to say"),
         pytest.param(order(voice_name="nobody"), "NOT_FOUND", "nobody", id="voice"),
         pytest.param(order(sample_rate_hz=7999), "INVALID_ARGUMENT", "7999", id="rate"),
         pytest.param(order(encoding=19), "INVALID_ARGUMENT", "19", id="encoding"),

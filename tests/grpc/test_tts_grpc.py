@@ -101,6 +101,7 @@ async def test_a_voice_prompt_speaks(voices: list[NamedVoice]) -> None:
     ("request_message", "code", "error_code", "param"),
     [
         pytest.param(whole(""), "INVALID_ARGUMENT", "invalid_text", "input", id="no text"),
+        pytest.param(whole("🙂 ..."), "INVALID_ARGUMENT", "invalid_text", "input", id="nothing to say"),
         pytest.param(whole("x" * 100_001), "INVALID_ARGUMENT", "text_too_long", "input", id="long text"),
         pytest.param(
             whole(voice=speech_pb2.Voice(name="v" * 5000)), "NOT_FOUND", "voice_not_found", "voice", id="voice"

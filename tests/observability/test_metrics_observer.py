@@ -152,6 +152,16 @@ async def test_a_text_refused_before_any_service_is_asked_is_counted_once(voices
     assert got.value("failures_total", cause="text_too_long") == 1
 
 
+async def test_a_text_that_holds_nothing_to_say_is_no_failure_of_ours(voices: Voices) -> None:
+    watched = Watched(voices)
+    with pytest.raises(errors.InvalidTextError):
+        await watched.speak("🙂 ...")
+    got = watched.read()
+    assert got.value("requests_total", dialect="openai", outcome="invalid") == 1
+    assert got.value("failures_total", cause="invalid_text") == 1
+    assert got.value("streams") == 0
+
+
 async def test_the_warm_up_is_nobodys_and_not_counted(voices: Voices) -> None:
     watched = Watched(voices)
     async for _ in watched.pipeline.synthesize(SpeechRequest("hello")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,6 +55,22 @@ written_chinese = st.lists(
 )
 def test_written_forms_become_words(language: str, written: str, spoken: str) -> None:
     assert NORMALIZERS[language].normalize(written).text == spoken
+
+
+@pytest.mark.parametrize("mark", [".", "!", "?", "，", "…", "—", "("])
+def test_marks_alone_cost_no_time(mark: str) -> None:
+    began_s = time.process_time()
+    for _ in range(10):
+        assert NORMALIZERS["en"].normalize(mark * 240).text == mark * 240
+    assert time.process_time() - began_s < 0.5, "the grammar takes more than 0.1 s for one of them"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "words"),
+    [("$", "dollar"), ("€", "euro"), ("£", "pound"), ("%", "percent"), ("&", "and"), ("@", "at"), ("§", "section")],
+)
+def test_symbols_alone_are_read(symbol: str, words: str) -> None:
+    assert NORMALIZERS["en"].normalize(f" {symbol} ").text == f" {words} "
 
 
 def test_what_the_grammar_fails_on_stays_as_it_is() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cosydit.local.checkpoints import CheckpointLayout
 from cosydit.local.cpu_shares import CpuShares, cpu_shares
 from cosydit.local.stack import (
+    STOP_MARGIN_S,
     LocalStack,
     Ports,
     StackOptions,
@@ -18,6 +19,8 @@ from cosydit.local.stack import (
     gateway_spec,
     llm_spec,
 )
+from gateway.config import HTTP_GRACE_S
+from gateway.grpc_server import DEFAULT_GRACE_S
 
 
 def _options(tmp_path: Path, *replicas: TritonPorts) -> StackOptions:
@@ -49,6 +52,17 @@ def test_further_servers_hold_token2wav_alone(tmp_path: Path) -> None:
 )
 def test_without_a_gpu_the_services_share_the_cores(cores: int, servers: int, llm: int, token2wav: int) -> None:
     assert cpu_shares(servers, cores) == CpuShares(llm, token2wav)
+
+
+@pytest.mark.parametrize(
+    ("asked", "drain_s"),
+    [((), 60), (("--drain-timeout-s", "200"), 200), (("--drain-delay-s=5", "--drain-timeout-s=30"), 35)],
+)
+def test_the_gateway_may_take_as_long_to_stop_as_it_is_told_to(
+    tmp_path: Path, asked: tuple[str, ...], drain_s: int
+) -> None:
+    spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway_options=asked))
+    assert spec.stop_timeout_s == drain_s + HTTP_GRACE_S + DEFAULT_GRACE_S + STOP_MARGIN_S
 
 
 def test_threads_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:

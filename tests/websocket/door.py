@@ -22,6 +22,7 @@ from websockets.exceptions import ConnectionClosed
 
 from cosydit.clock import Clock, SystemClock
 from gateway.dialects import elevenlabs_http, elevenlabs_ws, speech_ws
+from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.socket_host import (
     DEFAULT_IDLE_TIMEOUT_S,
     DEFAULT_MAX_CONTEXTS,
@@ -129,6 +130,7 @@ async def opened_door(
     max_contexts: int = DEFAULT_MAX_CONTEXTS,
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
     send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
+    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,
 ) -> AsyncIterator[Door]:
     """Start the server and stop it again."""
     pipeline = make_pipeline(llm, token2wav, voices)
@@ -143,6 +145,7 @@ async def opened_door(
             MAX_MESSAGE_BYTES,
             idle_timeout_s,
             send_timeout_s,
+            reader_timeout_s=reader_timeout_s,
         )
         routes = [
             *elevenlabs_ws.routes(lambda: host),

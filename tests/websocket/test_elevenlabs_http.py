@@ -16,6 +16,7 @@ import pytest
 from gateway import errors
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.gateway.stalled_reader import StalledReader
 from tests.websocket.door import ONE, TWO, opened_door
 
 Voices = list[NamedVoice]
@@ -41,6 +42,24 @@ async def test_a_text_is_answered_with_its_audio(voices: Voices, path: str) -> N
     assert default.headers["content-type"] == "audio/mpeg"
     assert seconds_of(default.content) == pytest.approx(2.0, abs=0.1)
     assert llm.seeds == [7, 7]
+
+
+@pytest.mark.parametrize("path", ["/stream", "/stream/with-timestamps"])
+async def test_a_reader_who_stands_still_is_given_up(voices: Voices, path: str) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(25 * 600, per_delta=50)), FakeToken2Wav()
+    async with opened_door(llm, token2wav, voices, reader_timeout_s=0.3) as door:
+        with StalledReader(door.url) as reader:
+            await reader.ask(f"{PATH}{path}?output_format=pcm_24000", {"text": "hello"})
+            await door.until(lambda: token2wav.open_streams > 0)
+            await door.until_idle()
+            assert not await asyncio.wait_for(reader.is_answer_whole(), 5)
+
+
+@pytest.mark.parametrize("path", ["", "/stream", "/stream/with-timestamps"])
+async def test_a_text_that_holds_nothing_to_say_is_the_callers_mistake(voices: Voices, path: str) -> None:
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door, door.http() as http:
+        response = await http.post(PATH + path, json={"text": "🙂 ..."}, params=PCM)
+    assert (response.status_code, response.json()["detail"]["status"]) == (400, "invalid_text")
 
 
 async def test_lines_of_json_carry_audio_and_the_times_of_all_characters(voices: Voices) -> None:

@@ -1,0 +1,31 @@
+"""How long the doors that stream their answers wait for a reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from gateway.errors import StalledReaderError
+from gateway.timeouts import timeout
+
+DEFAULT_READER_TIMEOUT_S = 120.0
+"""Far longer than a WebSocket's, as players of files stop reading while they have minutes ahead; whoever speaks holds
+both services until then."""
+
+
+async def sent(sending: Awaitable[None], timeout_s: float) -> None:
+    """Wait until the reader has made room for what is sent.
+
+    Args:
+        sending: cancelled when the time has passed.
+        timeout_s: a reader who makes no room for so long is taken for gone.
+
+    Raises:
+        StalledReaderError: the time has passed.
+    """
+    try:
+        async with timeout(timeout_s):
+            await sending
+    except asyncio.TimeoutError as error:
+        got = f"the reader of the answer stood still for {timeout_s:g} s"
+        raise StalledReaderError(f"{got}; read it as it comes, or hang up") from error

@@ -1,0 +1,84 @@
+"""No text keeps the others from their turn: whatever it holds, the event loop goes on after every segment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.errors import InvalidTextError
+from gateway.pipeline import SpeechPipeline
+from gateway.session import SpeechSession
+from gateway.speech import SpeechRequest
+from gateway.text import TextFrontEnd, TextOptions
+from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.voices import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+
+Voices = list[NamedVoice]
+ENGLISH = TextOptions("en")
+MARKS = "." * 5000
+
+
+class Rounds:
+    """Counts the rounds of the event loop, and notes in which of them segments were normalised."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.of_segments: list[int] = []
+
+    def normalize(self, text: str) -> NormalizedText:
+        self.of_segments.append(self.current)
+        return unchanged(text)
+
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[None]:
+        counting = asyncio.create_task(self._count())
+        await asyncio.sleep(0)
+        try:
+            yield
+        finally:
+            counting.cancel()
+
+    async def _count(self) -> None:
+        while True:
+            self.current += 1
+            await asyncio.sleep(0)
+
+
+def make_pipeline(voices: Voices, rounds: Rounds) -> SpeechPipeline:
+    token2wav = FakeToken2Wav()
+    front_end = TextFrontEnd({"en": rounds}, lambda text: None)
+    return SpeechPipeline(FakeLLM(speech_deltas(3)), token2wav, VoiceRegistry(token2wav, voices), front_end=front_end)
+
+
+def assert_one_each(rounds: Rounds) -> None:
+    assert len(rounds.of_segments) > 20
+    assert len(set(rounds.of_segments)) == len(rounds.of_segments)
+
+
+@pytest.mark.parametrize("text", [MARKS, f"Hello.\n\n{MARKS}"], ids=["marks", "behind a word"])
+async def test_a_whole_text_of_marks_lets_others_run_after_each_segment(voices: Voices, text: str) -> None:
+    rounds = Rounds()
+    pipeline = make_pipeline(voices, rounds)
+    async with rounds.counted():
+        try:
+            async for _ in pipeline.synthesize(SpeechRequest(text, text_options=ENGLISH)):
+                pass
+        except InvalidTextError:
+            assert text == MARKS
+    assert_one_each(rounds)
+
+
+@pytest.mark.parametrize("text", [MARKS, f"Hello there, my friend. {MARKS}"], ids=["marks", "behind a word"])
+async def test_a_session_of_marks_lets_others_run_after_each_segment(voices: Voices, text: str) -> None:
+    rounds = Rounds()
+    session = SpeechSession(make_pipeline(voices, rounds), SpeechRequest("", text_options=ENGLISH))
+    session.write(text)
+    session.end()
+    async with rounds.counted():
+        async for _ in session.audio():
+            pass
+    assert_one_each(rounds)
