@@ -1,8 +1,8 @@
 """`python -m cosydit.drain`: wait until a service has nothing under way, so that it can be stopped without loss.
 
 For the hook that an orchestrator runs before it stops a container. It reads the service's Prometheus metrics and
-nothing else; stopping is the orchestrator's work. It always ends with status 0: a service that can't be asked has
-nothing left to wait for.
+nothing else; stopping is the orchestrator's work. It always ends with status 0: a service where nobody listens has
+nothing left to wait for, and one that is too busy to answer is asked until the time is up.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ DEFAULT_SETTLE_S = 5.0
 DEFAULT_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.5
 _READ_TIMEOUT_S = 3.0
+_MAX_FAILURES = 3
+"""Answers in a row that make no sense, such as 404: nothing there has such metrics. Silence does not count."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
 """Name, labels, value; a timestamp may follow."""
 
@@ -53,22 +55,31 @@ def wait_until_idle(
     """Return when the named gauges are 0, with why.
 
     Args:
-        read_metrics: gives the service's metrics in Prometheus' text format; raises OSError where it can't be asked.
+        read_metrics: gives the service's metrics in Prometheus' text format; raises OSError where it can't be asked,
+            TimeoutError where it did not answer in time, ConnectionRefusedError where nobody listens.
         names: gauges of what is under way; one that the service does not have counts as 0.
         settle_s: waited first, while those who choose a replica learn that this one is leaving.
         timeout_s: waited at most, `settle_s` included.
     """
     deadline = clock.now() + timeout_s
     sleep(min(settle_s, timeout_s))
+    failures = 0
     while True:
+        state = "an unknown number is"
         try:
             under_way = sum_of(read_metrics(), names)
+            failures = 0
+            if under_way == 0:
+                return "nothing is under way"
+            state = f"{under_way:g}"
+        except TimeoutError:
+            pass  # busy: unknown is not nothing
         except OSError as error:
-            return f"the metrics can't be read ({error}); not waiting"
-        if under_way == 0:
-            return "nothing is under way"
+            failures += 1
+            if isinstance(error, ConnectionRefusedError) or failures >= _MAX_FAILURES:
+                return f"the metrics can't be read ({error}); not waiting"
         if clock.now() >= deadline:
-            return f"{under_way:g} still under way after {timeout_s:g} s"
+            return f"{state} still under way after {timeout_s:g} s"
         sleep(min(_POLL_INTERVAL_S, max(0.0, deadline - clock.now())))
 
 
@@ -89,6 +100,10 @@ def _read(url: str) -> str:
             return text
     except http.client.HTTPException as error:
         raise urllib.error.URLError(str(error)) from error
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, TimeoutError | ConnectionRefusedError):
+            raise error.reason from error
+        raise
 
 
 def _parser() -> argparse.ArgumentParser:

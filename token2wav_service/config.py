@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -70,7 +71,7 @@ class SynthesisPolicy:
     estimator_recent_frames: int = 100
     """Newest mel frames (50 Hz) the DiT keeps beside the prompt."""
     conformer_recent_frames: int = 250
-    """Newest mel frames (50 Hz) the conformer keeps beside the prompt."""
+    """Newest mel frames (50 Hz) the conformer keeps beside the prompt; at least 2, one token's."""
     noise: NoiseSource = NoiseSource.COUNTER
     crossfade: Crossfade = Crossfade.NORMALISED
     source_phase: SourcePhase = SourcePhase.CONTINUOUS
@@ -97,7 +98,7 @@ class Token2WavConfig:
     """Tokens (25 Hz) in one chunk at most: a minute of audio."""
     voice_cache_bytes: int = 512 * MIB
     idle_timeout_s: float = 60.0
-    """An open stream that gets no chunk for so long is aborted."""
+    """An open stream that gets no chunk for so long is aborted; above 0, finite."""
     runner: RunnerKind = RunnerKind.AUTO
     engines_dir: Path | None = None
     """TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir."""
@@ -138,6 +139,13 @@ def _at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def _positive_seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"got {text!r}, expected a finite number of seconds above 0")
+    return value
+
+
 def _ascending(text: str) -> tuple[int, ...]:
     values = tuple(int(part) for part in text.split(","))
     if not all(low < high for low, high in zip((0, *values), values, strict=False)):
@@ -154,7 +162,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "max_streams": _at_least(1),
     "max_chunk_tokens": _at_least(4),
     "voice_cache_bytes": _at_least(1),
-    "idle_timeout_s": float,
+    "idle_timeout_s": _positive_seconds,
     "runner": RunnerKind,
     "engines_dir": Path,
     "tensorrt_contexts": _at_least(1),
@@ -162,7 +170,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "num_threads": _at_least(1),
     "history": HistoryPolicy,
     "estimator_recent_frames": _at_least(0),
-    "conformer_recent_frames": _at_least(0),
+    "conformer_recent_frames": _at_least(2),
     "noise": NoiseSource,
     "crossfade": Crossfade,
     "source_phase": SourcePhase,

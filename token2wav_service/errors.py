@@ -10,6 +10,7 @@ Token2WavError
  +- StreamNotFoundError
  +- CapacityError
  +- EngineStoppedError
+ |   +- DeviceLostError
  +- StreamAbortedError
  +- CheckpointError
  +- ExportError
@@ -83,8 +84,12 @@ class EngineStoppedError(Token2WavError):
     code = ErrorCode.UNAVAILABLE
 
 
+class DeviceLostError(EngineStoppedError):
+    """The GPU can't be used any more from this process: CUDA errors such as an illegal access are for good."""
+
+
 class StreamAbortedError(Token2WavError):
-    """The stream was aborted while this chunk waited."""
+    """The stream was aborted while this chunk waited, or its caller gave up."""
 
     code = ErrorCode.CANCELLED
 

@@ -5,9 +5,11 @@ Knows nothing of models or batching; the engine loop is passed in.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -35,7 +37,10 @@ from llm_service.errors import EngineError, InvalidGenerationError
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 1 << 20
+FIXED_BODY_BYTES = 64 * 1024
+"""For everything beside the prompt; 16 stop strings of 256 characters take 48 KiB at most."""
+BODY_BYTES_PER_TOKEN = 32
+"""Of the longest prompt: an id takes 8, a spelled speech token 10, a word of text with escapes up to 24."""
 SEED_BITS = 63
 RETRY_AFTER_S = "1"
 HTTP_CLIENT_CLOSED_REQUEST = 499
@@ -58,22 +63,36 @@ class SpeechLMServer:
         self.model_name = model_name
         self._prompts = prompts
         self._wall_clock = wall_clock
+        self._max_body_bytes = FIXED_BODY_BYTES + BODY_BYTES_PER_TOKEN * loop.max_sequence_tokens
+        # One at a time: long texts must not take the cores from the model.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="prompt-reader")
+
+    def close(self) -> None:
+        """Stop the engine loop and the reading of prompts."""
+        self.loop.stop()
+        self._reader.shutdown(cancel_futures=True)
+        self.tracer.close()
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        fields = parse_request(CompletionRequest, await _read_body(request))
-        prompt_ids = self._prompts.from_completion(fields.prompt, fields.add_special_tokens)
+        fields = parse_request(CompletionRequest, await _read_body(request, self._max_body_bytes))
+        prompt_ids = await self._read(self._prompts.from_completion, fields.prompt, fields.add_special_tokens)
         return await self._answer(request, fields, prompt_ids, is_chat=False)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        fields = parse_request(ChatCompletionRequest, await _read_body(request))
-        return await self._answer(request, fields, self._prompts.from_chat(fields.messages), is_chat=True)
+        fields = parse_request(ChatCompletionRequest, await _read_body(request, self._max_body_bytes))
+        prompt_ids = await self._read(self._prompts.from_chat, fields.messages)
+        return await self._answer(request, fields, prompt_ids, is_chat=True)
 
     def models(self) -> dict[str, Any]:
         """GET /v1/models."""
         model = {"id": self.model_name, "object": "model", "created": self._now(), "owned_by": "llm_service"}
         return {"object": "list", "data": [model]}
+
+    async def _read(self, read: Callable[..., tuple[int, ...]], *given: object) -> tuple[int, ...]:
+        """Read a prompt off the event loop, which serves everybody's tokens."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
 
     async def _answer(
         self, request: Request, fields: GenerationFields, prompt_ids: tuple[int, ...], is_chat: bool
@@ -152,8 +171,7 @@ def create_app(server: SpeechLMServer) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        server.loop.stop()
-        server.tracer.close()
+        server.close()
 
     app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)
     app.add_api_route("/v1/completions", server.complete, methods=["POST"], response_model=None)
@@ -204,12 +222,12 @@ def _add_error_handlers(app: FastAPI) -> None:
         return JSONResponse(error_body("internal error; see the server's log", "server_error"), 500)
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestRefused(f"the body is over {MAX_BODY_BYTES} bytes; shorten it", code="too_large", status=413)
+        if len(body) > max_bytes:
+            raise RequestRefused(f"the body is over {max_bytes} bytes; shorten it", code="too_large", status=413)
     return bytes(body)
 
 

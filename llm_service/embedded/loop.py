@@ -83,11 +83,14 @@ class EngineLoop:
             return self._is_running and not self._inbox.is_stopping
 
     def stats(self) -> EngineStats:
-        """Return the counters after the latest step; what waits is counted as it is now."""
+        """Return the counters after the latest step; what waits is counted as it is now.
+
+        A request that is being prefilled waits: together with those that run it makes all that are not answered.
+        """
         with self._condition:
-            arriving = len(self._inbox.requests)
-        stats = self._stats
-        return replace(stats, waiting=stats.waiting + arriving, first_token=self._first_token.read())
+            stats, in_flight = self._stats, len(self._entries)
+        waiting = max(in_flight - stats.running, 0)
+        return replace(stats, waiting=waiting, first_token=self._first_token.read())
 
     @property
     def max_sequence_tokens(self) -> int:

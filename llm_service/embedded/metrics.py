@@ -31,7 +31,7 @@ class _Snapshot(Collector):
         stats = self._stats
         for name, value, text in (
             ("requests_running", stats.running, "Requests that hold a slot"),
-            ("requests_waiting", stats.waiting, "Requests that wait for a slot"),
+            ("requests_waiting", stats.waiting, "Requests that wait for a slot or their first token"),
             ("slots", stats.slots, "Slots of the key-value cache"),
             ("slots_free", stats.free_slots, "Slots nobody holds"),
         ):

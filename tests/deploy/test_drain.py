@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+import cosydit.drain
 from cosydit.drain import main, sum_of, wait_until_idle
 
 STREAMS = "cosydit_token2wav_open_streams"
@@ -26,12 +28,17 @@ class SteppedTime:
         self.seconds += seconds
 
 
-def drained(texts: Sequence[str], *, timeout_s: float = 60.0) -> tuple[str, float]:
+def drained(texts: Sequence[str | OSError], *, timeout_s: float = 60.0) -> tuple[str, float]:
     """Wait on a service whose metrics are `texts`, one a reading; return the reason and the seconds it took."""
     time, remaining = SteppedTime(), iter(texts)
-    reason = wait_until_idle(
-        lambda: next(remaining), [STREAMS], settle_s=5.0, timeout_s=timeout_s, clock=time, sleep=time.sleep
-    )
+
+    def read() -> str:
+        answer = next(remaining)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    reason = wait_until_idle(read, [STREAMS], settle_s=5.0, timeout_s=timeout_s, clock=time, sleep=time.sleep)
     return reason, time.now()
 
 
@@ -52,6 +59,25 @@ def test_it_ends_when_its_time_is_up() -> None:
     reason, took_s = drained([f"{STREAMS} 3"] * 100, timeout_s=10.0)
     assert reason == "3 still under way after 10 s"
     assert took_s == 10.0
+
+
+def test_a_busy_service_is_asked_again() -> None:
+    assert drained([f"{STREAMS} 2", *[TimeoutError()] * 9, f"{STREAMS} 0"]) == ("nothing is under way", 10.0)
+    reason, took_s = drained([TimeoutError()] * 100, timeout_s=10.0)
+    assert (reason, took_s) == ("an unknown number is still under way after 10 s", 10.0)
+
+
+def test_one_failure_is_not_the_end_and_several_are() -> None:
+    reset = ConnectionResetError("reset")
+    assert drained([reset, reset, f"{STREAMS} 1", reset, f"{STREAMS} 0"])[0] == "nothing is under way"
+    assert "reset" in drained([f"{STREAMS} 1", reset, reset, reset])[0]
+    assert "refused" in drained([f"{STREAMS} 1", ConnectionRefusedError("refused")])[0]
+
+
+def test_a_late_answer_over_http_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cosydit.drain, "_READ_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        cosydit.drain._read(f"http://127.0.0.1:{silent.getsockname()[1]}/metrics")
 
 
 def test_a_service_that_is_gone_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from cosydit.clock import Clock
 from tests.streaming.flow_factory import VOCAB, make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
@@ -62,7 +63,9 @@ class PoisonableRunner(ModelRunner):
         return super().run(works)
 
 
-def make_engine(clock: ManualClock | None = None, **changes: object) -> Token2WavEngine:
+def make_engine(
+    clock: Clock | None = None, probe_device: Callable[[], None] = lambda: None, **changes: object
+) -> Token2WavEngine:
     policy = changes.pop("synthesis", SynthesisPolicy(ode_steps=2))
     config = replace(Token2WavConfig(Path("unused"), synthesis=policy), **changes)  # type: ignore[arg-type]
     flow = StreamFlow(make_flow(), config.synthesis)
@@ -70,7 +73,7 @@ def make_engine(clock: ManualClock | None = None, **changes: object) -> Token2Wa
     runner.batches = []
     model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
     voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes, model)
-    return Token2WavEngine(config, voices, runner, clock or ManualClock())
+    return Token2WavEngine(config, voices, runner, clock or ManualClock(), probe_device)
 
 
 def make_prompt(seed: int = 0, tokens: int = 25) -> VoicePrompt:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
-from token2wav_service.engine.loop import EngineLoop
+from token2wav_service.engine.loop import MAX_PENDING_VOICES, REAP_INTERVAL_S, EngineLoop
 from token2wav_service.engine.types import AudioChunk, StreamOptions, StreamStatus, StreamSummary, TokenChunk
-from token2wav_service.errors import EngineStoppedError, InvalidPromptError, StreamAbortedError, Token2WavError
+from token2wav_service.errors import (
+    CapacityError,
+    EngineStoppedError,
+    InvalidPromptError,
+    StreamAbortedError,
+    Token2WavError,
+)
 
 WAIT_S = 30.0
 
@@ -85,6 +92,120 @@ def test_an_idle_stream_is_aborted(loop: EngineLoop, clock: ManualClock) -> None
     listener = Listener(loop)
     clock.time_s += loop.engine.config.idle_timeout_s + 1
     assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_an_idle_stream_is_aborted_under_load_too(loop: EngineLoop, clock: ManualClock) -> None:
+    idle, busy = Listener(loop), Listener(loop)
+    ended_under_load = threading.Event()
+
+    def push(index: int) -> None:
+        """Keep one chunk more in the queue whenever one is done, so that the engine always has work."""
+        if not idle.ends.empty():
+            ended_under_load.set()
+        else:
+            clock.time_s += REAP_INTERVAL_S
+            loop.push(TokenChunk(busy.stream_id, index, tokens_of(8, index), False), lambda _: push(index + 2))
+
+    clock.time_s += loop.engine.config.idle_timeout_s - 2 * REAP_INTERVAL_S
+    for index in range(2):
+        push(index)
+    assert ended_under_load.wait(WAIT_S)
+    assert idle.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(), failures.put)
+    loop.start()
+    speaking, waiting = Listener(loop), Listener(loop)
+    run, may_fail = loop.engine._runner.run, threading.Event()
+
+    def close(state: object) -> None:
+        raise AssertionError("free without allocate")
+
+    def held_run(works: Any) -> Any:
+        assert may_fail.wait(WAIT_S)
+        return run(works)
+
+    loop.engine._runner.close, loop.engine._runner.run = close, held_run  # type: ignore[method-assign]
+    speaking.push(0, 18, True)
+    waiting.push(0, 18, False)
+    waiting.push(1, 18, False)
+    may_fail.set()
+    assert isinstance(speaking.results.get(timeout=WAIT_S), EngineStoppedError)
+    last = [waiting.results.get(timeout=WAIT_S) for _ in range(2)][-1]
+    assert isinstance(last, EngineStoppedError)
+    for listener in (speaking, waiting):
+        assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+    assert "free without allocate" in str(failures.get(timeout=WAIT_S))
+    assert loop.status().is_draining
+    loop.stop()
+    assert failures.empty() and speaking.ends.empty()
+
+
+def _lost() -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_lost_gpu_is_fatal_and_a_failed_chunk_is_not() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(probe_device=_lost), failures.put)
+    loop.start()
+    good, bad = Listener(loop), Listener(loop)
+    good.push(0, 18, False)
+    assert isinstance(good.results.get(timeout=WAIT_S), AudioChunk)
+    loop.push(TokenChunk(bad.stream_id, 0, (POISON, 1, 2, 3), False), bad.results.put)
+    assert isinstance(bad.results.get(timeout=WAIT_S), EngineStoppedError)
+    assert "illegal memory access" in str(failures.get(timeout=WAIT_S))
+    with pytest.raises(EngineStoppedError):
+        good.push(1, 18, False)
+    loop.stop()
+
+
+def test_a_gpu_that_is_lost_in_the_making_of_a_voice_is_fatal() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(probe_device=_lost), failures.put)
+    loop.start()
+
+    def extract(prompt: object) -> object:
+        raise RuntimeError("CUDA error")
+
+    loop.engine.voices._extractor.extract = extract  # type: ignore[method-assign, assignment]
+    with pytest.raises(EngineStoppedError, match="illegal memory access"):
+        loop.register_voice(make_prompt()).result(WAIT_S)
+    assert "illegal memory access" in str(failures.get(timeout=WAIT_S))
+    assert loop.status().is_draining
+    loop.stop()
+
+
+def test_a_stopped_loop_has_not_failed() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(), failures.put)
+    loop.start()
+    assert not loop.status().is_draining
+    loop.stop()
+    assert failures.empty() and loop.status().is_draining
+
+
+def test_voices_that_nobody_wants_are_not_made_and_too_many_are_refused(loop: EngineLoop) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def is_wanted() -> bool:
+        begun.set()
+        return go_on.wait(WAIT_S)
+
+    first = loop.register_voice(make_prompt(0), is_wanted)
+    assert begun.wait(WAIT_S)
+    unwanted = [loop.register_voice(make_prompt(seed), lambda: False) for seed in range(1, MAX_PENDING_VOICES)]
+    with pytest.raises(CapacityError, match="retry later"):
+        loop.register_voice(make_prompt(MAX_PENDING_VOICES))
+    go_on.set()
+    first.result(WAIT_S)
+    for future in unwanted:
+        with pytest.raises(StreamAbortedError):
+            future.result(WAIT_S)
+    loop.register_voice(make_prompt(MAX_PENDING_VOICES)).result(WAIT_S)
+    assert loop.stats().voices == 2
 
 
 def test_stop_ends_streams_and_refuses_later_calls() -> None:

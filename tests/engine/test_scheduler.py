@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tests.engine.factory import ManualClock, make_engine, open_stream, tokens_of
 from token2wav_service.engine.scheduler import CLASS_PENALTY_S, Scheduler
 from token2wav_service.engine.types import TokenChunk
 
@@ -52,3 +53,20 @@ def test_a_lower_class_waits_for_its_penalty_and_no_longer() -> None:
 def test_nothing_ready_is_no_batch() -> None:
     idle = SimpleNamespace(is_ready=False)
     assert Scheduler(4).schedule([idle], TwoBuckets()) is None  # type: ignore[list-item]
+
+
+def test_a_stream_that_paused_is_not_before_those_that_waited() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_batch_size=1)
+    paused, other = open_stream(engine, seed=0), open_stream(engine, seed=1)
+    for stream_id in (paused, other):
+        engine.add_chunk(TokenChunk(stream_id, 0, tokens_of(18, 0), False))
+        engine.step()
+    clock.time_s = 40.0  # both listeners have run dry
+    engine.add_chunk(TokenChunk(other, 1, tokens_of(18, 1), False))
+    clock.time_s = 40.01
+    engine.add_chunk(TokenChunk(paused, 1, tokens_of(18, 1), False))
+    engine.add_chunk(TokenChunk(paused, 2, tokens_of(18, 2), False))
+    assert [result.stream_id for _ in range(3) for result in engine.step()] == [other, paused, paused]
+    for stream_id in (paused, other):
+        engine.abort(stream_id)

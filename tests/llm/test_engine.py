@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -253,6 +254,41 @@ def test_the_loop_bounds_its_queue_and_stopping_fails_what_runs(model: SpeechLan
     ended = [output for output in iter_ready(outputs) if output.is_last]
     assert len(ended) == 5 and all(isinstance(output.error, EngineStoppedError) for output in ended)
     assert loop.stats().free_slots == 4 and not loop.is_running
+
+
+class HeldModel:
+    """Prefills when told to, and draws nothing in particular."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def prefill(self, slot: int, token_ids: Sequence[int]) -> Logits:
+        self.has_begun.set()
+        assert self.may_go_on.wait(WAIT_S)
+        return np.zeros(SPEECH_HEAD_ROWS, np.float32)
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]:
+        return [np.zeros(SPEECH_HEAD_ROWS, np.float32) for _ in rows]
+
+    def clear_slot(self, slot: int) -> None:
+        pass
+
+
+def test_requests_that_are_being_prefilled_count_as_waiting() -> None:
+    model = HeldModel()
+    loop = EngineLoop(SpeechLMEngine(model, LIMITS, RepetitionGuard()), max_queue_size=8, clock=SystemClock())
+    loop.start()
+    outputs: queue.Queue[GenerationOutput] = queue.Queue()
+    for index in range(6):
+        loop.submit(make_request(str(index), ignore_eos=True, max_tokens=3), outputs.put)
+    assert model.has_begun.wait(WAIT_S)
+    assert loop.stats().waiting + loop.stats().running == 6
+    model.may_go_on.set()
+    ended = 0
+    while ended < 6:
+        ended += outputs.get(timeout=WAIT_S).is_last
+    loop.stop()
+    assert (loop.stats().waiting, loop.stats().running) == (0, 0)
 
 
 def test_a_receiver_that_fails_loses_only_its_own_request(model: SpeechLanguageModel) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from cosydit.clock import SystemClock
+from llm_service.embedded.app import BODY_BYTES_PER_TOKEN, FIXED_BODY_BYTES, SpeechLMServer, create_app
+from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.prompts import PromptReader
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.schema import ChatMessage
 from llm_service.prompt import build_chat_messages, build_prompt, load_text_encoder
 from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
 
@@ -166,8 +176,70 @@ def test_bodies_that_are_no_request_are_refused(client: httpx.Client, body: byte
 
 
 def test_a_huge_body_and_an_unknown_path_are_refused(client: httpx.Client) -> None:
-    assert refusal(client, {"prompt": "a" * (2 << 20)})["status"] == 413
+    limit = FIXED_BODY_BYTES + 4096 * BODY_BYTES_PER_TOKEN
+    assert refusal(client, {"prompt": "a" * limit})["status"] == 413
+    assert limit < 256 * 1024
+    spelled = {"prompt": "<|s_6560|>" * 4095, "max_tokens": 1, "stop": ["\U0001f600" * 128] * 16}
+    assert client.post("/v1/completions", json=spelled).status_code == 200
     assert refusal(client, {}, "/v1/embeddings")["status"] == 404
+
+
+class HeldPrompts:
+    """Reads prompts when told to."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+        self.most_at_once = self._now = 0
+
+    def from_completion(self, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        self.has_begun.set()
+        assert self.may_go_on.wait(WAIT_S)
+        self._now -= 1
+        return ()
+
+
+def test_prompts_are_read_one_at_a_time_and_hold_nobody_up() -> None:
+    prompts = HeldPrompts()
+    engine = SpeechLMEngine(None, EngineLimits(4, 300, 400), RepetitionGuard())  # type: ignore[arg-type]
+    loop = EngineLoop(engine, 8, SystemClock())
+    loop.start()
+    server = SpeechLMServer(loop, prompts, MODEL_NAME, lambda: 0.0)  # type: ignore[arg-type]
+
+    async def use() -> list[int]:
+        transport = httpx.ASGITransport(create_app(server))
+        async with httpx.AsyncClient(transport=transport, base_url="http://llm") as client:
+            reading = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"})) for _ in range(3)]
+            while not prompts.has_begun.is_set():
+                await asyncio.sleep(0.01)
+            health = await asyncio.wait_for(client.get("/health"), WAIT_S)
+            prompts.may_go_on.set()
+            return [health.status_code, *[(await each).status_code for each in reading]]
+
+    assert asyncio.run(use()) == [200, 400, 400, 400]
+    assert prompts.most_at_once == 1
+    server.close()
+
+
+def test_a_long_text_lets_other_threads_run(llm_dir: Any) -> None:
+    reader, is_done = PromptReader(llm_dir), threading.Event()
+    text = "hello world " * 20_000
+    messages = [ChatMessage(role="user", content=text)]
+
+    def read() -> None:
+        reader.from_completion(text, add_special_tokens=False)
+        reader.from_chat(messages)
+        is_done.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    turns = 0
+    while not is_done.is_set():
+        time.sleep(0.001)
+        turns += 1
+    thread.join()
+    assert turns > 40
 
 
 def test_concurrent_requests_advance_together_and_equal_single_ones(client: httpx.Client) -> None:

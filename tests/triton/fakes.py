@@ -74,9 +74,20 @@ class FakeSender:
     finals: int = 0
     cancelled: bool = False
     done: threading.Event = field(default_factory=threading.Event)
+    failing_sends: int = 0
+    """So many sends fail before one succeeds."""
+    closes_on_failure: bool = False
+    """As Triton does: a FINAL that failed closes the sender all the same."""
+    is_closed: bool = False
 
     def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
         assert self.finals == 0, "sent after the FINAL flag"
+        if self.is_closed:
+            raise RuntimeError("Unable to send response. Response sender has been closed.")
+        if self.failing_sends:
+            self.failing_sends -= 1
+            self.is_closed = self.closes_on_failure and bool(flags & FINAL)
+            raise RuntimeError("Failed to increase the shared memory pool size: No space left on device")
         if response is not None:
             self.sent.append(response)
         if flags & FINAL:
@@ -208,6 +219,8 @@ class FakeEngineLoop:
         self.voices: dict[str, VoiceFeatures] = {}
         self.counters = FakeStats()
         self.hold_voices = False
+        self.wanted: list[Callable[[], bool]] = []
+        self.is_stopped = False
         self.queue_s: list[float] = []
         self.step_s: list[float] = []
         self._held: list[Future[VoiceFeatures]] = []
@@ -238,8 +251,11 @@ class FakeEngineLoop:
         finally:
             self._running.set()
 
-    def register_voice(self, prompt: VoicePrompt) -> Future[VoiceFeatures]:
+    def register_voice(
+        self, prompt: VoicePrompt, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Future[VoiceFeatures]:
         future: Future[VoiceFeatures] = Future()
+        self.wanted.append(is_wanted)
         if self.hold_voices:
             self._held.append(future)
             return future
@@ -308,7 +324,7 @@ class FakeEngineLoop:
         return self.counters
 
     def status(self) -> ServerStatus:
-        return ServerStatus(4, len(self.streams), 0, 2, self.counters.steps, 0.01, 20.0, is_draining=False)
+        return ServerStatus(4, len(self.streams), 0, 2, self.counters.steps, 0.01, 20.0, self.is_stopped)
 
     def take_measurements(self) -> Measurements:
         taken = Measurements(tuple(self.queue_s), tuple(self.step_s))

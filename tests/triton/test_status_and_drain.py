@@ -52,6 +52,14 @@ def test_the_status_says_what_the_engine_says_and_whether_the_server_drains(is_d
     model.finalize()
 
 
+def test_the_status_of_a_failed_engine_is_draining() -> None:
+    model = _model(is_draining=False)
+    model._engine.is_stopped = True  # type: ignore[attr-defined]
+    answer = _ask(model, "status").sender.sent[0].named()["status"]
+    assert ServerStatus.from_json(answer[0].decode()).is_draining
+    model.finalize()
+
+
 def test_a_draining_server_refuses_new_streams() -> None:
     model = _model(is_draining=True)
     error = _ask(model, "open", voice_id=text_tensor("any")).sender.error()
@@ -75,12 +83,12 @@ def test_a_real_server_answers_its_status(fake_engine_server: TritonProcess) -> 
 
 
 @contextmanager
-def _launched(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run the launcher on a fake engine; gives its process and gRPC address."""
+def launched(folder: Path, model_text: str = DRAINING_MODEL) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run the launcher on a token2wav_dit with this model.py; gives its process and gRPC address."""
     model = folder / "repository" / "token2wav_dit"
     (model / "1").mkdir(parents=True)
     shutil.copy(TEMPLATES / "token2wav_dit" / "config.pbtxt", model)
-    (model / "1" / "model.py").write_text(DRAINING_MODEL)
+    (model / "1" / "model.py").write_text(model_text)
     http, grpc, metrics = map(str, free_ports(3))
     command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(folder / "repository")]
     command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, "--exit-timeout-s", "1"]
@@ -97,7 +105,7 @@ def _launched(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 def test_a_stopped_server_lets_its_streams_end_and_takes_no_others(tmp_path: Path) -> None:
-    with _launched(tmp_path) as (process, address):
+    with launched(tmp_path) as (process, address):
         client, newcomer = StreamClient(address), StreamClient(address)
         stream_id = client.open_stream()
         process.send_signal(signal.SIGTERM)
@@ -115,7 +123,7 @@ def test_a_stopped_server_lets_its_streams_end_and_takes_no_others(tmp_path: Pat
 
 
 def test_a_second_signal_ends_the_wait(tmp_path: Path) -> None:
-    with _launched(tmp_path) as (process, address):
+    with launched(tmp_path) as (process, address):
         client = StreamClient(address)
         client.open_stream()
         process.send_signal(signal.SIGTERM)

@@ -132,6 +132,93 @@ def test_a_cancelled_lease_aborts_the_stream_and_frees_it(harness: Harness) -> N
     assert harness.engine.streams == {}
 
 
+def test_audio_that_can_not_be_sent_is_an_error_and_ends_its_stream(harness: Harness) -> None:
+    lease, stream_id = harness.open()
+    push = FakeRequest({"operation": text("push"), **harness.push_tensors(stream_id)})
+    push.sender.failing_sends = 1
+    harness.model.execute([push])
+    assert push.sender.done.wait(WAIT_S)
+    assert push.sender.error().startswith("INTERNAL: the response could not be sent")
+    assert lease.sender.done.wait(WAIT_S)
+    assert json.loads(lease.sender.sent[-1].named()["stream_summary"][0])["status"] == "aborted"
+    harness.model.finalize()
+    assert harness.pb_utils.metrics['cosydit_token2wav_failures_total{cause="internal"}'].total == 1
+
+
+def test_a_sender_that_closes_when_it_fails_costs_its_stream_only(harness: Harness) -> None:
+    lease, stream_id = harness.open()
+    push = FakeRequest({"operation": text("push"), **harness.push_tensors(stream_id)})
+    push.sender.failing_sends, push.sender.closes_on_failure = 1, True
+    harness.model.execute([push])
+    assert lease.sender.done.wait(WAIT_S)
+    assert harness.engine.streams == {}
+
+
+def test_an_open_that_can_not_be_answered_leaves_no_stream(harness: Harness) -> None:
+    request = FakeRequest({"operation": text("open"), "voice_id": harness.register()})
+    request.sender.failing_sends = 1
+    harness.model.execute([request])
+    assert request.sender.error().startswith("INTERNAL: ") and request.sender.finals == 1
+    assert harness.engine.streams == {}
+
+
+def test_a_request_that_can_not_even_be_refused_costs_no_other(harness: Harness) -> None:
+    mute, other = (FakeRequest({"operation": text("dance")}) for _ in range(2))
+    mute.sender.failing_sends = 100
+    nobody = FakeRequest({"operation": text("dance")})
+    nobody.get_response_sender = None  # type: ignore[assignment, method-assign]
+    harness.model.execute([mute, nobody, other])
+    assert other.sender.error().startswith("INVALID_REQUEST: ")
+
+
+def test_where_room_is_short_the_audio_goes_before_its_final_flag() -> None:
+    request = FakeRequest({})
+    request.sender.failing_sends, request.sender.closes_on_failure = 1, True
+    responder = Responder(FakePbUtils(), request, free_bytes=lambda: 100)
+    assert not responder.finish({"waveform": np.ones(50, np.float32)})
+    assert request.sender.finals == 1
+    assert "could not be sent" in request.sender.error()
+
+
+def test_a_cancelled_registration_is_neither_decoded_nor_made(harness: Harness) -> None:
+    decoding, go_on = threading.Event(), threading.Event()
+    decoded = []
+
+    def decode(data: bytes) -> FloatArray:
+        decoding.set()
+        decoded.append(data)
+        assert go_on.wait(WAIT_S)
+        return np.ones(len(data), np.float32)
+
+    harness.model._decode_audio = decode
+    harness.engine.hold_voices = True
+    requests = [harness.send("register_voice", reference_audio=text(f"audio {n}")) for n in range(4)]
+    assert decoding.wait(WAIT_S)
+    for request in requests[2:]:
+        request.sender.cancelled = True
+    go_on.set()
+    for request in requests[2:]:
+        assert request.sender.done.wait(WAIT_S)
+        assert request.sender.error().startswith("CANCELLED: ")
+    assert sorted(decoded) == [b"audio 0", b"audio 1"]
+    made = harness.send("register_voice", reference_wav=np.ones(8, np.float32))
+    assert harness.engine.wanted[-1]()
+    made.sender.cancelled = True
+    assert not harness.engine.wanted[-1]()
+
+
+def test_more_prompts_than_can_wait_are_refused(harness: Harness) -> None:
+    go_on = threading.Event()
+    harness.model._decode_audio = lambda data: np.full(len(data), go_on.wait(WAIT_S), np.float32)
+    requests = [harness.send("register_voice", reference_audio=text("x")) for _ in range(40)]
+    refused = [request for request in requests if request.sender.finals]
+    go_on.set()
+    assert len(refused) == 8
+    assert refused[0].sender.error().startswith("RESOURCE_EXHAUSTED: ")
+    for request in requests:
+        assert request.sender.done.wait(WAIT_S)
+
+
 def test_abort_ends_the_stream_and_may_be_repeated(harness: Harness) -> None:
     lease, stream_id = harness.open()
     harness.ask("abort", stream_id=stream_id)

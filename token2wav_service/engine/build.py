@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from token2wav_service.checkpoint.loader import load_flow, load_hift, missing_fi
 from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.loop import EngineLoop
+from token2wav_service.engine.loop import EngineLoop, OnFatal
 from token2wav_service.engine.model_runner import ModelRunner
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
@@ -59,7 +60,7 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
     model = VoiceModel(version, flow.config.output_size, flow.config.spk_embed_dim)
     voices = VoiceStore(extractor, runner, config.voice_cache_bytes, model)
     logger.info("token2wav on %s in %s from %s", config.device, config.dtype, config.model_dir)
-    return Token2WavEngine(config, voices, runner, clock)
+    return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device))
 
 
 def choose_runner(config: Token2WavConfig) -> RunnerKind:
@@ -100,6 +101,13 @@ def _load_solver(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKi
     return load_solver(config, flow, hift, MAX_PROMPT_FRAMES)
 
 
-def build_engine_loop(config: Token2WavConfig, clock: Clock) -> EngineLoop:
-    """Return `build_engine`'s engine in a loop that has not been started."""
-    return EngineLoop(build_engine(config, clock))
+def _device_probe(device: str) -> Callable[[], None]:
+    """Return what raises once the device is lost: any CUDA call does after an error that is for good."""
+    if torch.device(device).type != "cuda":
+        return lambda: None
+    return partial(torch.cuda.synchronize, device)
+
+
+def build_engine_loop(config: Token2WavConfig, clock: Clock, on_fatal: OnFatal | None = None) -> EngineLoop:
+    """Return `build_engine`'s engine in a loop that has not been started; `on_fatal`: see `EngineLoop`."""
+    return EngineLoop(build_engine(config, clock), on_fatal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from token2wav_service.engine.types import (
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
+    DeviceLostError,
     StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
@@ -67,11 +68,24 @@ class BegunStep:
 class Token2WavEngine:
     """Continuous batching of many streams over one set of models."""
 
-    def __init__(self, config: Token2WavConfig, voices: VoiceStore, runner: Runner[Any, Any], clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Token2WavConfig,
+        voices: VoiceStore,
+        runner: Runner[Any, Any],
+        clock: Clock,
+        probe_device: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take what the engine is made of.
+
+        Args:
+            probe_device: raises where the device can't compute any more; asked after a failure.
+        """
         self.config = config
         self.voices = voices
+        self.clock = clock
         self._runner = runner
-        self._clock = clock
+        self._probe_device = probe_device
         self._scheduler = Scheduler(config.max_batch_size)
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
@@ -96,7 +110,7 @@ class Token2WavEngine:
             except BaseException:
                 self.voices.cache.release(voice_id)
                 raise
-            now = self._clock.now()
+            now = self.clock.now()
             stream_id = uuid.uuid4().hex
             stream = Stream(stream_id, voice, options, state, now, now)
             stream.planned_frames = voice.state.frames
@@ -114,16 +128,20 @@ class Token2WavEngine:
             stream = self._stream(chunk.stream_id)
             token_ids = self._rules.checked_tokens(stream, chunk)
             stream.waiting.append(TokenChunk(chunk.stream_id, chunk.index, token_ids, chunk.is_last))
-            stream.accepted_s.append(self._clock.now())
+            stream.accepted_s.append(self.clock.now())
             stream.next_index += 1
             stream.has_last = chunk.is_last
             stream.lookahead = token_ids[-self._runner.facts.lookahead_tokens :]
             stream.planned_frames += self._runner.facts.new_frames(len(token_ids), chunk.is_last)
             stream.schedule.append(len(token_ids))
-            stream.last_activity_s = self._clock.now()
+            stream.last_activity_s = self.clock.now()
 
     def step(self) -> list[ChunkResult]:
-        """Run one batch; returns a result for every chunk in it, none when nothing was ready."""
+        """Run one batch; returns a result for every chunk in it, none when nothing was ready.
+
+        Raises:
+            DeviceLostError: no step can run any more; chunks of this one have no result.
+        """
         begun = self.begin_step()
         return [] if begun is None else self.end_step(begun)
 
@@ -138,13 +156,13 @@ class Token2WavEngine:
                 stream.in_step = True
                 stream.status = StreamStatus.RUNNING
                 works.append(_work(stream))
-            return BegunStep(batch, works, self._clock.now())
+            return BegunStep(batch, works, self.clock.now())
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
         """Run what `begin_step` chose; returns a result for every chunk in it."""
         outcomes = self._run(begun.works)
         with self._lock:
-            began_s, ended_s = begun.began_s, self._clock.now()
+            began_s, ended_s = begun.began_s, self.clock.now()
             streams, size = begun.batch.streams, len(begun.works)
             self._books.step(size, ended_s - began_s, _samples(outcomes))
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
@@ -179,7 +197,7 @@ class Token2WavEngine:
 
     def idle_streams(self) -> list[str]:
         """Return ids of streams that have waited for their next chunk longer than allowed."""
-        limit = self._clock.now() - self.config.idle_timeout_s
+        limit = self.clock.now() - self.config.idle_timeout_s
         with self._lock:
             return [s.stream_id for s in self._streams.values() if not s.waiting and s.last_activity_s < limit]
 
@@ -204,6 +222,19 @@ class Token2WavEngine:
         with self._lock:
             return self._books.take_measurements()
 
+    def check_device(self, failure: Exception) -> None:
+        """See after a failure whether the device still computes.
+
+        Raises:
+            DeviceLostError: it doesn't, and won't in this process.
+        """
+        try:
+            self._probe_device()
+        except Exception as err:
+            raise DeviceLostError(
+                f"the device is lost ({err}), seen after a failure ({failure}); restart the process"
+            ) from failure
+
     def check_integrity(self) -> None:
         """Raise AssertionError if the books don't balance; for tests and idle moments."""
         self.voices.cache.check_integrity()
@@ -224,6 +255,7 @@ class Token2WavEngine:
         try:
             outcomes = self._runner.run(works)
         except Exception as err:
+            self.check_device(err)
             if len(works) == 1:
                 logger.exception("a chunk failed")
                 failure = Token2WavError(f"synthesis failed: {err}")
@@ -266,7 +298,7 @@ class Token2WavEngine:
             status.value,
             stream.next_index - len(stream.waiting),
             stream.samples / SAMPLE_RATE_HZ,
-            self._clock.now() - stream.opened_s,
+            self.clock.now() - stream.opened_s,
             extra={"stream_id": stream.stream_id, "trace_id": stream.options.trace_id},
         )
         return stream.summary()

@@ -5,43 +5,76 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from token2wav_service.contract import ServerStatus
+from token2wav_service.engine.bounded_pool import BoundedPool
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.types import (
     AudioChunk,
     EngineStats,
     StreamOptions,
+    StreamStatus,
     StreamSummary,
     TokenChunk,
     VoiceFeatures,
     VoicePrompt,
 )
-from token2wav_service.errors import EngineStoppedError, StreamNotFoundError, Token2WavError
+from token2wav_service.errors import (
+    DeviceLostError,
+    EngineStoppedError,
+    StreamAbortedError,
+    StreamNotFoundError,
+    Token2WavError,
+)
 
 logger = logging.getLogger(__name__)
 
 REAP_INTERVAL_S = 0.5
-"""How often a waiting loop looks for idle streams."""
+"""How often the loop looks for idle streams, under load too."""
 VOICE_WORKERS = 1
+MAX_PENDING_VOICES = 32
+"""Voices in the making, and those that wait for it; one more is refused. A voice takes tenths of a second, so that the
+last one is there in about ten, before its caller gives up."""
 
+T = TypeVar("T")
 OnResult = Callable[[AudioChunk | Token2WavError], None]
 OnEnd = Callable[[StreamSummary], None]
+OnFatal = Callable[[Exception], None]
+
+
+@dataclass(frozen=True)
+class _OpenStream:
+    """Whom to tell of a stream's end."""
+
+    on_end: OnEnd
+    lost: StreamSummary
+    """What to tell if the engine can't say any more how far the stream came."""
 
 
 class EngineLoop:
     """A running engine: thread-safe entry points, callbacks from the engine's thread."""
 
-    def __init__(self, engine: Token2WavEngine) -> None:
+    def __init__(self, engine: Token2WavEngine, on_fatal: OnFatal | None = None) -> None:
+        """Take an engine that nobody else runs.
+
+        Args:
+            on_fatal: called once, from the engine's thread, when it has ended by an error and everybody was answered;
+                the process can't synthesise any more.
+        """
         self.engine = engine
+        self._on_fatal = on_fatal
         self._wake = threading.Condition()
         self._stopping = False
+        self._failure: Exception | None = None
+        self._next_reap_s = engine.clock.now() + REAP_INTERVAL_S
         self._on_result: dict[tuple[str, int], OnResult] = {}
-        self._on_end: dict[str, OnEnd] = {}
+        self._open: dict[str, _OpenStream] = {}
         self._thread = threading.Thread(target=self._serve, name="token2wav-engine", daemon=True)
-        self._voice_workers = ThreadPoolExecutor(VOICE_WORKERS, thread_name_prefix="token2wav-voices")
+        self._voice_workers = BoundedPool(VOICE_WORKERS, MAX_PENDING_VOICES, "token2wav-voices")
 
     def start(self) -> None:
         """Start the thread."""
@@ -54,25 +87,43 @@ class EngineLoop:
             self._wake.notify_all()
         if self._thread.is_alive():
             self._thread.join()
-        self._voice_workers.shutdown(cancel_futures=True)
+        self._voice_workers.shutdown()
 
-    def register_voice(self, prompt: VoicePrompt) -> Future[VoiceFeatures]:
-        """Make a voice off the engine's thread; the future raises InvalidPromptError or CapacityError."""
-        with self._wake:
-            self._check_running()
-            return self._voice_workers.submit(self.engine.voices.register, prompt)
+    def register_voice(
+        self, prompt: VoicePrompt, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Future[VoiceFeatures]:
+        """Make a voice off the engine's thread; the future raises InvalidPromptError or CapacityError.
+
+        Args:
+            is_wanted: asked when its turn comes; if not, the future raises StreamAbortedError and nothing is computed.
+
+        Raises:
+            CapacityError: `MAX_PENDING_VOICES` are in the making already.
+            EngineStoppedError: the engine isn't running.
+        """
+
+        def make() -> VoiceFeatures:
+            if not is_wanted():
+                raise StreamAbortedError("the request was cancelled before its voice was made")
+            return self.engine.voices.register(prompt)
+
+        return self._submit(make)
 
     def export_voice(self, voice_id: str) -> Future[bytes]:
-        """Write a cached voice's file off the engine's thread; the future raises VoiceNotFoundError."""
-        with self._wake:
-            self._check_running()
-            return self._voice_workers.submit(self.engine.voices.export_file, voice_id)
+        """Write a cached voice's file off the engine's thread; the future raises VoiceNotFoundError.
+
+        Raises:
+            CapacityError, EngineStoppedError: see `register_voice`.
+        """
+        return self._submit(lambda: self.engine.voices.export_file(voice_id))
 
     def import_voice(self, data: bytes) -> Future[VoiceFeatures]:
-        """Make a voice from its file off the engine's thread; the future raises what `VoiceStore.import_file` does."""
-        with self._wake:
-            self._check_running()
-            return self._voice_workers.submit(self.engine.voices.import_file, data)
+        """Make a voice from its file off the engine's thread; the future raises what `VoiceStore.import_file` does.
+
+        Raises:
+            CapacityError, EngineStoppedError: see `register_voice`.
+        """
+        return self._submit(lambda: self.engine.voices.import_file(data))
 
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: OnEnd) -> str:
         """Open a stream; `on_end` is called exactly once, whatever ends it.
@@ -83,7 +134,8 @@ class EngineLoop:
         with self._wake:
             self._check_running()
             stream_id = self.engine.open_stream(voice_id, options)
-            self._on_end[stream_id] = on_end
+            lost = StreamSummary(stream_id, voice_id, options.seed, StreamStatus.ABORTED)
+            self._open[stream_id] = _OpenStream(on_end, lost)
             return stream_id
 
     def push(self, chunk: TokenChunk, on_result: OnResult) -> None:
@@ -111,36 +163,47 @@ class EngineLoop:
         return self.engine.stats()
 
     def status(self) -> ServerStatus:
-        """Return how busy the engine is."""
-        return self.engine.status()
+        """Return how busy the engine is; one that has stopped or failed drains: it takes no stream any more."""
+        return replace(self.engine.status(), is_draining=self._stopping)
 
     def take_measurements(self) -> Measurements:
         """Return what was measured since the last call, and forget it."""
         return self.engine.take_measurements()
 
     def _serve(self) -> None:
+        error: Exception | None = None
         try:
             while self._wait_for_work():
                 for result in self.engine.step():
                     self._deliver(result)
+        except Exception as err:
+            logger.critical("the engine's thread failed; this process can't synthesise any more", exc_info=err)
+            error = err
         finally:
-            # Also when a step raised: callers get answers and later calls are refused.
+            # Callers get answers, and later calls are refused.
             with self._wake:
                 self._stopping = True
-            for stream_id in self.engine.open_stream_ids():
-                self.abort(stream_id)
+            self._end_all()
+        if error is not None and self._on_fatal is not None:
+            _call(self._on_fatal, error)
 
     def _wait_for_work(self) -> bool:
-        """Block until a step has something to run; False when stopping."""
+        """Block until a step has something to run; False when stopping.
+
+        Raises:
+            DeviceLostError: making a voice found that the GPU is lost.
+        """
         while True:
+            self._reap_if_due()
             with self._wake:
                 if self._stopping:
                     return False
+                if self._failure is not None:
+                    raise self._failure
                 if self.engine.has_work():
                     self._gather()
                     return True
                 self._wake.wait(REAP_INTERVAL_S)
-            self._reap()
 
     def _gather(self) -> None:
         """Give other streams the configured time to join the step; called with the condition held."""
@@ -151,15 +214,38 @@ class EngineLoop:
                 lambda: self._stopping or self.engine.ready_streams() >= full, config.batch_window_us / 1e6
             )
 
+    def _reap_if_due(self) -> None:
+        now_s = self.engine.clock.now()
+        if now_s >= self._next_reap_s:
+            self._next_reap_s = now_s + REAP_INTERVAL_S
+            self._reap()
+
     def _reap(self) -> None:
         for stream_id in self.engine.idle_streams():
             logger.warning("stream %s got no chunk for %.0f s: aborted", stream_id, self.engine.config.idle_timeout_s)
             self.abort(stream_id)
 
+    def _end_all(self) -> None:
+        """Answer every chunk and end every stream, also those that a broken engine has lost."""
+        with self._wake:
+            callbacks, self._on_result = list(self._on_result.values()), {}
+        for callback in callbacks:
+            _call(callback, EngineStoppedError("token2wav ended before this chunk was made; retry on another replica"))
+        for stream_id in self.engine.open_stream_ids():
+            try:
+                self.abort(stream_id)
+            except Exception:
+                logger.exception("stream %s could not be aborted", stream_id)
+        with self._wake:
+            streams, self._open = list(self._open.values()), {}
+        for stream in streams:
+            _call(stream.on_end, stream.lost)
+
     def _deliver(self, result: ChunkResult) -> None:
         with self._wake:
-            callback = self._on_result.pop((result.stream_id, result.index))
-        _call(callback, result.outcome)
+            callback = self._on_result.pop((result.stream_id, result.index), None)
+        if callback is not None:
+            _call(callback, result.outcome)
         if result.ended is not None:
             self._drop_waiting(result.stream_id)
             self._end(result.ended)
@@ -174,8 +260,33 @@ class EngineLoop:
 
     def _end(self, summary: StreamSummary) -> None:
         with self._wake:
-            callback = self._on_end.pop(summary.stream_id)
-        _call(callback, summary)
+            stream = self._open.pop(summary.stream_id, None)
+        if stream is not None:
+            _call(stream.on_end, summary)
+
+    def _submit(self, make: Callable[[], T]) -> Future[T]:
+        with self._wake:
+            self._check_running()
+            return self._voice_workers.submit(self._run_on_device, make)
+
+    def _run_on_device(self, make: Callable[[], T]) -> T:
+        """Call `make`; where it fails, see whether the GPU is lost, which the engine's thread must know."""
+        try:
+            return make()
+        except Token2WavError:
+            raise
+        except Exception as err:
+            self._check_device(err)
+            raise
+
+    def _check_device(self, failure: Exception) -> None:
+        try:
+            self.engine.check_device(failure)
+        except DeviceLostError as lost:
+            with self._wake:
+                self._failure = lost
+                self._wake.notify_all()
+            raise
 
     def _check_running(self) -> None:
         if self._stopping:

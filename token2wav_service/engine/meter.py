@@ -69,6 +69,11 @@ class PlaybackDeadline:
     def __init__(self) -> None:
         self._dry_s: float | None = None
 
+    @property
+    def dry_s(self) -> float | None:
+        """Clock time when nothing is left to play; None before the first audio."""
+        return self._dry_s
+
     def deliver(self, accepted_s: float, now_s: float, audio_s: float) -> bool:
         """Note a chunk's audio; returns whether the engine was late.
 

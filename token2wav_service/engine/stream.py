@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.engine.meter import PlaybackDeadline
 from token2wav_service.engine.runner import StreamState
 from token2wav_service.engine.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
@@ -59,9 +58,11 @@ class Stream:
 
         Of a stream that has not been heard yet: when its first audio is due.
         """
-        if self.first_audio_s is None:
+        dry_s = self.deadline.dry_s
+        if dry_s is None:
             return self.opened_s + FIRST_AUDIO_DUE_S
-        return self.first_audio_s + self.samples / SAMPLE_RATE_HZ
+        # A listener who ran dry before the chunk came has waited for the caller: that earns no place before others.
+        return max(dry_s, self.accepted_s[0]) if self.accepted_s else dry_s
 
     def summary(self) -> StreamSummary:
         """Return what became of the stream so far."""

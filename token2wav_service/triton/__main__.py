@@ -32,6 +32,7 @@ from token2wav_service.triton.settings import SettingsError
 logger = logging.getLogger(__name__)
 
 _USAGE_ERROR = 2
+_SERVER_FAILED = 1
 _POLL_INTERVAL_S = 0.2
 
 
@@ -81,9 +82,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
-    """Run until the server exits by itself (its status is ours) or a signal asks us to stop it (0).
+    """Run until the server exits by itself or a signal asks us to stop it (0).
 
-    The first signal lets open streams end; the second stops the server at once.
+    A server that exits by itself is a failure whatever its status: a model that is past saving ends it that way. The
+    first signal lets open streams end; the second stops the server at once.
     """
     stopping, hurry = threading.Event(), threading.Event()
 
@@ -95,6 +97,9 @@ def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
     with process:
         while process.returncode is None and not stopping.wait(_POLL_INTERVAL_S):
             pass
+        if not stopping.is_set():
+            logger.error("the server ended by itself with status %s", process.returncode)
+            return process.returncode or _SERVER_FAILED
         if process.returncode is None and drain_timeout_s > 0 and not drain(process, drain_timeout_s, hurry):
             logger.warning("streams are still open; stopping the server without them")
         return process.returncode or 0

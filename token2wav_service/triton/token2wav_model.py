@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from cosydit.clock import SystemClock
 from cosydit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
+from token2wav_service.engine.bounded_pool import BoundedPool
 from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.types import (
     AudioChunk,
@@ -35,6 +36,7 @@ from token2wav_service.engine.types import (
 )
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.triton.drain_flag import read_drain_flag
+from token2wav_service.triton.end_server import server_ender
 from token2wav_service.triton.inputs import RequestInputs
 from token2wav_service.triton.metrics import EngineMetrics, FailureCounts, StatsLike
 from token2wav_service.triton.model_config import read_parameters
@@ -46,6 +48,8 @@ logger = logging.getLogger(__name__)
 LEASE_POLL_INTERVAL_S = 0.05
 METRICS_INTERVAL_S = 0.25
 _DECODER_THREADS = 2
+_MAX_PENDING_DECODINGS = 32
+"""Prompts' files that are being decoded or wait for it; one more is refused. As many as the engine takes voices."""
 
 
 class StreamEngine(Protocol):
@@ -53,7 +57,7 @@ class StreamEngine(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def register_voice(self, prompt: VoicePrompt) -> Future[VoiceFeatures]: ...
+    def register_voice(self, prompt: VoicePrompt, is_wanted: Callable[[], bool]) -> Future[VoiceFeatures]: ...
     def export_voice(self, voice_id: str) -> Future[bytes]: ...
     def import_voice(self, data: bytes) -> Future[VoiceFeatures]: ...
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: Callable[[StreamSummary], None]) -> str: ...
@@ -107,7 +111,7 @@ class Token2WavModel:
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._decoders = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="prompt-decoder")
+        self._decoders = BoundedPool(_DECODER_THREADS, _MAX_PENDING_DECODINGS, "prompt-decoder")
         self._operations: Mapping[Operation, Callable[[RequestInputs, Responder], None]] = {
             Operation.REGISTER_VOICE: self._register_voice,
             Operation.EXPORT_VOICE: self._export_voice,
@@ -138,23 +142,30 @@ class Token2WavModel:
 
         config = Token2WavConfig.from_mapping(read_parameters(model_config_json))
         tracer = open_tracer(SERVICE, endpoint_of())
-        engine = build_engine_loop(config, SystemClock())
+        engine = build_engine_loop(config, SystemClock(), server_ender())
         return cls(pb_utils, engine, load_prompt_audio, is_draining=read_drain_flag(os.environ), tracer=tracer)
 
     def execute(self, requests: list[Any]) -> None:
         """Hand every request to the engine and return; never blocks on computation, never raises."""
         for request in requests:
-            responder = Responder(self._pb_utils, request, self._failures.add)
             try:
-                self._dispatch(RequestInputs(self._pb_utils, request), responder)
-            except Exception as err:
-                responder.fail(err)
+                self._serve(request)
+            except Exception:
+                # NOTE: one request that can't even be refused must not cost the rest of the batch.
+                logger.exception("a request could not be answered")
+
+    def _serve(self, request: Any) -> None:
+        responder = Responder(self._pb_utils, request, self._failures.add)
+        try:
+            self._dispatch(RequestInputs(self._pb_utils, request), responder)
+        except Exception as err:
+            responder.fail(err)
 
     def finalize(self) -> None:
         """Stop the engine, which answers everything that waits, then the threads."""
         self._stopping.set()
         self._watcher.join()
-        self._decoders.shutdown(wait=True, cancel_futures=True)
+        self._decoders.shutdown()
         self._engine.stop()
         self._metrics.stop()
         for lease in self._take_leases():
@@ -182,12 +193,16 @@ class Token2WavModel:
         if has_samples:
             self._extract(inputs.floats("reference_wav").copy(), responder)
             return
-        data = inputs.raw_bytes("reference_audio")
-        decoding = self._decoders.submit(self._decode_audio, data)
+        decoding = self._decoders.submit(self._decode, inputs.raw_bytes("reference_audio"), responder)
         decoding.add_done_callback(_when_done(responder, lambda samples: self._extract(samples, responder)))
 
+    def _decode(self, data: bytes, responder: Responder) -> FloatArray:
+        if responder.is_cancelled():
+            raise StreamAbortedError("the request was cancelled before its audio was decoded")
+        return self._decode_audio(data)
+
     def _extract(self, samples: FloatArray, responder: Responder) -> None:
-        features = self._engine.register_voice(VoicePrompt(samples))
+        features = self._engine.register_voice(VoicePrompt(samples), lambda: not responder.is_cancelled())
         features.add_done_callback(_when_done(responder, lambda result: _send_voice(result, responder)))
 
     def _export_voice(self, inputs: RequestInputs, responder: Responder) -> None:
@@ -211,7 +226,11 @@ class Token2WavModel:
         with self._lock:
             if not lease.has_ended:
                 self._leases[lease.stream_id] = lease
-        responder.send({"stream_id": text_tensor(lease.stream_id)})
+        try:
+            responder.send({"stream_id": text_tensor(lease.stream_id)})
+        except Exception as err:
+            responder.fail(err)
+            self._engine.abort(lease.stream_id)  # nobody knows its id
 
     def _push(self, inputs: RequestInputs, responder: Responder) -> None:
         chunk = TokenChunk(
@@ -226,7 +245,9 @@ class Token2WavModel:
 
         def on_result(result: AudioChunk | Token2WavError) -> None:
             trace.chunk(chunk, result)
-            _send_audio(result, responder)
+            if not _send_audio(result, responder):
+                # A stream that has lost a chunk is no use: its next chunks would join over a gap.
+                self._engine.abort(chunk.stream_id)
 
         self._engine.push(chunk, on_result)
 
@@ -235,7 +256,8 @@ class Token2WavModel:
         responder.finish()
 
     def _status(self, inputs: RequestInputs, responder: Responder) -> None:
-        status = dataclasses.replace(self._engine.status(), is_draining=self._is_draining())
+        status = self._engine.status()
+        status = dataclasses.replace(status, is_draining=status.is_draining or self._is_draining())
         responder.finish({"status": text_tensor(status.to_json())})
 
     def _end_lease(self, lease: _Lease, summary: StreamSummary) -> None:
@@ -306,8 +328,9 @@ def _send_voice_file(data: bytes, responder: Responder) -> None:
     responder.finish({"voice_file": np.array([data], dtype=np.object_)})
 
 
-def _send_audio(result: AudioChunk | Token2WavError, responder: Responder) -> None:
+def _send_audio(result: AudioChunk | Token2WavError, responder: Responder) -> bool:
+    """Answer a chunk; False if its audio is lost on the way."""
     if isinstance(result, Token2WavError):
         responder.fail(result)
-        return
-    responder.finish({"waveform": np.ascontiguousarray(result.samples, dtype=np.float32)})
+        return True
+    return responder.finish({"waveform": np.ascontiguousarray(result.samples, dtype=np.float32)})
