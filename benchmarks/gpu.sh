@@ -76,18 +76,21 @@ part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
 # Fits the simulator to some runs on this host, has it predict others, makes those too, and says how far off it was.
 # The runs are long: the figures of short ones differ by chance by as much as is asked of a prediction, those of a closed
 # loop most, whose callers all begin at once.
+# A prediction that is there stays: one that was made after its measurement would be refused.
 part_prediction() {
   local runs=$OUT/${NAME}_capacity model=$OUT/cost_model_$NAME.json predicted=$OUT/prediction_$NAME.json
   is_done "$OUT/${NAME}_prediction.json" && return
   start_services
   measure "$runs" --closed 1 16 32 64 --open 12 20 32 --open-s 33 --requests-a-caller 24 --unseen 0
-  "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
-    --callers 1 16 32 64 --rates 12 20 32 --processes "$(nproc)" --out "$model"
-  "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 \
-    --open-s 60 --requests-a-caller 40 --processes "$(nproc)" --out "$predicted"
+  if ! is_done "$predicted"; then
+    "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
+      --callers 1 16 32 64 --rates 12 20 32 --processes "$(nproc)" --out "$model"
+    "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 \
+      --open-s 60 --requests-a-caller 40 --processes "$(nproc)" --out "$predicted"
+  fi
   measure "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 40 --unseen 0
   stop_services
-  "$PYTHON" -m benchmarks.verify_prediction --prediction "$predicted" --measured "$runs" \
+  "$PYTHON" -m benchmarks.verify_prediction --prediction "$predicted" --model "$model" --measured "$runs" \
     --out "$OUT/${NAME}_prediction.json"
 }
 

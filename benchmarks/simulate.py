@@ -29,7 +29,14 @@ from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.simulate.chance import DRAWS, drawn_figures, median_figures
 from benchmarks.lib.simulate.compare import AIM, compare, comparison_json, comparison_rows, worst_errors
 from benchmarks.lib.simulate.costs import CostModel, cost_json, read_cost_model
-from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, measured_points, simulated_points, unit_json
+from benchmarks.lib.simulate.curves import (
+    LISTENERS_A_GATEWAY,
+    POINT_DRAWS,
+    GPUs,
+    measured_points,
+    simulated_points,
+    unit_json,
+)
 from benchmarks.lib.simulate.fit import PARAMETERS, figures_of, first_guess, fit, fit_step, step_points
 from benchmarks.lib.simulate.fleet import simulate_fleet
 from benchmarks.lib.simulate.listeners import most_listeners
@@ -46,11 +53,11 @@ FIT_OPEN_S, FIT_OPEN_TAIL_S = 30.0, 3.0
 FIT_BURSTS = (50,)
 CURVES = RESULTS.parents[1] / "cosydit/local/capacity_h200.json"
 ARRANGEMENTS = (
-    (1, 1, (50, 100, 200, 300, 350, 400, 450)),
-    (1, 2, (100, 200, 400, 500, 600, 700, 800)),
-    (1, 3, (150, 300, 600, 750, 900, 1050)),
+    (GPUs(llm=1, token2wav=1), (50, 100, 200, 300, 325, 350, 375, 400, 425)),
+    (GPUs(llm=1, token2wav=2), (100, 200, 300, 350, 375, 400, 425, 450, 475)),
+    (GPUs(llm=1, token2wav=3), (100, 200, 300, 350, 375, 400, 425, 450, 475)),
 )
-"""GPUs for the LLM, GPUs for token2wav, listeners to try."""
+"""Listeners to try, close to each other where the waiting time begins to rise."""
 FLEET_PLOT = "fleet.png"
 LISTENERS = (500, 550, 600, 650, 700, 750, 800)
 LISTEN_S = 12.0
@@ -153,6 +160,7 @@ def _chosen(directory: Path, names: Sequence[str]) -> dict[str, FinishedRun]:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Simulate the measured runs and say how far off they come out."""
+    environment = _environment(args)
     costs = read_cost_model(args.model)
     fitted = json.loads(args.model.read_text("utf-8"))["fit"]["end_to_end_runs"]
     measured = read_runs(args.end_to_end)
@@ -167,7 +175,7 @@ def run_compare(args: argparse.Namespace) -> int:
         "runs": comparison_json(runs),
         "worst_error_of_runs_left_out": worst_errors(runs),
         "realtime_streams_token2wav_alone": {**listeners, "trials": [asdict(trial) for trial in trials]},
-        "environment": _environment(args),
+        "environment": environment,
     }
     write_json(args.out, content)
     print(aligned_table(comparison_rows(runs)), end="")
@@ -177,6 +185,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def run_predict(args: argparse.Namespace) -> int:
     """Simulate runs that were not measured; each figure is the median over the draws."""
+    environment = _environment(args)
     costs = read_cost_model(args.model)
     load = SweepLoad(tuple(args.callers), tuple(args.rates), args.open_s, args.requests_a_caller)
     plans = load.plans(VOICES)
@@ -190,7 +199,7 @@ def run_predict(args: argparse.Namespace) -> int:
         "predictions": figures,
         "draws": drawn,
         "model": cost_json(costs),
-        "environment": _environment(args),
+        "environment": environment,
     }
     write_json(args.out, content)
     columns = [name for name in next(iter(figures.values())) if name != "load"]
@@ -201,6 +210,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 def run_fleet(args: argparse.Namespace) -> int:
     """Simulate a fleet in one scenario after another."""
+    environment = _environment(args)
     costs = read_cost_model(args.model)
     if not args.no_plot:
         require_matplotlib()
@@ -211,7 +221,7 @@ def run_fleet(args: argparse.Namespace) -> int:
         run = simulate_fleet(costs, plan)
         figures = {**fleet_figures(plan, run), "cpu_s": time.process_time() - began_s}
         content = {"figures": figures, "plan": plan_json(plan), "timeline": fleet_timeline(run)}
-        write_json(args.out / f"{name}.json", {**content, "model": cost_json(costs), "environment": _environment(args)})
+        write_json(args.out / f"{name}.json", {**content, "model": cost_json(costs), "environment": environment})
         print(f"{name}: {json.dumps(figures)}", flush=True)
     if not args.no_plot:
         written = {name: args.out / f"{name}.json" for name in SCENARIOS}
@@ -222,28 +232,30 @@ def run_fleet(args: argparse.Namespace) -> int:
 
 def run_curves(args: argparse.Namespace) -> int:
     """Write the points that `cosydit plan` reads."""
+    environment = _environment(args)
     costs = read_cost_model(args.model)
     runs = read_runs(args.end_to_end)
     measured = {"kind": "measured", "text": f"open loops, {args.end_to_end.name}"}
-    arrangements = [unit_json(0, 1, measured_points(runs.values()), measured)]
-    simulated = {"kind": "simulated", "text": f"{args.seconds:g} s of utterances of 4 to 12 s, {args.model.name}"}
-    for llms, token2wav, listeners in ARRANGEMENTS:
-        points = simulated_points(costs, llms, token2wav, listeners, args.seconds)
-        arrangements.append(unit_json(llms, token2wav, points, simulated))
+    arrangements = [unit_json(GPUs(llm=0, token2wav=1), measured_points(runs.values()), measured)]
+    simulated = {"kind": "simulated", "text": f"utterances of 4 to 12 s, {args.draws} draws, {args.model.name}"}
+    for gpus, listeners in ARRANGEMENTS:
+        points = simulated_points(costs, gpus, listeners, args.seconds, args.draws, args.processes)
+        arrangements.append(unit_json(gpus, points, simulated))
     alone = json.loads(args.engine.read_text("utf-8"))["figures"]["realtime_streams"]
     content = {
         "gpu": costs.gpu,
         "token2wav_alone": f"{alone} listeners on one GPU, chunks of 1 s, no bound on the time to first audio",
         "listeners_a_gateway": LISTENERS_A_GATEWAY,
         "arrangements": arrangements,
-        "environment": _environment(args),
+        "environment": environment,
     }
     write_json(args.out, content)
-    rows = [["LLM", "token2wav", "listeners", "p50 ms", "p95 ms", "ran dry"]]
+    rows = [["LLM", "token2wav", "listeners", "p50 ms", "p95 ms", "ran dry", "hearing", "held"]]
     for each in arrangements:
         for point in each["points"]:
-            figures = [f"{point[name]:.4g}" for name in ("listeners", "ttfa_p50_ms", "ttfa_p95_ms", "underrun_ratio")]
-            rows.append([str(each["llm_gpus"]), str(each["token2wav_gpus"]), *figures])
+            names = ("listeners", "ttfa_p50_ms", "ttfa_p95_ms", "underrun_ratio", "hearing_ratio")
+            figures = [f"{point[name]:.4g}" for name in names]
+            rows.append([str(each["llm_gpus"]), str(each["token2wav_gpus"]), *figures, str(point["is_held"])])
     print(aligned_table(rows), end="")
     return 0
 
@@ -253,6 +265,7 @@ def _note(simulation: int, loss: float) -> None:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what is about to run and where; a commit that comes meanwhile is not what runs."""
     return describe_environment({name: str(value) for name, value in vars(args).items() if name != "run"})
 
 
@@ -319,7 +332,9 @@ def _add_curves(commands: Any) -> None:
     parser = commands.add_parser("curves", help="write the points that `cosydit plan` reads")
     _add_sources(parser)
     _add_model(parser)
-    parser.add_argument("--seconds", type=float, default=25.0, help="simulated for each point (default %(default)s)")
+    seconds = "simulated for each point, the first ten of which listeners come in (default %(default)s)"
+    parser.add_argument("--seconds", type=float, default=40.0, help=seconds)
+    _add_draws(parser, POINT_DRAWS)
     parser.add_argument("--out", type=Path, default=CURVES, help="JSON to write (default %(default)s)")
     parser.set_defaults(run=run_curves)
 
@@ -334,9 +349,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="JSON that `fit` wrote (default %(default)s)")
 
 
-def _add_draws(parser: argparse.ArgumentParser) -> None:
+def _add_draws(parser: argparse.ArgumentParser, draws: int = DRAWS) -> None:
     text = "simulate so often, with other times of the steps, and take the medians (default %(default)s)"
-    parser.add_argument("--draws", type=int, default=DRAWS, help=text)
+    parser.add_argument("--draws", type=int, default=draws, help=text)
     _add_processes(parser)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ from cosydit.local.capacity import (
     Curves,
     Demand,
     Proposal,
+    gateway_processes,
     known_gpus,
     propose,
     read_curves,
@@ -58,11 +58,11 @@ def describe(curves: Curves, demand: Demand, proposals: list[Proposal]) -> list[
     ]
     for proposal in proposals:
         lines += ["", *_proposal(proposal, kind)]
-    gateways = math.ceil(demand.listeners / curves.listeners_a_gateway)
+    gateways = gateway_processes(curves, demand)
     return [
         *lines,
         "",
-        f"gateway: {gateways} processes, a core each, for up to {curves.listeners_a_gateway} listeners each",
+        f"gateway: {gateways} processes, a core each; one serves {curves.listeners_a_gateway} listeners",
         f"headroom: {_WHOLE * demand.headroom:.0f} % of every capacity stays free (--headroom)",
         f"measured as well: {curves.token2wav_alone}",
         "extrapolated: so many times the GPUs serve so many times the listeners",

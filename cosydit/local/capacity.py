@@ -17,6 +17,8 @@ from typing import Any
 
 DEFAULT_HEADROOM = 0.3
 DEFAULT_UNDERRUN_RATIO = 0.01
+_ROUNDING = 1e-9
+"""Of a number of units: what floating point may add to a whole one."""
 _FILES = Path(__file__).parent
 _PREFIX, _SUFFIX = "capacity_", ".json"
 
@@ -34,6 +36,8 @@ class CapacityPoint:
     ttfa_p95_ms: float
     underrun_ratio: float
     """Of the utterances that were begun at the first sample, those that ran dry."""
+    is_held: bool = True
+    """Nobody was refused, nothing failed, and requests did not pile up."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +131,8 @@ def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     proposals = []
     for arrangement in curves.arrangements:
         capacity, is_end = most_listeners(arrangement.points, demand.p95_ms, demand.underrun_ratio)
-        usable = capacity * (1 - demand.headroom)
-        if usable > 0:
-            units = math.ceil(demand.listeners / usable)
-            proposals.append(Proposal(arrangement, capacity, is_end, units))
+        if capacity > 0:
+            proposals.append(Proposal(arrangement, capacity, is_end, _units(demand, capacity)))
     if not proposals:
         least_ms = min(point.ttfa_p95_ms for each in curves.arrangements for point in each.points)
         got = f"got a p95 of {demand.p95_ms:g} ms, but at its lightest load one {curves.gpu} took {least_ms:.0f} ms"
@@ -138,14 +140,20 @@ def propose(curves: Curves, demand: Demand) -> list[Proposal]:
     return sorted(proposals, key=lambda proposal: proposal.units * proposal.arrangement.gpus)
 
 
+def gateway_processes(curves: Curves, demand: Demand) -> int:
+    """Return how many gateway processes a demand needs."""
+    return _units(demand, curves.listeners_a_gateway)
+
+
 def most_listeners(points: Sequence[CapacityPoint], p95_ms: float, underrun_ratio: float) -> tuple[float, bool]:
     """Return the most listeners within both bounds, linear between the points, and whether that is the last point.
 
-    0 if not even the first point is within them.
+    The points are in ascending order. A load that is not held ends them, whatever its waiting time. 0 if not even the
+    first point is within the bounds.
     """
     best, before = 0.0, None
     for point in points:
-        if point.underrun_ratio > underrun_ratio:
+        if not point.is_held or point.underrun_ratio > underrun_ratio:
             return best, False
         if point.ttfa_p95_ms > p95_ms:
             if before is not None and point.ttfa_p95_ms > before.ttfa_p95_ms:
@@ -156,11 +164,17 @@ def most_listeners(points: Sequence[CapacityPoint], p95_ms: float, underrun_rati
     return best, True
 
 
+def _units(demand: Demand, capacity: float) -> int:
+    """Return how many of something that serves so many listeners a demand needs, headroom left free."""
+    usable = capacity * (1 - demand.headroom)
+    return math.ceil(demand.listeners / usable - _ROUNDING)
+
+
 def _check(demand: Demand) -> None:
     if demand.listeners < 1:
         raise CapacityError(f"got {demand.listeners} listeners, expected at least 1")
-    if demand.p95_ms <= 0:
-        raise CapacityError(f"got a p95 of {demand.p95_ms:g} ms, expected more than 0")
+    if not (math.isfinite(demand.p95_ms) and demand.p95_ms > 0):
+        raise CapacityError(f"got a p95 of {demand.p95_ms:g} ms, expected a finite number above 0")
     if not 0 <= demand.headroom < 1:
         raise CapacityError(f"got a headroom of {demand.headroom:g}, expected 0 or more and less than 1")
 
@@ -173,7 +187,7 @@ def _curves(content: dict[str, Any]) -> Curves:
             each["source"]["kind"],
             each["source"]["text"],
             tuple(
-                CapacityPoint(point["listeners"], point["ttfa_p95_ms"], point["underrun_ratio"])
+                CapacityPoint(point["listeners"], point["ttfa_p95_ms"], point["underrun_ratio"], point["is_held"])
                 for point in each["points"]
             ),
         )

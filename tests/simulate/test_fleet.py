@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from benchmarks.lib.simulate.crowd import CrowdPlan, LoadStep
-from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, simulate_fleet
+from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, FleetSample, simulate_fleet
+from benchmarks.lib.simulate.scenarios import fleet_figures
 from tests.simulate.costs import COSTS
 
 CROWD = CrowdPlan((LoadStep(0.0, 60),), seconds=12.0, ramp_s=2.0, voices=4)
@@ -67,6 +69,45 @@ def test_a_fleet_without_room_refuses_and_serves_the_rest() -> None:
     assert run.refused > 0
     assert not [record.error for record in run.records if record.error]
     assert max(max(sample.streams) for sample in run.samples) <= 4
+
+
+def sample(at_s: float, streams: int, busy_s: float) -> FleetSample:
+    return FleetSample(at_s, 60, [streams] * PLAN.token2wav, [busy_s] * PLAN.token2wav, 0, 0)
+
+
+def test_streams_and_time_in_steps_are_those_while_the_whole_crowd_is_there() -> None:
+    idle, busy = 0.0, 5.0  # of the seconds from 2 to 12
+    samples = [
+        sample(1, 1, idle),
+        sample(2, 8, idle),
+        sample(7, 10, busy / 2),
+        sample(12, 6, busy),
+        sample(24, 0, busy),
+    ]
+    figures = fleet_figures(PLAN, FleetRun([], 0, 0, 0, samples))
+    assert figures["streams_per_replica"] == {"mean": 8, "max": 10}
+    assert figures["token2wav_busy_share"] == {"mean": 0.5, "max": 0.5}
+
+
+def test_the_time_in_steps_only_grows() -> None:
+    run = simulate_fleet(COSTS, replace(PLAN, lost_at_s=(4.5,), returns_after_s=0.5))
+    spent = [sample.busy_s for sample in run.samples]
+    assert all(
+        before <= after for one, next_one in pairwise(spent) for before, after in zip(one, next_one, strict=True)
+    )
+    assert 0 < fleet_figures(PLAN, run)["token2wav_busy_share"]["mean"] < 1
+
+
+def test_other_draws_give_another_run_of_the_same_crowd() -> None:
+    jittered = COSTS.with_parameters({"llm.step_spread": 0.2})
+
+    def run(seed: int) -> FleetRun:
+        return simulate_fleet(jittered, replace(PLAN, crowd=replace(CROWD, seconds=4.0), seed=seed))
+
+    one, other = run(1), run(2)
+    assert run(1) == one
+    assert {r.utt: r.audio_s for r in one.records} == pytest.approx({r.utt: r.audio_s for r in other.records})
+    assert [r.total_s for r in one.records] != [r.total_s for r in other.records]
 
 
 @pytest.mark.parametrize("listeners", [10, 40])

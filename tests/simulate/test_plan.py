@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 
 from cosydit.cli.main import main
@@ -11,6 +14,7 @@ from cosydit.local.capacity import (
     CapacityPoint,
     Curves,
     Demand,
+    gateway_processes,
     most_listeners,
     propose,
     read_curves,
@@ -42,6 +46,22 @@ def test_a_load_whose_listeners_hear_gaps_is_not_held() -> None:
     assert most_listeners(points, 500, 0.01) == (200, False)
 
 
+@pytest.mark.parametrize("p95_ms", [130, 500])
+def test_a_load_that_is_not_held_ends_the_curve_whatever_its_waiting_time(p95_ms: float) -> None:
+    points = (*POINTS[:2], CapacityPoint(300, 130, 0.0, is_held=False), CapacityPoint(400, 125, 0.0))
+    assert most_listeners(points, p95_ms, 0.01) == (200, False)
+
+
+@pytest.mark.parametrize(
+    ("listeners", "units"),
+    [pytest.param(245, 1, id="350 * (1 - 0.3) rounds to less than 245"), (246, 2), (490, 2), (491, 3)],
+)
+def test_exactly_what_is_free_needs_no_more(listeners: int, units: int) -> None:
+    held = Curves("none", "many", (Arrangement(1, 1, "", "", (CapacityPoint(350, 100, 0.0),)),), 350)
+    (proposal,) = propose(held, Demand(listeners, 100))
+    assert (proposal.units, gateway_processes(held, Demand(listeners, 100))) == (units, units)
+
+
 def test_gpus_are_counted_with_headroom_and_the_fewest_come_first() -> None:
     shared, apart = propose(CURVES, Demand(1000, 170, headroom=0.2))
     assert (shared.arrangement, shared.llm_gpus, shared.token2wav_gpus) == (SHARED, 0, 5)  # 250 * 0.8 listeners each
@@ -53,10 +73,38 @@ def test_what_no_load_meets_is_refused_with_what_would() -> None:
         propose(CURVES, Demand(10, 50))
 
 
-@pytest.mark.parametrize("demand", [Demand(0, 100), Demand(1, 0), Demand(1, 100, headroom=1.0)])
+@pytest.mark.parametrize(
+    "demand",
+    [
+        Demand(0, 100),
+        Demand(1, 0),
+        Demand(1, math.nan),
+        Demand(1, math.inf),
+        Demand(1, 100, headroom=1.0),
+        Demand(1, 100, headroom=math.nan),
+    ],
+)
 def test_demands_without_sense_are_refused(demand: Demand) -> None:
     with pytest.raises(CapacityError, match="expected"):
         propose(CURVES, demand)
+
+
+@pytest.mark.parametrize("p95_ms", [150, 200, 250, 300, 400])
+def test_more_token2wav_gpus_serve_fewer_only_where_a_simulation_at_that_load_says_so(p95_ms: float) -> None:
+    apart = [arrangement for arrangement in read_curves("h200").arrangements if arrangement.llm_gpus]
+    for fewer, more in pairwise(apart):
+        held_by_fewer, held_by_more = (most_listeners(each.points, p95_ms, 0.01)[0] for each in (fewer, more))
+        if held_by_more < held_by_fewer:
+            load = next(point.listeners for point in more.points if point.listeners >= held_by_more)
+            one, other = (next(p for p in each.points if p.listeners == load) for each in (fewer, more))
+            assert other.ttfa_p95_ms >= one.ttfa_p95_ms
+
+
+def test_the_points_are_close_to_each_other_where_the_waiting_time_begins_to_rise() -> None:
+    """A line over a wide gap would hide the knee."""
+    for arrangement in read_curves("h200").arrangements:
+        for one, next_one in pairwise(arrangement.points):
+            assert next_one.ttfa_p95_ms < 1.6 * one.ttfa_p95_ms or next_one.listeners - one.listeners <= 30
 
 
 def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
@@ -69,6 +117,11 @@ def test_the_command_tells_gpus_headroom_and_what_was_measured(capsys: pytest.Ca
     printed = capsys.readouterr().out
     for said in ("500 listeners", "H200", "measured", "simulated", "headroom: 30 %", "extrapolated"):
         assert said in printed
+
+
+def test_gateways_keep_the_headroom_too(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "--listeners", "500", "--p95-ms", "250"])
+    assert "gateway: 3 processes, a core each; one serves 250 listeners" in capsys.readouterr().out
 
 
 def test_the_command_fails_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,3 +167,9 @@ def test_listeners_hear_gaps_only_when_there_are_too_many() -> None:
     assert listen(COSTS, 20, 4.0).underruns == 0
     slow = COSTS.with_parameters({"token2wav.step.per_token_s": 0.004})
     assert listen(slow, 20, 8.0).underruns > 0
+
+
+@pytest.mark.parametrize("name", ["around_s", "stream_s", "answer_s"])
+def test_listeners_of_the_engine_alone_wait_for_nothing_of_a_server(name: str) -> None:
+    """The trial that it stands beside calls the engine in its own process."""
+    assert listen(COSTS.with_parameters({f"token2wav.{name}": 0.5}), 20, 4.0) == listen(COSTS, 20, 4.0)

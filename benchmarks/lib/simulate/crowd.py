@@ -54,6 +54,11 @@ class CrowdPlan:
     seed: int = 0
 
     @property
+    def complete_s(self) -> tuple[float, float]:
+        """From when to when all listeners are there; before they still come, and after it none asks again."""
+        return self.steps[-1].at_s + self.ramp_s, self.seconds
+
+    @property
     def voice_names(self) -> list[str]:
         """All of them; every gateway knows them before the first listener comes."""
         return [f"voice-{number:03d}" for number in range(self.voices)]

@@ -2,23 +2,34 @@
 
 Measured: both services on one GPU, from the open loops of `benchmarks.end_to_end`. Simulated: the services apart, some
 GPUs of each, over the fitted cost model.
+
+    │ listeners come  │ all are there            │ those under way end │
+    │                 │ what is asked for counts │                     │
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import ceil
 from typing import Any
 
+from benchmarks.lib.metrics import percentile, playback_underrun
 from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.crowd import CrowdPlan, LoadStep
-from benchmarks.lib.simulate.fleet import FleetPlan, simulate_fleet
-from benchmarks.lib.simulate.scenarios import fleet_figures
+from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, simulate_fleet
+from benchmarks.lib.simulate.parallel import mapping
 from benchmarks.lib.sweep import FinishedRun
+from benchmarks.lib.types import BenchmarkError, RequestRecord
 
 LISTENERS_A_GATEWAY = 250
 """One gateway process for so many: its own queue must not be what is measured."""
+POINT_DRAWS = 3
+LEAST_HEARING_RATIO = 0.95
+"""Of the listeners, while a load is held: with utterances of 8 s they wait 0.4 s on average, and any longer only where
+requests pile up."""
 _MS = 1000.0
 
 
@@ -27,10 +38,24 @@ class CapacityPoint:
     """One load and what its listeners got."""
 
     listeners: float
-    """Who hear speech at the same time: seconds of audio a second."""
+    """Measured: seconds of audio that were asked for a second. Simulated: who listen, one utterance after another."""
     ttfa_p50_ms: float
     ttfa_p95_ms: float
     underrun_ratio: float
+    """Of the utterances that were begun at the first sample, those that ran dry."""
+    hearing_ratio: float
+    """Of the listeners, those who hear speech at a time. Who waits asks for nothing, so that a queue does not grow for
+    ever in a simulation; 1 where requests come whether or not those before were served."""
+    is_held: bool
+    """Nobody was refused, nothing failed, and requests did not pile up."""
+
+
+@dataclass(frozen=True)
+class GPUs:
+    """Some GPUs, each for one service."""
+
+    llm: int
+    token2wav: int
 
 
 def measured_points(runs: Iterable[FinishedRun]) -> list[CapacityPoint]:
@@ -43,34 +68,92 @@ def measured_points(runs: Iterable[FinishedRun]) -> list[CapacityPoint]:
         good = summary["requests"] - summary["failures"]
         offered = run.load["requests_per_s"] * summary["audio_s"] / good
         dry = summary["underruns"][0]["requests"] / good
-        points.append(CapacityPoint(offered, _MS * summary["ttfa_s"]["p50"], _MS * summary["ttfa_s"]["p95"], dry))
+        p50_ms, p95_ms = (_MS * summary["ttfa_s"][point] for point in ("p50", "p95"))
+        points.append(CapacityPoint(offered, p50_ms, p95_ms, dry, 1.0, summary["failures"] == 0))
     return sorted(points, key=lambda point: point.listeners)
 
 
 def simulated_points(
-    costs: CostModel, llms: int, token2wav: int, listeners: Sequence[int], seconds: float
+    costs: CostModel,
+    gpus: GPUs,
+    listeners: Sequence[int],
+    seconds: float,
+    draws: int = POINT_DRAWS,
+    processes: int = 1,
 ) -> list[CapacityPoint]:
-    """Simulate so many GPUs of each service under ascending loads, up to the first that it can't hold.
+    """Simulate GPUs under ascending loads; returns the points up to the first load that is not held, with that one.
 
-    A load is held while nobody is refused or fails and requests don't pile up before the LLM.
+    A load is held while nobody is refused, nothing fails and requests don't pile up before the LLM.
+
+    Args:
+        costs: what everything takes.
+        gpus: of each service.
+        listeners: loads to try.
+        seconds: of each simulation, in which the listeners come within the first ten.
+        draws: simulations of each load, with other utterances and other times of the steps; figures are their medians.
+        processes: that simulate at once.
     """
-    points: list[CapacityPoint] = []
-    for number in listeners:
-        crowd = CrowdPlan((LoadStep(0.0, number),), seconds)
-        plan = FleetPlan(crowd, token2wav, llms, gateways=ceil(number / LISTENERS_A_GATEWAY))
-        figures = fleet_figures(plan, simulate_fleet(costs, plan))
-        if figures["refused"] or figures["failed"]:
-            break
-        ttfa = figures["ttfa_ms"]
-        points.append(CapacityPoint(float(number), ttfa["p50"], ttfa["p95"], figures["underrun_ratio"]))
-    return points
+    tried = [number for number in listeners for _ in range(draws)]
+    seeds = [seed for _ in listeners for seed in range(draws)]
+    with mapping(processes) as run_all:
+        drawn = list(run_all(partial(_simulate, costs, gpus, seconds), tried, seeds))
+    points = [median_point(drawn[begin : begin + draws]) for begin in range(0, len(drawn), draws)]
+    held = next((number for number, point in enumerate(points) if not point.is_held), len(points))
+    return points[: held + 1]
 
 
-def unit_json(llms: int, token2wav: int, points: Sequence[CapacityPoint], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one arrangement of GPUs ready for JSON; none of one's own for the LLM means that both share each GPU."""
+def simulated_point(crowd: CrowdPlan, run: FleetRun) -> CapacityPoint:
+    """Return what listeners got who asked while all of them were there.
+
+    Raises:
+        BenchmarkError: nobody got anything.
+    """
+    (begins_s, ends_s), listeners = crowd.complete_s, crowd.steps[-1].listeners
+    counted = [record for record in run.records if record.is_ok and begins_s <= record.sent_s < ends_s]
+    if not counted:
+        got = f"got no audio for {listeners} listeners between {begins_s:g} and {ends_s:g} s, expected some"
+        raise BenchmarkError(f"{got}; try fewer of them, or more seconds")
+    first_ms = [_MS * record.arrivals[0].at_s for record in counted]
+    dry = sum(playback_underrun(record.arrivals, 0.0).gaps > 0 for record in counted) / len(counted)
+    heard_s = sum(_heard_s(record, begins_s, ends_s) for record in run.records)
+    hearing = heard_s / (listeners * (ends_s - begins_s))
+    are_all_served = not run.refused and all(record.is_ok for record in run.records)
+    is_held = are_all_served and hearing >= LEAST_HEARING_RATIO
+    return CapacityPoint(float(listeners), percentile(first_ms, 50), percentile(first_ms, 95), dry, hearing, is_held)
+
+
+def median_point(drawn: Sequence[CapacityPoint]) -> CapacityPoint:
+    """Return the medians of one load's figures; it is held if every draw held it."""
+    medians = {
+        name: statistics.median(getattr(point, name) for point in drawn)
+        for name in ("listeners", "ttfa_p50_ms", "ttfa_p95_ms", "underrun_ratio", "hearing_ratio")
+    }
+    return CapacityPoint(**medians, is_held=all(point.is_held for point in drawn))
+
+
+def unit_json(gpus: GPUs, points: Sequence[CapacityPoint], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one arrangement of GPUs ready for JSON; none of its own for the LLM means that both share each GPU."""
     return {
-        "llm_gpus": llms,
-        "token2wav_gpus": token2wav,
+        "llm_gpus": gpus.llm,
+        "token2wav_gpus": gpus.token2wav,
         "points": [asdict(point) for point in points],
         "source": source,
     }
+
+
+def _simulate(costs: CostModel, gpus: GPUs, seconds: float, listeners: int, seed: int) -> CapacityPoint:
+    crowd = CrowdPlan((LoadStep(0.0, listeners),), seconds, seed=seed)
+    gateways = ceil(listeners / LISTENERS_A_GATEWAY)
+    return simulated_point(
+        crowd, simulate_fleet(costs, FleetPlan(crowd, gpus.token2wav, gpus.llm, gateways, seed=seed))
+    )
+
+
+def _heard_s(record: RequestRecord, begins_s: float, ends_s: float) -> float:
+    """Return the seconds of a request's audio that were played between two moments, from its first sample on."""
+    if not record.arrivals:
+        return 0.0
+    plays_s = record.sent_s + record.arrivals[0].at_s
+    played_s = record.audio_s + playback_underrun(record.arrivals, 0.0).short_s
+    within_s = min(plays_s + played_s, ends_s) - max(plays_s, begins_s)
+    return max(within_s, 0.0) * record.audio_s / played_s

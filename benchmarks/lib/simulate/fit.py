@@ -45,9 +45,10 @@ PARAMETERS = (
     "llm_slowdown.fixed",
     "llm_slowdown.by_load",
 )
-"""Fitted end to end; all are positive and searched by their logarithms. What stands around token2wav's steps and what
-these lose beside the LLM was read off a log of them: the GPU is the same on every host, and where a fit may change
-these, it makes up with them for what is slow elsewhere, and the load at which token2wav falls behind is off."""
+"""Fitted end to end; all are positive and searched by their logarithms. Of what stands around token2wav's steps only
+the handing back of a chunk (`answer_s`) is among them. The rest, and what these steps lose beside the LLM, was read off
+a log of them: the GPU is the same on every host, and where a fit may change these, it makes up with them for what is
+slow elsewhere, and the load at which token2wav falls behind is off."""
 HEARD_S = (1.0, 3.0, 6.0)
 """Seconds of audio whose coming is compared, beside the first."""
 WEIGHTS = {"ttfa_p50": 2.0, "audio_s_per_s": 2.0, "total_p50": 2.0, "total_p95": 0.5}

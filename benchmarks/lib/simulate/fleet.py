@@ -74,6 +74,8 @@ class FleetPlan:
     """A restarted server's streams may go on so long."""
     start_s: float = 15.0
     """From the start of a token2wav process to its being ready."""
+    seed: int = 0
+    """Of the draws of the steps' times and of the routers; the crowd has its own."""
 
 
 @dataclass
@@ -85,6 +87,8 @@ class FleetSample:
     """Who have begun to listen."""
     streams: list[int]
     """Open at each token2wav server."""
+    busy_s: list[float]
+    """That each token2wav server has spent in steps so far."""
     llm_running: int
     llm_waiting: int
 
@@ -99,8 +103,6 @@ class FleetRun:
     failovers: int
     """Streams that went on at another token2wav server."""
     llm_failovers: int
-    busy_shares: list[float]
-    """Of each token2wav server's time."""
     samples: list[FleetSample] = field(default_factory=list)
 
 
@@ -164,24 +166,28 @@ class _Fleet:
     def __init__(self, costs: CostModel, plan: FleetPlan, clock: VirtualClock) -> None:
         self._costs, self._plan, self._clock = costs, plan, clock
         ports = count(_FIRST_PORT)
-        self._seeds = count()
+        self._token2wav_numbers = count()
         self._servers = {
             address: Token2WavServer(address, self._make_token2wav)
             for address in (f"10.0.0.1:{next(ports)}" for _ in range(plan.token2wav))
         }
         self._llms = {
-            f"http://10.0.0.2:{9000 + number}": ModelledLLM(costs, OwnGPU(), speech_tokens, Random(number))
+            f"http://10.0.0.2:{9000 + number}": ModelledLLM(costs, OwnGPU(), speech_tokens, self._draw("llm", number))
             for number in range(plan.llms)
         }
         self._gateways = [
-            _GatewayProcess(costs, self._servers, self._llms, clock, Random(number)) for number in range(plan.gateways)
+            _GatewayProcess(costs, self._servers, self._llms, clock, self._draw("gateway", number))
+            for number in range(plan.gateways)
         ]
         self._samples: list[FleetSample] = []
         self._began_s = 0.0
 
     def _make_token2wav(self) -> ModelledToken2Wav:
-        draw = Random(next(self._seeds))
+        draw = self._draw("token2wav", next(self._token2wav_numbers))
         return ModelledToken2Wav(self._costs, OwnGPU(), self._clock, self._plan.max_streams, draw)
+
+    def _draw(self, process: str, number: int) -> Random:
+        return Random(f"{process} {number} {self._plan.seed}")
 
     async def run(self) -> FleetRun:
         for llm in self._llms.values():
@@ -205,13 +211,11 @@ class _Fleet:
         return run
 
     def _result(self, crowd: Crowd) -> FleetRun:
-        seconds = self._clock.now() - self._began_s
         return FleetRun(
             crowd.records,
             crowd.refused,
             sum(gateway.failovers(gateway.token2wav.snapshot()) for gateway in self._gateways),
             sum(gateway.failovers(gateway.llm.snapshot()) for gateway in self._gateways),
-            [server.total_busy_s / seconds for server in self._servers.values()],
             self._samples,
         )
 
@@ -223,6 +227,7 @@ class _Fleet:
                     self._clock.now() - self._began_s,
                     crowd.listeners,
                     [server.open_streams for server in self._servers.values()],
+                    [server.total_busy_s for server in self._servers.values()],
                     sum(llm.running for llm in llms),
                     sum(llm.waiting for llm in llms),
                 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.lib.metrics import distribution, playback_underrun
 from benchmarks.lib.simulate.crowd import CrowdPlan, LoadStep
-from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun
+from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, FleetSample
 
 _MS = 1000.0
 _LOST_SHARE = 16
@@ -71,12 +71,18 @@ SCENARIOS: dict[str, Callable[[FleetSize], FleetPlan]] = {
 
 
 def fleet_figures(plan: FleetPlan, run: FleetRun) -> dict[str, Any]:
-    """Return a run's figures ready for JSON."""
+    """Return a run's figures ready for JSON.
+
+    The requests are all that were made. Open streams and the share of time in steps are taken while the whole crowd is
+    there: before that, and after the last request, there is less to do.
+    """
     good = [record for record in run.records if record.is_ok]
     late = [playback_underrun(record.arrivals, 0.0) for record in good]
     ttfa = distribution(record.ttfa_s for record in good)
-    crowded = [sample for sample in run.samples if sample.listeners == plan.crowd.steps[-1].listeners]
+    begins_s, ends_s = plan.crowd.complete_s
+    crowded = [sample for sample in run.samples if begins_s <= sample.at_s <= ends_s]
     loads = [streams for sample in crowded for streams in sample.streams]
+    busy = _busy_shares(crowded)
     return {
         "requests": len(run.records),
         "failed": len(run.records) - len(good),
@@ -87,7 +93,7 @@ def fleet_figures(plan: FleetPlan, run: FleetRun) -> dict[str, Any]:
         "worst_pause_s": max((underrun.short_s for underrun in late), default=0.0),
         "audio_s": sum(record.audio_s for record in good),
         "streams_per_replica": {"mean": sum(loads) / len(loads), "max": max(loads)} if loads else None,
-        "token2wav_busy_share": {"mean": sum(run.busy_shares) / len(run.busy_shares), "max": max(run.busy_shares)},
+        "token2wav_busy_share": {"mean": sum(busy) / len(busy), "max": max(busy)} if busy else None,
         "llm_waiting_max": max((sample.llm_waiting for sample in run.samples), default=0),
     }
 
@@ -114,6 +120,15 @@ def fleet_timeline(run: FleetRun) -> list[dict[str, Any]]:
 def plan_json(plan: FleetPlan) -> dict[str, Any]:
     """Return a plan ready for JSON."""
     return asdict(plan)
+
+
+def _busy_shares(samples: Sequence[FleetSample]) -> list[float]:
+    """Return the share of each token2wav server's time in steps, from the first of the samples to the last."""
+    if not samples or samples[-1].at_s <= samples[0].at_s:
+        return []
+    first, last = samples[0], samples[-1]
+    spent_s = zip(first.busy_s, last.busy_s, strict=True)
+    return [(until_s - before_s) / (last.at_s - first.at_s) for before_s, until_s in spent_s]
 
 
 def _mean(values: Sequence[int]) -> float:
