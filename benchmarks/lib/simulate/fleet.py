@@ -88,7 +88,7 @@ class FleetSample:
     streams: list[int]
     """Open at each token2wav server."""
     busy_s: list[float]
-    """That each token2wav server has spent in steps so far."""
+    """That each token2wav server has spent in steps so far; one that is under way counts when it has ended."""
     llm_running: int
     llm_waiting: int
 
