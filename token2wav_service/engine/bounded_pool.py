@@ -1,4 +1,4 @@
-"""Threads with a queue of limited length. Knows nothing of what they run."""
+"""Threads that make voices, with a queue of limited length."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class BoundedPool:
         future.add_done_callback(self._leave)
         return future
 
-    def shutdown(self, *, cancel_futures: bool = True) -> None:
-        """Cancel what waits, unless told otherwise, and join the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=cancel_futures)
+    def shutdown(self) -> None:
+        """Cancel what waits and join the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _leave(self, _: Future[Any] | None = None) -> None:
         with self._lock:

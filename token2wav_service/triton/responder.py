@@ -86,7 +86,7 @@ class Responder:
         except Exception as err:
             logger.exception("a response of %d bytes could not be sent", size)
             self._count(ErrorCode.INTERNAL)
-            self._end_unsent(encode_error(ErrorCode.INTERNAL, f"the response could not be sent: {err}"))
+            self.fail_with(encode_error(ErrorCode.INTERNAL, f"the response could not be sent: {err}"))
             return False
         return True
 
@@ -99,8 +99,15 @@ class Responder:
         self.fail_with(error_text(error))
 
     def fail_with(self, message: str) -> None:
-        """Send an already encoded error with the FINAL flag; never raises."""
-        self._end_unsent(message)
+        """Send an already encoded error with the FINAL flag, or without room for it the flag alone; never raises."""
+        for make in (lambda: error_response(self._pb_utils, message), lambda: None):
+            try:
+                self._send_final(make())
+                return
+            except Exception:
+                logger.exception("a request could not be ended with an error")
+        with self._lock:
+            self._sender = None
 
     def is_cancelled(self) -> bool:
         """Say whether the caller has left or given up; False once finished."""
@@ -122,17 +129,6 @@ class Responder:
                 self._sender.send(flags=flags)
             else:
                 self._sender.send(response, flags=flags)
-            self._sender = None
-
-    def _end_unsent(self, message: str) -> None:
-        """End a request with an error; without room for its text with the flag alone. Lets the sender go anyway."""
-        for make in (lambda: error_response(self._pb_utils, message), lambda: None):
-            try:
-                self._send_final(make())
-                return
-            except Exception:
-                logger.exception("a request could not be ended with an error")
-        with self._lock:
             self._sender = None
 
 

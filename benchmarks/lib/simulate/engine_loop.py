@@ -52,7 +52,7 @@ class VirtualEngineLoop(EngineLoop):
             task.cancel()
         for stream_id in self.engine.open_stream_ids():
             self.abort(stream_id)
-        self._voice_workers.shutdown(cancel_futures=True)
+        self._voice_workers.shutdown()
 
     def push(self, chunk: TokenChunk, on_result: OnResult) -> None:
         """Queue a chunk; see `EngineLoop.push`."""
