@@ -93,12 +93,9 @@ class SpeechPipeline:
         return self._front_end
 
     @contextmanager
-    def staying(self) -> Iterator[Stay | None]:
-        """Give a session of several streams its claim to be waited for; None where nobody is waited for."""
-        if self._admission is None:
-            yield None
-            return
-        stay = self._admission.stay()
+    def staying(self) -> Iterator[Stay]:
+        """Give a session of several streams its claim to be waited for; without an admission nobody is."""
+        stay = _NoStay() if self._admission is None else self._admission.stay()
         try:
             yield stay
         finally:
@@ -218,6 +215,18 @@ class SpeechPipeline:
             raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
         last = chunker.flush()
         yield job.send(stream.push(last), last)
+
+
+class _NoStay:
+    """Implements `core.Stay` where nobody is waited for."""
+
+    is_held = False
+
+    def hold(self) -> None:
+        """See `core.Stay.hold`."""
+
+    def release(self) -> None:
+        """See `core.Stay.release`."""
 
 
 async def _next_speakable(segments: Segments) -> SpokenSegment | None:

@@ -47,14 +47,14 @@ class Readiness:
                 then()
                 self._reason = None
                 logger.info("warm-up synthesis succeeded; ready")
+                return
             except GatewayError as error:
                 self._reason = f"the warm-up synthesis failed: {error}"
                 logger.warning("warm-up synthesis failed, next try in %.1f s: %s", self._retry_s, error)
-                await asyncio.sleep(self._retry_s)
             except Exception:
                 self._reason = "the warm-up synthesis failed: internal error; see the server's log"
                 logger.exception("warm-up synthesis failed, next try in %.1f s", self._retry_s)
-                await asyncio.sleep(self._retry_s)
+            await asyncio.sleep(self._retry_s)
 
     def withdraw(self, reason: str) -> None:
         """Say from here on that the gateway is not ready, whatever the services answer."""

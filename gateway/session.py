@@ -143,11 +143,9 @@ class SpeechSession:
         """
         with self._pipeline.staying() as stay:
             while (first := await self._first_speakable(stay)) is not None:
-                is_under_way = stay is not None and stay.is_held
-                async with aclosing(self._speak_turn(first, is_under_way)) as turn:
+                async with aclosing(self._speak_turn(first, stay.is_held)) as turn:
                     async for audio in turn:
-                        if stay is not None:
-                            stay.hold()
+                        stay.hold()
                         yield audio
 
     async def _speak_turn(self, first: SpokenSegment, is_under_way: bool) -> AsyncGenerator[SessionAudio]:
@@ -185,7 +183,7 @@ class SpeechSession:
             yield self._prepare(item)
             await asyncio.sleep(0)  # NOTE: items that are there already are had without letting others run
 
-    async def _first_speakable(self, stay: Stay | None) -> SpokenSegment | None:
+    async def _first_speakable(self, stay: Stay) -> SpokenSegment | None:
         """Wait for the next thing to say; None at the end."""
         while (item := await self._next_item(stay)) is not _Mark.END:
             if isinstance(item, Segment) and (segment := self._prepare(item)).is_speakable:
@@ -193,9 +191,9 @@ class SpeechSession:
             await asyncio.sleep(0)  # NOTE: as in `_turn`
         return None
 
-    async def _next_item(self, stay: Stay | None) -> Segment | _Mark:
+    async def _next_item(self, stay: Stay) -> Segment | _Mark:
         """Wait for the writer; one who is silent for long keeps nobody from stopping."""
-        if stay is not None and stay.is_held:
+        if stay.is_held:
             try:
                 async with timeout(WAITED_FOR_S):
                     return await self._items.get()
