@@ -22,8 +22,8 @@ from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.instant import instant_pipeline
 from benchmarks.lib.metrics import percentile
 from benchmarks.lib.report import aligned_table, write_json
-from cosydit.clock import SystemClock
 from gateway.audio import load_codecs
+from servicekit.clock import SystemClock
 
 PIPELINE = "pipeline alone"
 _MS = 1000

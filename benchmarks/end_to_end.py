@@ -33,7 +33,7 @@ from benchmarks.lib.sweep import (
     warm_up_bursts,
 )
 from benchmarks.lib.types import BenchmarkError
-from cosydit.heap import exempt_startup_objects
+from servicekit.heap import exempt_startup_objects
 
 ENVIRONMENT_FILE = "environment.json"
 HEAD = ("run", "requests", "failed", "ttfa p50 ms", "p95 ms", "p99 ms", "gaps", "of", "audio s/s")

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.report import aligned_table, write_json
-from cosydit.clock import SystemClock
+from servicekit.clock import SystemClock
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE

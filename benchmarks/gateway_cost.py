@@ -22,10 +22,10 @@ from benchmarks.lib.load import LoadGenerator
 from benchmarks.lib.metrics import percentile
 from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.sweep import RunPlan, jobs_of, open_run
-from cosydit.clock import SystemClock
-from cosydit.heap import exempt_startup_objects
 from cosydit.local.checkpoints import CheckpointLayout, resolve_checkpoint
 from cosydit.local.process import ServiceProcess, ServiceSpec
+from servicekit.clock import SystemClock
+from servicekit.heap import exempt_startup_objects
 from token2wav_service.triton.server import free_ports
 
 HOST = "127.0.0.1"

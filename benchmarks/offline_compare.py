@@ -57,7 +57,7 @@ async def compare(settings: BatchSettings, rows: Sequence[SpeechInput], turns: i
         BenchmarkError: a row failed.
     """
     from benchmarks.lib.batch.services import open_services
-    from cosydit.clock import SystemClock
+    from servicekit.clock import SystemClock
 
     raw: dict[str, list[float]] = {name: [] for name in ("one_by_one_s", "batched_s", "audio_s")}
     alone = replace(settings.plan, batch_size=1, token2wav_batch_size=1, warm_up=0)
@@ -95,7 +95,7 @@ async def _speak(
     from benchmarks.lib.batch.pipeline import BatchPipeline
     from benchmarks.lib.batch.types import BatchReport
     from benchmarks.lib.types import BenchmarkError
-    from cosydit.clock import SystemClock
+    from servicekit.clock import SystemClock
 
     if directory.exists():
         raise BenchmarkError(f"{directory} is there already; give an --output-dir that is empty")

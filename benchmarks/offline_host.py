@@ -28,11 +28,11 @@ from benchmarks.lib.batch.llm import WholeAnswerClient
 from benchmarks.lib.batch.pipeline import BatchPipeline
 from benchmarks.lib.batch.types import BatchPlan, BatchReport, TokenisedUtterance
 from benchmarks.lib.types import SpeechInput
-from cosydit.clock import SystemClock
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.llm_wire import LLMBackend, LLMWire
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import llm_id_from_speech_id
+from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 ANSWER_TOKENS = 200

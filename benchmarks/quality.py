@@ -27,12 +27,12 @@ from benchmarks.lib.quality.speakers import rank_speakers
 from benchmarks.lib.quality.study import Heard, StudyRow, figures, row_json
 from benchmarks.lib.quality.word_errors import word_errors
 from benchmarks.lib.report import write_json, write_text
-from cosydit.clock import Clock, SystemClock
 from demo_voice.train.flite import Flite, SynthesisError
 from demo_voice.train.make_heldout import heldout_sentences
 from demo_voice.train.make_voices import PROMPT_VOICES
 from demo_voice.train.voices import SourceVoice
 from gateway.client import ClientError, SpeechTiming, speak_over_http
+from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.resample import resample_poly

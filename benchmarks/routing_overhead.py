@@ -17,7 +17,6 @@ import numpy as np
 
 from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.report import aligned_table, write_json
-from cosydit.clock import SystemClock
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import StaticReplicas
@@ -26,6 +25,7 @@ from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import TOKEN2WAV
+from servicekit.clock import SystemClock
 from token2wav_service.contract import ServerStatus
 
 STREAMS, PUSHES = 400, 20

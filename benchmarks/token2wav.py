@@ -100,7 +100,7 @@ def _measure_and_report(args: argparse.Namespace, player: Player, environment: d
 def _player(args: argparse.Namespace, prompt: FloatArray) -> Player:
     from benchmarks.lib.token2wav_bench import EnginePlayer, TritonPlayer
     from benchmarks.lib.types import BenchmarkError
-    from cosydit.clock import SystemClock
+    from servicekit.clock import SystemClock
 
     if args.door == "triton":
         if args.model_dir or args.set:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from cosydit.file_modes import usual_mode
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.huggingface_layout import WEIGHTS_FILE, write_description, write_weights_index
 from llm_service.qwen2 import Qwen2Shape
@@ -26,6 +25,7 @@ from llm_service.vocab import (
     SPEECH_TOKEN_OFFSET,
     TASK_ID,
 )
+from servicekit.file_modes import usual_mode
 
 FloatArray = npt.NDArray[np.float32]
 HalfArray = npt.NDArray[np.float16]

@@ -8,9 +8,6 @@ from functools import partial
 
 import uvicorn
 
-from cosydit.clock import SystemClock
-from cosydit.heap import exempt_startup_objects
-from cosydit.logs import TEXT_FORMAT, LogFormat, configure_logging
 from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
 from gateway.access.server_options import http_rules, uvicorn_options
@@ -22,6 +19,9 @@ from gateway.shutdown import DrainingServer
 from gateway.telemetry.call import CallFilter
 from gateway.telemetry.http_door import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
+from servicekit.clock import SystemClock
+from servicekit.heap import exempt_startup_objects
+from servicekit.logs import TEXT_FORMAT, LogFormat, configure_logging
 
 KEEP_ALIVE_S = 75
 """Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 
-from cosydit.clock import Clock, SystemClock
 from gateway.access.access import Access
 from gateway.access.caller import caller_of
 from gateway.access.metered_pipeline import MeteredPipeline
@@ -62,6 +61,7 @@ from gateway.voice_settings import open_registry
 from gateway.voices import VoiceRegistry
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
+from servicekit.clock import Clock, SystemClock
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from cosydit.clock import Clock
 from gateway.core import FloatArray
 from gateway.pcm import PCM16_BYTES, to_pcm16
+from servicekit.clock import Clock
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ, decode_error
 
 _HTTP_OK = 200

@@ -23,7 +23,6 @@ from grpc_reflection.v1alpha import reflection
 from riva.proto import riva_tts_pb2_grpc
 from tts_api.tts.v1 import tts_service_pb2_grpc
 
-from cosydit.clock import Clock
 from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.tls import TlsFiles
@@ -38,6 +37,7 @@ from gateway.readiness import Readiness
 from gateway.telemetry.grpc_door import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices import VoiceRegistry
+from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 

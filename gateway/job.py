@@ -7,7 +7,6 @@ import logging
 from dataclasses import replace
 from types import TracebackType
 
-from cosydit.clock import Clock
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
 from gateway.observer import StreamObserver
@@ -15,6 +14,7 @@ from gateway.pace import Pace, PaceBook, PaceMeter
 from gateway.speech import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment
 from gateway.voices import ReadyVoice
+from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 

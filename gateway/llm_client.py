@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from cosydit.clock import Clock, SystemClock
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMWire
 from gateway.sse import EventLines, event_data
-from gateway.timeouts import timeout
-from gateway.trace_context import trace_headers
+from servicekit.clock import Clock, SystemClock
+from servicekit.timeouts import timeout
+from servicekit.trace_context import trace_headers
 
 logger = logging.getLogger(__name__)
 

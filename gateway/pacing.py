@@ -10,7 +10,7 @@ played is then lost work, so that it must be little. Pure; time comes from the c
 
 from __future__ import annotations
 
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 
 DEFAULT_RUN_AHEAD_S = 2.0
 """Outlasts the stalls of a mobile network; an interruption that can't be seen wastes no more."""

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
-from cosydit.clock import Clock, SystemClock
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
 from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Stay, Token2Wav, Token2WavStream
 from gateway.errors import EmptySpeechError, InvalidTextError, VoiceEvictedError
@@ -33,6 +32,7 @@ from gateway.speech import (
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
 from gateway.text.carry import CarryLimits
 from gateway.voices import ReadyVoice, VoiceRegistry
+from servicekit.clock import Clock, SystemClock
 
 Segments = AsyncGenerator[SpokenSegment]
 

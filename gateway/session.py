@@ -23,7 +23,7 @@ from gateway.speech import SpeechRequest, SpeechResult, check_text
 from gateway.text import LIVE_TEXT, Segment, SpokenSegment
 from gateway.text.splitter import SplitSettings
 from gateway.text_clock import CharacterTime, TextClock
-from gateway.timeouts import timeout
+from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 DEFAULT_PAUSE_S = 0.5

@@ -17,7 +17,7 @@ import uvicorn
 
 from gateway.readiness import Readiness
 from gateway.routing.gate import Gate
-from gateway.timeouts import timeout
+from servicekit.timeouts import timeout
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from gateway import errors
-from gateway.timeouts import timeout
-from gateway.trace_context import trace_headers
+from servicekit.timeouts import timeout
+from servicekit.trace_context import trace_headers
 from token2wav_service.contract import ErrorCode, Operation, decode_error
 
 

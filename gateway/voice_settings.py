@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cosydit.clock import Clock
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.voice_aliases import VoiceAliases
 from gateway.voice_directory import VoiceDirectory
 from gateway.voice_store import VoiceLimits, VoiceStore
 from gateway.voices import VoiceRegistry, load_voices
+from servicekit.clock import Clock
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cosydit.clock import Clock, SystemClock
 from gateway.core import RegisteredVoice, VoiceMaker
 from gateway.creation_rate import CreationRate
 from gateway.errors import (
@@ -27,6 +26,7 @@ from gateway.errors import (
 )
 from gateway.voice_directory import StoredVoice, VoiceDirectory, new_voice_id
 from gateway.voice_draft import VoiceDraft, checked_draft
+from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 

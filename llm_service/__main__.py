@@ -9,8 +9,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from cosydit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
-from cosydit.tracing import ENDPOINT_VARIABLE
 from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.config import (
     SETTINGS,
@@ -21,6 +19,8 @@ from llm_service.config import (
     parse_server_config,
 )
 from llm_service.errors import LLMServiceError
+from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from servicekit.tracing import ENDPOINT_VARIABLE
 
 EXIT_USAGE = 2
 

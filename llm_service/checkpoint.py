@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from cosydit.file_modes import usual_mode
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.huggingface_layout import (
     MAX_POSITIONS,
@@ -29,6 +28,7 @@ from llm_service.vocab import (
     SPEECH_TOKEN_COUNT,
     SPEECH_TOKEN_OFFSET,
 )
+from servicekit.file_modes import usual_mode
 
 # Spread of the random logits: wide enough that an answer is neither uniform noise nor one repeated token.
 LOGIT_STD = 1.5

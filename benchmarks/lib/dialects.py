@@ -20,13 +20,13 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from benchmarks.lib.instant import InstantToken2Wav
-from cosydit.clock import Clock
 from gateway.audio import AudioFormat
 from gateway.dialects import openai_http
 from gateway.dialects.openai_speech import OpenAIHost
 from gateway.pipeline import SpeechPipeline
 from gateway.speech import SpeechRequest
 from gateway.voices import NamedVoice, VoiceRegistry
+from servicekit.clock import Clock
 
 TEXT = "Hello there."
 VOICE = "default"

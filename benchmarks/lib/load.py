@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from typing import Generic, Protocol, TypeVar
 
 from benchmarks.lib.types import AudioArrival, LoadResult, RequestRecord
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 
 Job = TypeVar("Job", contravariant=True)
 JobT = TypeVar("JobT")

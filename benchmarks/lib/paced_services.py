@@ -18,8 +18,8 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.lib.triton_messages import Tensors, bytes_tensor, read_tensors, stream_response, text_of
-from cosydit.heap import exempt_startup_objects
 from llm_service.vocab import llm_id_from_speech_id
+from servicekit.heap import exempt_startup_objects
 from token2wav_service.contract import (
     LOOKAHEAD_TOKENS,
     SAMPLES_PER_TOKEN,

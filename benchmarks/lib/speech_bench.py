@@ -39,8 +39,8 @@ from benchmarks.lib.report import (
 )
 from benchmarks.lib.server_stats import ServerProbe, difference
 from benchmarks.lib.types import BenchmarkError, LoadResult, RequestRecord, SpeechInput
-from cosydit.clock import Clock, SystemClock
 from gateway.core import FloatArray
+from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.features.audio import load_prompt_audio

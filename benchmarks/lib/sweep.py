@@ -24,7 +24,7 @@ from benchmarks.lib.load import LoadGenerator, LoadPlan
 from benchmarks.lib.metrics import summarize
 from benchmarks.lib.report import summary_json
 from benchmarks.lib.types import AudioArrival, LoadResult, RequestRecord, SpeechInput
-from cosydit.clock import SystemClock
+from servicekit.clock import SystemClock
 
 RUN_SUFFIX = ".json.gz"
 _SENTENCE_LETTERS = 60

@@ -18,10 +18,10 @@ from tqdm import tqdm
 from benchmarks.lib.metrics import Distribution, distribution
 from benchmarks.lib.report import aligned_table
 from benchmarks.lib.types import BenchmarkError
-from cosydit.clock import Clock
 from gateway.chunking import Chunker, FixedChunks, TokenWindow
 from gateway.core import FloatArray
 from gateway.token2wav_client import Token2WavClient
+from servicekit.clock import Clock
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt

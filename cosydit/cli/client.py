@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:
-    from cosydit.clock import SystemClock
     from gateway.client import speak_over_http
+    from servicekit.clock import SystemClock
 
     def speak(on_audio: OnAudio) -> SpeechTiming:
         return speak_over_http(
@@ -81,8 +81,8 @@ def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
 
 
 def _grpc_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:
-    from cosydit.clock import SystemClock
     from gateway.client import speak_over_grpc
+    from servicekit.clock import SystemClock
 
     reference = None if args.reference_wav is None else _load_reference(args.reference_wav)
 

@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from cosydit.clock import SystemClock
     from cosydit.watch.follow import Watch
     from cosydit.watch.view import draw
+    from servicekit.clock import SystemClock
 
     urls = {name: getattr(args, name) or [url] for name, url in _DEFAULTS.items()}
     watch = Watch(urls["gateway"], urls["token2wav"], urls["llm"], args.window_s, SystemClock())

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cosydit.clock import Clock, SystemClock
+from servicekit.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from cosydit.clock import Clock
 from cosydit.watch.scrape import EMPTY, Scrape, Window
 from cosydit.watch.view import Picture, Service
+from servicekit.clock import Clock
 
 TIMEOUT_S = 2.0
 _ERRORS = (urllib.error.URLError, OSError, http.client.HTTPException, ValueError)

@@ -27,7 +27,6 @@ from benchmarks.lib.quality.recogniser import RATE_HZ, FloatArray, SphinxRecogni
 from benchmarks.lib.quality.round_trip import digit_agreement
 from benchmarks.lib.quality.speakers import rank_speakers, top1
 from benchmarks.lib.quality.word_errors import total, word_errors
-from cosydit.clock import SystemClock
 from demo_voice.train.flite import Flite
 from demo_voice.train.make_voices import PROMPT_VOICES
 from demo_voice.train.voices import SourceVoice
@@ -39,6 +38,7 @@ from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.prompt import build_prompt, generation_bounds
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import is_speech_llm_id, speech_id_from_llm_id
+from servicekit.clock import SystemClock
 from token2wav_service.checkpoint.loader import load_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ

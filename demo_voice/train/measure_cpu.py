@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cosydit.clock import SystemClock
 from demo_voice.llm_layout import write_llm
 from demo_voice.train.llm.model import TrainableLLM
 from demo_voice.train.llm.text_tokenizer import train_text_tokenizer
@@ -26,6 +25,7 @@ from demo_voice.train.sizes import SIZES, DemoSizes
 from demo_voice.unpack import VOICES
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.vocab import SPEECH_TOKEN_OFFSET
+from servicekit.clock import SystemClock
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE

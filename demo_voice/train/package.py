@@ -10,7 +10,6 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from cosydit.file_modes import usual_mode
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
 from demo_voice.packing import FloatArray, packed
 from demo_voice.train.llm.model import TrainableLLM
@@ -28,6 +27,7 @@ from demo_voice.unpack import (
     TEXT_TOKENIZER_FILE,
     BundleSizes,
 )
+from servicekit.file_modes import usual_mode
 from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
 
 MAX_BUNDLE_BYTES = 24_000_000

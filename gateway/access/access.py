@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cosydit.clock import Clock
 from gateway.access.audio_usage import DAY_S, HOUR_S, AudioUsage
 from gateway.access.caller import Caller, CallerLimits
 from gateway.access.key_book import KeyBook
 from gateway.access.keys import MAX_KEY_CHARACTERS
 from gateway.errors import AudioLimitError, StreamLimitError, UnauthenticatedError
+from servicekit.clock import Clock
 
 STREAM_RETRY_S = 1.0
 """When to try again where too many streams are open; a sentence takes longer, most of them are under way already."""

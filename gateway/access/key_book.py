@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from cosydit.clock import Clock
 from gateway.access.caller import CallerLimits
 from gateway.access.keys import ApiKey, KeyRing, parse_keys
 from gateway.errors import ConfigError
+from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 
-from cosydit.clock import Clock
 from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
 from gateway.core import Admission, AudioChunk, SpeechLM, Token2Wav
@@ -19,6 +18,7 @@ from gateway.pipeline import PipelineSettings, Segments, SpeechPipeline
 from gateway.speech import SpeechRequest, SpeechResult
 from gateway.text import TextFrontEnd
 from gateway.voices import VoiceRegistry
+from servicekit.clock import Clock
 
 OURSELVES = Caller("(gateway)")
 """Who speaks where nobody called: the warm-up. No key can have this name."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cosydit.clock import Clock
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.access.key_book import KeyBook
@@ -16,6 +15,7 @@ from gateway.access.keys import ApiKey, parse_keys
 from gateway.access.origins import OriginPolicy
 from gateway.access.tls import TlsFiles
 from gateway.errors import ConfigError
+from servicekit.clock import Clock
 
 KEYS_VARIABLE = "COSYDIT_API_KEYS"
 """Environment: lines as in the file, or one line whose keys are separated by `; `."""

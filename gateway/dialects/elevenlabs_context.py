@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from cosydit.clock import Clock
 from gateway.delivery import Delivery
 from gateway.dialects.elevenlabs_audio import AlignmentWriter, AudioWriter, Send
 from gateway.dialects.elevenlabs_text import TextFeed
@@ -26,6 +25,7 @@ from gateway.dialects.json_socket import SocketClosedError
 from gateway.errors import GatewayError
 from gateway.session import SpeechSession
 from gateway.turn_encoder import TurnEncoder
+from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.errors import InvalidRequestError
-from gateway.timeouts import timeout
+from servicekit.timeouts import timeout
 
 NORMAL_CLOSE = 1000
 POLICY_CLOSE = 1008

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from gateway.errors import StalledReaderError
-from gateway.timeouts import timeout
+from servicekit.timeouts import timeout
 
 DEFAULT_READER_TIMEOUT_S = 120.0
 """Far longer than a WebSocket's, as players of files stop reading while they have minutes ahead; whoever speaks holds

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gateway.errors import LLMUnavailableError
 from gateway.routing.fleet import Place
-from gateway.timeouts import Timeout, expire, timeout
+from servicekit.timeouts import Timeout, expire, timeout
 
 T = TypeVar("T")
 

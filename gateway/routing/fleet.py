@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from cosydit.clock import Clock
 from gateway.errors import OverloadedError
 from gateway.routing.durations import StreamDurations
 from gateway.routing.line import Line, Ticket
@@ -22,6 +21,7 @@ from gateway.routing.replica import LoadReport, Replica
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaState, ReplicaStatus
 from gateway.routing.turnover import OpenStreams, Turnover
+from servicekit.clock import Clock
 
 LEAST_RETRY_S = 1.0
 """The unit of HTTP's Retry-After."""

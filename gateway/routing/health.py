@@ -8,9 +8,9 @@ unknown ──probe──► ready ◄──probe, after a pause──── eje
 
 from __future__ import annotations
 
-from cosydit.clock import Clock
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaState
+from servicekit.clock import Clock
 
 
 class Health:

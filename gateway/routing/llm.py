@@ -13,7 +13,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from cosydit.clock import Clock
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.routing.discovery import Source
@@ -27,6 +26,7 @@ from gateway.routing.token_pace import TokenPace
 from gateway.routing.waiting import wait_for_place, wait_for_replica
 from gateway.routing.watch import Watch
 from gateway.speech import MAX_SEED
+from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 logger = logging.getLogger(__name__)

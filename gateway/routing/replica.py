@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cosydit.clock import Clock
 from gateway.routing.health import Health
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaState, ReplicaStatus
+from servicekit.clock import Clock
 
 COST_MEMORY_S = 10.0
 """A measurement is forgotten after so long without work: one made under load would keep an idle replica idle."""

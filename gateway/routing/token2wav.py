@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from cosydit.clock import Clock
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Source
@@ -25,6 +24,7 @@ from gateway.routing.token2wav_replica import Token2WavBackend, Token2WavReplica
 from gateway.routing.voice_shelf import VoiceShelf
 from gateway.routing.waiting import wait_for_place, wait_for_replica
 from gateway.routing.watch import Watch
+from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 logger = logging.getLogger(__name__)

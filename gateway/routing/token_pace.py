@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 
 LEAST_TOKENS = 16
 MOST_TOKENS = 256

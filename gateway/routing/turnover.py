@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cosydit.clock import Clock
 from gateway.routing.durations import StreamDurations
+from servicekit.clock import Clock
 
 MANY_STREAMS = 256
 """From here on the forecast is made anew only now and then: a storm of refusals must not become a storm of sorting."""

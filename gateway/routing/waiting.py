@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from cosydit.clock import Clock
 from gateway.errors import GatewayError, LLMUnavailableError, Token2WavUnavailableError
 from gateway.routing.fleet import NOBODY, Fleet, Place
 from gateway.routing.replica import Replica
-from gateway.timeouts import timeout
+from servicekit.clock import Clock
+from servicekit.timeouts import timeout
 
 LLM = "llm"
 TOKEN2WAV = "token2wav"

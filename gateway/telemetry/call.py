@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from cosydit.tracing import NULL_SPAN, Span
+from servicekit.tracing import NULL_SPAN, Span
 
 
 @dataclass

@@ -6,10 +6,10 @@ from typing import Any
 
 import grpc
 
-from cosydit.tracing import TRACEPARENT
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.dialects import dialect_of_method
 from gateway.telemetry.telemetry import Telemetry
+from servicekit.tracing import TRACEPARENT
 
 _HTTP_OF = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 
 BEAT_INTERVAL_S = 1.0
 MAX_SILENCE_S = 15.0

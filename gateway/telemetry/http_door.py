@@ -8,10 +8,10 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cosydit.tracing import TRACEPARENT
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.dialects import dialect_of_path
 from gateway.telemetry.telemetry import Telemetry
+from servicekit.tracing import TRACEPARENT
 
 _ERRORS_FROM = 400
 

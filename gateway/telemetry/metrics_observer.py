@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cosydit.clock import Clock
 from gateway.core import AudioChunk
 from gateway.errors import GatewayError, wire_status
 from gateway.observer import Observer, StreamObserver
@@ -10,6 +9,7 @@ from gateway.telemetry.call import Call, current_call
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.outcome import Outcome, outcome_of, outcome_of_status
 from gateway.telemetry.playback import Playback, underrun_s
+from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLES_PER_TOKEN
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from cosydit.logs import FORMAT_VARIABLE, LogFormat, log_format_of
-from cosydit.tracing import ENDPOINT_VARIABLE, endpoint_of
 from gateway.errors import ConfigError
+from servicekit.logs import FORMAT_VARIABLE, LogFormat, log_format_of
+from servicekit.tracing import ENDPOINT_VARIABLE, endpoint_of
 
 MAX_PORT = 65535
 

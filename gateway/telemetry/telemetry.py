@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cosydit.clock import Clock
-from cosydit.tracing import NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
 from gateway.errors import ConfigError
 from gateway.observer import Observer, Observers
 from gateway.telemetry.call import Call
@@ -13,6 +11,8 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.metrics_observer import MetricsObserver
 from gateway.telemetry.settings import TelemetrySettings
 from gateway.telemetry.tracing_observer import TracingObserver
+from servicekit.clock import Clock
+from servicekit.tracing import NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
 
 _SERVICE = "cosydit-gateway"
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from cosydit.tracing import NULL_SPAN, Span, SpanKind
 from gateway.core import AudioChunk
 from gateway.observer import Observer, StreamObserver
 from gateway.telemetry.call import current_call
 from gateway.telemetry.outcome import Outcome, outcome_of
-from gateway.trace_context import working_under
+from servicekit.trace_context import working_under
+from servicekit.tracing import NULL_SPAN, Span, SpanKind
 
 
 class TracingObserver(Observer):

@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from cosydit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.metrics import CONTENT_TYPE, metrics_text
@@ -34,6 +33,7 @@ from llm_service.embedded.schema import (
 )
 from llm_service.embedded.types import GenerationRequest, SamplingParams
 from llm_service.errors import EngineError, InvalidGenerationError
+from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 
 logger = logging.getLogger(__name__)
 

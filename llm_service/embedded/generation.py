@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from cosydit.tracing import NULL_SPAN, Span
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import GenerationOutput, GenerationRequest
+from servicekit.tracing import NULL_SPAN, Span
 
 T = TypeVar("T")
 

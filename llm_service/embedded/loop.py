@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from cosydit.clock import Clock
 from llm_service.embedded.buckets import BucketCounts
 from llm_service.embedded.engine import SpeechLMEngine
 from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
+from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,6 @@ import uvicorn
 from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
-from cosydit.clock import Clock, SystemClock
-from cosydit.heap import exempt_startup_objects
-from cosydit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
@@ -28,6 +25,9 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import CheckpointError, ConfigError, EngineStoppedError
 from llm_service.vocab import SOS_ID, TASK_ID
+from servicekit.clock import Clock, SystemClock
+from servicekit.heap import exempt_startup_objects
+from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from cosydit.file_modes import usual_mode
 from llm_service.adapters import TRANSFORMERS_AUTO_MAP, TRANSFORMERS_MODEL_FILE
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import WEIGHTS_FILE, generation_config, write_json
@@ -17,6 +16,7 @@ from llm_service.qwen2 import qwen2_config
 from llm_service.speech_form import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT
 from llm_service.vocab import END_IDS, SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from servicekit.file_modes import usual_mode
 
 
 def write_huggingface(source: SpeechLMSource, directory: Path, dtype: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from cosydit.file_modes import usual_mode
 from llm_service.export.layer import Rank, layer_weights
 from llm_service.export.smooth_quant import LayerRanges, SmoothedLayer, smooth_layer
 from llm_service.export.source import SpeechLMSource
@@ -25,6 +24,7 @@ from llm_service.export.trtllm_weights import padded_head_rows, rank_tensors
 from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_form import FIRST_ID_KEY, ROWS_KEY
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_OFFSET
+from servicekit.file_modes import usual_mode
 
 CONFIG_FILE = "config.json"
 # The class that TensorRT-LLM reads config.json as; the build is told of our own class beside it.

@@ -8,13 +8,13 @@ import random
 import httpx
 import pytest
 
-from cosydit.clock import SystemClock
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.access.http_middleware import HttpRules, guarded
 from gateway.access.key_book import KeyBook
 from gateway.access.origins import OriginPolicy
 from gateway.voices import NamedVoice
+from servicekit.clock import SystemClock
 from tests.access.door import BEARER, KEY, Wire, keys, opened_door
 
 NAMES = (b"authorization", b"xi-api-key", b"origin", b"host", b"content-length", b"x-request-id", b"upgrade", b"a b")

@@ -18,9 +18,9 @@ from benchmarks.lib.batch.pipeline import BatchPipeline, utterance_seed
 from benchmarks.lib.batch.types import BatchPlan, BatchReport
 from benchmarks.lib.inputs import read_jsonl, require_all_good
 from benchmarks.lib.types import SpeechInput
-from cosydit.clock import SystemClock
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
+from servicekit.clock import SystemClock
 from tests.benchmarks.fake_llm import SPEECH_TOKENS, FakeLLM
 from tests.benchmarks.scripted_stages import ScriptedLLM, ScriptedToken2Wav
 

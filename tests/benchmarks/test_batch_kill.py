@@ -18,7 +18,7 @@ from benchmarks.lib.batch.ledger import Ledger
 from benchmarks.lib.batch.pipeline import BatchPipeline, utterance_seed
 from benchmarks.lib.batch.types import BatchPlan, BatchReport
 from benchmarks.lib.types import SpeechInput
-from cosydit.clock import SystemClock
+from servicekit.clock import SystemClock
 from tests.benchmarks.scripted_stages import ScriptedLLM, ScriptedToken2Wav, spoken
 
 UTTERANCES = 120

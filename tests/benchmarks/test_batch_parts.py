@@ -21,12 +21,12 @@ from benchmarks.lib.batch.pipeline import BatchPipeline
 from benchmarks.lib.batch.types import BatchPlan, BatchReport
 from benchmarks.lib.types import BenchmarkError, SpeechInput
 from benchmarks.offline_compare import compute_figures as compute_speedup
-from cosydit.clock import SystemClock
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMBackend, LLMWire, PromptForm
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import llm_id_from_speech_id
+from servicekit.clock import SystemClock
 from tests.benchmarks.scripted_stages import ScriptedLLM, ScriptedToken2Wav
 
 

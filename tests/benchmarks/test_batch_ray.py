@@ -18,9 +18,9 @@ from benchmarks.lib.batch.ray_work import SpokenRow, WorkerAnswer, open_ray, spr
 from benchmarks.lib.batch.settings import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
 from benchmarks.lib.batch.types import BatchPlan, BatchReport, BatchServices, Failure
 from benchmarks.lib.types import SpeechInput
-from cosydit.clock import Clock
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMBackend
+from servicekit.clock import Clock
 from tests.benchmarks.scripted_stages import SAMPLES_A_TOKEN, ScriptedLLM, ScriptedToken2Wav
 
 AUDIO = encode_audio(np.zeros(240, np.float32), "wav")

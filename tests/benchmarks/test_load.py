@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.lib.load import LoadGenerator, LoadPlan
 from benchmarks.lib.types import RequestRecord
-from cosydit.clock import SystemClock
+from servicekit.clock import SystemClock
 
 
 class ScriptedSpeaker:

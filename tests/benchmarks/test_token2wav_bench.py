@@ -19,8 +19,8 @@ from benchmarks.lib.token2wav_bench import (
     random_streams,
 )
 from benchmarks.lib.types import BenchmarkError
-from cosydit.clock import SystemClock
 from gateway.chunking import TokenWindow
+from servicekit.clock import SystemClock
 from tests.engine.factory import make_engine
 from token2wav_service.contract import TOKEN_RATE_HZ
 

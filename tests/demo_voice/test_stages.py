@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from cosydit.clock import SystemClock
 from cosydit.local.checkpoints import CheckpointLayout
 from cosydit.local.verify_checkpoint import verify_checkpoint
 from demo_voice.train import stages
@@ -21,6 +20,7 @@ from demo_voice.unpack import BUNDLE_FILES, BundleError, provide, unpack
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
+from servicekit.clock import SystemClock
 from tests.file_modes import assert_all_have_the_usual_mode
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.engine.build import build_engine

@@ -10,9 +10,9 @@ import io
 from collections.abc import Sequence
 from unittest.mock import patch
 
-import cosydit.drain
 import gateway.config
 import gateway.errors
+import servicekit.drain
 import token2wav_service.triton.__main__ as triton_main
 import token2wav_service.triton.assemble
 from llm_service.__main__ import _parser as llm_parser
@@ -46,7 +46,7 @@ def check_command(command: Sequence[str]) -> None:
         "llm_service": _check_llm,
         "token2wav_service.triton": _check_token2wav,
         "gateway": _check_gateway,
-        "cosydit.drain": lambda given: cosydit.drain._parser().parse_args(given),
+        "servicekit.drain": lambda given: servicekit.drain._parser().parse_args(given),
     }
     if command[1] != "-m" or module not in checks:
         raise BadCommandError(f"got {list(command)}, expected one of the modules {', '.join(checks)}")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-import cosydit.drain
-from cosydit.drain import main, sum_of, wait_until_idle
+import servicekit.drain
+from servicekit.drain import main, sum_of, wait_until_idle
 
 STREAMS = "cosydit_token2wav_open_streams"
 
@@ -75,9 +75,9 @@ def test_one_failure_is_not_the_end_and_several_are() -> None:
 
 
 def test_a_late_answer_over_http_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cosydit.drain, "_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(servicekit.drain, "_READ_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
-        cosydit.drain._read(f"http://127.0.0.1:{silent.getsockname()[1]}/metrics")
+        servicekit.drain._read(f"http://127.0.0.1:{silent.getsockname()[1]}/metrics")
 
 
 def test_a_service_that_is_gone_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 from tests.streaming.flow_factory import VOCAB, make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine

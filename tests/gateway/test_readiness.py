@@ -11,8 +11,8 @@ from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta
 from gateway.errors import LLMUnavailableError, NotReadyError
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
-from gateway.timeouts import timeout
 from gateway.voices import NamedVoice, VoiceRegistry
+from servicekit.timeouts import timeout
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
 

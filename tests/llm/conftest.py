@@ -13,11 +13,11 @@ import pytest
 import torch
 import uvicorn
 
-from cosydit.clock import SystemClock
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import BackendName, EmbeddedConfig, parse_server_config
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.serve import build_app
+from servicekit.clock import SystemClock
 
 MODEL_NAME = "random-llm"
 WAIT_S = 30.0

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cosydit.clock import SystemClock
 from llm_service.embedded.engine import EngineLimits, Logits, SpeechLMEngine
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
@@ -31,6 +30,7 @@ from llm_service.vocab import (
     format_speech_tokens,
     is_speech_llm_id,
 )
+from servicekit.clock import SystemClock
 
 LIMITS = EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400)
 WAIT_S = 30.0

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cosydit.clock import SystemClock
 from llm_service.__main__ import main
 from llm_service.backends import TrtllmBackend, VllmBackend
 from llm_service.config import (
@@ -22,6 +21,7 @@ from llm_service.config import (
 )
 from llm_service.embedded.serve import build_loop
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError
+from servicekit.clock import SystemClock
 
 # For every setting, a value that is not the default.
 VALUES = {

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from cosydit.clock import SystemClock
 from llm_service.embedded.app import BODY_BYTES_PER_TOKEN, FIXED_BODY_BYTES, SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.loop import EngineLoop
@@ -22,6 +21,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.schema import ChatMessage
 from llm_service.prompt import build_chat_messages, build_prompt, load_text_encoder
 from llm_service.vocab import END_IDS, SpeechTokenTextParser, speech_id_from_llm_id
+from servicekit.clock import SystemClock
 
 from .conftest import MODEL_NAME, WAIT_S, read_metrics, wait_until
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import uvicorn
 
-from cosydit.clock import SystemClock
 from llm_service.config import BackendName, EmbeddedConfig, parse_server_config
 from llm_service.embedded.serve import build_app
+from servicekit.clock import SystemClock
 
 WAIT_S = 20.0
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.clock import SystemClock
 from llm_service.adapters import TRTLLM_MODULE_DIR, VLLM_PLUGIN_DIR
 from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.config import BackendName, EmbeddedConfig, ServerConfig, parse_server_config
 from llm_service.embedded.serve import build_loop
 from llm_service.errors import ConfigError
 from llm_service.speech_form import has_speech_form
+from servicekit.clock import SystemClock
 
 LOST = "biased speech head"
 

@@ -13,7 +13,6 @@ import pytest
 from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 
-from cosydit.clock import SystemClock
 from gateway.access.settings import AccessSettings
 from gateway.app import Gateway, build_app
 from gateway.config import parse_args
@@ -23,6 +22,7 @@ from gateway.telemetry.heartbeat import BEAT_INTERVAL_S, MAX_SILENCE_S, Heartbea
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices import NamedVoice
+from servicekit.clock import SystemClock
 from tests.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
 from tests.gateway.fakes import FakeLLM, ManualClock, speech_deltas
 from tests.observability.reading import Reading, samples_of

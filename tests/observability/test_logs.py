@@ -9,9 +9,9 @@ from datetime import datetime
 
 import pytest
 
-from cosydit.logs import JsonFormatter, LogFormat, log_format_of
-from cosydit.tracing import Span
 from gateway.telemetry.call import Call, CallFilter, serving
+from servicekit.logs import JsonFormatter, LogFormat, log_format_of
+from servicekit.tracing import Span
 
 
 def record(message: str, *arguments: object, **facts: object) -> logging.LogRecord:

@@ -14,17 +14,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
-from cosydit.clock import SystemClock
-from cosydit.otel import OtelTracer
-from cosydit.tracing import NULL_SPAN, NULL_TRACER, TRACEPARENT, TracingUnavailableError, endpoint_of, open_tracer
 from gateway import errors
 from gateway.core import Sampling, Utterance
 from gateway.pipeline import SpeechPipeline
 from gateway.speech import SpeechRequest
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
-from gateway.trace_context import trace_headers
 from gateway.voices import NamedVoice, VoiceRegistry
+from servicekit.clock import SystemClock
+from servicekit.trace_context import trace_headers
+from servicekit.tracing import NULL_SPAN, NULL_TRACER, TRACEPARENT, TracingUnavailableError, endpoint_of, open_tracer
+from servicekit.tracing.otel import OtelTracer
 from tests.access.door import BEARER, KEY, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from token2wav_service.engine.meter import ChunkTiming
@@ -156,6 +156,6 @@ def test_without_a_receiver_or_a_caller_s_trace_nothing_is_made() -> None:
 
 
 def test_without_opentelemetry_a_receiver_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cosydit.otel", None)
+    monkeypatch.setitem(sys.modules, "servicekit.tracing.otel", None)
     with pytest.raises(TracingUnavailableError, match=r"cosydit\[tracing\]"):
         open_tracer("x", "http://127.0.0.1:1")

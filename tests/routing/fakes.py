@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cosydit.clock import Clock, SystemClock
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import (
@@ -25,6 +24,7 @@ from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
+from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import ServerStatus
 
 SAMPLES_PER_TOKEN = 4

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cosydit.clock import SystemClock
 from gateway.errors import ConfigError
 from gateway.routing.discovery import DnsReplicas, Found, Source, StaticReplicas, merged, parse_sources
 from gateway.routing.fleet import Fleet
 from gateway.routing.kubernetes import KubernetesApi, KubernetesReplicas
 from gateway.routing.replica import LoadReport
 from gateway.routing.watch import Watch
+from servicekit.clock import SystemClock
 from tests.gateway.llm_server import served
 from tests.routing.fakes import QUICK, until
 

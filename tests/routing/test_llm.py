@@ -25,7 +25,7 @@ from gateway.errors import (
 from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.status import ReplicaState
 from gateway.speech import MAX_SEED
-from gateway.timeouts import timeout
+from servicekit.timeouts import timeout
 from tests.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
 
 UTTERANCE = Utterance("Say it.", "reference", (5, 6))

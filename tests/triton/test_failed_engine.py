@@ -11,7 +11,7 @@ from token2wav_service.contract import ErrorCode, decode_error
 
 LOST_GPU_MODEL = """
 import triton_python_backend_utils as pb_utils
-from cosydit.clock import SystemClock
+from servicekit.clock import SystemClock
 from tests.engine.factory import make_engine
 from token2wav_service.engine.loop import EngineLoop
 from token2wav_service.features.audio import load_prompt_audio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from cosydit.heap import exempt_startup_objects
+from servicekit.heap import exempt_startup_objects
 
 
 class Node:

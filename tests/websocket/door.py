@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from cosydit.clock import Clock, SystemClock
 from gateway.dialects import elevenlabs_http, elevenlabs_ws, speech_ws
 from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.socket_host import (
@@ -30,6 +29,7 @@ from gateway.dialects.socket_host import (
     SocketHost,
 )
 from gateway.voices import NamedVoice, VoiceRegistry
+from servicekit.clock import Clock, SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
 
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."

@@ -11,8 +11,8 @@ from gateway.errors import InvalidTextError
 from gateway.session import SpeechSession
 from gateway.speech import SpeechRequest
 from gateway.text import WHOLE_TEXT
-from gateway.timeouts import timeout
 from gateway.voices import NamedVoice
+from servicekit.timeouts import timeout
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline, speech_deltas
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 from token2wav_service.checkpoint.loader import load_flow, load_hift, missing_files
 from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig

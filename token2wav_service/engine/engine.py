@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.books import EngineBooks

@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from cosydit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
-from cosydit.tracing import ENDPOINT_VARIABLE, endpoint_of
+from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from servicekit.tracing import ENDPOINT_VARIABLE, endpoint_of
 from token2wav_service.triton.assemble import assemble, format_table, parse_pairs
 from token2wav_service.triton.command import (
     DEFAULT_DRAIN_TIMEOUT_S,

@@ -10,7 +10,7 @@ import http.client
 import re
 import threading
 
-from cosydit.clock import Clock, SystemClock
+from servicekit.clock import Clock, SystemClock
 from token2wav_service.triton.server import TritonProcess
 
 POLL_INTERVAL_S = 0.2

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from cosydit.clock import Clock, SystemClock
+from servicekit.clock import Clock, SystemClock
 from token2wav_service.triton.assemble import count_instances
 from token2wav_service.triton.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
 from token2wav_service.triton.drain_flag import DRAIN_FLAG_VARIABLE

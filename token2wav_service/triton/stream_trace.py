@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cosydit.clock import Clock, SystemClock
-from cosydit.tracing import NULL_SPAN, NULL_TRACER, Span, Tracer
+from servicekit.clock import Clock, SystemClock
+from servicekit.tracing import NULL_SPAN, NULL_TRACER, Span, Tracer
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.engine.meter import ChunkTiming
 from token2wav_service.engine.types import AudioChunk, StreamStatus, StreamSummary, TokenChunk

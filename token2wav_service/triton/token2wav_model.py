@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cosydit.clock import SystemClock
-from cosydit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
+from servicekit.clock import SystemClock
+from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
 from token2wav_service.engine.bounded_pool import BoundedPool

@@ -12,11 +12,11 @@ from typing import Any
 
 import aiohttp
 
-from cosydit.clock import Clock
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_client import KEEPALIVE_EXPIRY_S
 from gateway.llm_wire import LLMWire
+from servicekit.clock import Clock
 
 READY_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 1.0

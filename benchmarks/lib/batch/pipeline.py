@@ -29,8 +29,8 @@ from benchmarks.lib.batch.types import (
 )
 from benchmarks.lib.batch.voices import BatchVoices
 from benchmarks.lib.types import BenchmarkError, SpeechInput
-from cosydit.clock import Clock
 from gateway.core import FloatArray, SpeechTokenDelta, Utterance
+from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)

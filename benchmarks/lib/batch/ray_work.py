@@ -23,8 +23,8 @@ from benchmarks.lib.batch.pipeline import BatchPipeline, OnRow, fail
 from benchmarks.lib.batch.settings import BatchSettings, RaySettings
 from benchmarks.lib.batch.types import BatchReport, BatchServices, Failure
 from benchmarks.lib.types import BenchmarkError, SpeechInput
-from cosydit.clock import Clock, SystemClock
 from gateway.core import FloatArray
+from servicekit.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from benchmarks.lib.batch.settings import BatchSettings
 from benchmarks.lib.batch.types import BatchReport, Failure
 from benchmarks.lib.report import write_json, write_text
 from benchmarks.lib.types import BadRow, BenchmarkError, InputRow, SpeechInput
-from cosydit.clock import Clock, SystemClock
+from servicekit.clock import Clock, SystemClock
 
 LOG_FILE = "batch.log"
 SUMMARY_FILE = "summary.json"

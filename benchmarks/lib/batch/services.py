@@ -14,11 +14,11 @@ from benchmarks.lib.batch.settings import BatchSettings, LLMSettings, Token2WavS
 from benchmarks.lib.batch.token2wav import EngineStage, TritonStage
 from benchmarks.lib.batch.types import BatchPlan, BatchServices, Token2WavStage
 from benchmarks.lib.types import BenchmarkError
-from cosydit.clock import Clock
 from cosydit.local.process import ServiceProcess, ServiceSpec
 from gateway.llm_wire import LLMWire
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
+from servicekit.clock import Clock
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
 
 LLM_LOG_FILE = "llm_service.log"

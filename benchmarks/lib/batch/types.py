@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.lib.types import SpeechInput
-from cosydit.clock import Clock
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from servicekit.clock import Clock
 
 LEAST_BATCHES_AHEAD = 4
 """Batches of the larger stage that the LLM may be ahead of token2wav: what batches of like length are chosen from."""

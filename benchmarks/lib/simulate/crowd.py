@@ -13,8 +13,8 @@ from typing import Protocol
 from benchmarks.lib.doors import SpeechJob
 from benchmarks.lib.metrics import playback_underrun
 from benchmarks.lib.types import AudioArrival, RequestRecord, SpeechInput
-from cosydit.clock import Clock
 from gateway.errors import LimitError, OverloadedError
+from servicekit.clock import Clock
 
 _LETTER_WORD = "word "
 

@@ -9,7 +9,7 @@ from benchmarks.lib.simulate.costs import TOKEN2WAV, Token2WavCost
 from benchmarks.lib.simulate.gpu import Compute
 from benchmarks.lib.simulate.jitter import Jitter
 from benchmarks.lib.simulate.runner import ModelledRunner
-from cosydit.clock import Clock
+from servicekit.clock import Clock
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import EngineLoop, OnResult
 from token2wav_service.engine.types import TokenChunk

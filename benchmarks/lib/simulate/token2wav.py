@@ -20,10 +20,10 @@ from benchmarks.lib.simulate.engine_loop import VirtualEngineLoop
 from benchmarks.lib.simulate.gpu import Compute
 from benchmarks.lib.simulate.runner import ModelledExtractor, ModelledRunner
 from benchmarks.lib.simulate.serial import SerialProcess
-from cosydit.clock import Clock
 from gateway import errors
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
+from servicekit.clock import Clock
 from token2wav_service import errors as engine_errors
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import ServerStatus

@@ -2,7 +2,7 @@
 
 import triton_python_backend_utils as pb_utils
 
-from cosydit.logs import configure_logging, log_format_of
+from servicekit.logs import configure_logging, log_format_of
 from token2wav_service.triton.feature_models import AudioTokenizerModel
 
 

@@ -3,8 +3,8 @@
 import triton_python_backend_utils as pb_utils
 from drop_in import load_model
 
-from cosydit.heap import exempt_startup_objects
-from cosydit.logs import configure_logging, log_format_of
+from servicekit.heap import exempt_startup_objects
+from servicekit.logs import configure_logging, log_format_of
 
 
 class TritonPythonModel:

@@ -2,8 +2,8 @@
 
 import triton_python_backend_utils as pb_utils
 
-from cosydit.heap import exempt_startup_objects
-from cosydit.logs import configure_logging, log_format_of
+from servicekit.heap import exempt_startup_objects
+from servicekit.logs import configure_logging, log_format_of
 from token2wav_service.triton.token2wav_model import Token2WavModel
 
 

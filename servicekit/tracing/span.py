@@ -1,25 +1,17 @@
 """Spans of one trace across all services (OpenTelemetry), and nothing at all where tracing is off.
 
-`Span` and `Tracer` do nothing; `open_tracer` returns ones that record when there is somewhere to send them. A span's
-place in the trace travels as a W3C `traceparent`, 00-<trace id>-<span id>-<flags>.
+`Span` and `Tracer` do nothing; those of `otel` record. A span's place in the trace travels as a W3C
+`traceparent`, 00-<trace id>-<span id>-<flags>.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from enum import Enum
 
-ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
-"""Environment: base URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; OpenTelemetry's own name."""
 TRACEPARENT = "traceparent"
 """Name of the HTTP header, the gRPC metadata and the Triton request parameter."""
 
 Attribute = str | int | float | bool
-
-
-class TracingUnavailableError(Exception):
-    """Tracing is asked for and can't be had; the message says what to install."""
 
 
 class SpanKind(Enum):
@@ -70,29 +62,3 @@ class Tracer:
 
 NULL_SPAN = Span()
 NULL_TRACER = Tracer()
-
-
-def endpoint_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return where spans go according to the environment; None: nowhere."""
-    return environment.get(ENDPOINT_VARIABLE) or None
-
-
-def open_tracer(service: str, endpoint: str | None) -> Tracer:
-    """Make a process's tracer.
-
-    Args:
-        service: `service.name` of its spans.
-        endpoint: base URL of an OTLP/HTTP receiver; None: tracing is off. Sampling and other limits come from
-            OpenTelemetry's own variables, e.g. OTEL_TRACES_SAMPLER.
-
-    Raises:
-        TracingUnavailableError: OpenTelemetry is not installed.
-    """
-    if endpoint is None:
-        return NULL_TRACER
-    try:
-        from cosydit.otel import OtelTracer
-    except ImportError as error:
-        got = f"tracing to {endpoint} needs OpenTelemetry, which is not installed ({error})"
-        raise TracingUnavailableError(f"{got}; install with: pip install 'cosydit[tracing]'") from error
-    return OtelTracer.to(service, endpoint)

@@ -1,4 +1,4 @@
-"""`python -m cosydit.drain`: wait until a service has nothing under way, so that it can be stopped without loss.
+"""`python -m servicekit.drain`: wait until a service has nothing under way, so that it can be stopped without loss.
 
 For the hook that an orchestrator runs before it stops a container. It reads the service's Prometheus metrics and
 nothing else; stopping is the orchestrator's work. It always ends with status 0: a service where nobody listens has
@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 
-from cosydit.clock import Clock, SystemClock
+from servicekit.clock import Clock, SystemClock
 
 DEFAULT_SETTLE_S = 5.0
 DEFAULT_TIMEOUT_S = 60.0
@@ -107,7 +107,7 @@ def _read(url: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cosydit.drain", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m servicekit.drain", description=__doc__, allow_abbrev=False)
     parser.add_argument("--url", required=True, help="of the metrics, such as http://127.0.0.1:8002/metrics")
     parser.add_argument(
         "--metric",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from cosydit.tracing import TRACEPARENT
+from servicekit.tracing import TRACEPARENT
 
 _traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
