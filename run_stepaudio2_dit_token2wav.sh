@@ -316,7 +316,7 @@ write_sample_manifest() {
   transcript=$(<"$voice.txt")
   mkdir -p "$(dirname "$1")"
   WAV=$voice.wav TRANSCRIPT=$transcript awk -F '|' \
-    '{ print $1 "|" ENVIRON["TRANSCRIPT"] "|" ENVIRON["WAV"] "|" $2 }' "$ROOT/benchmarks/samples/english.txt" >"$1"
+    '{ print $1 "|" ENVIRON["TRANSCRIPT"] "|" ENVIRON["WAV"] "|" $2 }' "$ROOT/demo_voice/samples/english.txt" >"$1"
 }
 
 # Args: folder to write, gRPC port of the Triton that will serve it [, how many share the cores].

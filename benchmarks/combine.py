@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.report import RESULTS_FILE, aligned_table
+from cosydit.bench.report import RESULTS_FILE, aligned_table
 
 HEAD = ("run", "requests", "failed", "ttfa p50 ms", "ttfa p99 ms", "total p50 ms", "audio s/s")
 _MS = 1000

@@ -15,13 +15,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.lib.arguments import count
 from benchmarks.lib.dialects import DIALECTS, Request, Stand, ask_pipeline, instant_voices
 from benchmarks.lib.dialects_streaming import STREAMING_DIALECTS
-from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.instant import instant_pipeline
-from benchmarks.lib.metrics import percentile
-from benchmarks.lib.report import aligned_table, write_json
+from cosydit.bench.arguments import count
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.metrics import percentile
+from cosydit.bench.report import aligned_table, write_json
 from gateway.audio import load_codecs
 from servicekit.clock import SystemClock
 

@@ -17,9 +17,6 @@ from typing import Any
 
 import httpx
 
-from benchmarks.lib.environment import describe_environment
-from benchmarks.lib.metrics import START_BUFFERS_S
-from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.sweep import (
     OPEN_S,
     REQUESTS_A_CALLER,
@@ -32,7 +29,10 @@ from benchmarks.lib.sweep import (
     unseen_run,
     warm_up_bursts,
 )
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.metrics import START_BUFFERS_S
+from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.types import BenchmarkError
 from servicekit.heap import exempt_startup_objects
 
 ENVIRONMENT_FILE = "environment.json"

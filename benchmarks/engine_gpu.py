@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.lib.environment import describe_environment
-from benchmarks.lib.report import aligned_table, write_json
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.report import aligned_table, write_json
 from servicekit.clock import SystemClock
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig

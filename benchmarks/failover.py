@@ -13,13 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.lib.environment import describe_environment
 from benchmarks.lib.failover.callers import Callers
 from benchmarks.lib.failover.processes import Processes
 from benchmarks.lib.failover.scenario import Scenario, StepReport
-from benchmarks.lib.report import aligned_table, write_json
-from cosydit.local.checkpoints import resolve_checkpoint
-from cosydit.local.stack import LocalStack, Ports, StackOptions, TritonPorts
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.report import aligned_table, write_json
+from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+from cosydit.stack.stack import LocalStack, Ports, StackOptions, TritonPorts
 from token2wav_service.triton.server import free_ports
 
 BOUND_DB = 45.0

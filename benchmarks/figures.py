@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.engine_gpu import compute_figures
-from benchmarks.lib.metrics import START_BUFFERS_S
 from benchmarks.lib.plot import draw_sweep
-from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.metrics import START_BUFFERS_S
+from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.types import BenchmarkError
 
 _MS = 1000
 

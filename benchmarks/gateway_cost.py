@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor
-from benchmarks.lib.environment import describe_environment
-from benchmarks.lib.load import LoadGenerator
-from benchmarks.lib.metrics import percentile
-from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.sweep import RunPlan, jobs_of, open_run
-from cosydit.local.checkpoints import CheckpointLayout, resolve_checkpoint
-from cosydit.local.process import ServiceProcess, ServiceSpec
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.load import LoadGenerator
+from cosydit.bench.metrics import percentile
+from cosydit.bench.report import aligned_table, write_json
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
+from cosydit.stack.process import ServiceProcess, ServiceSpec
 from servicekit.clock import SystemClock
 from servicekit.heap import exempt_startup_objects
 from token2wav_service.triton.server import free_ports

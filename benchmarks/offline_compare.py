@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.lib.arguments import count
-from benchmarks.lib.batch.options import add_options, read_rows, read_settings
+from cosydit.batch.options import add_options, read_rows, read_settings
+from cosydit.bench.arguments import count
 
 if TYPE_CHECKING:
-    from benchmarks.lib.batch.settings import BatchSettings
-    from benchmarks.lib.batch.types import BatchPlan, BatchReport, BatchServices
-    from benchmarks.lib.types import SpeechInput
+    from cosydit.batch.settings import BatchSettings
+    from cosydit.batch.types import BatchPlan, BatchReport, BatchServices
+    from cosydit.bench.types import SpeechInput
 
 DEFAULT_TURNS = 3
 EXIT_USAGE = 2
@@ -30,10 +30,10 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    from benchmarks.lib.environment import describe_environment
-    from benchmarks.lib.inputs import require_all_good
-    from benchmarks.lib.report import aligned_table, write_json
-    from benchmarks.lib.types import BenchmarkError
+    from cosydit.bench.environment import describe_environment
+    from cosydit.bench.inputs import require_all_good
+    from cosydit.bench.report import aligned_table, write_json
+    from cosydit.bench.types import BenchmarkError
 
     args = _parser().parse_args(argv)
     try:
@@ -56,7 +56,7 @@ async def compare(settings: BatchSettings, rows: Sequence[SpeechInput], turns: i
     Raises:
         BenchmarkError: a row failed.
     """
-    from benchmarks.lib.batch.services import open_services
+    from cosydit.batch.services import open_services
     from servicekit.clock import SystemClock
 
     raw: dict[str, list[float]] = {name: [] for name in ("one_by_one_s", "batched_s", "audio_s")}
@@ -91,10 +91,10 @@ async def _speak(
     parts: Sequence[Sequence[SpeechInput]],
 ) -> BatchReport:
     """Speak part after part into an empty directory."""
-    from benchmarks.lib.batch.ledger import Ledger
-    from benchmarks.lib.batch.pipeline import BatchPipeline
-    from benchmarks.lib.batch.types import BatchReport
-    from benchmarks.lib.types import BenchmarkError
+    from cosydit.batch.ledger import Ledger
+    from cosydit.batch.pipeline import BatchPipeline
+    from cosydit.batch.types import BatchReport
+    from cosydit.bench.types import BenchmarkError
     from servicekit.clock import SystemClock
 
     if directory.exists():

@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 from aiohttp import web
 
-from benchmarks.lib.arguments import count
-from benchmarks.lib.batch.ledger import FORMATS, Ledger
-from benchmarks.lib.batch.llm import WholeAnswerClient
-from benchmarks.lib.batch.pipeline import BatchPipeline
-from benchmarks.lib.batch.types import BatchPlan, BatchReport, TokenisedUtterance
-from benchmarks.lib.types import SpeechInput
+from cosydit.batch.ledger import FORMATS, Ledger
+from cosydit.batch.llm import WholeAnswerClient
+from cosydit.batch.pipeline import BatchPipeline
+from cosydit.batch.types import BatchPlan, BatchReport, TokenisedUtterance
+from cosydit.bench.arguments import count
+from cosydit.bench.types import SpeechInput
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.llm_wire import LLMBackend, LLMWire
 from llm_service.text_encoder import load_text_encoder

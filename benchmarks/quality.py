@@ -18,15 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.arguments import count, zero_or_more
-from benchmarks.lib.environment import describe_environment
-from benchmarks.lib.quality.faults import find_faults
-from benchmarks.lib.quality.recogniser import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser
-from benchmarks.lib.quality.seams import contour_distance
-from benchmarks.lib.quality.speakers import rank_speakers
-from benchmarks.lib.quality.study import Heard, StudyRow, figures, row_json
-from benchmarks.lib.quality.word_errors import word_errors
-from benchmarks.lib.report import write_json, write_text
+from cosydit.bench.arguments import count, zero_or_more
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.report import write_json, write_text
+from demo_voice.ears.faults import find_faults
+from demo_voice.ears.recogniser import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser
+from demo_voice.ears.seams import contour_distance
+from demo_voice.ears.speakers import rank_speakers
+from demo_voice.ears.study import Heard, StudyRow, figures, row_json
+from demo_voice.ears.word_errors import word_errors
 from demo_voice.train.flite import Flite, SynthesisError
 from demo_voice.train.make_heldout import heldout_sentences
 from demo_voice.train.make_voices import PROMPT_VOICES

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.environment import describe_environment
-from benchmarks.lib.report import aligned_table, write_json
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.report import aligned_table, write_json
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import StaticReplicas

@@ -23,9 +23,7 @@ from typing import Any
 
 from benchmarks.end_to_end import ENVIRONMENT_FILE, add_run_lengths
 from benchmarks.figures import read_runs
-from benchmarks.lib.environment import describe_environment
-from benchmarks.lib.plot import draw_fleets, require_matplotlib
-from benchmarks.lib.report import aligned_table, write_json
+from benchmarks.lib.plot import draw_fleets
 from benchmarks.lib.simulate.chance import DRAWS, drawn_figures, median_figures
 from benchmarks.lib.simulate.compare import AIM, compare, comparison_json, comparison_rows, worst_errors
 from benchmarks.lib.simulate.costs import CostModel, cost_json, read_cost_model
@@ -43,7 +41,10 @@ from benchmarks.lib.simulate.listeners import most_listeners
 from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
 from benchmarks.lib.simulate.single_gpu import VOICES, simulate_plans
 from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad, plan_again
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.plot import require_matplotlib
+from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = RESULTS / "cost_model_h200.json"
@@ -51,7 +52,7 @@ FIT_CLOSED, FIT_OPEN = (1, 16, 32, 64), (12.0, 20.0, 32.0)
 FIT_OPEN_S, FIT_OPEN_TAIL_S = 30.0, 3.0
 """Of an open loop's arrivals are simulated, and of these the last ones not looked at."""
 FIT_BURSTS = (50,)
-CURVES = RESULTS.parents[1] / "cosydit/local/capacity_h200.json"
+CURVES = RESULTS.parents[1] / "cosydit/plan/capacity_h200.json"
 ARRANGEMENTS = (
     (GPUs(llm=1, token2wav=1), (50, 100, 200, 300, 325, 350, 375, 400, 425)),
     (GPUs(llm=1, token2wav=2), (100, 200, 300, 350, 375, 400, 425, 450, 475)),

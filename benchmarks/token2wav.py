@@ -49,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; return 0, 1 if anything failed on the way, 2 if it could not begin."""
-    from benchmarks.lib.environment import describe_environment
-    from benchmarks.lib.types import BenchmarkError
+    from cosydit.bench.environment import describe_environment
+    from cosydit.bench.types import BenchmarkError
     from gateway.errors import GatewayError
     from token2wav_service.errors import Token2WavError
 
@@ -78,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure_and_report(args: argparse.Namespace, player: Player, environment: dict[str, Any]) -> None:
     import asyncio
 
-    from benchmarks.lib.report import RESULTS_FILE, TABLE_FILE, write_json, write_text
-    from benchmarks.lib.server_stats import ServerProbe, difference
     from benchmarks.lib.token2wav_bench import BenchCase, figures_table, measure
+    from cosydit.bench.report import RESULTS_FILE, TABLE_FILE, write_json, write_text
+    from cosydit.bench.server_stats import ServerProbe, difference
 
     is_served = args.door == "triton"
     metrics_url = f"http://{args.server_addr}:{args.metrics_port}/metrics" if args.metrics_port else None
@@ -99,7 +99,7 @@ def _measure_and_report(args: argparse.Namespace, player: Player, environment: d
 
 def _player(args: argparse.Namespace, prompt: FloatArray) -> Player:
     from benchmarks.lib.token2wav_bench import EnginePlayer, TritonPlayer
-    from benchmarks.lib.types import BenchmarkError
+    from cosydit.bench.types import BenchmarkError
     from servicekit.clock import SystemClock
 
     if args.door == "triton":

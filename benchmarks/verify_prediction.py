@@ -17,12 +17,12 @@ from typing import Any
 
 from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.figures import read_runs
-from benchmarks.lib.environment import describe_environment
-from benchmarks.lib.report import aligned_table, write_json
 from benchmarks.lib.simulate.compare import AIM, FIGURES, ComparedRun, comparison_json, comparison_rows, run_figures
 from benchmarks.lib.simulate.compare import worst_errors as worst_errors_of
 from benchmarks.lib.sweep import FinishedRun
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.environment import describe_environment
+from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"
 PREDICTION = RESULTS / "prediction_h200.json"

@@ -18,12 +18,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
-from benchmarks.lib.inputs import read_samples
-from benchmarks.lib.load import LoadGenerator, LoadPlan
-from benchmarks.lib.metrics import summarize
-from benchmarks.lib.report import summary_json
-from benchmarks.lib.types import AudioArrival, LoadResult, RequestRecord, SpeechInput
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
+from cosydit.bench.inputs import read_samples
+from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.metrics import summarize
+from cosydit.bench.report import summary_json
+from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord, SpeechInput
 from servicekit.clock import SystemClock
 
 RUN_SUFFIX = ".json.gz"

@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.lib.metrics import Distribution, distribution
-from benchmarks.lib.report import aligned_table
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.metrics import Distribution, distribution
+from cosydit.bench.report import aligned_table
+from cosydit.bench.types import BenchmarkError
 from gateway.chunking import Chunker, FixedChunks, TokenWindow
 from gateway.core import FloatArray
 from gateway.token2wav_client import Token2WavClient

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import offline_batch
-from benchmarks.lib.batch.options import add_options
+from cosydit.batch import command as offline_batch
+from cosydit.batch.options import add_options
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_random(args: argparse.Namespace) -> int:
-    from cosydit.local.make_checkpoint import CheckpointSize, NumberedVoices, make_random_checkpoint
+    from cosydit.stack.checkpoint.make_checkpoint import CheckpointSize, NumberedVoices, make_random_checkpoint
 
     voices = NumberedVoices(args.numbered_voices, args.voice_seconds)
     try:
@@ -51,7 +51,7 @@ def _make_random(args: argparse.Namespace) -> int:
 
 
 def _unpack_demo(args: argparse.Namespace) -> int:
-    from cosydit.local.checkpoints import CheckpointMissingError, provide_demo_voice
+    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError, provide_demo_voice
 
     try:
         provide_demo_voice(args.directory)
@@ -66,7 +66,7 @@ def _verify(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         print(f"cosydit checkpoint: {args.directory} is no directory", file=sys.stderr)
         return 2
-    from cosydit.local.verify_checkpoint import verify_checkpoint
+    from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
 
     reports = verify_checkpoint(args.directory)
     for report in reports:

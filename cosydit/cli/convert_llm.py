@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen action; returns the exit status."""
-    from cosydit.local.process import ServiceStartError
+    from cosydit.stack.process import ServiceStartError
 
     try:
         return int(args.perform(args))
@@ -115,7 +115,7 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _test(args: argparse.Namespace) -> int:
-    from cosydit.local.process import ServiceProcess, ServiceSpec
+    from cosydit.stack.process import ServiceProcess, ServiceSpec
 
     if args.url is not None:
         return _certify(args, args.url)
@@ -175,7 +175,7 @@ def _calibration(args: argparse.Namespace) -> Calibration | None:
 
 def _texts(count: int) -> list[str]:
     """Return bundled sentences; a line is `utterance|text`."""
-    lines = (importlib.resources.files("benchmarks") / SAMPLE_TEXTS).read_text(encoding="utf-8").splitlines()
+    lines = (importlib.resources.files("demo_voice") / SAMPLE_TEXTS).read_text(encoding="utf-8").splitlines()
     return [line.partition("|")[2] for line in lines[:count]]
 
 

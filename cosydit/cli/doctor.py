@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cosydit.local.doctor import Finding
+    from cosydit.doctor.checks import Finding
 
 _PORT_OPTIONS = (
     ("--llm-port", "llm", 8000),
@@ -32,8 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; returns 0 if the services can run on this machine's CPU, else 1."""
-    from cosydit.local.doctor import can_run_on_cpu, examine, next_command
-    from cosydit.local.stack import Ports, default_work_dir
+    from cosydit.doctor.checks import can_run_on_cpu, examine, next_command
+    from cosydit.stack.stack import Ports, default_work_dir
 
     ports = Ports(**{name: getattr(args, name) for _, name, _ in _PORT_OPTIONS})
     findings = examine(ports, args.checkpoint, args.work_dir or default_work_dir())

@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Write the lock, fill the directory, or both; returns the exit status."""
-    from cosydit.local.download import DownloadError
+    from cosydit.stack.checkpoint.download import DownloadError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     if args.directory is None and not args.update_lock:
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _update_lock(lock_path: Path) -> None:
-    from cosydit.local.download import update_lock
-    from cosydit.local.hubs import public_hubs
+    from cosydit.stack.checkpoint.download import update_lock
+    from cosydit.stack.checkpoint.hubs import public_hubs
 
     for name, locked in update_lock(lock_path, public_hubs()).items():
         print(f"{name:10} {locked.hub.value} {locked.repository} {locked.revision}")
@@ -49,8 +49,8 @@ def _update_lock(lock_path: Path) -> None:
 
 
 def _download(directory: Path, lock_path: Path, is_offline: bool) -> None:
-    from cosydit.local.download import download_models, read_lock
-    from cosydit.local.hubs import public_hubs
+    from cosydit.stack.checkpoint.download import download_models, read_lock
+    from cosydit.stack.checkpoint.hubs import public_hubs
 
     fetched = download_models(directory, read_lock(lock_path), public_hubs(), is_offline=is_offline)
     print(f"{directory}: fetched {', '.join(fetched)}" if fetched else f"{directory}: complete at the locked commits")

@@ -125,8 +125,8 @@ def _compare(directory: ExportDirectory, tasks: Sequence[ExportTask], sweep: Swe
 
 
 def _write_report(args: argparse.Namespace, sweep: Sweep, comparisons: Sequence[Comparison]) -> None:
-    from benchmarks.lib.environment import describe_environment
-    from benchmarks.lib.report import write_json
+    from cosydit.bench.environment import describe_environment
+    from cosydit.bench.report import write_json
     from token2wav_service.export.compare import report_json
     from token2wav_service.export.manifest import versions
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cosydit.local.import_voices import ImportReport
+    from cosydit.stack.checkpoint.import_voices import ImportReport
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Take over what can be; returns the exit status, 1 if anything was left out."""
-    from cosydit.local.import_voices import import_voices
+    from cosydit.stack.checkpoint.import_voices import import_voices
     from gateway.errors import GatewayError
     from token2wav_service.errors import CheckpointError
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from cosydit.local.capacity import (
+from cosydit.plan.capacity import (
     DEFAULT_HEADROOM,
     CapacityError,
     Curves,

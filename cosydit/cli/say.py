@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cosydit.cli.stack_options import add_stack_options, complain, stack_options
 
 if TYPE_CHECKING:
-    from cosydit.local.stack import StackOptions
+    from cosydit.stack.stack import StackOptions
     from gateway.config import GatewayConfig
     from gateway.speech import SpeechRequest, SpeechResult
 
@@ -36,10 +36,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosydit.local.checkpoints import CheckpointMissingError
-    from cosydit.local.process import ServiceStartError
-    from cosydit.local.signals import stopped_by_signals
-    from cosydit.local.stack import LocalStack
+    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+    from cosydit.stack.process import ServiceStartError
+    from cosydit.stack.signals import stopped_by_signals
+    from cosydit.stack.stack import LocalStack
     from gateway.errors import GatewayError
     from gateway.speech import SpeechRequest
 

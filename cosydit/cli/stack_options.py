@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cosydit.local.stack import StackOptions
+    from cosydit.stack.stack import StackOptions
 
 
 def add_stack_options(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,8 @@ def stack_options(
         CheckpointMissingError: the named checkpoint is not there.
         ValueError: a setting that is not NAME=VALUE.
     """
-    from cosydit.local.checkpoints import resolve_checkpoint
-    from cosydit.local.stack import Ports, StackOptions, default_work_dir
+    from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+    from cosydit.stack.stack import Ports, StackOptions, default_work_dir
 
     work_dir = args.work_dir or default_work_dir()
     settings = dict(_name_value(text) for text in args.set)

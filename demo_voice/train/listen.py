@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.lib.quality.recogniser import RATE_HZ, FloatArray, SphinxRecogniser
-from benchmarks.lib.quality.round_trip import digit_agreement
-from benchmarks.lib.quality.speakers import rank_speakers, top1
-from benchmarks.lib.quality.word_errors import total, word_errors
+from demo_voice.ears.recogniser import RATE_HZ, FloatArray, SphinxRecogniser
+from demo_voice.ears.round_trip import digit_agreement
+from demo_voice.ears.speakers import rank_speakers, top1
+from demo_voice.ears.word_errors import total, word_errors
 from demo_voice.train.flite import Flite
 from demo_voice.train.make_voices import PROMPT_VOICES
 from demo_voice.train.voices import SourceVoice
@@ -51,7 +51,7 @@ from token2wav_service.features.resample import resample_16k_to_24k, resample_po
 from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderInput
 from token2wav_service.offline import OfflineUtterance, synthesize_all
 
-SENTENCES = Path(__file__).parents[2] / "benchmarks/samples/english.txt"
+SENTENCES = Path(__file__).parents[1] / "samples/english.txt"
 WINDOW_TOKENS = 25
 _MAX_SEQUENCE_TOKENS = 1024
 
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.listen", description=__doc__.splitlines()[0])
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="packed weights (default %(default)s)")
     parser.add_argument("--voice", default="default", help="bundled voice (default %(default)s)")
-    parser.add_argument("--sentences", type=int, default=10, help="of benchmarks/samples (default %(default)s)")
+    parser.add_argument("--sentences", type=int, default=10, help="of demo_voice/samples (default %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--repetition-penalty", type=float, default=1.1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lib.quality.pitch import track_pitch
+from demo_voice.ears.pitch import track_pitch
 from demo_voice.train.flite import RATE_HZ, Segment, Spoken
 from demo_voice.train.phones import phone_number
 from token2wav_service.features.fbank import kaldi_fbank

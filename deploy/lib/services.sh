@@ -49,7 +49,7 @@ wait_ready() {
 }
 
 answers() {
-  "$PYTHON" -c 'import sys; from cosydit.local.process import answers_ok; sys.exit(not answers_ok(sys.argv[1]))' "$1"
+  "$PYTHON" -c 'import sys; from cosydit.stack.process import answers_ok; sys.exit(not answers_ok(sys.argv[1]))' "$1"
 }
 
 # Fails if a service started here has ended.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosydit.local.make_checkpoint import make_random_checkpoint
+from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from tests.benchmarks.fake_llm import FakeLLM
 
 

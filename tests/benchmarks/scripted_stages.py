@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.lib.batch.types import TokenisedUtterance
+from cosydit.batch.types import TokenisedUtterance
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 
 SAMPLES_A_TOKEN = 960

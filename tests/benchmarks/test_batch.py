@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import offline_batch, offline_compare, offline_host, offline_input
-from benchmarks.lib.batch.ledger import Ledger
-from benchmarks.lib.batch.pipeline import BatchPipeline, utterance_seed
-from benchmarks.lib.batch.types import BatchPlan, BatchReport
-from benchmarks.lib.inputs import read_jsonl, require_all_good
-from benchmarks.lib.types import SpeechInput
+from benchmarks import offline_compare, offline_host, offline_input
+from cosydit.batch import command as offline_batch
+from cosydit.batch.ledger import Ledger
+from cosydit.batch.pipeline import BatchPipeline, utterance_seed
+from cosydit.batch.types import BatchPlan, BatchReport
+from cosydit.bench.inputs import read_jsonl, require_all_good
+from cosydit.bench.types import SpeechInput
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock

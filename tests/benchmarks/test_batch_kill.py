@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from benchmarks.lib.batch.ledger import Ledger
-from benchmarks.lib.batch.pipeline import BatchPipeline, utterance_seed
-from benchmarks.lib.batch.types import BatchPlan, BatchReport
-from benchmarks.lib.types import SpeechInput
+from cosydit.batch.ledger import Ledger
+from cosydit.batch.pipeline import BatchPipeline, utterance_seed
+from cosydit.batch.types import BatchPlan, BatchReport
+from cosydit.bench.types import SpeechInput
 from servicekit.clock import SystemClock
 from tests.benchmarks.scripted_stages import ScriptedLLM, ScriptedToken2Wav, spoken
 
@@ -57,7 +57,7 @@ def _kill_at_a_random_moment(output_dir: Path, voice: Path, moment_s: float) -> 
 def test_a_service_that_a_killed_batch_had_started_ends_too() -> None:
     program = (
         "import os, pathlib, subprocess, sys, time\n"
-        "command = [sys.executable, '-m', 'benchmarks.lib.batch.bound_child', str(os.getpid()), 'sleep', '60']\n"
+        "command = [sys.executable, '-m', 'cosydit.batch.bound_child', str(os.getpid()), 'sleep', '60']\n"
         "service = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)\n"
         "while not pathlib.Path(f'/proc/{service.pid}/cmdline').read_bytes().startswith(b'sleep'):\n"
         "    time.sleep(0.01)\n"

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from benchmarks.lib.batch import figures
-from benchmarks.lib.batch.ledger import Ledger
-from benchmarks.lib.batch.lengths import take_alike
-from benchmarks.lib.batch.llm import WholeAnswerClient
-from benchmarks.lib.batch.pipeline import BatchPipeline
-from benchmarks.lib.batch.types import BatchPlan, BatchReport
-from benchmarks.lib.types import BenchmarkError, SpeechInput
 from benchmarks.offline_compare import compute_figures as compute_speedup
+from cosydit.batch import figures
+from cosydit.batch.ledger import Ledger
+from cosydit.batch.lengths import take_alike
+from cosydit.batch.llm import WholeAnswerClient
+from cosydit.batch.pipeline import BatchPipeline
+from cosydit.batch.types import BatchPlan, BatchReport
+from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMBackend, LLMWire, PromptForm
@@ -129,7 +129,7 @@ async def test_answers_are_asked_for_whole(checkpoint: Path, form: PromptForm, f
 
 
 async def test_a_full_service_is_asked_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.lib.batch.llm.RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr("cosydit.batch.llm.RETRY_AFTER_S", 0.01)
     answers = [web.json_response({}, status=429), web.json_response({}, status=503)]
     answers += [_choice(token_ids=[llm_id_from_speech_id(5)], finish_reason="stop")]
     async with _client(checkpoint, lambda body: answers.pop(0), PromptForm.TOKENS) as client:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks.lib.batch.ledger import Ledger, encode_audio
-from benchmarks.lib.batch.ray_work import SpokenRow, WorkerAnswer, open_ray, spread
-from benchmarks.lib.batch.settings import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
-from benchmarks.lib.batch.types import BatchPlan, BatchReport, BatchServices, Failure
-from benchmarks.lib.types import SpeechInput
+from cosydit.batch.ledger import Ledger, encode_audio
+from cosydit.batch.ray_work import SpokenRow, WorkerAnswer, open_ray, spread
+from cosydit.batch.settings import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
+from cosydit.batch.types import BatchPlan, BatchReport, BatchServices, Failure
+from cosydit.bench.types import SpeechInput
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm_wire import LLMBackend
 from servicekit.clock import Clock

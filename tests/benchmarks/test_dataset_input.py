@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.inputs import read_dataset
-from benchmarks.lib.types import BadRow, BenchmarkError, SpeechInput
+from cosydit.bench.inputs import read_dataset
+from cosydit.bench.types import BadRow, BenchmarkError, SpeechInput
 
 WAV = b"RIFF of a voice"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.inputs import find_voice, read_jsonl, read_manifest, read_samples, require_all_good
-from benchmarks.lib.types import BadRow, BenchmarkError, SpeechInput
+from cosydit.bench.inputs import find_voice, read_jsonl, read_manifest, read_samples, require_all_good
+from cosydit.bench.types import BadRow, BenchmarkError, SpeechInput
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.lib.batch.ledger import Ledger
-from benchmarks.lib.types import BenchmarkError
+from cosydit.batch.ledger import Ledger
+from cosydit.bench.types import BenchmarkError
 
 SAMPLES = np.zeros(2400, np.float32)
 UTTS = frozenset({"a", "b", "c"})
@@ -104,7 +104,7 @@ def test_nothing_is_doubled_or_lost_after_kills_at_any_moment(tmp_path: Path) ->
     program = (
         "import sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from benchmarks.lib.batch.ledger import Ledger\n"
+        "from cosydit.batch.ledger import Ledger\n"
         "names = sys.argv[2].split(',')\n"
         "with Ledger(Path(sys.argv[1]), 'wav', names) as ledger:\n"
         "    print('go', flush=True)\n"

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from benchmarks.lib.load import LoadGenerator, LoadPlan
-from benchmarks.lib.types import RequestRecord
+from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.types import RequestRecord
 from servicekit.clock import SystemClock
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.metrics import distribution, percentile, playback_underrun, summarize
-from benchmarks.lib.types import AudioArrival, LoadResult, RequestRecord
+from cosydit.bench.metrics import distribution, percentile, playback_underrun, summarize
+from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord
 
 
 def _record(*arrivals: tuple[float, float], total_s: float = 2.0, error: str | None = None) -> RequestRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.lib.server_stats import (
+from cosydit.bench.server_stats import (
     MetricsSnapshot,
     ServerProbe,
     ServerSnapshot,

@@ -14,11 +14,11 @@ import pytest
 import soundfile
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks import streaming_grpc
-from benchmarks.lib.doors import DoorOptions, HttpDoor, SpeechJob
-from benchmarks.lib.load import LoadPlan
-from benchmarks.lib.speech_bench import BenchSettings, DoorName, Mode, prepare_jobs, run_bench
-from benchmarks.lib.types import BenchmarkError, SpeechInput
+from cosydit.bench import command as streaming_grpc
+from cosydit.bench.doors import DoorOptions, HttpDoor, SpeechJob
+from cosydit.bench.load import LoadPlan
+from cosydit.bench.speech_bench import BenchSettings, DoorName, Mode, prepare_jobs, run_bench
+from cosydit.bench.types import BenchmarkError, SpeechInput
 
 CHUNK = np.full(2400, 0.5, np.float32)
 

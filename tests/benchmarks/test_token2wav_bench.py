@@ -18,7 +18,7 @@ from benchmarks.lib.token2wav_bench import (
     random_prompt,
     random_streams,
 )
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.types import BenchmarkError
 from gateway.chunking import TokenWindow
 from servicekit.clock import SystemClock
 from tests.engine.factory import make_engine

@@ -36,7 +36,7 @@ def test_the_engine_gives_audio_and_phones_up_to_its_end(engines: Path) -> None:
 
 
 def test_a_warped_voice_is_higher_and_as_long(engines: Path) -> None:
-    from benchmarks.lib.quality.pitch import track_pitch
+    from demo_voice.ears.pitch import track_pitch
 
     plain, warped = (Flite(engines).speak("A boat.", SourceVoice("slt", Fraction(n, 5))) for n in (5, 6))
     pitches = [track_pitch(spoken.samples, 16_000) for spoken in (plain, warped)]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.verify_checkpoint import verify_checkpoint
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
 from demo_voice.train import stages
 from demo_voice.train.sizes import TINY
 from demo_voice.train.trainer import StateError, load_state, read_log

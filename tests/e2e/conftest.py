@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.make_checkpoint import make_random_checkpoint
-from cosydit.local.stack import LocalStack, Ports, StackOptions
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
+from cosydit.stack.stack import LocalStack, Ports, StackOptions
 from token2wav_service.triton.server import free_ports
 
 WAIT_S = 60.0

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.stack import LocalStack, assemble_repository, triton_spec
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.stack import LocalStack, assemble_repository, triton_spec
 from tests.e2e.conftest import RunningStack, make_options, wait_until
 
 CLIENT = Path(__file__).with_name("original_client.py")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.process import ServiceProcess, busy_ports
-from cosydit.local.stack import LocalStack, triton_spec
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.process import ServiceProcess, busy_ports
+from cosydit.stack.stack import LocalStack, triton_spec
 from gateway.app import Gateway, open_gateway
 from gateway.config import GatewayConfig
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError

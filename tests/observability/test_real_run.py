@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.make_checkpoint import make_random_checkpoint
-from cosydit.local.stack import LocalStack, Ports, StackOptions
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
+from cosydit.stack.stack import LocalStack, Ports, StackOptions
 from tests.observability.debian_prometheus import (
     CONFIG,
     Binaries,

@@ -18,8 +18,8 @@ from benchmarks.failover import BOUND_DB, TEXTS, stack_options
 from benchmarks.lib.failover.callers import Callers
 from benchmarks.lib.failover.processes import Processes
 from benchmarks.lib.failover.scenario import Scenario, StepReport
-from cosydit.local.process import ServiceProcess
-from cosydit.local.stack import LocalStack, gateway_spec
+from cosydit.stack.process import ServiceProcess
+from cosydit.stack.stack import LocalStack, gateway_spec
 from tests.e2e.conftest import wait_until
 from token2wav_service.triton.server import free_ports
 

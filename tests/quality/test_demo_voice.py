@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.lib.quality.faults import find_faults
-from benchmarks.lib.quality.recogniser import FloatArray, SphinxRecogniser
-from benchmarks.lib.quality.speakers import rank_speakers, top1
-from benchmarks.lib.quality.word_errors import total, word_errors
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.stack import LocalStack, Ports, StackOptions
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.stack import LocalStack, Ports, StackOptions
+from demo_voice.ears.faults import find_faults
+from demo_voice.ears.recogniser import FloatArray, SphinxRecogniser
+from demo_voice.ears.speakers import rank_speakers, top1
+from demo_voice.ears.word_errors import total, word_errors
 from demo_voice.train.listen import SENTENCES, Listener, SamplingChoice
 from demo_voice.unpack import unpack
 from gateway.app import open_gateway

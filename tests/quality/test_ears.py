@@ -8,13 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks.lib.quality.faults import clicks, find_faults
-from benchmarks.lib.quality.pitch import track_pitch
-from benchmarks.lib.quality.recogniser import SphinxRecogniser
-from benchmarks.lib.quality.round_trip import digit_agreement, token_agreement
-from benchmarks.lib.quality.seams import contour_distance, seam_jumps
-from benchmarks.lib.quality.speakers import rank_speakers, top1
-from benchmarks.lib.quality.word_errors import WordErrors, total, word_errors
+from demo_voice.ears.faults import clicks, find_faults
+from demo_voice.ears.pitch import track_pitch
+from demo_voice.ears.recogniser import SphinxRecogniser
+from demo_voice.ears.round_trip import digit_agreement, token_agreement
+from demo_voice.ears.seams import contour_distance, seam_jumps
+from demo_voice.ears.speakers import rank_speakers, top1
+from demo_voice.ears.word_errors import WordErrors, total, word_errors
 from demo_voice.train.flite import Flite
 from demo_voice.train.make_heldout import heldout_sentences
 from demo_voice.train.voices import SourceVoice

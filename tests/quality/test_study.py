@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from benchmarks import quality
-from benchmarks.lib.quality.faults import AudioFaults
-from benchmarks.lib.quality.speakers import SpeakerRanking
-from benchmarks.lib.quality.study import Heard, StudyRow, figures, row_from_json, row_json
-from benchmarks.lib.quality.word_errors import WordErrors
+from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.speakers import SpeakerRanking
+from demo_voice.ears.study import Heard, StudyRow, figures, row_from_json, row_json
+from demo_voice.ears.word_errors import WordErrors
 from demo_voice.unpack import VOICES
 from tests.quality.conftest import Voice
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder

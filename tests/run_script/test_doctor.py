@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cosydit.cli import doctor as command
-from cosydit.local.doctor import Finding, State, can_run_on_cpu, examine, next_command
-from cosydit.local.stack import Ports
+from cosydit.doctor.checks import Finding, State, can_run_on_cpu, examine, next_command
+from cosydit.stack.stack import Ports
 
 
 def finding(name: str, findings: list[Finding]) -> Finding:

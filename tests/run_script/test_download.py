@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from cosydit.local.download import (
+from cosydit.stack.checkpoint.download import (
     RECORD_NAME,
     DownloadError,
     LockedModel,
@@ -20,7 +20,7 @@ from cosydit.local.download import (
     read_lock,
     update_lock,
 )
-from cosydit.local.hubs import HubError, HubName, HuggingFaceHub, ModelHub, ModelScopeHub
+from cosydit.stack.checkpoint.hubs import HubError, HubName, HuggingFaceHub, ModelHub, ModelScopeHub
 
 OLD, NEW = "a" * 40, "b" * 40
 MODELS = (

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lib.load import LoadPlan
 from benchmarks.lib.simulate.chance import drawn_figures, median_figures
 from benchmarks.lib.sweep import RunPlan
+from cosydit.bench.load import LoadPlan
 from tests.simulate.costs import COSTS
 
 JITTERED = {

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.lib.simulate.crowd import CrowdPlan, LoadStep
 from benchmarks.lib.simulate.curves import CapacityPoint, GPUs, median_point, simulated_point, simulated_points
 from benchmarks.lib.simulate.fleet import FleetRun
-from benchmarks.lib.types import AudioArrival, BenchmarkError, RequestRecord
+from cosydit.bench.types import AudioArrival, BenchmarkError, RequestRecord
 from tests.simulate.costs import COSTS
 
 CROWD = CrowdPlan((LoadStep(0.0, 2),), seconds=30.0)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.load import LoadPlan
 from benchmarks.lib.simulate.costs import CostModel, StepCost, cost_json, cost_model, read_cost_model
 from benchmarks.lib.simulate.fit import FINAL_SEEDS, FINALISTS, figures_of, fit, fit_step
 from benchmarks.lib.simulate.single_gpu import simulate_plans
 from benchmarks.lib.sweep import RunPlan
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.load import LoadPlan
+from cosydit.bench.types import BenchmarkError
 from tests.simulate.costs import COSTS
 
 SHAPES = [(1, 15), (4, 15), (16, 15), (64, 15), (1, 25), (16, 25), (32, 25), (4, 50), (16, 50)]

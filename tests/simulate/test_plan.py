@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cosydit.cli.main import main
-from cosydit.local.capacity import (
+from cosydit.plan.capacity import (
     Arrangement,
     CapacityError,
     CapacityPoint,

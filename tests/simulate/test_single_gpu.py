@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lib.load import LoadPlan
 from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.gpu import OwnGPU, SharedGPU, Slowdown
 from benchmarks.lib.simulate.listeners import listen
@@ -18,6 +17,7 @@ from benchmarks.lib.simulate.serial import SerialProcess
 from benchmarks.lib.simulate.single_gpu import SPEECH_TOKENS, simulate_plans
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of
+from cosydit.bench.load import LoadPlan
 from gateway.core import Utterance
 from tests.simulate.costs import COSTS
 

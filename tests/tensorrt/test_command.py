@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cosydit.cli import build_engines as command
-from cosydit.local.engines import next_engine_command, report_engines
+from cosydit.stack.engines import next_engine_command, report_engines
 from tests.tensorrt.executors import ModuleExecutor
 from tests.tensorrt.fake_tensorrt import FakeTensorRT
 from tests.tensorrt.small import HOST, tensorrt

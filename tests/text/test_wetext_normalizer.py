@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lib.types import SpeechInput
+from cosydit.bench.types import SpeechInput
 from gateway.text.english import EnglishRepairs
 from gateway.text.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
 from tests.text.builders import texts
@@ -104,7 +104,7 @@ def test_chinese_normalised_twice_is_chinese_normalised_once(text: str) -> None:
 def test_plain_english_is_what_the_grammar_makes_of_it_without_the_grammar() -> None:
     from wetext import Normalizer
 
-    from benchmarks.lib.inputs import read_samples
+    from cosydit.bench.inputs import read_samples
 
     grammar = Normalizer(lang="en", operator="tn").normalize
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from cosydit.cli import say
 from cosydit.cli.main import main
-from cosydit.local import checkpoints, stack
-from cosydit.local.process import ServiceSpec
+from cosydit.stack import stack
+from cosydit.stack.checkpoint import checkpoints
+from cosydit.stack.process import ServiceSpec
 
 SERVICE = """
 import http.server, os, signal, sys, time

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.cpu_shares import CpuShares, cpu_shares
-from cosydit.local.stack import (
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.cpu_shares import CpuShares, cpu_shares
+from cosydit.stack.stack import (
     STOP_MARGIN_S,
     LocalStack,
     Ports,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.local.checkpoints import CheckpointLayout
-from cosydit.local.process import ServiceProcess, ServiceSpec
-from cosydit.local.signals import stopped_by_signals
-from cosydit.local.stack import LocalStack, StackOptions
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.process import ServiceProcess, ServiceSpec
+from cosydit.stack.signals import stopped_by_signals
+from cosydit.stack.stack import LocalStack, StackOptions
 from token2wav_service.triton.server import free_ports
 
 PATIENCE_S = 20.0

@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from cosydit.local.process import ServiceProcess
-from cosydit.local.stack import LocalStack, StackOptions
+from cosydit.stack.process import ServiceProcess
+from cosydit.stack.stack import LocalStack, StackOptions
 
 READY_TIMEOUT_S = 180.0
 _POLL_S = 0.05

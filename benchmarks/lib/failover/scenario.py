@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.lib.failover.callers import EXACT_DB, Callers, Heard, snr_db
 from benchmarks.lib.failover.processes import Processes
-from cosydit.local.process import ServiceProcess
+from cosydit.stack.process import ServiceProcess
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.lib.metrics import START_BUFFERS_S
 from benchmarks.lib.sweep import FinishedRun
+from cosydit.bench.metrics import START_BUFFERS_S
 
 AIM = 0.15
 """Relative error that a prediction should stay within."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.simulate.gpu import Slowdown
-from benchmarks.lib.types import BenchmarkError
+from cosydit.bench.types import BenchmarkError
 from llm_service.backends.vllm import GRAPH_TOKENS
 
 LLM, TOKEN2WAV = "llm", "token2wav"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from benchmarks.lib.doors import SpeechJob
-from benchmarks.lib.metrics import playback_underrun
-from benchmarks.lib.types import AudioArrival, RequestRecord, SpeechInput
+from cosydit.bench.doors import SpeechJob
+from cosydit.bench.metrics import playback_underrun
+from cosydit.bench.types import AudioArrival, RequestRecord, SpeechInput
 from gateway.errors import LimitError, OverloadedError
 from servicekit.clock import Clock
 

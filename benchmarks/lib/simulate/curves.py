@@ -16,13 +16,13 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from benchmarks.lib.metrics import percentile, playback_underrun
 from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.crowd import CrowdPlan, LoadStep
 from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, simulate_fleet
 from benchmarks.lib.simulate.parallel import mapping
 from benchmarks.lib.sweep import FinishedRun
-from benchmarks.lib.types import BenchmarkError, RequestRecord
+from cosydit.bench.metrics import percentile, playback_underrun
+from cosydit.bench.types import BenchmarkError, RequestRecord
 
 LISTENERS_A_GATEWAY = 250
 """One gateway process for so many: its own queue must not be what is measured."""

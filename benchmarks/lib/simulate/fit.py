@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lib.metrics import percentile, playback_underrun
 from benchmarks.lib.simulate.costs import CostModel, GatewayCost, LLMCost, StepCost, Token2WavCost
 from benchmarks.lib.simulate.gpu import Slowdown
 from benchmarks.lib.simulate.parallel import mapping
 from benchmarks.lib.sweep import FinishedRun
-from benchmarks.lib.types import RequestRecord
+from cosydit.bench.metrics import percentile, playback_underrun
+from cosydit.bench.types import RequestRecord
 from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.runtime.step_shapes import StepShapes
 

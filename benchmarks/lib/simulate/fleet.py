@@ -25,7 +25,7 @@ from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavSer
 from benchmarks.lib.simulate.single_gpu import PipelineDoor, voice_of
 from benchmarks.lib.simulate.token2wav import MAX_STREAMS, ModelledToken2Wav
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
-from benchmarks.lib.types import RequestRecord
+from cosydit.bench.types import RequestRecord
 from gateway.chunking import ChunkSettings
 from gateway.core import Utterance
 from gateway.pipeline import PipelineSettings, SpeechPipeline

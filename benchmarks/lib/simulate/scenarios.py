@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.lib.metrics import distribution, playback_underrun
 from benchmarks.lib.simulate.crowd import CrowdPlan, LoadStep
 from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, FleetSample
+from cosydit.bench.metrics import distribution, playback_underrun
 
 _MS = 1000.0
 _LOST_SHARE = 16

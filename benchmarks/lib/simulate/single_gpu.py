@@ -13,8 +13,6 @@ from dataclasses import asdict
 from itertools import count
 from random import Random
 
-from benchmarks.lib.doors import PIECES_OF_A_CHUNK_S, SpeechJob
-from benchmarks.lib.load import LoadGenerator, LoadPlan
 from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.gpu import SharedGPU
 from benchmarks.lib.simulate.llm import ModelledLLM
@@ -23,7 +21,9 @@ from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavSer
 from benchmarks.lib.simulate.token2wav import ModelledToken2Wav
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of, warm_up_bursts, warm_up_jobs
-from benchmarks.lib.types import LoadResult
+from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, SpeechJob
+from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.types import LoadResult
 from gateway.chunking import ChunkSettings
 from gateway.core import InlineVoice, Utterance
 from gateway.pipeline import PipelineSettings, SpeechPipeline

@@ -1,1 +1,0 @@
-"""Measures of what is heard: pure functions over samples, words, tokens and embeddings."""

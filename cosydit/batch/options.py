@@ -1,0 +1,276 @@
+"""The offline batch's command line: its options, the rows and the settings they make.
+
+Options of the original runtime keep their names; those that mean nothing here are refused. What is heavy to import is
+imported when it is needed, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+
+from cosydit.bench.arguments import count, zero_or_more
+
+if TYPE_CHECKING:
+    from cosydit.batch.settings import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
+    from cosydit.bench.types import InputRow
+
+DEFAULT_SPLIT = "wenetspeech4tts"
+DEFAULT_BATCH_SIZE = 8
+DEFAULT_MAX_SPEECH_TOKENS = 2048
+_BACKENDS = ("embedded", "vllm", "trtllm")
+_RENAMED_BACKENDS = {
+    "hf": "use --backend embedded, our server on Transformers",
+    "trtllm-serve": "use --backend trtllm, which always runs trtllm-serve",
+}
+_REFUSED = {
+    "--num-workers": "prompts are made ready before, side by side; leave it out",
+    "--prefetch": "stages overlap by themselves; leave it out",
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option."""
+    _add_input_options(parser.add_argument_group("what to say (default: bundled English sentences)"))
+    _add_llm_options(parser.add_argument_group("LLM service"))
+    _add_token2wav_options(parser.add_argument_group("token2wav"))
+    _add_ray_options(parser.add_argument_group("several machines"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-dir", type=Path, required=True, help="audio, results.jsonl, summary.json, batch.log")
+    output.add_argument("--format", choices=("wav", "flac"), default="wav", help="16-bit PCM, 24 kHz (default wav)")
+    output.add_argument(
+        "--warm-up", type=zero_or_more, default=0, help="rows spoken and dropped before the clock starts (default 0)"
+    )
+    output.add_argument("--figures", type=Path, help="JSON of the run's raw times and the figures computed from them")
+    output.add_argument("--commit", help="commit of the code, for --figures where there is no git")
+    output.add_argument("--setting", default="{}", help="JSON of what is measured, kept with --figures")
+    for name, reason in _REFUSED.items():
+        parser.add_argument(name, action=_Refuse, reason=reason, help=argparse.SUPPRESS)
+
+
+def read_rows(args: argparse.Namespace) -> list[InputRow]:
+    """Read the rows to speak.
+
+    Raises:
+        BenchmarkError: the list can't be read or is empty, or options don't fit together.
+    """
+    from dataclasses import replace
+
+    from cosydit.bench.inputs import read_dataset, read_jsonl, read_manifest, read_samples
+    from cosydit.bench.types import BenchmarkError, SpeechInput
+
+    if bool(args.prompt_speech_path) != bool(args.prompt_text):
+        raise BenchmarkError("--prompt-speech-path and --prompt-text go together; give both or neither")
+    if args.prompt_speech_path is not None and not args.prompt_speech_path.is_file():
+        raise BenchmarkError(f"--prompt-speech-path {args.prompt_speech_path} does not exist")
+    if args.manifest_path is not None:
+        rows = read_manifest(args.manifest_path)
+    elif args.jsonl_path is not None:
+        rows = read_jsonl(args.jsonl_path)
+    elif args.huggingface_dataset is not None:
+        rows = read_dataset(args.huggingface_dataset, args.split_name)
+    elif args.prompt_speech_path is None:
+        raise BenchmarkError("the bundled sentences need a voice: add --prompt-speech-path, or give a list of your own")
+    else:
+        rows = read_samples()
+    if not rows:
+        raise BenchmarkError("the input is empty; give at least one row")
+    if args.prompt_speech_path is None:
+        return rows
+    voice = {"prompt": args.prompt_speech_path, "prompt_text": args.prompt_text}
+    return [replace(row, **voice) if isinstance(row, SpeechInput) else row for row in rows]
+
+
+def read_settings(args: argparse.Namespace) -> BatchSettings:
+    """Make a batch's settings.
+
+    Raises:
+        BenchmarkError, ValueError: options don't fit together, or say nothing.
+    """
+    from cosydit.batch.settings import BatchSettings
+    from cosydit.batch.types import BatchPlan
+    from gateway.core import Sampling
+
+    _check(args)
+    sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=args.top_k)
+    return BatchSettings(
+        output_dir=args.output_dir,
+        audio_format=args.format,
+        plan=BatchPlan(args.batch_size, args.token2wav_batch_size, sampling, args.seed, args.warm_up),
+        llm=_llm_settings(args),
+        token2wav=_token2wav_settings(args),
+        ray=_ray_settings(args),
+    )
+
+
+def _add_input_options(group: argparse._ArgumentGroup) -> None:
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("--manifest-path", type=Path, help="lines of utt|prompt_text|prompt_wav|text")
+    source.add_argument("--jsonl-path", type=Path, help="objects with utt, text and optionally prompt_wav, prompt_text")
+    source.add_argument(
+        "--huggingface-dataset",
+        help="dataset with id, target_text, prompt_text and prompt_audio: a name, or a local file or directory",
+    )
+    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="of the dataset (default %(default)s)")
+    group.add_argument("--prompt-speech-path", type=Path, help="one voice for all rows, in place of their own")
+    group.add_argument("--prompt-text", help="what is said in --prompt-speech-path")
+
+
+def _add_llm_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--backend", type=_backend, default="embedded", metavar="|".join(_BACKENDS), help="default %(default)s"
+    )
+    group.add_argument(
+        "--llm-model-name-or-path", type=Path, required=True, help="directory of the LLM's checkpoint and tokenizer"
+    )
+    group.add_argument("--engine-dir", type=Path, help="trtllm: built engine for the service started here")
+    group.add_argument(
+        "--llm-url", "--openai-api-base", type=_base_url, help="a running LLM service; left out, one is started here"
+    )
+    group.add_argument("--openai-model-name", help="model to ask for (default: the first that the service lists)")
+    group.add_argument("--llm-prompt-form", choices=("tokens", "chat"), default="tokens", help="chat: no ids there")
+    group.add_argument("--batch-size", type=count, default=DEFAULT_BATCH_SIZE, help="utterances in the LLM at once")
+    group.add_argument(
+        "--kv-cache-free-gpu-memory-fraction", type=float, help="for a service started here (default: the service's)"
+    )
+    group.add_argument(
+        "--llm-set", action="append", default=[], metavar="NAME=VALUE", help="setting of a service started here"
+    )
+    group.add_argument(
+        "--llm-max-speech-tokens",
+        type=count,
+        default=DEFAULT_MAX_SPEECH_TOKENS,
+        help="longest answer, 25 a second (default %(default)s)",
+    )
+    group.add_argument("--temperature", type=float, default=0.8, help="default %(default)s")
+    group.add_argument("--top-p", type=float, default=0.95, help="default %(default)s")
+    group.add_argument("--top-k", type=int, default=50, help="default %(default)s")
+    group.add_argument("--seed", type=zero_or_more, default=0, help="with the utterance's name seeds each utterance")
+
+
+def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
+    where = group.add_mutually_exclusive_group(required=True)
+    where.add_argument("--token2wav-path", type=Path, help="checkpoint directory with flow.yaml: runs in this process")
+    where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
+    group.add_argument(
+        "--token2wav-batch-size", type=count, default=DEFAULT_BATCH_SIZE, help="utterances in token2wav at once"
+    )
+    group.add_argument(
+        "--token2wav-set", action="append", default=[], metavar="NAME=VALUE", help="engine setting, e.g. device=cuda"
+    )
+    group.add_argument(
+        "--window-tokens",
+        type=count,
+        help="longer utterances are made piecewise (default: 500 on a CPU; on a GPU and in a service 100, the largest "
+        "piece with a program of its own)",
+    )
+
+
+def _add_ray_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="spread the rows over a running Ray cluster (auto, or host:port), or over `local` workers; checkpoints "
+        "and prompts lie at equal paths on all machines, audio comes back here",
+    )
+    group.add_argument("--ray-workers", type=count, help="default: one for every machine")
+
+
+def _llm_settings(args: argparse.Namespace) -> LLMSettings:
+    from cosydit.batch.settings import LLMSettings
+    from gateway.llm_wire import LLMBackend, PromptForm
+
+    return LLMSettings(
+        backend=LLMBackend(args.backend),
+        model_dir=args.llm_model_name_or_path,
+        url=args.llm_url,
+        model=args.openai_model_name,
+        form=PromptForm(args.llm_prompt_form),
+        engine_dir=args.engine_dir,
+        kv_cache_free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
+        service=dict(_name_value(text) for text in args.llm_set),
+        max_speech_tokens=args.llm_max_speech_tokens,
+    )
+
+
+def _token2wav_settings(args: argparse.Namespace) -> Token2WavSettings:
+    from cosydit.batch.settings import Token2WavSettings
+
+    return Token2WavSettings(
+        model_dir=args.token2wav_path,
+        url=args.token2wav_url,
+        window_tokens=args.window_tokens,
+        engine=dict(_name_value(text) for text in args.token2wav_set),
+    )
+
+
+def _ray_settings(args: argparse.Namespace) -> RaySettings | None:
+    from cosydit.batch.settings import RaySettings
+
+    return None if args.ray is None else RaySettings(args.ray, args.ray_workers)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that would do nothing."""
+    from cosydit.bench.types import BenchmarkError
+
+    of_a_service = (args.kv_cache_free_gpu_memory_fraction, args.engine_dir, args.llm_set or None)
+    if args.llm_url is not None and any(option is not None for option in of_a_service):
+        raise BenchmarkError(
+            "--kv-cache-free-gpu-memory-fraction, --engine-dir and --llm-set are for a service that is started here; "
+            "the one at --llm-url has its own settings: leave them out, or leave --llm-url out"
+        )
+    if args.engine_dir is not None and args.backend != "trtllm":
+        raise BenchmarkError(f"--engine-dir is for --backend trtllm; {args.backend} loads --llm-model-name-or-path")
+    if args.token2wav_url is not None and args.token2wav_set:
+        raise BenchmarkError("--token2wav-set is for --token2wav-path; a served model has its own settings")
+    if args.ray is not None and args.llm_url is None:
+        raise BenchmarkError(
+            "--ray needs --llm-url: start an LLM service that every machine reaches under one address, or one on each "
+            "machine and give http://127.0.0.1:PORT"
+        )
+    if args.ray is not None and args.figures is not None:
+        raise BenchmarkError("--figures are of one machine: leave --ray or --figures out")
+    if args.ray is None and args.ray_workers is not None:
+        raise BenchmarkError("--ray-workers is for --ray; leave it out, or add --ray")
+    if not args.llm_model_name_or_path.is_dir():
+        raise BenchmarkError(
+            f"--llm-model-name-or-path {args.llm_model_name_or_path} is no directory; download the checkpoint first"
+        )
+
+
+class _Refuse(argparse.Action):
+    """An option of the original runtime that means nothing here."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, reason: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, **options)
+        self._reason = reason
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> NoReturn:
+        parser.error(f"{self.option_strings[0]} means nothing here: {self._reason}")
+
+
+def _backend(text: str) -> str:
+    if text in _RENAMED_BACKENDS:
+        raise argparse.ArgumentTypeError(f"got {text!r}: {_RENAMED_BACKENDS[text]}")
+    if text not in _BACKENDS:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected one of {', '.join(_BACKENDS)}")
+    return text
+
+
+def _base_url(text: str) -> str:
+    """Return scheme, host and port; the original's option has the path in it, which the backend decides here."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected something like http://127.0.0.1:8000")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _name_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"got setting {text!r}, expected NAME=VALUE")
+    return name, value

@@ -1,0 +1,234 @@
+"""Works a list of utterances through voices, LLM, token2wav and files; the last three overlap.
+
+```
+ voices, once a prompt ─► LLM, batch_size at once ─► window: like lengths ─► token2wav, a batch at a time ─► files
+```
+
+A row that fails fails alone. Knows the services and the files by their seams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from cosydit.batch.lengths import LengthWindow
+from cosydit.batch.types import (
+    AudioSink,
+    BatchPlan,
+    BatchReport,
+    BatchVoice,
+    BusyTime,
+    Failure,
+    Token2WavStage,
+    TokenisedUtterance,
+    WholeAnswerLM,
+)
+from cosydit.batch.voices import BatchVoices
+from cosydit.bench.types import BenchmarkError, SpeechInput
+from gateway.core import FloatArray, SpeechTokenDelta, Utterance
+from servicekit.clock import Clock
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("llm", "token2wav", "write")
+_SEED_BYTES = 6
+_TRUNCATED = "length"
+OnRow = Callable[[BatchReport], None]
+
+
+class BatchPipeline:
+    """One batch on its way."""
+
+    def __init__(
+        self, llm: WholeAnswerLM, token2wav: Token2WavStage, sink: AudioSink, plan: BatchPlan, clock: Clock
+    ) -> None:
+        """Keep the parts; their owner opens and closes them."""
+        self._llm = llm
+        self._token2wav = token2wav
+        self._sink = sink
+        self._plan = plan
+        self._clock = clock
+        self._busy = {stage: BusyTime(clock) for stage in STAGES}
+        self._voices = BatchVoices()
+        self._window = LengthWindow(plan.utterances_ahead)
+        self._began_s = 0.0
+
+    async def run(self, rows: Sequence[SpeechInput], report: BatchReport, on_row: OnRow) -> None:
+        """Speak every row.
+
+        Args:
+            rows: what to speak; none of it is done.
+            report: gets counts, times and failures added.
+            on_row: hears of every row that is settled.
+
+        Raises:
+            OSError: results can't be written; never raises for a row.
+        """
+        await self._make_voices(rows, report)
+        await self._warm_up(rows[: self._plan.warm_up])
+        self._began_s = self._clock.now()
+        tasks = [
+            asyncio.create_task(self._tokenise_all(iter(rows), report, on_row)),
+            asyncio.create_task(self._speak_all(report, on_row)),
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        report.wall_s += self._now_s()
+        for stage, busy in self._busy.items():
+            report.stage_busy_s[stage] = report.stage_busy_s.get(stage, 0.0) + busy.total_s
+
+    async def _make_voices(self, rows: Sequence[SpeechInput], report: BatchReport) -> None:
+        began_s = self._clock.now()
+        await self._voices.make(rows, self._token2wav)
+        report.voices += len(self._voices)
+        report.voices_s += self._clock.now() - began_s
+
+    async def _warm_up(self, rows: Sequence[SpeechInput]) -> None:
+        """Speak rows and drop them."""
+        outcomes = await asyncio.gather(*map(self._tokenise, rows))
+        utterances = [each for each in outcomes if isinstance(each, TokenisedUtterance)]
+        for start in range(0, len(utterances), self._plan.token2wav_batch_size):
+            await self._speak(utterances[start : start + self._plan.token2wav_batch_size])
+        self._busy = {stage: BusyTime(self._clock) for stage in STAGES}
+
+    async def _tokenise_all(self, rows: Iterator[SpeechInput], report: BatchReport, on_row: OnRow) -> None:
+        async def work() -> None:
+            for row in rows:
+                outcome = await self._tokenise(row)
+                if isinstance(outcome, Failure):
+                    fail(report, outcome)
+                    on_row(report)
+                else:
+                    await self._window.put(outcome)
+
+        await asyncio.gather(*(work() for _ in range(self._plan.batch_size)))
+        await self._window.close()
+
+    async def _tokenise(self, row: SpeechInput) -> TokenisedUtterance | Failure:
+        seed = utterance_seed(self._plan.seed, row.utt)
+        stage = "voices"
+        try:
+            voice = self._voices.of(row)
+            stage = "llm"
+            with self._timed(stage) as (began_s, took_s):
+                answer = await self._generate(row, voice, seed)
+        except Exception as error:  # the row's failure, whatever it was
+            return Failure(row.utt, stage, describe(error))
+        return TokenisedUtterance(row, voice, seed, answer.token_ids, answer.finish_reason, began_s, took_s[0])
+
+    async def _generate(self, row: SpeechInput, voice: BatchVoice, seed: int) -> SpeechTokenDelta:
+        prompt_tokens = voice.prompt_tokens if row.prompt_text else ()
+        utterance = Utterance(row.text, row.prompt_text or "", prompt_tokens)
+        answer = await self._llm.complete(utterance, self._plan.sampling, seed)
+        if not answer.token_ids:
+            raise BenchmarkError("the LLM ended without a single speech token; try another text, --seed or prompt")
+        if answer.finish_reason == _TRUNCATED:
+            logger.warning("%s: the bound for the text's length ended the speech, not the LLM", row.utt)
+        return answer
+
+    async def _speak_all(self, report: BatchReport, on_row: OnRow) -> None:
+        """Speak batch after batch; while one is spoken, the one before it is written."""
+        writing: asyncio.Task[None] | None = None
+        try:
+            while batch := await self._window.take(self._plan.token2wav_batch_size):
+                with self._timed("token2wav") as (began_s, took_s):
+                    outcomes = await self._speak(batch)
+                if writing is not None:
+                    await writing
+                span = {"token2wav_began_s": began_s, "token2wav_s": took_s[0], "token2wav_batch": len(batch)}
+                writing = asyncio.create_task(self._write_all(batch, outcomes, span, report, on_row))
+            if writing is not None:
+                await writing
+        finally:
+            if writing is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+
+    async def _speak(self, batch: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
+        try:
+            return await self._token2wav.speak(batch)
+        except Exception as error:  # the batch's failure is each row's
+            return [error] * len(batch)
+
+    async def _write_all(
+        self,
+        batch: Sequence[TokenisedUtterance],
+        outcomes: Sequence[FloatArray | Exception],
+        span: dict[str, float],
+        report: BatchReport,
+        on_row: OnRow,
+    ) -> None:
+        async def settle(utterance: TokenisedUtterance, outcome: FloatArray | Exception) -> None:
+            if isinstance(outcome, Exception):
+                fail(report, Failure(utterance.input.utt, "token2wav", describe(outcome)))
+            else:
+                await self._write(utterance, outcome, span, report)
+            on_row(report)
+
+        await asyncio.gather(*map(settle, batch, outcomes))
+
+    async def _write(
+        self, utterance: TokenisedUtterance, samples: FloatArray, span: dict[str, float], report: BatchReport
+    ) -> None:
+        utt = utterance.input.utt
+        audio_s = len(samples) / SAMPLE_RATE_HZ
+        try:
+            with self._timed("write") as (_, write_s):
+                name = await asyncio.to_thread(self._sink.write_audio, utt, samples)
+        except Exception as error:
+            fail(report, Failure(utt, "write", describe(error)))
+            return
+        times = {"llm_began_s": utterance.llm_began_s, "llm_s": utterance.llm_s, **span, "write_s": write_s[0]}
+        result = {
+            "utt": utt,
+            "audio": name,
+            "audio_s": audio_s,
+            "text": utterance.input.text,
+            "speech_tokens": len(utterance.token_ids),
+            "finish_reason": utterance.finish_reason,
+            "seed": utterance.seed,
+            **{what: round(value, 6) for what, value in times.items()},
+            "written_s": round(self._now_s(), 6),
+        }
+        self._sink.append(result)
+        report.done += 1
+        report.audio_s += audio_s
+        logger.info("%s: %.2f s of audio; %s", utt, audio_s, times)
+
+    def _now_s(self) -> float:
+        """Return seconds since the first utterance was begun."""
+        return self._clock.now() - self._began_s
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[tuple[float, list[float]]]:
+        """Count a span to its stage; gives when it began, and a list that holds its seconds afterwards."""
+        took: list[float] = []
+        began_s = self._now_s()
+        with self._busy[stage]:
+            yield began_s, took
+        took.append(self._now_s() - began_s)
+
+
+def utterance_seed(seed: int, utt: str) -> int:
+    """Return the seed of one utterance: the same whatever is spoken before it."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{utt}".encode()).digest()[:_SEED_BYTES], "big")
+
+
+def fail(report: BatchReport, failure: Failure) -> None:
+    """Add a failure to the report, and to the log."""
+    report.failures.append(failure)
+    logger.error("%s failed in %s: %s", failure.utt, failure.stage, failure.reason)
+
+
+def describe(error: BaseException) -> str:
+    """Return what a report says of an error."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,145 @@
+"""Runs a batch from its settings: works the list on this machine or on several, writes what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from cosydit.batch.ledger import RESULTS_FILE, Ledger
+from cosydit.batch.pipeline import BatchPipeline, OnRow, fail
+from cosydit.batch.services import open_services
+from cosydit.batch.settings import BatchSettings
+from cosydit.batch.types import BatchReport, Failure
+from cosydit.bench.report import write_json, write_text
+from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
+from servicekit.clock import Clock, SystemClock
+
+LOG_FILE = "batch.log"
+SUMMARY_FILE = "summary.json"
+FAILURES_FILE = "failures.jsonl"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+Work = Callable[[BatchSettings, Ledger, Sequence[SpeechInput], BatchReport, OnRow], None]
+
+
+def run_batch(settings: BatchSettings, rows: Sequence[InputRow], environment: dict[str, Any]) -> BatchReport:
+    """Speak what is not done yet; results, failures, summary and log go to the output directory.
+
+    Raises:
+        BenchmarkError: another run works there, or a service is not ready.
+        ServiceStartError, Token2WavError, LLMServiceError: a service or checkpoint can't start.
+    """
+    utts = {row.utt for row in rows if isinstance(row, SpeechInput)}
+    report = BatchReport(len(rows))
+    with (
+        Ledger(settings.output_dir, settings.audio_format, utts) as ledger,
+        _log_file(settings.output_dir / LOG_FILE),
+        tqdm(total=len(rows), unit="utt") as bar,
+    ):
+        on_row = _advance(bar)
+        todo = still_to_do(rows, ledger, report, on_row)
+        if todo:
+            _choose_work(settings)(settings, ledger, todo, report, on_row)
+        _write_report(settings.output_dir, report, environment)
+    return report
+
+
+def still_to_do(rows: Sequence[InputRow], ledger: Ledger, report: BatchReport, on_row: OnRow) -> list[SpeechInput]:
+    """Return the rows that can be spoken and are not; the others are settled in the report."""
+    todo: list[SpeechInput] = []
+    for row in rows:
+        try:
+            if isinstance(row, BadRow):
+                raise BenchmarkError(row.reason)
+            if not ledger.is_done(row.utt):
+                todo.append(row)
+                continue
+            report.done_before += 1
+        except BenchmarkError as error:
+            fail(report, Failure(row.utt, "input", str(error)))
+        on_row(report)
+    return todo
+
+
+def summary_text(report: BatchReport, output_dir: Path) -> str:
+    """Return what a person wants to know of a batch."""
+    rtf = "-" if report.rtf is None else f"{report.rtf:.4f} ({1 / report.rtf:.1f} x real time)"
+    busy = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in report.stage_busy_s.items())
+    lines = [
+        f"rows: {report.rows}, done before: {report.done_before}, done now: {report.done}, "
+        f"failed: {len(report.failures)}",
+        f"voices: {report.voices} in {report.voices_s:.2f} s, before everything else",
+        f"audio: {report.audio_s:.2f} s in {report.wall_s:.2f} s, RTF {rtf}",
+        f"stages, busy: {busy}",
+        *([f"RETRIED, for their worker ended: {', '.join(report.retried)}"] if report.retried else []),
+        *(f"FAILED {failure.utt} in {failure.stage}: {failure.reason}" for failure in report.failures),
+        f"results in {output_dir / RESULTS_FILE}",
+    ]
+    return "\n".join(lines)
+
+
+def _choose_work(settings: BatchSettings) -> Work:
+    if settings.ray is None:
+        return _work_here
+    from cosydit.batch.ray_work import work_on_ray
+
+    return work_on_ray
+
+
+def _work_here(
+    settings: BatchSettings, ledger: Ledger, todo: Sequence[SpeechInput], report: BatchReport, on_row: OnRow
+) -> None:
+    asyncio.run(_speak_here(settings, ledger, todo, report, on_row, SystemClock()))
+
+
+async def _speak_here(
+    settings: BatchSettings,
+    ledger: Ledger,
+    todo: Sequence[SpeechInput],
+    report: BatchReport,
+    on_row: OnRow,
+    clock: Clock,
+) -> None:
+    async with open_services(settings, clock) as services:
+        pipeline = BatchPipeline(services.llm, services.token2wav, ledger, settings.plan, clock)
+        await pipeline.run(todo, report, on_row)
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Keep what the batch logs, whatever the command line shows."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    batch_logger = logging.getLogger("benchmarks.lib.batch")
+    level = batch_logger.level
+    batch_logger.addHandler(handler)
+    batch_logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        batch_logger.setLevel(level)
+        batch_logger.removeHandler(handler)
+        handler.close()
+
+
+def _write_report(output_dir: Path, report: BatchReport, environment: dict[str, Any]) -> None:
+    lines = (json.dumps(asdict(failure), ensure_ascii=False) + "\n" for failure in report.failures)
+    write_text(output_dir / FAILURES_FILE, "".join(lines))
+    write_json(output_dir / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
+    logging.getLogger(__name__).info("%s", summary_text(report, output_dir))
+
+
+def _advance(bar: Any) -> OnRow:
+    def advance(report: BatchReport) -> None:
+        bar.set_postfix(failed=len(report.failures), audio_s=round(report.audio_s, 1), refresh=False)
+        bar.update()
+
+    return advance

@@ -1,0 +1,110 @@
+"""Opens the two services of a batch: clients of running ones, or services of its own, closed with the batch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from cosydit.batch.llm import WholeAnswerClient
+from cosydit.batch.settings import BatchSettings, LLMSettings, Token2WavSettings
+from cosydit.batch.token2wav import EngineStage, TritonStage
+from cosydit.batch.types import BatchPlan, BatchServices, Token2WavStage
+from cosydit.bench.types import BenchmarkError
+from cosydit.stack.process import ServiceProcess, ServiceSpec
+from gateway.llm_wire import LLMWire
+from llm_service.prompt import LengthLimits
+from llm_service.text_encoder import load_text_encoder
+from servicekit.clock import Clock
+from token2wav_service.contract import CHUNK_SIZES_TOKENS
+
+LLM_LOG_FILE = "llm_service.log"
+_LOOPBACK = "127.0.0.1"
+
+
+@asynccontextmanager
+async def open_services(settings: BatchSettings, clock: Clock) -> AsyncIterator[BatchServices]:
+    """Open both services, and close them on leaving.
+
+    Raises:
+        BenchmarkError: the LLM service does not answer.
+        ServiceStartError, Token2WavError, LLMServiceError, ValueError: a service or checkpoint can't start.
+    """
+    async with (
+        _open_llm(settings.llm, settings.plan, settings.output_dir, clock) as llm,
+        _open_token2wav(settings.token2wav, settings.plan, clock) as token2wav,
+    ):
+        yield BatchServices(llm, token2wav)
+
+
+@asynccontextmanager
+async def _open_llm(
+    settings: LLMSettings, plan: BatchPlan, log_dir: Path, clock: Clock
+) -> AsyncIterator[WholeAnswerClient]:
+    limits = LengthLimits(max_speech_tokens=settings.max_speech_tokens)
+    wire = LLMWire(load_text_encoder(settings.model_dir), settings.backend, settings.form, limits)
+    with _llm_url(settings, plan, log_dir) as url:
+        client = WholeAnswerClient(url, wire, settings.model, settings.answer_timeout_s, clock)
+        try:
+            if not await client.is_ready():
+                raise BenchmarkError(f"no LLM service answers at {url}/health; start it, or leave --llm-url out")
+            yield client
+        finally:
+            await client.close()
+
+
+@contextmanager
+def _llm_url(settings: LLMSettings, plan: BatchPlan, log_dir: Path) -> Iterator[str]:
+    """Give the service's address; one that is started here is stopped on leaving."""
+    if settings.url is not None:
+        yield settings.url
+        return
+    port = _free_port()
+    url = f"http://{_LOOPBACK}:{port}"
+    spec = ServiceSpec("llm_service", _llm_command(settings, plan, port), f"{url}/health", log_dir / LLM_LOG_FILE)
+    with ServiceProcess(spec) as service:
+        service.wait_ready(settings.ready_timeout_s)
+        yield url
+
+
+def _llm_command(settings: LLMSettings, plan: BatchPlan, port: int) -> list[str]:
+    command = [sys.executable, "-m", "cosydit.batch.bound_child", str(os.getpid())]
+    command += [sys.executable, "-m", "llm_service", "--backend", settings.backend.value, "--port", str(port)]
+    command += ["--model-dir", str(settings.engine_dir or settings.model_dir)]
+    command += ["--tokenizer-dir", str(settings.model_dir), "--max-batch-size", str(plan.batch_size)]
+    if settings.kv_cache_free_gpu_memory_fraction is not None:
+        command += ["--kv-cache-free-gpu-memory-fraction", str(settings.kv_cache_free_gpu_memory_fraction)]
+    for name, value in settings.service.items():
+        command += [f"--{name.replace('_', '-')}", value]
+    return command
+
+
+@asynccontextmanager
+async def _open_token2wav(settings: Token2WavSettings, plan: BatchPlan, clock: Clock) -> AsyncIterator[Token2WavStage]:
+    stage = _token2wav_stage(settings, plan, clock)
+    try:
+        yield stage
+    finally:
+        await stage.close()
+
+
+def _token2wav_stage(settings: Token2WavSettings, plan: BatchPlan, clock: Clock) -> Token2WavStage:
+    if settings.url is not None:
+        return TritonStage(settings.url, settings.window_tokens or CHUNK_SIZES_TOKENS[-1])
+    from token2wav_service.config import Token2WavConfig
+    from token2wav_service.engine.build import build_engine
+    from token2wav_service.offline import best_window_tokens
+
+    size = str(plan.token2wav_batch_size)
+    named = {"max_batch_size": size, **settings.engine, "max_streams": size, "model_dir": str(settings.model_dir)}
+    config = Token2WavConfig.from_mapping(named)
+    return EngineStage(build_engine(config, clock), settings.window_tokens or best_window_tokens(config))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])

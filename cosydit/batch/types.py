@@ -1,0 +1,172 @@
+"""What travels between the stages of a batch, and the seams to its services and its files. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from cosydit.bench.types import SpeechInput
+from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
+from servicekit.clock import Clock
+
+LEAST_BATCHES_AHEAD = 4
+"""Batches of the larger stage that the LLM may be ahead of token2wav: what batches of like length are chosen from."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a batch is worked through."""
+
+    batch_size: int
+    """Utterances that the LLM works on at once."""
+    token2wav_batch_size: int
+    """Utterances that token2wav works on at once."""
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    """With the utterance's name it seeds the utterance, so that a resumed batch gives what a whole one gives."""
+    warm_up: int = 0
+    """Utterances spoken and dropped before the clock starts: services do some work at first only."""
+
+    @property
+    def utterances_ahead(self) -> int:
+        """Utterances that may wait between the LLM and token2wav."""
+        return LEAST_BATCHES_AHEAD * max(self.batch_size, self.token2wav_batch_size)
+
+
+@dataclass(frozen=True)
+class BatchVoice:
+    """One prompt, made ready before anything is spoken."""
+
+    voice_id: str
+    """token2wav's own name of it."""
+    prompt_tokens: tuple[int, ...]
+    """0..6560, 25 Hz."""
+    prompt: Path | bytes
+    """The audio file or its bytes, to make the voice again if token2wav has dropped it."""
+
+
+@dataclass(frozen=True)
+class TokenisedUtterance:
+    """An utterance on its way from the LLM to token2wav."""
+
+    input: SpeechInput
+    voice: BatchVoice
+    seed: int
+    token_ids: tuple[int, ...]
+    """0..6560."""
+    finish_reason: str | None
+    llm_began_s: float
+    """Seconds after the first utterance was begun."""
+    llm_s: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An utterance that got no audio."""
+
+    utt: str
+    stage: str
+    """input, voices, llm, token2wav, write, or worker (several machines)."""
+    reason: str
+
+
+@dataclass
+class BatchReport:
+    """What became of a batch; filled in while it runs."""
+
+    rows: int
+    done_before: int = 0
+    done: int = 0
+    audio_s: float = 0.0
+    """Of this run."""
+    wall_s: float = 0.0
+    """From the first utterance begun to the last one written; voices and the services' start are not in it."""
+    voices: int = 0
+    """Prompts that were made ready."""
+    voices_s: float = 0.0
+    """Wall time that took, before everything else."""
+    stage_busy_s: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds in which it worked on at least one utterance."""
+    failures: list[Failure] = field(default_factory=list)
+    retried: list[str] = field(default_factory=list)
+    """Utterances whose worker ended before it had answered and that another one was given."""
+
+    @property
+    def rtf(self) -> float | None:
+        """Seconds of wall time per second of audio made in this run."""
+        return self.wall_s / self.audio_s if self.audio_s else None
+
+
+class WholeAnswerLM(Protocol):
+    """The LLM service, asked for whole answers."""
+
+    async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
+        """Return all speech tokens of one text and why they ended.
+
+        Raises:
+            GatewayError: anything the text or the service did wrong.
+        """
+        ...
+
+
+class Token2WavStage(Protocol):
+    """Prompt features and speech tokens to audio."""
+
+    async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
+        """Compute a prompt's features, or find them in the cache; `samples` [N] mono float32 in +-1 at 16 kHz.
+
+        Raises:
+            Exception: the prompt can't be used.
+        """
+        ...
+
+    async def speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
+        """Make the audio of each, [N] float32 in +-1 at 24 kHz, or say why not; in the order given."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the stage holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class BatchServices:
+    """What a batch asks."""
+
+    llm: WholeAnswerLM
+    token2wav: Token2WavStage
+
+
+class AudioSink(Protocol):
+    """Where finished utterances go: a directory's ledger, or memory on a worker of several machines."""
+
+    def write_audio(self, utt: str, samples: FloatArray) -> str:
+        """Keep an utterance's audio; returns its file name. Called by several threads."""
+        ...
+
+    def append(self, result: Mapping[str, Any]) -> None:
+        """Keep an utterance's line, after its audio; `result` has its name as `utt`."""
+        ...
+
+
+class BusyTime:
+    """Sums the time in which at least one of many overlapping spans was open; a context manager per span."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin at 0 s."""
+        self._clock = clock
+        self._open = 0
+        self._since_s = 0.0
+        self.total_s = 0.0
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._since_s = self._clock.now()
+        self._open += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self.total_s += self._clock.now() - self._since_s

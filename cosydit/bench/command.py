@@ -1,0 +1,218 @@
+"""Streaming benchmark of running services: time to first audio, second chunk, total, RTF and underruns.
+
+`python -m benchmarks.streaming_grpc`, or `cosydit bench`. Options that the original runtime's client had keep their
+names. This file knows the command line only; the work is in `benchmarks.lib`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cosydit.bench.arguments import count, zero_or_more
+
+if TYPE_CHECKING:
+    from cosydit.bench.speech_bench import BenchSettings
+    from cosydit.bench.types import InputRow
+
+DEFAULT_MODEL = "cosyvoice2_dit"
+DEFAULT_SPLIT = "wenetspeech4tts"
+EXIT_FAILURES = 1
+EXIT_USAGE = 2
+_GRPC_PORT, _METRICS_PORT, _HTTP_PORT = 8001, 8002, 8080
+_TIMEOUT_S = 120.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option of the benchmark."""
+    where = parser.add_argument_group("where")
+    where.add_argument("--door", choices=("triton", "http"), default="triton", help="way in (default %(default)s)")
+    where.add_argument("--server-addr", default="127.0.0.1", help="host of the services (default %(default)s)")
+    where.add_argument(
+        "--server-port", type=int, help=f"Triton's gRPC port (default {_GRPC_PORT}), or the gateway's ({_HTTP_PORT})"
+    )
+    where.add_argument("--model-name", default=DEFAULT_MODEL, help="Triton model (default %(default)s)")
+    where.add_argument(
+        "--mode",
+        choices=("streaming", "offline"),
+        default="streaming",
+        help="offline: the model was assembled with DECOUPLED_MODE=False (default %(default)s)",
+    )
+    where.add_argument(
+        "--metrics-port",
+        type=int,
+        default=_METRICS_PORT,
+        help="Triton's metrics, 0 leaves them out (default %(default)s)",
+    )
+    where.add_argument(
+        "--triton-port",
+        type=int,
+        default=_GRPC_PORT,
+        help="with --door http: gRPC port to ask for statistics, 0: don't",
+    )
+    where.add_argument("--timeout-s", type=_positive, default=_TIMEOUT_S, help="longest silence (default %(default)s)")
+    _add_input_options(parser.add_argument_group("what to say (default: bundled English sentences)"))
+    _add_load_options(parser.add_argument_group("load"))
+    _add_output_options(parser.add_argument_group("output"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark; return 0, 1 if any request failed, 2 if it could not run."""
+    from cosydit.bench.environment import describe_environment
+    from cosydit.bench.inputs import require_all_good
+    from cosydit.bench.speech_bench import prepare_jobs, run_bench
+    from cosydit.bench.types import BenchmarkError
+
+    arguments = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
+    try:
+        _check(args)
+        jobs = prepare_jobs(require_all_good(_read_inputs(args)))
+        settings = _settings(args, len(jobs))
+        outcome = asyncio.run(run_bench(settings, jobs, describe_environment(arguments)))
+    except (BenchmarkError, OSError) as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(outcome.table)
+    print(f"results in {settings.log_dir}")
+    return EXIT_FAILURES if outcome.failures else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.streaming_grpc", description=__doc__, allow_abbrev=False
+    )
+    add_options(parser)
+    return run(parser.parse_args(argv))
+
+
+def _add_input_options(group: argparse._ArgumentGroup) -> None:
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("--manifest-path", type=Path, help="lines of utt|prompt_text|prompt_wav|text")
+    source.add_argument("--huggingface-dataset", help="dataset with id, target_text, prompt_text and prompt_audio")
+    source.add_argument("--target-text", help="one text")
+    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="of the dataset (default %(default)s)")
+    group.add_argument("--reference-audio", type=Path, help="voice for the samples or --target-text (Triton only)")
+    group.add_argument("--reference-text", help="what is said in --reference-audio")
+    group.add_argument("--voices-dir", type=Path, help="directory of <name>.wav and <name>.txt to take the voice from")
+    group.add_argument("--voice", help="name in --voices-dir, or a voice that the gateway knows (default: default)")
+    group.add_argument(
+        "--use-spk2info-cache",
+        type=_boolean,
+        default=False,
+        metavar="True|False",
+        help="send no reference at all: the server speaks in its own default voice",
+    )
+
+
+def _add_load_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--num-tasks", type=count, default=1, help="concurrent callers (default %(default)s)")
+    group.add_argument("--num-requests", type=count, help="requests measured (default: each text once)")
+    group.add_argument("--warm-up", type=zero_or_more, help="requests before, not measured (default: --num-tasks)")
+    group.add_argument("--request-rate", type=_positive, help="open loop: requests a second, at random times")
+    group.add_argument("--seed", type=int, default=0, help="of the random times (default %(default)s)")
+
+
+def _add_output_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--log-dir", type=Path, default=Path("bench-results"), help="where results go (default %(default)s)"
+    )
+    group.add_argument("--save-audio", action="store_true", help="write the audio under LOG_DIR/audio")
+    group.add_argument("--no-plot", action="store_true", help="leave the plot out (it needs matplotlib)")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what can't be combined, before anything is read or sent."""
+    from cosydit.bench.plot import require_matplotlib
+    from cosydit.bench.types import BenchmarkError
+
+    has_prompts = args.manifest_path or args.huggingface_dataset or args.reference_audio or args.voices_dir
+    if args.door == "http" and has_prompts and args.voice is None:
+        raise BenchmarkError("the gateway's HTTP door takes voices by name only: add --voice NAME, prompts aren't sent")
+    if args.door == "http" and args.mode == "offline":
+        raise BenchmarkError("--mode offline is the Triton door's; the gateway always streams")
+    if args.reference_audio and args.voices_dir:
+        raise BenchmarkError("give --reference-audio or --voices-dir, not both")
+    if bool(args.reference_audio) != bool(args.reference_text):
+        raise BenchmarkError("--reference-audio and --reference-text go together; give both or neither")
+    if args.voice and args.door == "triton" and args.voices_dir is None:
+        raise BenchmarkError("--voice with the Triton door needs --voices-dir: a reference is sent, not a name")
+    if args.use_spk2info_cache and (args.reference_audio or args.voices_dir):
+        raise BenchmarkError("--use-spk2info-cache sends no reference; leave --reference-audio and --voices-dir out")
+    if not args.no_plot:
+        require_matplotlib()
+
+
+def _read_inputs(args: argparse.Namespace) -> list[InputRow]:
+    from dataclasses import replace
+
+    from cosydit.bench.inputs import find_voice, read_dataset, read_manifest, read_samples
+    from cosydit.bench.types import SpeechInput
+
+    prompt, prompt_text = args.reference_audio, args.reference_text
+    if args.voices_dir is not None:
+        prompt, prompt_text = find_voice(args.voices_dir, args.voice or "default")
+    rows: list[InputRow]
+    if args.manifest_path is not None:
+        rows = read_manifest(args.manifest_path)
+    elif args.huggingface_dataset is not None:
+        rows = read_dataset(args.huggingface_dataset, args.split_name)
+    elif args.target_text is not None:
+        rows = [SpeechInput("target-text", args.target_text, prompt_text, prompt)]
+    else:
+        rows = read_samples(prompt, prompt_text)
+    if args.use_spk2info_cache or args.door == "http":
+        return [replace(row, prompt=None, prompt_text=None) if isinstance(row, SpeechInput) else row for row in rows]
+    return rows
+
+
+def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
+    from cosydit.bench.load import LoadPlan
+    from cosydit.bench.speech_bench import BenchSettings, DoorName, Mode
+
+    door = DoorName(args.door)
+    is_http = door is DoorName.HTTP
+    port = args.server_port or (_HTTP_PORT if is_http else _GRPC_PORT)
+    url = f"{args.server_addr}:{port}"
+    statistics_port = args.triton_port if is_http else port
+    return BenchSettings(
+        door=door,
+        mode=Mode(args.mode),
+        url=f"http://{url}" if is_http else url,
+        model=args.model_name,
+        voice=args.voice or "default",
+        plan=LoadPlan(
+            args.num_tasks,
+            args.num_requests or inputs,
+            args.num_tasks if args.warm_up is None else args.warm_up,
+            args.request_rate,
+            args.seed,
+        ),
+        timeout_s=args.timeout_s,
+        triton_url=f"{args.server_addr}:{statistics_port}" if statistics_port else None,
+        metrics_url=f"http://{args.server_addr}:{args.metrics_port}/metrics" if args.metrics_port else None,
+        log_dir=args.log_dir,
+        is_audio_kept=args.save_audio,
+        is_plot_drawn=not args.no_plot,
+    )
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"got {value}, expected more than 0")
+    return value
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected True or False")
+    return text.lower() == "true"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""The ways into the running services: the drop-in Triton model, streaming or whole, and the gateway's HTTP door.
+
+Each sends one request and yields the duration of every piece of audio as it comes. Knows nothing of load or figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from cosydit.bench.types import BenchmarkError, SpeechInput
+from gateway.core import FloatArray
+from gateway.pcm import PCM16_BYTES
+from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
+
+_FINAL = "triton_final_response"
+_ASK_FINAL = "triton_enable_empty_final_response"
+_HTTP_OK = 200
+_PCM16_SCALE = 32768.0
+PIECES_OF_A_CHUNK_S = 0.005
+"""HTTP cuts a chunk of the gateway's into pieces; those that follow each other faster than this are one chunk."""
+
+OnSamples = Callable[[str, FloatArray], None]
+"""Takes a request's id and a piece of its audio: [N] float32 in +-1 at 24 kHz."""
+
+
+@dataclass(frozen=True)
+class SpeechJob:
+    """One request, ready to be sent."""
+
+    input: SpeechInput
+    reference: FloatArray | None
+    """[N] mono float32 in +-1 at 16 kHz; None leaves the voice to the server."""
+    voice: str | None = None
+    """Name that the gateway knows; None takes the door's own."""
+
+    @property
+    def utt(self) -> str:
+        """Name of the utterance."""
+        return self.input.utt
+
+
+@dataclass(frozen=True)
+class DoorOptions:
+    """What all doors need."""
+
+    url: str
+    """host:port for Triton's gRPC service, http://host:port for the gateway."""
+    timeout_s: float
+    """Longest silence of the server."""
+    on_samples: OnSamples | None = None
+
+
+class TritonStreamDoor:
+    """`cosyvoice2_dit` as a decoupled model: audio comes chunk by chunk."""
+
+    def __init__(self, options: DoorOptions, model: str = DROP_IN_MODEL) -> None:
+        """Connect lazily."""
+        self._options = options
+        self._model = model
+        self._channel = _open_channel(options.url)
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        await self._channel.close()
+
+    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+        """Send the original's tensors on a stream of its own; leaving early cancels the request.
+
+        Raises:
+            BenchmarkError: an error response, no answer in time, or the connection broke.
+        """
+        call = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer()
+        try:
+            await _in_time(call.write(drop_in_request(self._model, job, request_id)), self._options)
+            is_final = False
+            while not is_final:
+                answer = await _in_time(call.read(), self._options)
+                if answer is grpc.aio.EOF:
+                    raise BenchmarkError("the server closed the stream before its final response; see its log")
+                if answer.error_message:
+                    raise BenchmarkError(answer.error_message)
+                is_final = answer.infer_response.parameters[_FINAL].bool_param
+                yield _hear(_waveform(answer.infer_response), request_id, self._options)
+        finally:
+            call.cancel()
+
+
+class TritonWholeDoor:
+    """`cosyvoice2_dit` as a plain model (assembled with DECOUPLED_MODE=False): one whole waveform."""
+
+    def __init__(self, options: DoorOptions, model: str = DROP_IN_MODEL) -> None:
+        """Connect lazily."""
+        self._options = options
+        self._model = model
+        self._channel = _open_channel(options.url)
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        await self._channel.close()
+
+    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+        """Send the original's tensors as one plain inference and yield the whole waveform's duration.
+
+        Raises:
+            BenchmarkError: refused, failed, not answered in time, or the connection broke.
+        """
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        call = stub.ModelInfer(drop_in_request(self._model, job, request_id))
+        try:
+            answer = await _in_time(call, self._options)
+        finally:
+            call.cancel()
+        yield _hear(_waveform(answer), request_id, self._options)
+
+
+class HttpDoor:
+    """The gateway's POST /v1/audio/speech, streaming PCM in a voice that the gateway knows by name."""
+
+    def __init__(self, options: DoorOptions, voice: str) -> None:
+        """Make the connection pool; nothing is sent yet."""
+        self._options = options
+        self._voice = voice
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(
+            base_url=options.url, timeout=options.timeout_s, limits=limits, trust_env=False
+        )
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        await self._client.aclose()
+
+    async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
+        """Send one text; the pieces are the network's, see `PIECES_OF_A_CHUNK_S`.
+
+        Raises:
+            BenchmarkError: refused.
+            httpx.HTTPError: not reachable, broken off, or no answer in time.
+        """
+        voice = job.voice or self._voice
+        body = {"model": "cosydit", "input": job.input.text, "voice": voice, "response_format": "pcm"}
+        headers = {"x-request-id": request_id}
+        async with self._client.stream("POST", "/v1/audio/speech", json=body, headers=headers) as response:
+            if response.status_code != _HTTP_OK:
+                text = (await response.aread()).decode(errors="replace")
+                raise BenchmarkError(f"the gateway answered {response.status_code}: {text}")
+            async for pcm in _whole_samples(response.aiter_raw()):
+                yield _hear(np.frombuffer(pcm, "<i2").astype(np.float32) / _PCM16_SCALE, request_id, self._options)
+
+
+def drop_in_request(model: str, job: SpeechJob, request_id: str) -> Any:
+    """Return a request with the original runtime's tensors, batch dimension included, that asks for the final flag."""
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.parameters[_ASK_FINAL].bool_param = True
+    tensors: dict[str, Any] = {"target_text": _text_tensor(job.input.text)}
+    if job.reference is not None:
+        tensors["reference_wav"] = np.ascontiguousarray(job.reference, dtype=np.float32).reshape(1, -1)
+        tensors["reference_wav_len"] = np.array([[job.reference.size]], np.int32)
+    if job.input.prompt_text is not None:
+        tensors["reference_text"] = _text_tensor(job.input.prompt_text)
+    for name, value in tensors.items():
+        request.inputs.add(name=name, datatype=np_to_triton_dtype(value.dtype), shape=value.shape)
+        raw = serialize_byte_tensor(value).item() if value.dtype == np.object_ else value.tobytes()
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def _open_channel(url: str) -> Any:
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    return grpc.aio.insecure_channel(url, options=unlimited)
+
+
+async def _in_time(answer: Any, options: DoorOptions) -> Any:
+    try:
+        return await asyncio.wait_for(answer, options.timeout_s)
+    except asyncio.TimeoutError as error:
+        raise BenchmarkError(f"{options.url}: no answer within {options.timeout_s} s; is it overloaded?") from error
+    except grpc.aio.AioRpcError as error:
+        raise BenchmarkError(f"{options.url}: {error.code().name}: {error.details()}") from error
+
+
+def _waveform(response: Any) -> Any:
+    return InferResult(response).as_numpy("waveform")
+
+
+async def _whole_samples(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Pass pieces on in whole samples, however the network cut them."""
+    rest = b""
+    async for piece in pieces:
+        pcm = rest + piece
+        whole = len(pcm) - len(pcm) % PCM16_BYTES
+        rest = pcm[whole:]
+        yield pcm[:whole]
+
+
+def _hear(samples: Any, request_id: str, options: DoorOptions) -> float:
+    """Return the duration of a piece of audio in seconds; 0 for none."""
+    if samples is None:
+        return 0.0
+    flat = np.ascontiguousarray(samples, dtype=np.float32).ravel()
+    if options.on_samples is not None and flat.size:
+        options.on_samples(request_id, flat)
+    return float(flat.size / SAMPLE_RATE_HZ)
+
+
+def _text_tensor(text: str) -> Any:
+    return np.array([[text.encode("utf-8")]], dtype=np.object_)

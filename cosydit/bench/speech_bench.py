@@ -1,0 +1,220 @@
+"""Runs the streaming benchmark: opens the door, warms up, loads, asks the servers, writes the results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from tqdm import tqdm
+
+from cosydit.bench.doors import (
+    PIECES_OF_A_CHUNK_S,
+    DoorOptions,
+    HttpDoor,
+    OnSamples,
+    SpeechJob,
+    TritonStreamDoor,
+    TritonWholeDoor,
+)
+from cosydit.bench.load import LoadGenerator, LoadPlan, Speaker
+from cosydit.bench.metrics import summarize
+from cosydit.bench.plot import draw_latencies
+from cosydit.bench.report import (
+    PLOT_FILE,
+    RESULTS_FILE,
+    SAMPLES_FILE,
+    TABLE_FILE,
+    summary_json,
+    summary_table,
+    write_json,
+    write_records,
+    write_text,
+)
+from cosydit.bench.server_stats import ServerProbe, difference
+from cosydit.bench.types import BenchmarkError, LoadResult, RequestRecord, SpeechInput
+from gateway.core import FloatArray
+from servicekit.clock import Clock, SystemClock
+from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.errors import InvalidPromptError
+from token2wav_service.features.audio import load_prompt_audio
+
+AUDIO_DIR = "audio"
+
+
+class DoorName(str, Enum):
+    """Which way in."""
+
+    TRITON = "triton"
+    HTTP = "http"
+
+
+class Mode(str, Enum):
+    """How the drop-in model was assembled."""
+
+    STREAMING = "streaming"
+    """DECOUPLED_MODE=True: chunks."""
+    OFFLINE = "offline"
+    """DECOUPLED_MODE=False: one whole waveform."""
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What is measured, and where the results go."""
+
+    door: DoorName
+    mode: Mode
+    url: str
+    """host:port for Triton, http://host:port for the gateway."""
+    model: str
+    voice: str
+    """Voice of the HTTP door; the Triton door sends references."""
+    plan: LoadPlan
+    timeout_s: float
+    triton_url: str | None
+    """Where to ask for Triton's statistics; None leaves them out."""
+    metrics_url: str | None
+    """Where to ask for our metrics; None leaves them out."""
+    log_dir: Path
+    is_audio_kept: bool = False
+    is_plot_drawn: bool = True
+
+
+@dataclass(frozen=True)
+class BenchOutcome:
+    """A finished benchmark."""
+
+    table: str
+    result: LoadResult
+
+    @property
+    def failures(self) -> int:
+        """Requests that failed, those of the warm-up included."""
+        return sum(1 for record in (*self.result.records, *self.result.warm_up) if not record.is_ok)
+
+
+def prepare_jobs(inputs: Sequence[SpeechInput]) -> list[SpeechJob]:
+    """Decode every prompt before anything is measured; equal prompts are decoded once.
+
+    Raises:
+        BenchmarkError: a prompt can't be read or used.
+    """
+    cache: dict[Path | bytes, FloatArray] = {}
+    return [SpeechJob(each, None if each.prompt is None else _reference(each, cache)) for each in inputs]
+
+
+async def run_bench(
+    settings: BenchSettings, jobs: Sequence[SpeechJob], environment: dict[str, Any], clock: Clock | None = None
+) -> BenchOutcome:
+    """Measure, and write results, raw samples, table, plot and (if asked for) audio under the log directory.
+
+    Failed requests are counted, never raised.
+    """
+    keeper = _AudioKeeper()
+    async with _open_door(settings, keeper.hear if settings.is_audio_kept else None) as door:
+        same_chunk_s = PIECES_OF_A_CHUNK_S if settings.door is DoorName.HTTP else 0.0
+        load = LoadGenerator(door, _utt_of, clock or SystemClock(), same_chunk_s)
+        warm_up = await load.warm_up(jobs, settings.plan)
+        keeper.forget()
+        probe = ServerProbe(settings.triton_url, settings.metrics_url)
+        before = await probe.snapshot()
+        with tqdm(total=settings.plan.requests, unit="request") as bar:
+            ran = await load.run(jobs, settings.plan, _advance(bar))
+        servers = difference(before, await probe.snapshot())
+    result = LoadResult(ran.records, warm_up, ran.wall_s)
+    table = _write(settings, result, servers, environment)
+    keeper.write(settings.log_dir / AUDIO_DIR, result.records)
+    return BenchOutcome(table, result)
+
+
+def _write(settings: BenchSettings, result: LoadResult, servers: dict[str, Any], environment: dict[str, Any]) -> str:
+    summary = summarize(result)
+    title = _title(settings)
+    table = summary_table(title, summary, result)
+    report = {"title": title, "summary": summary_json(summary), "servers": servers, "environment": environment}
+    report["warm_up"] = {"requests": len(result.warm_up), "failures": sum(not r.is_ok for r in result.warm_up)}
+    write_json(settings.log_dir / RESULTS_FILE, report)
+    write_records(settings.log_dir / SAMPLES_FILE, [*result.warm_up, *result.records])
+    write_text(settings.log_dir / TABLE_FILE, table)
+    if settings.is_plot_drawn:
+        draw_latencies(settings.log_dir / PLOT_FILE, title, result.records)
+    return table
+
+
+def _title(settings: BenchSettings) -> str:
+    plan = settings.plan
+    load = f"{plan.num_tasks} callers" if plan.requests_per_s is None else f"{plan.requests_per_s:g} requests a second"
+    door = f"{settings.model} ({settings.mode.value})" if settings.door is DoorName.TRITON else "gateway HTTP"
+    return f"{door} at {settings.url}, {load}"
+
+
+@asynccontextmanager
+async def _open_door(settings: BenchSettings, on_samples: OnSamples | None) -> AsyncIterator[Speaker[SpeechJob]]:
+    options = DoorOptions(settings.url, settings.timeout_s, on_samples)
+    door: HttpDoor | TritonStreamDoor | TritonWholeDoor
+    if settings.door is DoorName.HTTP:
+        door = HttpDoor(options, settings.voice)
+    elif settings.mode is Mode.STREAMING:
+        door = TritonStreamDoor(options, settings.model)
+    else:
+        door = TritonWholeDoor(options, settings.model)
+    try:
+        yield door
+    finally:
+        await door.close()
+
+
+class _AudioKeeper:
+    """Holds the audio of every request until it is written."""
+
+    def __init__(self) -> None:
+        self._pieces: defaultdict[str, list[FloatArray]] = defaultdict(list)
+
+    def hear(self, request_id: str, samples: FloatArray) -> None:
+        self._pieces[request_id].append(samples)
+
+    def forget(self) -> None:
+        self._pieces.clear()
+
+    def write(self, directory: Path, records: Sequence[RequestRecord]) -> None:
+        """Write <utt>.wav for every request that ended well; of an utterance spoken twice the later one stays."""
+        for record in records:
+            pieces = self._pieces.get(record.request_id)
+            if pieces and record.is_ok:
+                directory.mkdir(parents=True, exist_ok=True)
+                name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in record.utt)
+                path = directory / f"{name}.wav"
+                soundfile.write(path, np.concatenate(pieces), SAMPLE_RATE_HZ, subtype="PCM_16")
+
+
+def _reference(each: SpeechInput, cache: dict[Path | bytes, FloatArray]) -> FloatArray:
+    assert each.prompt is not None
+    if each.prompt not in cache:
+        try:
+            data = each.prompt.read_bytes() if isinstance(each.prompt, Path) else each.prompt
+            cache[each.prompt] = load_prompt_audio(data)
+        except (OSError, InvalidPromptError) as error:
+            raise BenchmarkError(f"{each.utt}: its prompt can't be used: {error}") from error
+    return cache[each.prompt]
+
+
+def _utt_of(job: SpeechJob) -> str:
+    return job.utt
+
+
+def _advance(bar: Any) -> Callable[[RequestRecord], None]:
+    failed = 0
+
+    def advance(record: RequestRecord) -> None:
+        nonlocal failed
+        failed += not record.is_ok
+        bar.set_postfix(failed=failed)
+        bar.update()
+
+    return advance

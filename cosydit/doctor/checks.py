@@ -1,0 +1,259 @@
+"""Looks at this machine and says what is here, what is missing, and what to do next. Changes nothing.
+
+It asks metadata and small programs only: no model library is imported, so it works where they are broken.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, default_directory
+from cosydit.stack.engines import next_engine_command, report_engines
+from cosydit.stack.stack import LOOPBACK, Ports
+from token2wav_service.runtime.tensorrt.host import probe_host
+from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, GpuHost
+
+GIB = 1024**3
+MIB = 1024**2
+MIN_PYTHON = (3, 10)
+MAX_PYTHON = (3, 12)
+MIN_SHM_BYTES = 64 * MIB
+"""Ten processes of cosyvoice2_dit and the feature models fit; Docker's default /dev/shm is just this."""
+COMMAND_TIMEOUT_S = 20.0
+
+RUN_SCRIPT = "bash run_stepaudio2_dit_token2wav.sh"
+
+PACKAGES_BY_ROLE: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    (
+        "gateway",
+        (
+            "numpy",
+            "grpcio",
+            "protobuf",
+            "tritonclient",
+            "aiohttp",
+            "httpx",
+            "fastapi",
+            "uvicorn",
+            "tokenizers",
+            "grpcio-health-checking",
+            "grpcio-reflection",
+        ),
+        True,
+    ),
+    ("token2wav", ("torch", "safetensors", "PyYAML", "soundfile", "scipy"), True),
+    ("LLM, embedded", ("transformers",), True),
+    ("Triton, embedded", ("nvidia-pytriton",), False),
+    ("checkpoint", ("onnx",), False),
+    ("download", ("huggingface_hub", "modelscope"), False),
+    ("benchmarks", ("matplotlib", "datasets"), False),
+    ("GPU hosts", ("tensorrt", "tensorrt_llm", "vllm", "s3tokenizer"), False),
+)
+"""Role, its distributions, and whether the CPU path can't run without them."""
+ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+"""Exactly one of them: both install the same module."""
+
+
+class State(str, Enum):
+    """What a finding means for the CPU path."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; nothing fails because of it."""
+    MISSING = "MISSING"
+    """The CPU path can't run."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    topic: str
+    name: str
+    value: str
+    state: State = State.OK
+
+
+def examine(ports: Ports, checkpoint: Path | None, work_dir: Path) -> list[Finding]:
+    """Return every finding, in the order of the report.
+
+    Args:
+        checkpoint: directory to look at; None looks at the one that is used when none is named.
+    """
+    findings = [*_machine(work_dir), *_gpu(), *_packages(), *_services(), *_ports(ports)]
+    directory = checkpoint or default_directory(work_dir)
+    findings.append(_checkpoint(directory, checkpoint is not None))
+    return [*findings, *_engines(CheckpointLayout.under(directory).token2wav_dir, probe_host())]
+
+
+def can_run_on_cpu(findings: Sequence[Finding]) -> bool:
+    """Say whether nothing that the CPU path needs is missing."""
+    return all(finding.state is not State.MISSING for finding in findings)
+
+
+def next_command(findings: Sequence[Finding]) -> str:
+    """Return the command to run next, with its reason."""
+    missing = [finding.name for finding in findings if finding.state is State.MISSING]
+    if "checkpoint" in missing:
+        return f"{RUN_SCRIPT} 0 1    (download or make a checkpoint)"
+    if missing:
+        return f"{RUN_SCRIPT} -1 -1    (sets up .venv; missing now: {', '.join(missing)})"
+    return f"{RUN_SCRIPT} 0 3    (checkpoint, model repository, services; or: cosydit say TEXT)"
+
+
+def _machine(work_dir: Path) -> Iterator[Finding]:
+    version = platform.python_version()
+    is_supported = MIN_PYTHON <= sys.version_info[:2] <= MAX_PYTHON
+    python = f"{version} ({sys.executable})" + ("" if is_supported else "; expected 3.10, 3.11 or 3.12")
+    yield Finding("machine", "Python", python, State.OK if is_supported else State.MISSING)
+    yield Finding("machine", "platform", platform.platform())
+    yield Finding("machine", "CPU", f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores usable")
+    yield Finding("machine", "RAM", f"{_memory_bytes() / GIB:.1f} GiB")
+    existing = next(path for path in (work_dir, *work_dir.parents) if path.exists())
+    yield Finding("machine", "disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free for {work_dir}")
+    yield _shared_memory()
+
+
+def _shared_memory() -> Finding:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return Finding("machine", "/dev/shm", "not there; Triton's python backend needs it", State.MISSING)
+    usage = shutil.disk_usage(folder)
+    text = f"{usage.free / MIB:.0f} of {usage.total / MIB:.0f} MiB free"
+    if usage.free >= MIN_SHM_BYTES:
+        return Finding("machine", "/dev/shm", text)
+    return Finding(
+        "machine", "/dev/shm", f"{text}; in a container raise --shm-size, or lower BLS_INSTANCE_NUM", State.NOTE
+    )
+
+
+def _gpu() -> Iterator[Finding]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    lines = _output_lines(query) if shutil.which("nvidia-smi") else []
+    if not lines:
+        yield Finding("GPU", "GPU", "none seen (nvidia-smi); the services run on the CPU", State.NOTE)
+    for number, line in enumerate(lines):
+        yield Finding("GPU", f"GPU {number}", line)
+    torch_version = _version("torch") or ""
+    if lines and torch_version.endswith("+cpu"):
+        yield Finding("GPU", "torch", f"{torch_version} can't use the GPU; make .venv again on this host", State.NOTE)
+
+
+def _packages() -> Iterator[Finding]:
+    for role, names, is_needed in PACKAGES_BY_ROLE:
+        for name in names:
+            version = _version(name)
+            absent = State.MISSING if is_needed else State.NOTE
+            yield Finding(f"packages: {role}", name, version or "not installed", State.OK if version else absent)
+        if role == "token2wav":
+            yield _onnx_runtime()
+
+
+def _onnx_runtime() -> Finding:
+    found = [f"{name} {version}" for name in ONNX_RUNTIMES if (version := _version(name))]
+    if len(found) == 1:
+        return Finding("packages: token2wav", "ONNX Runtime", found[0])
+    if found:
+        text = f"{' and '.join(found)} overwrite each other; uninstall both, then install one"
+        return Finding("packages: token2wav", "ONNX Runtime", text, State.MISSING)
+    return Finding("packages: token2wav", "ONNX Runtime", "not installed (extra `cpu` or `gpu`)", State.MISSING)
+
+
+def _services() -> Iterator[Finding]:
+    from token2wav_service.triton.installation import TritonNotFoundError, find_installation, find_shared_libpython
+
+    yield _found("services", "shared libpython", lambda: str(find_shared_libpython()), TritonNotFoundError)
+    yield _found("services", "tritonserver", lambda: str(find_installation().binary), TritonNotFoundError)
+    for program in ("trtllm-serve", "vllm"):
+        path = shutil.which(program)
+        state = State.OK if path else State.NOTE
+        yield Finding("services", program, path or "not on PATH; the embedded LLM server works without it", state)
+
+
+def _ports(ports: Ports) -> Iterator[Finding]:
+    for name, port in vars(ports).items():
+        is_free = _is_free(port)
+        text = f"{port} is free" if is_free else f"{port} is in use; stop what holds it, or choose another"
+        yield Finding("ports", name.replace("_", " "), text, State.OK if is_free else State.NOTE)
+
+
+def _checkpoint(directory: Path, is_named: bool) -> Finding:
+    missing = CheckpointLayout.under(directory).missing()
+    if not missing:
+        return Finding(
+            "checkpoint", "checkpoint", f"{directory} (check it with: cosydit checkpoint verify {directory})"
+        )
+    if is_named:
+        lacking = ", ".join(path.name for path in missing)
+        return Finding("checkpoint", "checkpoint", f"{directory} lacks {lacking}", State.MISSING)
+    text = f"the demo voice; it is unpacked into {directory} on first use"
+    return Finding("checkpoint", "checkpoint", text, State.NOTE)
+
+
+def _engines(token2wav_dir: Path, host: GpuHost) -> Iterator[Finding]:
+    """TensorRT and its engines; nothing but `runner=tensorrt` needs them."""
+    topic = "TensorRT (written to its documentation, not run where this is developed)"
+    version = host.tensorrt or "not installed; only runner=tensorrt needs it"
+    yield Finding(topic, "version", version, State.OK if host.tensorrt else State.NOTE)
+    reports = report_engines(token2wav_dir, host)
+    for report in reports:
+        text = "; ".join(report.problems) or report.note
+        yield Finding(topic, "engine", f"{report.name}: {text}", State.NOTE if report.problems else State.OK)
+    if not reports:
+        yield Finding(topic, "engine", f"none in {token2wav_dir / ENGINES_FOLDER}", State.NOTE)
+    command = next_engine_command(token2wav_dir, reports)
+    if command is not None and host.architecture is not None:
+        yield Finding(topic, "for runner=tensorrt", f"run: {command}", State.NOTE)
+
+
+def _found(topic: str, name: str, look: Callable[[], str], error: type[Exception]) -> Finding:
+    try:
+        return Finding(topic, name, look())
+    except error as err:
+        return Finding(topic, name, str(err), State.MISSING)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _output_lines(command: Sequence[str]) -> list[str]:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

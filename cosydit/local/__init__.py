@@ -1,1 +1,0 @@
-"""All services on one machine: started, waited for, stopped together."""

@@ -1,0 +1,191 @@
+"""Fetches the official checkpoint from public hubs, at commits that a lock file names.
+
+Knows where each part lives and where it belongs in a checkpoint directory; knows nothing of what is in the files
+(`cosydit checkpoint verify` does). Nothing is fetched that the lock does not name by commit hash.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cosydit.stack.checkpoint.hubs import HubError, HubName, ModelHub
+
+logger = logging.getLogger(__name__)
+
+LOCK_COMMAND = "cosydit download --update-lock"
+RECORD_NAME = ".downloaded.json"
+"""In a checkpoint directory: which parts are complete, and at which commit."""
+
+_COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
+
+
+class DownloadError(Exception):
+    """A part can't be fetched; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One part of the official checkpoint."""
+
+    name: str
+    repositories: tuple[tuple[HubName, str], ...]
+    """Hub and owner/name, the preferred first; the next one is asked when a hub does not have it."""
+    patterns: tuple[str, ...]
+    """Files to fetch."""
+    subdirectory: str
+    """Where in the checkpoint directory the repository's root belongs."""
+
+
+OFFICIAL_MODELS = (
+    ModelSource("llm", ((HubName.HUGGINGFACE, "yuekai/cosyvoice2_llm"),), ("*",), "llm"),
+    ModelSource(
+        "token2wav",
+        (
+            (HubName.HUGGINGFACE, "stepfun-ai/Step-Audio-2-mini"),
+            (HubName.MODELSCOPE, "stepfun-ai/Step-Audio-2-mini"),
+        ),
+        ("token2wav/*",),
+        ".",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class LockedModel:
+    """Where one part comes from, exactly."""
+
+    hub: HubName
+    repository: str
+    revision: str
+    """Commit hash, 40 hexadecimal digits."""
+
+
+Hubs = Mapping[HubName, ModelHub]
+
+
+def update_lock(lock_path: Path, hubs: Hubs, models: Sequence[ModelSource] = OFFICIAL_MODELS) -> dict[str, LockedModel]:
+    """Ask the hubs for the newest commit of each part and write them to the lock file.
+
+    Raises:
+        DownloadError: no hub answers for a part; the lock file is left as it was.
+    """
+    lock = {source.name: _newest(source, hubs) for source in models}
+    content = {name: asdict(entry) for name, entry in lock.items()}
+    lock_path.parent.mkdir(parents=True, exist_ok=True)
+    _write_json(lock_path, {"models": content})
+    return lock
+
+
+def read_lock(lock_path: Path, models: Sequence[ModelSource] = OFFICIAL_MODELS) -> dict[str, LockedModel]:
+    """Read the lock file; every part must be in it.
+
+    Raises:
+        DownloadError: the file or an entry is missing, or an entry is not pinned to a commit.
+    """
+    if not lock_path.is_file():
+        raise DownloadError(
+            f"{lock_path} is missing, so nothing says which commits to fetch; write it with {LOCK_COMMAND!r}"
+        )
+    try:
+        entries = json.loads(lock_path.read_text("utf-8"))["models"]
+        lock = {name: _parse_entry(lock_path, name, entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise DownloadError(f"{lock_path} is not a lock file ({err!r}); write it again with {LOCK_COMMAND!r}") from err
+    missing = [source.name for source in models if source.name not in lock]
+    if missing:
+        raise DownloadError(f"{lock_path} has no entry for {missing}; write it again with {LOCK_COMMAND!r}")
+    return lock
+
+
+def download_models(
+    directory: Path,
+    lock: Mapping[str, LockedModel],
+    hubs: Hubs,
+    *,
+    is_offline: bool,
+    models: Sequence[ModelSource] = OFFICIAL_MODELS,
+) -> list[str]:
+    """Make every part complete at its locked commit; what already is stays untouched.
+
+    Args:
+        directory: the checkpoint directory, made if missing.
+        is_offline: touch no network.
+
+    Returns:
+        Names of the parts that were fetched now.
+
+    Raises:
+        DownloadError: a part could not be fetched, or offline and not complete. Run again to resume.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    record = _read_record(directory)
+    needed = [source for source in models if record.get(source.name) != lock[source.name].revision]
+    if needed and is_offline:
+        lacking = [f"{source.name} at {lock[source.name].revision}" for source in needed]
+        raise DownloadError(
+            f"offline, and {directory} lacks {lacking}; run once without --offline, or give --checkpoint"
+        )
+    for source in needed:
+        _fetch(directory / source.subdirectory, source, lock[source.name], hubs)
+        record[source.name] = lock[source.name].revision
+        _write_json(directory / RECORD_NAME, record)
+    return [source.name for source in needed]
+
+
+def _newest(source: ModelSource, hubs: Hubs) -> LockedModel:
+    problems = []
+    for hub_name, repository in source.repositories:
+        try:
+            revision = hubs[hub_name].newest_revision(repository)
+        except HubError as err:
+            problems.append(f"{hub_name.value}: {err}")
+            continue
+        return _checked(LockedModel(hub_name, repository, revision), f"{hub_name.value}'s answer for {repository}")
+    raise DownloadError(f"no hub answers for {source.name}: {'; '.join(problems)}; check the network and run it again")
+
+
+def _parse_entry(lock_path: Path, name: str, entry: Mapping[str, str]) -> LockedModel:
+    locked = LockedModel(HubName(entry["hub"]), entry["repository"], entry["revision"])
+    return _checked(locked, f"{lock_path}, entry {name}")
+
+
+def _checked(locked: LockedModel, origin: str) -> LockedModel:
+    if not _COMMIT_HASH.fullmatch(locked.revision):
+        raise DownloadError(
+            f"{origin}: revision is {locked.revision!r}, expected a commit hash of 40 hexadecimal digits; "
+            f"write the lock with {LOCK_COMMAND!r}"
+        )
+    return locked
+
+
+def _fetch(directory: Path, source: ModelSource, locked: LockedModel, hubs: Hubs) -> None:
+    where = f"{locked.repository}@{locked.revision[:12]} on {locked.hub.value}"
+    logger.info("fetching %s from %s", source.name, where)
+    try:
+        hubs[locked.hub].fetch(locked.repository, locked.revision, source.patterns, directory)
+    except HubError as err:
+        raise DownloadError(f"could not fetch {source.name} from {where}: {err}; run it again to resume") from err
+
+
+def _read_record(directory: Path) -> dict[str, str]:
+    path = directory / RECORD_NAME
+    if not path.is_file():
+        return {}
+    try:
+        return {str(name): str(revision) for name, revision in json.loads(path.read_text("utf-8")).items()}
+    except (ValueError, AttributeError):
+        logger.warning("%s is unreadable: everything is checked against the hub again", path)
+        return {}
+
+
+def _write_json(path: Path, content: object) -> None:
+    """Readers see the old file or the new, never half of one."""
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(partial, path)

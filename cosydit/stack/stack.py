@@ -1,0 +1,289 @@
+"""The whole system on one machine: assembles the model repository, starts the services, waits, stops them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.cpu_shares import CpuShares, cpu_shares
+from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports, read_json
+from token2wav_service.contract import TOKEN2WAV_MODEL
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+CPU, EMBEDDED = "cpu", "embedded"
+"""The default device of the model repository; the LLM server that may share the CPU with it."""
+STOP_MARGIN_S = 10.0
+"""Beyond the longest that the gateway takes to stop, by its own account."""
+REPLICA_PORT_STEP = 10
+"""Between the ports of one token2wav server and those of the next."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports; the defaults are the original runtime's."""
+
+    llm: int = 8000
+    triton_http: int = 18000
+    triton_grpc: int = 8001
+    triton_metrics: int = 8002
+    gateway: int = 8080
+    gateway_grpc: int = 50051
+    """0: none."""
+
+    @property
+    def triton(self) -> TritonPorts:
+        return TritonPorts(self.triton_http, self.triton_grpc, self.triton_metrics)
+
+
+@dataclass(frozen=True)
+class TritonPorts:
+    """TCP ports of one Triton server."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+    def shifted(self, step: int) -> TritonPorts:
+        """Return the ports that are `step` higher."""
+        return TritonPorts(self.http + step, self.grpc + step, self.metrics + step)
+
+    @property
+    def address(self) -> str:
+        """Of gRPC."""
+        return f"{LOOPBACK}:{self.grpc}"
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """What runs and where."""
+
+    checkpoint: CheckpointLayout
+    work_dir: Path
+    """Logs and the assembled model repository go here."""
+    ports: Ports = Ports()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the model repository beyond where things are, by name."""
+    ready_timeout_s: float = 300.0
+    llm_backend: str = "embedded"
+    llm_options: Sequence[str] = ()
+    """Further arguments of `python -m llm_service`."""
+    gateway_options: Sequence[str] = ()
+    """Further arguments of `python -m gateway`."""
+    replicas: tuple[TritonPorts, ...] = ()
+    """More Triton servers, for the gateway alone: they hold nothing but token2wav_dit."""
+    llm_gpu: str | None = None
+    """As CUDA_VISIBLE_DEVICES names it; None: whatever is visible to us."""
+    token2wav_gpus: Sequence[str] = ()
+    """Of the Triton servers in turn, from the first on again when there are more servers; none: as above."""
+
+    @property
+    def llm_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.ports.llm}"
+
+    @property
+    def token2wav_url(self) -> str:
+        return self.ports.triton.address
+
+    @property
+    def token2wav_urls(self) -> list[str]:
+        """Of all replicas."""
+        return [self.token2wav_url, *(ports.address for ports in self.replicas)]
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.ports.gateway}"
+
+    @property
+    def repository(self) -> Path:
+        return self.work_dir / "model_repository"
+
+    @property
+    def replica_repository(self) -> Path:
+        return self.work_dir / "model_repository_token2wav"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.work_dir / "logs"
+
+
+class LocalStack:
+    """The LLM service and the Triton servers, and the gateway if asked for; a context manager."""
+
+    def __init__(self, options: StackOptions, with_gateway: bool = False) -> None:
+        self.options = options
+        specs = [llm_spec(options), triton_spec(options), *replica_specs(options)]
+        self._has_gateway = with_gateway
+        self._backends = [ServiceProcess(spec) for spec in specs]
+        self.services = list(self._backends)
+        if with_gateway:
+            self.services.append(ServiceProcess(gateway_spec(options)))
+
+    def start(self) -> None:
+        """Assemble the repository, start the services and wait until all are ready.
+
+        Raises:
+            ServiceStartError: a port is taken, or a service did not become ready; the others have been stopped.
+        """
+        self._check_ports()
+        assemble_repository(self.options)
+        with contextlib.ExitStack() as stack:
+            for service in self._backends:
+                stack.enter_context(service)
+            for service in self.services:
+                if service not in self._backends:
+                    # The gateway warms both services up, so it comes after they are ready.
+                    stack.enter_context(service)
+                service.wait_ready(self.options.ready_timeout_s)
+                logger.info("%s is ready (pid %d)", service.spec.name, service.pid)
+            stack.pop_all()
+
+    def _check_ports(self) -> None:
+        ports: dict[str, int] = dataclasses.asdict(self.options.ports)
+        if not self._has_gateway:
+            del ports["gateway"], ports["gateway_grpc"]
+        for number, replica in enumerate(self.options.replicas, 2):
+            ports |= {f"triton_{name} {number}": port for name, port in dataclasses.asdict(replica).items()}
+        busy = busy_ports(ports.values())
+        if busy:
+            names = [f"{name} {port}" for name, port in ports.items() if port in busy]
+            raise ServiceStartError(f"ports in use: {', '.join(names)}; stop what listens there, or give other ports")
+
+    def describe(self) -> list[str]:
+        """Return one line per running service: what it is, where, and the server's own word on its version."""
+        options = self.options
+        lines = [f"{service.spec.name:18} pid {service.pid}, log {service.spec.log_path}" for service in self.services]
+        triton = read_json(f"http://{LOOPBACK}:{options.ports.triton_http}/v2")
+        models = [entry["id"] for entry in read_json(f"{options.llm_url}/v1/models")["data"]]
+        lines[0] += f", {options.llm_url}, model {models[0]}"
+        lines[1] += f", gRPC {options.token2wav_url}, {triton['name']} {triton['version']}"
+        for number, ports in enumerate(options.replicas, 2):
+            lines[number] += f", gRPC {ports.address}"
+        return lines
+
+    def stop(self) -> None:
+        """Stop the gateway, then all others at the same time; none is left, whatever interrupts this."""
+        try:
+            for service in self.services:
+                if service not in self._backends:
+                    service.stop()
+        finally:
+            self._stop_backends()
+
+    def kill(self) -> None:
+        """Kill all groups now, without waiting for their end; a signal handler may call this at any time."""
+        for service in self.services:
+            service.kill()
+
+    def _stop_backends(self) -> None:
+        with ThreadPoolExecutor(len(self._backends)) as pool:
+            try:
+                list(pool.map(lambda service: service.stop(), self._backends))
+            except BaseException:
+                self.kill()
+                raise
+
+    def __enter__(self) -> LocalStack:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+
+def assemble_repository(options: StackOptions) -> None:
+    """Write the Triton model repository for these options."""
+    from token2wav_service.triton.assemble import assemble
+
+    settings = {
+        "model_dir": str(options.checkpoint.token2wav_dir),
+        "llm_tokenizer_dir": str(options.checkpoint.llm_dir),
+        "voices_dir": str(options.checkpoint.voices_dir),
+        "llm_api_base": options.llm_url,
+        "llm_backend": options.llm_backend,
+        "triton_grpc_address": options.token2wav_url,
+        **options.settings,
+    }
+    if settings.get("device", CPU) == CPU:
+        settings.setdefault("num_threads", str(_shares(options).token2wav))
+    assemble(options.repository, settings)
+    if options.replicas:
+        assemble(options.replica_repository, settings)
+        for model in options.replica_repository.iterdir():
+            if model.name != TOKEN2WAV_MODEL:
+                shutil.rmtree(model)
+
+
+def _shares(options: StackOptions) -> CpuShares:
+    return cpu_shares(1 + len(options.replicas))
+
+
+def llm_spec(options: StackOptions) -> ServiceSpec:
+    """Return how the LLM service is started."""
+    command = [sys.executable, "-m", "llm_service", "--backend", options.llm_backend]
+    command += ["--model-dir", str(options.checkpoint.llm_dir), "--port", str(options.ports.llm)]
+    if options.llm_backend == EMBEDDED and not {"--num-threads", "--device"} & set(options.llm_options):
+        command += ["--num-threads", str(_shares(options).llm)]
+    command += options.llm_options
+    ready, log = f"{options.llm_url}/health", options.log_dir / "llm_service.log"
+    return ServiceSpec("llm_service", command, ready, log, _on_gpu(options.llm_gpu))
+
+
+def triton_spec(options: StackOptions) -> ServiceSpec:
+    """Return how Triton is started on the assembled repository."""
+    return _server_spec(options, 0, options.ports.triton, options.repository)
+
+
+def replica_specs(options: StackOptions) -> list[ServiceSpec]:
+    """Return how the further Triton servers are started."""
+    return [
+        _server_spec(options, index, ports, options.replica_repository)
+        for index, ports in enumerate(options.replicas, 1)
+    ]
+
+
+def _server_spec(options: StackOptions, index: int, ports: TritonPorts, repository: Path) -> ServiceSpec:
+    name = f"token2wav_service_{index + 1}" if index else "token2wav_service"
+    gpus = options.token2wav_gpus
+    command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(repository)]
+    command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
+    ready = f"http://{LOOPBACK}:{ports.http}/v2/health/ready"
+    return ServiceSpec(
+        name, command, ready, options.log_dir / f"{name}.log", _on_gpu(gpus[index % len(gpus)] if gpus else None)
+    )
+
+
+def _on_gpu(gpu: str | None) -> dict[str, str]:
+    return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+
+
+def gateway_spec(options: StackOptions) -> ServiceSpec:
+    """Return how the gateway is started in front of the two services."""
+    from gateway.config import longest_stop_s
+
+    checkpoint = options.checkpoint
+    arguments = ["--port", str(options.ports.gateway)]
+    arguments += ["--grpc-port", str(options.ports.gateway_grpc)]
+    arguments += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
+    arguments += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
+    arguments += ["--llm-backend", options.llm_backend, *options.gateway_options]
+    command = [sys.executable, "-m", "gateway", *arguments]
+    ready, log = f"{options.gateway_url}/readyz", options.log_dir / "gateway.log"
+    stop_timeout_s = longest_stop_s(arguments) + STOP_MARGIN_S
+    return ServiceSpec("gateway", command, ready, log, stop_timeout_s=stop_timeout_s)
+
+
+def default_work_dir() -> Path:
+    """Return where logs and assembled files go: COSYDIT_HOME, else ~/.cache/cosydit."""
+    return Path(os.environ.get("COSYDIT_HOME", Path.home() / ".cache" / "cosydit"))

@@ -1,0 +1,103 @@
+"""The figures of a listening study, computed from its raw rows. Pure; `benchmarks.quality` fills the rows.
+
+A row is one sentence in one voice. Everything a figure needs stands in the rows, so that anybody can compute it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from statistics import median
+from typing import Any
+
+from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.speakers import SpeakerRanking, top1
+from demo_voice.ears.word_errors import WordErrors, total
+
+_MS = 1000.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the recogniser made of one audio."""
+
+    transcript: str
+    errors: WordErrors
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """One sentence, spoken by the stack and by the source engine."""
+
+    text: str
+    voice: str
+    seed: int
+    ttfa_s: float
+    total_s: float
+    audio_s: float
+    streamed: Heard
+    """In chunks, as it is served."""
+    offline: Heard | None
+    """The same seed in one chunk; None where it was not asked for."""
+    source: Heard | None
+    """The source engine's own audio of the sentence; None where it was not asked for."""
+    ranking: SpeakerRanking
+    faults: AudioFaults
+    pitch_distance: float | None
+    """Semitones between streamed and offline; None without offline, or where no frame is voiced in both."""
+    loudness_distance: float | None
+    """Decibels between streamed and offline."""
+
+
+def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
+    """Compute the study's figures.
+
+    Args:
+        rows: of all voices.
+        voice: the one whose sentences count for the error rates and the speed; all count for the speakers.
+
+    Raises:
+        ValueError: there are no rows of the voice, or one lacks the offline or the source audio.
+    """
+    own = [row for row in rows if row.voice == voice]
+    offline = [row.offline for row in own if row.offline is not None]
+    source = [row.source for row in own if row.source is not None]
+    if not own or not len(own) == len(offline) == len(source):
+        raise ValueError(
+            f"got {len(own)} rows of voice {voice!r}, {len(offline)} with offline and {len(source)} with source audio; "
+            "expected all three alike and at least one"
+        )
+    streamed_rate = total(row.streamed.errors for row in own).rate
+    offline_rate = total(heard.errors for heard in offline).rate
+    return {
+        "wer": streamed_rate,
+        "source_wer": total(heard.errors for heard in source).rate,
+        "rtf": sum(row.total_s for row in own) / sum(row.audio_s for row in own),
+        "ttfa_ms": _MS * median(row.ttfa_s for row in own),
+        "speaker_top1": top1([row.ranking for row in rows]),
+        "seam_wer_ratio": _ratio(streamed_rate, offline_rate),
+    }
+
+
+def row_json(row: StudyRow) -> dict[str, Any]:
+    """Return a row ready for JSON."""
+    return asdict(row)
+
+
+def row_from_json(values: Mapping[str, Any]) -> StudyRow:
+    """Undo `row_json`."""
+    nested = {name: _heard(values[name]) for name in ("streamed", "offline", "source")}
+    ranking, faults = SpeakerRanking(**values["ranking"]), AudioFaults(**values["faults"])
+    return StudyRow(**{**values, **nested, "ranking": ranking, "faults": faults})
+
+
+def _heard(values: Mapping[str, Any] | None) -> Heard | None:
+    return None if values is None else Heard(values["transcript"], WordErrors(**values["errors"]))
+
+
+def _ratio(streamed: float, offline: float) -> float:
+    """Two faultless renderings are alike."""
+    if offline:
+        return streamed / offline
+    return inf if streamed else 1.0
