@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import numpy as np
 
+from gateway.audio.pcm import PCM16_BYTES, to_pcm16
 from gateway.core import FloatArray
-from gateway.pcm import PCM16_BYTES, to_pcm16
 from servicekit.clock import Clock
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ, decode_error
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 import wave
 
+from gateway.audio.pcm import PCM16_BYTES
 from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UploadTooLargeError
-from gateway.pcm import PCM16_BYTES
 from gateway.voice_draft import MAX_TRANSCRIPT_CHARACTERS
 
 MAX_PROMPT_BYTES = 10 * 1024 * 1024

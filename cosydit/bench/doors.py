@@ -17,8 +17,8 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from cosydit.bench.types import BenchmarkError, SpeechInput
+from gateway.audio.pcm import PCM16_BYTES
 from gateway.core import FloatArray
-from gateway.pcm import PCM16_BYTES
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ
 
 _FINAL = "triton_final_response"

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> SpeechResult:
     """Stream the speech into a file; a first, short synthesis warms the services up and is not counted."""
     from gateway.app import open_gateway
-    from gateway.pcm import to_pcm16
+    from gateway.audio.pcm import to_pcm16
     from gateway.speech import SpeechRequest, SpeechResult
     from token2wav_service.contract import SAMPLE_RATE_HZ
 

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
+from gateway.audio.pcm import streaming_wav_header, to_pcm16
 from gateway.core import FloatArray
-from gateway.pcm import streaming_wav_header, to_pcm16
 
 _WAV_HEADER_BYTES = 44
 _RIFF_LENGTH_AT = 4

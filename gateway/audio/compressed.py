@@ -16,8 +16,8 @@ from av import AudioFrame
 from av.audio.stream import AudioStream
 
 from gateway.audio.formats import AudioFormat, OutputFormat
+from gateway.audio.pcm import to_pcm16
 from gateway.core import FloatArray
-from gateway.pcm import to_pcm16
 
 _FLOAT_FORMATS = ("flt", "fltp")
 # Otherwise bytes wait until 32 KiB are there.

@@ -16,10 +16,10 @@ import numpy as np
 from gateway.audio.codecs import Codec, StatelessCodec, streaming_wav_codec, with_true_wav_sizes
 from gateway.audio.formats import AudioFormat, OutputFormat
 from gateway.audio.g711 import G711Quantizer, alaw_levels, mulaw_levels
+from gateway.audio.pcm import to_pcm16
 from gateway.audio.resampler import Resampler
 from gateway.core import FloatArray
 from gateway.errors import UnsupportedOptionError
-from gateway.pcm import to_pcm16
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)

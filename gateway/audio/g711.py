@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gateway.audio.pcm import PCM16_FULL_SCALE
 from gateway.core import FloatArray
-from gateway.pcm import PCM16_FULL_SCALE
 
 IntArray = npt.NDArray[np.int32]
 ByteArray = npt.NDArray[np.uint8]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.audio import AudioFormat, OutputFormat, encode_whole, open_encoder
+from gateway.audio.pcm import streaming_wav_header, to_pcm16
 from gateway.audio.resampler import Resampler
 from gateway.errors import UnsupportedOptionError
-from gateway.pcm import streaming_wav_header, to_pcm16
 from tests.audio.signals import cut, encoded, piece_lengths, snr_db, speech_like
 
 pytest.importorskip("av", reason="the audio extra is not installed")

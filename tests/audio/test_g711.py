@@ -7,7 +7,7 @@ import pytest
 
 from gateway.audio import AudioFormat
 from gateway.audio.g711 import G711Quantizer, IntArray, alaw_levels, mulaw_levels
-from gateway.pcm import PCM16_FULL_SCALE
+from gateway.audio.pcm import PCM16_FULL_SCALE
 
 LAWS = [
     pytest.param(AudioFormat.MULAW, mulaw_levels(), id="mulaw"),

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from gateway.audio import AudioFormat, OutputFormat, encode_whole, load_codecs, open_encoder
+from gateway.audio.pcm import to_pcm16
 from gateway.errors import UnsupportedOptionError
-from gateway.pcm import to_pcm16
 from tests.audio.signals import speech_like
 
 PLAIN_FORMATS = {AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW}
