@@ -21,6 +21,7 @@ from gateway.access.metered_pipeline import MeteredPipeline
 from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
+from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
 from gateway.dialects import (
     elevenlabs_http,
     elevenlabs_ws,
@@ -39,7 +40,6 @@ from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.llm_client import SpeechLMClient
 from gateway.llm_wire import LLMWire
-from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.routing.fleet import Fleet

@@ -26,12 +26,12 @@ from tts_api.tts.v1 import tts_service_pb2_grpc
 from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.tls import TlsFiles
+from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
 from gateway.dialects import riva_grpc, tts_grpc
 from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.speech_host import SpeechHost
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_errors import ErrorInterceptor
-from gateway.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.telemetry.grpc_door import TelemetryInterceptor

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.elevenlabs_wire import audio_message
 from gateway.session import SessionAudio
 from gateway.text_clock import CharacterTime
-from gateway.turn_encoder import TurnEncoder
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _MS_PER_S = 1000

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gateway.delivery import Delivery
+from gateway.delivery.frames import Delivery
+from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.elevenlabs_audio import AlignmentWriter, AudioWriter, Send
 from gateway.dialects.elevenlabs_text import TextFeed
 from gateway.dialects.elevenlabs_wire import ClientMessage, error_message, final_message
@@ -24,7 +25,6 @@ from gateway.dialects.interruptible import Interruptible
 from gateway.dialects.json_socket import SocketClosedError
 from gateway.errors import GatewayError
 from gateway.session import SpeechSession
-from gateway.turn_encoder import TurnEncoder
 from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

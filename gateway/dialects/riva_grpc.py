@@ -13,16 +13,16 @@ from typing import Any
 
 from riva.proto import riva_tts_pb2
 
-from gateway.delivery import Delivery, timed
+from gateway.delivery.frames import Delivery, timed
+from gateway.delivery.pacer import Pacer
+from gateway.delivery.turn_encoder import TurnEncoder
+from gateway.delivery.words import WordGatherer, WordTime
 from gateway.dialects.riva_request import MODEL_NAME, RivaOrder, read_request
 from gateway.dialects.sending import sent
 from gateway.dialects.speech_host import SpeechHost
 from gateway.errors import InvalidTextError, TextTooLongError
-from gateway.pacing import Pacer
 from gateway.session import SessionAudio
 from gateway.speech import SpeechRequest, SpeechResult
-from gateway.turn_encoder import TurnEncoder
-from gateway.words import WordGatherer, WordTime
 
 SERVICE_NAME = "nvidia.riva.tts.RivaSpeechSynthesis"
 DEFAULT_MAX_ANSWER_BYTES = 64 * 1024 * 1024

@@ -13,7 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.delivery import Delivery
+from gateway.delivery.frames import Delivery
+from gateway.delivery.pacer import Pacer
 from gateway.dialects.interruptible import Interruptible
 from gateway.dialects.json_socket import JsonSocket, SocketClosedError
 from gateway.dialects.sentence_audio import (
@@ -29,7 +30,6 @@ from gateway.dialects.socket_host import SocketHost
 from gateway.dialects.speech_ws_audio import SentenceWriter, sentence_writer
 from gateway.dialects.speech_ws_wire import Granularity, SpeechConfig, error_message
 from gateway.errors import GatewayError, TextTooLongError
-from gateway.pacing import Pacer
 from gateway.session import SpeechSession
 from gateway.speech import SpeechRequest
 from token2wav_service.contract import SAMPLE_RATE_HZ

@@ -16,6 +16,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
+from gateway.delivery.words import WordGatherer
 from gateway.errors import GatewayError, InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError
 from gateway.speech import MAX_SEED
 from gateway.text import WHOLE_TEXT, TextOptions
@@ -23,7 +24,6 @@ from gateway.text.splitter import CutBounds, SplitSettings
 from gateway.text_clock import CharacterTime
 from gateway.voice_prompt import prompt_voice
 from gateway.voices import DEFAULT_VOICE
-from gateway.words import WordGatherer
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_TEXT_BYTES = 128 * 1024

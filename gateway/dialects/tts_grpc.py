@@ -17,16 +17,16 @@ from typing import Any
 from google.protobuf.message import Message
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
-from gateway.delivery import Delivery, timed
+from gateway.delivery.frames import Delivery, timed
+from gateway.delivery.pacer import Pacer
+from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.sending import sent
 from gateway.dialects.speech_host import SpeechHost
 from gateway.dialects.tts_config import SpeechOrder, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError
-from gateway.pacing import Pacer
 from gateway.session import SessionAudio, SpeechSession
 from gateway.speech import SpeechResult
 from gateway.text_clock import CharacterTime
-from gateway.turn_encoder import TurnEncoder
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 SERVICE_NAME = "tts_api.tts.v1.TextToSpeechService"

@@ -9,8 +9,8 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from gateway.delivery import FRAME_S, Delivery, frames_of, timed
-from gateway.pacing import Pacer
+from gateway.delivery.frames import FRAME_S, Delivery, frames_of, timed
+from gateway.delivery.pacer import Pacer
 from gateway.session import SessionAudio
 from gateway.speech import SpeechRequest, SpeechResult
 from gateway.text_clock import CharacterTime

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.delivery.words import WordGatherer, WordTime
 from gateway.text_clock import CharacterTime
-from gateway.words import WordGatherer, WordTime
 
 
 def times_of(text: str) -> list[CharacterTime]:

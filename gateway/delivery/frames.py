@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from gateway.core import AudioChunk
-from gateway.pacing import Pacer
+from gateway.delivery.pacer import Pacer
 from gateway.session import SessionAudio
 from gateway.speech import SpeechResult
 from gateway.text_clock import TextClock
