@@ -31,11 +31,11 @@ from gateway.dialects import (
     voices_http,
     web_page,
 )
+from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.openai_errors import error_response, shape_other_errors
 from gateway.dialects.openai_request import default_format
 from gateway.dialects.openai_speech import OpenAIHost
-from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.socket_host import SocketHost
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.llm_client import SpeechLMClient
@@ -77,7 +77,7 @@ class Gateway:
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """Of the sockets, see `Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Of HTTP, see `gateway.dialects.sending.sent`."""
+    """Of HTTP, see `gateway.dialects.common.sending.sent`."""
     routes: Routes | None = None
     """The replicas behind the pipeline; None for one that knows none."""
     shutdown: Shutdown | None = None

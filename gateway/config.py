@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
 from gateway.chunking import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
-from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
+from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.grpc_server import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.llm_client import LLMDeadlines
 from gateway.llm_wire import LLMBackend, PromptForm
@@ -53,7 +53,7 @@ class GatewayConfig:
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """See `gateway.delivery.pacer.Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Of HTTP and gRPC, see `gateway.dialects.sending.sent`."""
+    """Of HTTP and gRPC, see `gateway.dialects.common.sending.sent`."""
     llm_url: str = "http://127.0.0.1:8000"
     """One replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
+from gateway.dialects.common.retry import error_metadata
 from gateway.errors import GatewayError, InvalidRequestError, wire_status
-from gateway.retry import error_metadata
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.tls import TlsFiles
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
 from gateway.dialects import riva_grpc, tts_grpc
-from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.speech_host import SpeechHost
+from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
+from gateway.dialects.common.speech_host import SpeechHost
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_errors import ErrorInterceptor
 from gateway.pipeline import SpeechPipeline
@@ -67,7 +67,7 @@ class GrpcSettings:
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """See `Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """See `gateway.dialects.sending.sent`."""
+    """See `gateway.dialects.common.sending.sent`."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     """Largest request message accepted."""
     grace_s: float = DEFAULT_GRACE_S

@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from benchmarks.lib.dialects import TEXT, VOICE, Dialect, Request, Stand, serving
 from benchmarks.lib.instant import InstantLLM, InstantToken2Wav
 from gateway.dialects import elevenlabs_ws, speech_ws
-from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.readiness import Readiness
 

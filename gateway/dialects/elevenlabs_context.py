@@ -18,11 +18,11 @@ from typing import Any
 
 from gateway.delivery.frames import Delivery
 from gateway.delivery.turn_encoder import TurnEncoder
+from gateway.dialects.common.interruptible import Interruptible
+from gateway.dialects.common.json_socket import SocketClosedError
 from gateway.dialects.elevenlabs_audio import AlignmentWriter, AudioWriter, Send
 from gateway.dialects.elevenlabs_text import TextFeed
 from gateway.dialects.elevenlabs_wire import ClientMessage, error_message, final_message
-from gateway.dialects.interruptible import Interruptible
-from gateway.dialects.json_socket import SocketClosedError
 from gateway.errors import GatewayError
 from gateway.session import SpeechSession
 from servicekit.clock import Clock

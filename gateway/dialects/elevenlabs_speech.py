@@ -12,7 +12,7 @@ from typing import Any
 from gateway.audio import OutputFormat
 from gateway.delivery.frames import frames_of, timed
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.speech import SpeechRequest, SpeechResult
 from gateway.text_clock import CharacterTime
 

@@ -20,6 +20,15 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
+from gateway.dialects.common.json_socket import (
+    FAILURE_CLOSE,
+    NORMAL_CLOSE,
+    POLICY_CLOSE,
+    JsonSocket,
+    SocketClosedError,
+    refuse,
+)
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs_context import ContextState, SpeakingContext
 from gateway.dialects.elevenlabs_opener import ContextOpener
 from gateway.dialects.elevenlabs_wire import (
@@ -30,15 +39,6 @@ from gateway.dialects.elevenlabs_wire import (
     parse_message,
     parse_stream_options,
 )
-from gateway.dialects.json_socket import (
-    FAILURE_CLOSE,
-    NORMAL_CLOSE,
-    POLICY_CLOSE,
-    JsonSocket,
-    SocketClosedError,
-    refuse,
-)
-from gateway.dialects.socket_host import SocketHost
 from gateway.errors import GatewayError, InvalidRequestError
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from gateway.dialects.common.retry import error_headers
 from gateway.errors import (
     HTTP_SERVER_ERROR,
     GatewayError,
@@ -26,7 +27,6 @@ from gateway.errors import (
     VoiceEvictedError,
     wire_status,
 )
-from gateway.retry import error_headers
 
 _PASSING = (
     NotReadyError,

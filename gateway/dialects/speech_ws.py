@@ -20,8 +20,8 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
-from gateway.dialects.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
-from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.common.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.speech_ws_utterance import Utterance, UtteranceParts
 from gateway.dialects.speech_ws_wire import (
     MAX_CONFIG_BYTES,

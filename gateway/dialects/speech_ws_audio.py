@@ -12,9 +12,9 @@ from gateway.audio import encode_whole
 from gateway.audio.pcm import PCM16_BYTES
 from gateway.core import FloatArray
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.json_socket import JsonSocket
-from gateway.dialects.sentence_audio import SentenceEnd
-from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.common.json_socket import JsonSocket
+from gateway.dialects.common.sentence_audio import SentenceEnd
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.speech_ws_wire import SpeechConfig, word_times
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from gateway.delivery.frames import Delivery
 from gateway.delivery.pacer import Pacer
-from gateway.dialects.interruptible import Interruptible
-from gateway.dialects.json_socket import JsonSocket, SocketClosedError
-from gateway.dialects.sentence_audio import (
+from gateway.dialects.common.interruptible import Interruptible
+from gateway.dialects.common.json_socket import JsonSocket, SocketClosedError
+from gateway.dialects.common.sentence_audio import (
     SegmentCutter,
     SentenceCutter,
     SentenceEnd,
@@ -26,7 +26,7 @@ from gateway.dialects.sentence_audio import (
     SentenceStart,
     UtteranceCutter,
 )
-from gateway.dialects.socket_host import SocketHost
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.speech_ws_audio import SentenceWriter, sentence_writer
 from gateway.dialects.speech_ws_wire import Granularity, SpeechConfig, error_message
 from gateway.errors import GatewayError, TextTooLongError

@@ -20,8 +20,8 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 from gateway.delivery.frames import Delivery, timed
 from gateway.delivery.pacer import Pacer
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.sending import sent
-from gateway.dialects.speech_host import SpeechHost
+from gateway.dialects.common.sending import sent
+from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.tts_config import SpeechOrder, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError
 from gateway.session import SessionAudio, SpeechSession

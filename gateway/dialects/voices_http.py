@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.dialects.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
+from gateway.dialects.common.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
 from gateway.dialects.openai_errors import error_response
 from gateway.errors import (
     GatewayError,

@@ -30,8 +30,8 @@ from gateway.access.settings import AccessSettings, WireLimits, open_access
 from gateway.access.tls import TlsFiles
 from gateway.audio import AudioFormat
 from gateway.dialects import elevenlabs_http, elevenlabs_ws, openai_http, openai_models, speech_ws, voices_http
+from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.openai_speech import OpenAIHost
-from gateway.dialects.socket_host import SocketHost
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.readiness import Readiness
 from gateway.telemetry.http_door import TelemetryMiddleware

@@ -13,8 +13,8 @@ from gateway.access.audio_usage import DAY_S, HOUR_S
 from gateway.access.caller import Caller, CallerLimits, calling
 from gateway.access.metered_pipeline import OURSELVES, MeteredPipeline
 from gateway.core import AudioChunk
+from gateway.dialects.common.retry import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError
-from gateway.retry import error_headers, error_metadata
 from gateway.speech import SpeechRequest
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas

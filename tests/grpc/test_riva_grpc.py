@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from riva.proto import riva_audio_pb2, riva_common_pb2, riva_tts_pb2
 
+from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.riva_grpc import RivaServicer
-from gateway.dialects.speech_host import SpeechHost
 from gateway.errors import LLMUnavailableError, TextTooLongError
 from gateway.grpc_server import GrpcSettings
 from gateway.voices import NamedVoice, VoiceRegistry

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.dialects.common.retry import error_headers, error_metadata
 from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError, wire_status
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
-from gateway.retry import error_headers, error_metadata
 from gateway.routing.gate import Gate
 from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.token2wav import RoutedToken2Wav

@@ -21,8 +21,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from gateway.dialects import elevenlabs_http, elevenlabs_ws, speech_ws
-from gateway.dialects.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.socket_host import (
+from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
+from gateway.dialects.common.socket_host import (
     DEFAULT_IDLE_TIMEOUT_S,
     DEFAULT_MAX_CONTEXTS,
     DEFAULT_SEND_TIMEOUT_S,

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.dialects.sending import sent
+from gateway.dialects.common.sending import sent
 from gateway.errors import GatewayError
 
 logger = logging.getLogger(__name__)

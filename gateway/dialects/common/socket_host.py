@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.dialects.speech_host import SpeechHost
+from gateway.dialects.common.speech_host import SpeechHost
 
 DEFAULT_MAX_CONTEXTS = 16
 """ElevenLabs allows 5; here those count too that still speak near real time after their client has turned away."""
