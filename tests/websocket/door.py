@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.dialects import elevenlabs_http, elevenlabs_ws, speech_ws
+from gateway.dialects import speech_ws
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.common.socket_host import (
     DEFAULT_IDLE_TIMEOUT_S,
@@ -28,6 +28,8 @@ from gateway.dialects.common.socket_host import (
     DEFAULT_SEND_TIMEOUT_S,
     SocketHost,
 )
+from gateway.dialects.elevenlabs import http as elevenlabs_http
+from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.voices import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.elevenlabs_audio import AlignmentWriter
-from gateway.dialects.elevenlabs_text import MessageFeed
-from gateway.dialects.elevenlabs_wire import ClientMessage
+from gateway.dialects.elevenlabs.audio import AlignmentWriter
+from gateway.dialects.elevenlabs.text import MessageFeed
+from gateway.dialects.elevenlabs.wire import ClientMessage
 from gateway.session import SpeechSession
 from gateway.speech import SpeechRequest
 from gateway.text_clock import CharacterTime

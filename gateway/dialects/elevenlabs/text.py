@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.dialects.elevenlabs_wire import ClientMessage
+from gateway.dialects.elevenlabs.wire import ClientMessage
 from gateway.session import SpeechSession
 
 

@@ -29,9 +29,9 @@ from gateway.dialects.common.json_socket import (
     refuse,
 )
 from gateway.dialects.common.socket_host import SocketHost
-from gateway.dialects.elevenlabs_context import ContextState, SpeakingContext
-from gateway.dialects.elevenlabs_opener import ContextOpener
-from gateway.dialects.elevenlabs_wire import (
+from gateway.dialects.elevenlabs.context import ContextState, SpeakingContext
+from gateway.dialects.elevenlabs.opener import ContextOpener
+from gateway.dialects.elevenlabs.wire import (
     ClientMessage,
     closing_message,
     error_message,

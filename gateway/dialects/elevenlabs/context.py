@@ -20,9 +20,9 @@ from gateway.delivery.frames import Delivery
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.interruptible import Interruptible
 from gateway.dialects.common.json_socket import SocketClosedError
-from gateway.dialects.elevenlabs_audio import AlignmentWriter, AudioWriter, Send
-from gateway.dialects.elevenlabs_text import TextFeed
-from gateway.dialects.elevenlabs_wire import ClientMessage, error_message, final_message
+from gateway.dialects.elevenlabs.audio import AlignmentWriter, AudioWriter, Send
+from gateway.dialects.elevenlabs.text import TextFeed
+from gateway.dialects.elevenlabs.wire import ClientMessage, error_message, final_message
 from gateway.errors import GatewayError
 from gateway.session import SpeechSession
 from servicekit.clock import Clock

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.elevenlabs_wire import audio_message
+from gateway.dialects.elevenlabs.wire import audio_message
 from gateway.session import SessionAudio
 from gateway.text_clock import CharacterTime
 

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.dialects.common.request_body import read_body
 from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.common.streamed_answer import StreamedAnswer
-from gateway.dialects.elevenlabs_speech import SpeechOrder, timestamped_speech, whole_speech
-from gateway.dialects.elevenlabs_wire import VoiceSettings, error_response, parse_speech_options, speed_of
+from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_speech, whole_speech
+from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
 from gateway.errors import GatewayError
 from gateway.speech import SpeechRequest, decode_text
 from gateway.voices import NamedVoice

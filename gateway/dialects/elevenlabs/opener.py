@@ -8,10 +8,10 @@ from gateway.delivery.frames import Delivery
 from gateway.delivery.pacer import Pacer
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.socket_host import SocketHost
-from gateway.dialects.elevenlabs_audio import AlignmentWriter, Send
-from gateway.dialects.elevenlabs_context import ContextParts, SpeakingContext
-from gateway.dialects.elevenlabs_text import BufferedFeed, MessageFeed, TextFeed
-from gateway.dialects.elevenlabs_wire import ClientMessage, StreamOptions
+from gateway.dialects.elevenlabs.audio import AlignmentWriter, Send
+from gateway.dialects.elevenlabs.context import ContextParts, SpeakingContext
+from gateway.dialects.elevenlabs.text import BufferedFeed, MessageFeed, TextFeed
+from gateway.dialects.elevenlabs.wire import ClientMessage, StreamOptions
 from gateway.session import SpeechSession
 from gateway.speech import SpeechRequest
 from gateway.text import LIVE_TEXT, WHOLE_TEXT
