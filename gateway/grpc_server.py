@@ -27,11 +27,11 @@ from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.tls import TlsFiles
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
-from gateway.dialects import riva_grpc, tts_grpc
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.common.speech_host import SpeechHost
+from gateway.dialects.grpc import riva_grpc, tts_grpc
+from gateway.dialects.grpc.errors import ErrorInterceptor
 from gateway.errors import ConfigError, NotReadyError
-from gateway.grpc_errors import ErrorInterceptor
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.telemetry.grpc_door import TelemetryInterceptor

@@ -16,8 +16,8 @@ import grpc
 
 from gateway.access.access import Access
 from gateway.access.caller import NOBODY, Caller, calling
+from gateway.dialects.grpc.errors import ERROR_CODE_KEY
 from gateway.errors import UnauthenticatedError, wire_status
-from gateway.grpc_errors import ERROR_CODE_KEY
 
 logger = logging.getLogger(__name__)
 

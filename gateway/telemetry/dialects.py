@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.dialects import openai_http, riva_grpc, speech_ws, tts_grpc
+from gateway.dialects import openai_http, speech_ws
+from gateway.dialects.grpc import riva_grpc, tts_grpc
 
 OPENAI, SPEECH_WS, ELEVENLABS = "openai", "websocket", "elevenlabs"
 RIVA, TTS = "riva", "grpc"

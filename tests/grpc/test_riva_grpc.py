@@ -16,7 +16,7 @@ import pytest
 from riva.proto import riva_audio_pb2, riva_common_pb2, riva_tts_pb2
 
 from gateway.dialects.common.speech_host import SpeechHost
-from gateway.dialects.riva_grpc import RivaServicer
+from gateway.dialects.grpc.riva_grpc import RivaServicer
 from gateway.errors import LLMUnavailableError, TextTooLongError
 from gateway.grpc_server import GrpcSettings
 from gateway.voices import NamedVoice, VoiceRegistry
@@ -184,7 +184,7 @@ async def test_a_prompt_without_header_gets_one(voices: list[NamedVoice]) -> Non
 def test_the_language_that_clients_send_unasked_is_not_forced_on_other_scripts(
     text: str, language: str, normalized_as: str | None
 ) -> None:
-    from gateway.dialects.riva_request import read_request
+    from gateway.dialects.grpc.riva_request import read_request
 
     read = read_request(order(text, language_code=language), lambda name: True)
     assert read.speech.text_options.language == normalized_as

@@ -22,7 +22,7 @@ from gateway.delivery.pacer import Pacer
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.sending import sent
 from gateway.dialects.common.speech_host import SpeechHost
-from gateway.dialects.tts_config import SpeechOrder, read_config
+from gateway.dialects.grpc.tts_config import SpeechOrder, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError
 from gateway.session import SessionAudio, SpeechSession
 from gateway.speech import SpeechResult

@@ -19,7 +19,7 @@ from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.delivery.words import WordGatherer, WordTime
 from gateway.dialects.common.sending import sent
 from gateway.dialects.common.speech_host import SpeechHost
-from gateway.dialects.riva_request import MODEL_NAME, RivaOrder, read_request
+from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaOrder, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.session import SessionAudio
 from gateway.speech import SpeechRequest, SpeechResult
