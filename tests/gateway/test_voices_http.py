@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from gateway.dialects.voices_http import routes
+from gateway.dialects.http.voices_http import routes
 from gateway.voice_store import VoiceLimits
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, speech_deltas

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from gateway.dialects.web_page import routes
+from gateway.dialects.http.web_page import routes
 from gateway.voice_store import VoiceLimits
 from gateway.voices import VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
