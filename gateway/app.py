@@ -22,15 +22,17 @@ from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
-from gateway.dialects import openai_http, openai_models, speech_ws
+from gateway.dialects import speech_ws
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.http import voices_http, web_page
-from gateway.dialects.openai_errors import error_response, shape_other_errors
-from gateway.dialects.openai_request import default_format
-from gateway.dialects.openai_speech import OpenAIHost
+from gateway.dialects.openai import http as openai_http
+from gateway.dialects.openai import models as openai_models
+from gateway.dialects.openai.errors import error_response, shape_other_errors
+from gateway.dialects.openai.request import default_format
+from gateway.dialects.openai.speech import OpenAIHost
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.llm_client import SpeechLMClient

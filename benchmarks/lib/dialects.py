@@ -21,8 +21,8 @@ from starlette.types import ASGIApp
 
 from benchmarks.lib.instant import InstantToken2Wav
 from gateway.audio import AudioFormat
-from gateway.dialects import openai_http
-from gateway.dialects.openai_speech import OpenAIHost
+from gateway.dialects.openai import http as openai_http
+from gateway.dialects.openai.speech import OpenAIHost
 from gateway.pipeline import SpeechPipeline
 from gateway.speech import SpeechRequest
 from gateway.voices import NamedVoice, VoiceRegistry

@@ -6,9 +6,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from gateway.dialects import openai_errors
 from gateway.dialects.common.json_socket import refuse as refuse_socket
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
+from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import GatewayError
 
 _ELEVENLABS_PATHS = ("/v1/text-to-speech/", "/v1/voices", "/v2/voices")

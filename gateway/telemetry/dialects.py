@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.dialects import openai_http, speech_ws
+from gateway.dialects import speech_ws
 from gateway.dialects.grpc import riva_grpc, tts_grpc
+from gateway.dialects.openai import http as openai_http
 
 OPENAI, SPEECH_WS, ELEVENLABS = "openai", "websocket", "elevenlabs"
 RIVA, TTS = "riva", "grpc"

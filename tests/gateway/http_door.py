@@ -14,7 +14,7 @@ import uvicorn
 from gateway.app import Gateway, build_app
 from gateway.audio import AudioFormat
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.openai_speech import OpenAIHost
+from gateway.dialects.openai.speech import OpenAIHost
 from gateway.pipeline import SpeechPipeline
 from gateway.readiness import Readiness
 from gateway.voice_aliases import VoiceAliases

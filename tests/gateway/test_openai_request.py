@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from gateway.audio import AudioFormat
-from gateway.dialects.openai_request import SpeechOrder, StreamFormat, default_format, read_order
+from gateway.dialects.openai.request import SpeechOrder, StreamFormat, default_format, read_order
 from gateway.errors import InvalidRequestError
 from gateway.text import Normalization
 

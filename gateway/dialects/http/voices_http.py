@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 
 from gateway.dialects.common.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
-from gateway.dialects.openai_errors import error_response
+from gateway.dialects.openai.errors import error_response
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.common.request_body import read_body
 from gateway.dialects.common.streamed_answer import StreamedAnswer
-from gateway.dialects.openai_errors import error_response
-from gateway.dialects.openai_request import SpeechOrder, StreamFormat, read_order
-from gateway.dialects.openai_speech import OpenAIHost, audio_events, bare_audio
+from gateway.dialects.openai.errors import error_response
+from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
+from gateway.dialects.openai.speech import OpenAIHost, audio_events, bare_audio
 from gateway.errors import GatewayError
 
 PATH = "/v1/audio/speech"

@@ -20,8 +20,8 @@ from typing import Any
 from gateway.audio import AsyncEncoder, AudioFormat, open_encoder
 from gateway.core import AudioChunk, FloatArray
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.openai_errors import error_object
-from gateway.dialects.openai_request import SpeechOrder
+from gateway.dialects.openai.errors import error_object
+from gateway.dialects.openai.request import SpeechOrder
 from gateway.errors import GatewayError
 from gateway.pipeline import SpeechPipeline
 from gateway.speech import SpeechResult

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.dialects.openai_errors import model_not_found
-from gateway.dialects.openai_http import options_route
+from gateway.dialects.openai.errors import model_not_found
+from gateway.dialects.openai.http import options_route
 
 PATH = "/v1/models"
 MODEL_ID = "cosydit"
