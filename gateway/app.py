@@ -22,7 +22,6 @@ from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
-from gateway.dialects import speech_ws
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs import http as elevenlabs_http
@@ -33,6 +32,7 @@ from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai.errors import error_response, shape_other_errors
 from gateway.dialects.openai.request import default_format
 from gateway.dialects.openai.speech import OpenAIHost
+from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.llm_client import SpeechLMClient

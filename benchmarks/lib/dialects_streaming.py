@@ -18,9 +18,9 @@ from websockets.asyncio.client import connect
 
 from benchmarks.lib.dialects import TEXT, VOICE, Dialect, Request, Stand, serving
 from benchmarks.lib.instant import InstantLLM, InstantToken2Wav
-from gateway.dialects import speech_ws
 from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
+from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.readiness import Readiness
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.dialects import speech_ws
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.openai import http as openai_http
+from gateway.dialects.speech_ws import socket as speech_ws
 
 OPENAI, SPEECH_WS, ELEVENLABS = "openai", "websocket", "elevenlabs"
 RIVA, TTS = "riva", "grpc"

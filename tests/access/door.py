@@ -29,7 +29,6 @@ from gateway.access.server_options import http_rules, uvicorn_options
 from gateway.access.settings import AccessSettings, WireLimits, open_access
 from gateway.access.tls import TlsFiles
 from gateway.audio import AudioFormat
-from gateway.dialects import speech_ws
 from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
@@ -37,6 +36,7 @@ from gateway.dialects.http import voices_http
 from gateway.dialects.openai import http as openai_http
 from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai.speech import OpenAIHost
+from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.readiness import Readiness
 from gateway.telemetry.http_door import TelemetryMiddleware

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.dialects import speech_ws
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.common.socket_host import (
     DEFAULT_IDLE_TIMEOUT_S,
@@ -30,6 +29,7 @@ from gateway.dialects.common.socket_host import (
 )
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
+from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.voices import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline

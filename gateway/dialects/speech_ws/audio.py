@@ -15,7 +15,7 @@ from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.json_socket import JsonSocket
 from gateway.dialects.common.sentence_audio import SentenceEnd
 from gateway.dialects.common.socket_host import SocketHost
-from gateway.dialects.speech_ws_wire import SpeechConfig, word_times
+from gateway.dialects.speech_ws.wire import SpeechConfig, word_times
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _MS_PER_S = 1000

@@ -27,8 +27,8 @@ from gateway.dialects.common.sentence_audio import (
     UtteranceCutter,
 )
 from gateway.dialects.common.socket_host import SocketHost
-from gateway.dialects.speech_ws_audio import SentenceWriter, sentence_writer
-from gateway.dialects.speech_ws_wire import Granularity, SpeechConfig, error_message
+from gateway.dialects.speech_ws.audio import SentenceWriter, sentence_writer
+from gateway.dialects.speech_ws.wire import Granularity, SpeechConfig, error_message
 from gateway.errors import GatewayError, TextTooLongError
 from gateway.session import SpeechSession
 from gateway.speech import SpeechRequest

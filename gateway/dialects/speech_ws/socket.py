@@ -22,8 +22,8 @@ from starlette.websockets import WebSocket
 from gateway.audio import open_encoder
 from gateway.dialects.common.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
 from gateway.dialects.common.socket_host import SocketHost
-from gateway.dialects.speech_ws_utterance import Utterance, UtteranceParts
-from gateway.dialects.speech_ws_wire import (
+from gateway.dialects.speech_ws.utterance import Utterance, UtteranceParts
+from gateway.dialects.speech_ws.wire import (
     MAX_CONFIG_BYTES,
     MAX_TEXT_BYTES,
     SpeechConfig,
