@@ -15,7 +15,7 @@ from gateway.access.settings import open_access
 from gateway.app import Gateway, build_app, open_with_grpc
 from gateway.config import HTTP_GRACE_S, parse_args
 from gateway.errors import ConfigError
-from gateway.shutdown import DrainingServer
+from gateway.lifecycle.shutdown import DrainingServer
 from gateway.telemetry.call import CallFilter
 from gateway.telemetry.http_door import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry

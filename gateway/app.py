@@ -35,18 +35,18 @@ from gateway.dialects.openai.speech import OpenAIHost
 from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.errors import ConfigError, NotReadyError
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
+from gateway.lifecycle.gate import Gate
+from gateway.lifecycle.readiness import Readiness
+from gateway.lifecycle.replicas import Routes
+from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm_client import SpeechLMClient
 from gateway.llm_wire import LLMWire
 from gateway.pipeline import PipelineSettings, SpeechPipeline
-from gateway.readiness import Readiness
 from gateway.routing.fleet import Fleet
-from gateway.routing.gate import Gate
 from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.options import llm_sources, token2wav_sources
-from gateway.routing.routes import Routes
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.shutdown import Shutdown
 from gateway.telemetry import exposition
 from gateway.telemetry.heartbeat import beating
 from gateway.telemetry.replicas import watch_replicas

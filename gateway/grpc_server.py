@@ -32,8 +32,8 @@ from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
 from gateway.errors import ConfigError, NotReadyError
+from gateway.lifecycle.readiness import Readiness
 from gateway.pipeline import SpeechPipeline
-from gateway.readiness import Readiness
 from gateway.telemetry.grpc_door import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices import VoiceRegistry

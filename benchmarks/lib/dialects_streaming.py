@@ -22,7 +22,7 @@ from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
-from gateway.readiness import Readiness
+from gateway.lifecycle.readiness import Readiness
 
 CONTEXT = "one"
 MULTI_STREAM = f"/v1/text-to-speech/{VOICE}/multi-stream-input?output_format=pcm_24000&auto_mode=true"

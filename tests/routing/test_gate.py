@@ -11,13 +11,13 @@ import pytest
 
 from gateway.dialects.common.retry import error_headers, error_metadata
 from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, Token2WavUnavailableError, wire_status
+from gateway.lifecycle.gate import Gate
+from gateway.lifecycle.readiness import Readiness
+from gateway.lifecycle.shutdown import Shutdown
 from gateway.pipeline import SpeechPipeline
-from gateway.readiness import Readiness
-from gateway.routing.gate import Gate
 from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.session import SessionAudio, SpeechSession
-from gateway.shutdown import Shutdown
 from gateway.speech import SpeechRequest
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas

@@ -28,10 +28,10 @@ from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from cosydit.bench.types import RequestRecord
 from gateway.chunking import ChunkSettings
 from gateway.core import Utterance
+from gateway.lifecycle.gate import Gate
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
-from gateway.routing.gate import Gate
 from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaStatus

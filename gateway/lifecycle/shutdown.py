@@ -15,8 +15,8 @@ from types import FrameType
 
 import uvicorn
 
-from gateway.readiness import Readiness
-from gateway.routing.gate import Gate
+from gateway.lifecycle.gate import Gate
+from gateway.lifecycle.readiness import Readiness
 from servicekit.timeouts import timeout
 
 logger = logging.getLogger(__name__)
