@@ -29,7 +29,7 @@ from cosydit.batch.types import BatchPlan, BatchReport, TokenisedUtterance
 from cosydit.bench.arguments import count
 from cosydit.bench.types import SpeechInput
 from gateway.core import FloatArray, RegisteredVoice
-from gateway.llm_wire import LLMBackend, LLMWire
+from gateway.llm.wire import LLMBackend, LLMWire
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import llm_id_from_speech_id
 from servicekit.clock import SystemClock

@@ -39,11 +39,11 @@ from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.replicas import Routes
 from gateway.lifecycle.shutdown import Shutdown
-from gateway.llm_client import SpeechLMClient
-from gateway.llm_wire import LLMWire
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.routed import RoutedSpeechLM
+from gateway.llm.wire import LLMWire
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.routing.fleet import Fleet
-from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.options import llm_sources, token2wav_sources
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV

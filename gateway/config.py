@@ -14,8 +14,8 @@ from gateway.chunking import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.grpc_server import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
-from gateway.llm_client import LLMDeadlines
-from gateway.llm_wire import LLMBackend, PromptForm
+from gateway.llm.client import LLMDeadlines
+from gateway.llm.wire import LLMBackend, PromptForm
 from gateway.routing.options import (
     ADDRESSES,
     add_routing_options,

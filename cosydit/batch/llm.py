@@ -1,7 +1,7 @@
 """Asks the LLM service for whole answers over HTTP: nobody listens, so nothing is streamed.
 
 A streamed answer costs the client and the server an event for every few tokens; a whole one costs one body. What
-stands in a request and in an answer is `gateway.llm_wire`'s business.
+stands in a request and in an answer is `gateway.llm.wire`'s business.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import aiohttp
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm_client import KEEPALIVE_EXPIRY_S
-from gateway.llm_wire import LLMWire
+from gateway.llm.client import KEEPALIVE_EXPIRY_S
+from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock
 
 READY_TIMEOUT_S = 3.0

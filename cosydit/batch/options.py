@@ -181,7 +181,7 @@ def _add_ray_options(group: argparse._ArgumentGroup) -> None:
 
 def _llm_settings(args: argparse.Namespace) -> LLMSettings:
     from cosydit.batch.settings import LLMSettings
-    from gateway.llm_wire import LLMBackend, PromptForm
+    from gateway.llm.wire import LLMBackend, PromptForm
 
     return LLMSettings(
         backend=LLMBackend(args.backend),

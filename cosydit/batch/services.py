@@ -15,7 +15,7 @@ from cosydit.batch.token2wav import EngineStage, TritonStage
 from cosydit.batch.types import BatchPlan, BatchServices, Token2WavStage
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.process import ServiceProcess, ServiceSpec
-from gateway.llm_wire import LLMWire
+from gateway.llm.wire import LLMWire
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import Clock

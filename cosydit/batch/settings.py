@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cosydit.batch.types import BatchPlan
-from gateway.llm_wire import LLMBackend, PromptForm
+from gateway.llm.wire import LLMBackend, PromptForm
 
 
 @dataclass(frozen=True)

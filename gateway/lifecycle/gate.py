@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.errors import NotReadyError
-from gateway.routing.llm import RoutedSpeechLM
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.token2wav import RoutedToken2Wav
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.routing.llm import RoutedSpeechLM
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.status import ReplicaStatus
 from gateway.routing.token2wav import RoutedToken2Wav
 

@@ -19,7 +19,7 @@ from cosydit.batch.settings import BatchSettings, LLMSettings, RaySettings, Toke
 from cosydit.batch.types import BatchPlan, BatchReport, BatchServices, Failure
 from cosydit.bench.types import SpeechInput
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm_wire import LLMBackend
+from gateway.llm.wire import LLMBackend
 from servicekit.clock import Clock
 from tests.benchmarks.scripted_stages import SAMPLES_A_TOKEN, ScriptedLLM, ScriptedToken2Wav
 

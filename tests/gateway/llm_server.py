@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm_client import SpeechLMClient
-from gateway.llm_wire import LLMWire, PromptForm
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.wire import LLMWire, PromptForm
 from tests.gateway.fakes import CharacterEncoder
 
 NETWORK_WAIT_S = 10.0

@@ -17,7 +17,7 @@ from gateway import errors
 from gateway.audio.pcm import to_pcm16
 from gateway.chunking import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
-from gateway.llm_wire import LLMBackend
+from gateway.llm.wire import LLMBackend
 from gateway.running_ahead import running_ahead
 from gateway.voice_aliases import VoiceAliases
 from gateway.voice_settings import VoiceSettings

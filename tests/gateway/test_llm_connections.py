@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway import errors
 from gateway.core import Sampling
-from gateway.llm_client import LLMDeadlines, SpeechLMClient
+from gateway.llm.client import LLMDeadlines, SpeechLMClient
 from tests.gateway.fakes import DONE, ManualClock, token_event
 from tests.gateway.llm_server import (
     NETWORK_WAIT_S,

@@ -18,9 +18,9 @@ from gateway.errors import (
     Token2WavUnavailableError,
     VoiceEvictedError,
 )
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
-from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV

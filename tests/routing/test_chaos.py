@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core import Sampling, Utterance
 from gateway.errors import LLMInterruptedError
-from gateway.routing.llm import RoutedSpeechLM
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.token2wav import RoutedToken2Wav
 from tests.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, audio_of, routed, routed_llm, windows
 

@@ -14,8 +14,8 @@ from gateway.errors import LLMUnavailableError, NotReadyError, OverloadedError, 
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.pipeline import SpeechPipeline
-from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.session import SessionAudio, SpeechSession
 from gateway.speech import SpeechRequest

@@ -22,7 +22,7 @@ from gateway.errors import (
     LLMRejectedError,
     LLMUnavailableError,
 )
-from gateway.routing.llm import RoutedSpeechLM
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.status import ReplicaState
 from gateway.speech import MAX_SEED
 from servicekit.timeouts import timeout

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from gateway.core import Sampling, Utterance
-from gateway.llm_wire import LLMWire, PromptForm
+from gateway.llm.wire import LLMWire, PromptForm
 from llm_service.prompt import LengthLimits
 from llm_service.vocab import llm_id_from_speech_id
 from tests.gateway.fakes import CharacterEncoder

@@ -29,10 +29,10 @@ from cosydit.bench.types import RequestRecord
 from gateway.chunking import ChunkSettings
 from gateway.core import Utterance
 from gateway.lifecycle.gate import Gate
+from gateway.llm.routed import RoutedSpeechLM
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
-from gateway.routing.llm import RoutedSpeechLM
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaStatus
 from gateway.routing.token2wav import RoutedToken2Wav

@@ -10,8 +10,8 @@ from typing import Any
 
 from gateway.chunking import ChunkSettings
 from gateway.errors import ConfigError
-from gateway.llm_client import SpeechLMClient
-from gateway.llm_wire import LLMBackend, LLMWire, PromptForm
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.wire import LLMBackend, LLMWire, PromptForm
 from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.text import plain_front_end
 from gateway.text.carry import CarryLimits

@@ -15,14 +15,14 @@ from typing import Protocol
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.llm.ejection import Ejection
+from gateway.llm.token_pace import TokenPace
 from gateway.routing.discovery import Source
-from gateway.routing.ejection import Ejection
 from gateway.routing.faults import is_replica_fault
 from gateway.routing.fleet import NOBODY, Fleet, Place
 from gateway.routing.lease import give_back
 from gateway.routing.replica import LoadReport
 from gateway.routing.status import ReplicaStatus
-from gateway.routing.token_pace import TokenPace
 from gateway.routing.waiting import wait_for_place, wait_for_replica
 from gateway.routing.watch import Watch
 from gateway.speech import MAX_SEED
@@ -36,7 +36,7 @@ MAX_PAUSE_S = 1.0
 
 
 class LLMBackend(Protocol):
-    """A client of one replica (`gateway.llm_client.SpeechLMClient`, or a fake)."""
+    """A client of one replica (`gateway.llm.client.SpeechLMClient`, or a fake)."""
 
     def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]: ...
     async def answers_health(self) -> bool: ...

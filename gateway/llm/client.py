@@ -19,8 +19,8 @@ import aiohttp
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm_wire import LLMWire
-from gateway.sse import EventLines, event_data
+from gateway.llm.sse import EventLines, event_data
+from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock, SystemClock
 from servicekit.timeouts import timeout
 from servicekit.trace_context import trace_headers
