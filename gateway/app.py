@@ -42,11 +42,11 @@ from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.wire import LLMWire
-from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.routing.fleet import Fleet
 from gateway.routing.options import llm_sources, token2wav_sources
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.telemetry import exposition
 from gateway.telemetry.heartbeat import beating
 from gateway.telemetry.replicas import watch_replicas

@@ -24,7 +24,7 @@ from gateway.routing.options import (
     token2wav_sources,
 )
 from gateway.routing.settings import RoutingSettings
-from gateway.speech import DEFAULT_MAX_TEXT_CHARACTERS
+from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.settings import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav_client import Token2WavDeadlines
 from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings

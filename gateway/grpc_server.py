@@ -33,7 +33,7 @@ from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
 from gateway.errors import ConfigError, NotReadyError
 from gateway.lifecycle.readiness import Readiness
-from gateway.pipeline import SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.telemetry.grpc_door import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices import VoiceRegistry

@@ -23,8 +23,8 @@ from benchmarks.lib.instant import InstantToken2Wav
 from gateway.audio import AudioFormat
 from gateway.dialects.openai import http as openai_http
 from gateway.dialects.openai.speech import OpenAIHost
-from gateway.pipeline import SpeechPipeline
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
 from gateway.voices import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock
 

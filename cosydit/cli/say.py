@@ -15,7 +15,7 @@ from cosydit.cli.stack_options import add_stack_options, complain, stack_options
 if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
     from gateway.config import GatewayConfig
-    from gateway.speech import SpeechRequest, SpeechResult
+    from gateway.speech.request import SpeechRequest, SpeechResult
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.stack.signals import stopped_by_signals
     from cosydit.stack.stack import LocalStack
     from gateway.errors import GatewayError
-    from gateway.speech import SpeechRequest
+    from gateway.speech.request import SpeechRequest
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
@@ -62,7 +62,7 @@ async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> Sp
     """Stream the speech into a file; a first, short synthesis warms the services up and is not counted."""
     from gateway.app import open_gateway
     from gateway.audio.pcm import to_pcm16
-    from gateway.speech import SpeechRequest, SpeechResult
+    from gateway.speech.request import SpeechRequest, SpeechResult
     from token2wav_service.contract import SAMPLE_RATE_HZ
 
     async with open_gateway(_gateway_config(options, request)) as gateway:

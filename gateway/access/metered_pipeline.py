@@ -13,9 +13,9 @@ from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
 from gateway.core import Admission, AudioChunk, SpeechLM, Token2Wav
 from gateway.errors import AudioLimitError
-from gateway.observer import Observer, telling_refusals
-from gateway.pipeline import PipelineSettings, Segments, SpeechPipeline
-from gateway.speech import SpeechRequest, SpeechResult
+from gateway.speech.observer import Observer, telling_refusals
+from gateway.speech.pipeline import PipelineSettings, Segments, SpeechPipeline
+from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.text import TextFrontEnd
 from gateway.voices import VoiceRegistry
 from servicekit.clock import Clock

@@ -11,9 +11,9 @@ from contextlib import aclosing
 
 from gateway.core import AudioChunk
 from gateway.delivery.pacer import Pacer
-from gateway.session import SessionAudio
-from gateway.speech import SpeechResult
-from gateway.text_clock import TextClock
+from gateway.speech.request import SpeechResult
+from gateway.speech.session import SessionAudio
+from gateway.speech.text_clock import TextClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 FRAME_S = 0.1

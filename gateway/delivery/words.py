@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.text_clock import CharacterTime
+from gateway.speech.text_clock import CharacterTime
 
 # Han and kana, which are written without blanks: each character is a word of its own.
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")

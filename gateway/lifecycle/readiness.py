@@ -9,8 +9,8 @@ from contextlib import aclosing
 
 from gateway.core import SpeechLM, Token2Wav
 from gateway.errors import GatewayError, NotReadyError
-from gateway.pipeline import SpeechPipeline
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from gateway.routing.replica import LoadReport
 from gateway.routing.status import ReplicaStatus
 from gateway.routing.waiting import wait_for_place, wait_for_replica
 from gateway.routing.watch import Watch
-from gateway.speech import MAX_SEED
+from gateway.speech.request import MAX_SEED
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 

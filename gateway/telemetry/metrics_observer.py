@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.core import AudioChunk
 from gateway.errors import GatewayError, wire_status
-from gateway.observer import Observer, StreamObserver
+from gateway.speech.observer import Observer, StreamObserver
 from gateway.telemetry.call import Call, current_call
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.outcome import Outcome, outcome_of, outcome_of_status

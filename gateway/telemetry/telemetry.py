@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.errors import ConfigError
-from gateway.observer import Observer, Observers
+from gateway.speech.observer import Observer, Observers
 from gateway.telemetry.call import Call
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.metrics_observer import MetricsObserver

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from gateway.core import AudioChunk
-from gateway.observer import Observer, StreamObserver
+from gateway.speech.observer import Observer, StreamObserver
 from gateway.telemetry.call import current_call
 from gateway.telemetry.outcome import Outcome, outcome_of
 from servicekit.trace_context import working_under

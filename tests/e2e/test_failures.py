@@ -17,7 +17,7 @@ from gateway.app import Gateway, open_gateway
 from gateway.config import GatewayConfig
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
 from gateway.routing.settings import RoutingSettings
-from gateway.speech import SpeechRequest, SpeechResult
+from gateway.speech.request import SpeechRequest, SpeechResult
 from tests.e2e.conftest import RunningStack, make_options, wait_until
 
 LONG_TEXT = "A long text keeps both services busy while one of them goes away. " * 8

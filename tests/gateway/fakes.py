@@ -13,7 +13,7 @@ import numpy as np
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
-from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.voices import NamedVoice, VoiceRegistry
 from llm_service.vocab import llm_id_from_speech_id
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN

@@ -16,7 +16,7 @@ from gateway.audio import AudioFormat
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.openai.speech import OpenAIHost
 from gateway.lifecycle.readiness import Readiness
-from gateway.pipeline import SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.voice_aliases import VoiceAliases
 from gateway.voice_store import VoiceStore
 from gateway.voices import NO_ALIASES, NamedVoice, VoiceRegistry

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway import errors
-from gateway.pipeline import SpeechPipeline
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
 from gateway.token2wav_client import Token2WavClient
 from gateway.voice_aliases import OPENAI_VOICES, VoiceAliases
 from gateway.voice_settings import VoiceSettings, open_registry

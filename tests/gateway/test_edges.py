@@ -18,7 +18,7 @@ from gateway.audio.pcm import to_pcm16
 from gateway.chunking import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
 from gateway.llm.wire import LLMBackend
-from gateway.running_ahead import running_ahead
+from gateway.speech.running_ahead import running_ahead
 from gateway.voice_aliases import VoiceAliases
 from gateway.voice_settings import VoiceSettings
 from gateway.voice_store import VoiceLimits
@@ -27,7 +27,7 @@ from token2wav_service.contract import ErrorCode
 REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.pipeline"])
+@pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.speech.pipeline"])
 def test_the_gateway_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnxruntime')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

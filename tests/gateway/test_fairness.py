@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.errors import InvalidTextError
-from gateway.pipeline import SpeechPipeline
-from gateway.session import SpeechSession
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
 from gateway.text import TextFrontEnd, TextOptions
 from gateway.text.normalizer import NormalizedText, unchanged
 from gateway.voices import NamedVoice, VoiceRegistry

@@ -12,8 +12,8 @@ import pytest
 from gateway import errors
 from gateway.chunking import DeadlineChunks, FixedChunks
 from gateway.core import AudioChunk, InlineVoice, SpeechTokenDelta
-from gateway.pipeline import PipelineSettings, SpeechPipeline
-from gateway.speech import SpeechRequest, SpeechResult, decode_text
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.request import SpeechRequest, SpeechResult, decode_text
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import (
     PROMPT_TOKENS,
@@ -241,7 +241,7 @@ async def test_bad_input_is_refused_before_any_service_is_asked(
 
 def test_the_text_limit_is_named() -> None:
     with pytest.raises(errors.TextTooLongError, match="limit is 10"):
-        from gateway.speech import check_request
+        from gateway.speech.request import check_request
 
         check_request(SpeechRequest("x" * 11), 10)
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMUnavailableError, NotReadyError
 from gateway.lifecycle.readiness import Readiness
-from gateway.pipeline import SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.voices import NamedVoice, VoiceRegistry
 from servicekit.timeouts import timeout
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas

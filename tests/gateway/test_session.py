@@ -8,8 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from gateway import errors
-from gateway.session import SessionAudio, SpeechSession
-from gateway.speech import SpeechRequest
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline, speech_deltas
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.speech import SpokenSpan
+from gateway.speech.request import SpokenSpan
+from gateway.speech.text_clock import CharacterTime, TextClock
 from gateway.text import Segment, SpokenSegment
 from gateway.text.alignment import Alignment, Span
-from gateway.text_clock import CharacterTime, TextClock
 
 
 def span(text: str, start: int, first_token: int, tokens: int, is_complete: bool = True) -> SpokenSpan:

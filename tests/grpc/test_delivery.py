@@ -11,9 +11,9 @@ import pytest
 
 from gateway.delivery.frames import FRAME_S, Delivery, frames_of, timed
 from gateway.delivery.pacer import Pacer
-from gateway.session import SessionAudio
-from gateway.speech import SpeechRequest, SpeechResult
-from gateway.text_clock import CharacterTime
+from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.session import SessionAudio
+from gateway.speech.text_clock import CharacterTime
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
 from token2wav_service.contract import SAMPLE_RATE_HZ

@@ -15,7 +15,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.errors import ConfigError
 from gateway.grpc_server import GrpcSettings
-from gateway.speech import SpeechRequest, check_request
+from gateway.speech.request import SpeechRequest, check_request
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.grpc.door import CANCEL, CONFIG, FLUSH, PATIENCE_S, Door, failure_of, listen, opened_grpc, say
@@ -81,7 +81,7 @@ async def test_admission_is_told_how_long_the_client_waits(
     asked: list[SpeechRequest] = []
     check = check_request
     monkeypatch.setattr(
-        "gateway.pipeline.check_request", lambda request, most: asked.append(request) or check(request, most)
+        "gateway.speech.pipeline.check_request", lambda request, most: asked.append(request) or check(request, most)
     )
     async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
         async with grpc.aio.insecure_channel(door.address) as channel:

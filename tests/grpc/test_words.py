@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.delivery.words import WordGatherer, WordTime
-from gateway.text_clock import CharacterTime
+from gateway.speech.text_clock import CharacterTime
 
 
 def times_of(text: str) -> list[CharacterTime]:

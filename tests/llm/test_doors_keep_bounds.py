@@ -16,7 +16,7 @@ import gateway
 from demo_voice.unpack import VOICES
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
-from gateway.pipeline import SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.text import WHOLE_TEXT, TextOptions
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 

@@ -9,8 +9,8 @@ import pytest
 
 from gateway import errors
 from gateway.core import AudioChunk
-from gateway.pipeline import PipelineSettings, SpeechPipeline
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.request import SpeechRequest
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices import NamedVoice, VoiceRegistry

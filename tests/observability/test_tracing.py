@@ -16,8 +16,8 @@ from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway import errors
 from gateway.core import Sampling, Utterance
-from gateway.pipeline import SpeechPipeline
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices import NamedVoice, VoiceRegistry

@@ -25,7 +25,7 @@ from demo_voice.train.listen import SENTENCES, Listener, SamplingChoice
 from demo_voice.unpack import unpack
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
-from gateway.speech import SpeechRequest, SpeechResult
+from gateway.speech.request import SpeechRequest, SpeechResult
 from llm_service.huggingface_layout import WEIGHTS_FILE
 from tests.quality.conftest import RATE_HZ, Voice
 from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS

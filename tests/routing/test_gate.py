@@ -15,10 +15,10 @@ from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.pipeline import SpeechPipeline
 from gateway.routing.token2wav import RoutedToken2Wav
-from gateway.session import SessionAudio, SpeechSession
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.voices import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
@@ -103,7 +103,7 @@ async def test_a_writer_who_is_silent_for_long_keeps_no_gateway_from_stopping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "anna.wav").write_bytes(b"anna")
-    monkeypatch.setattr("gateway.session.WAITED_FOR_S", 0.05)
+    monkeypatch.setattr("gateway.speech.session.WAITED_FOR_S", 0.05)
     async with routed_llm(ScriptedLLM("l")) as llms, routed(ScriptedToken2Wav("a")) as token2wav:
         gate = Gate(llms, token2wav)
         session = SpeechSession(_pipeline(llms, token2wav, tmp_path, gate), SpeechRequest("", "anna"))

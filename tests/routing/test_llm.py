@@ -24,7 +24,7 @@ from gateway.errors import (
 )
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.status import ReplicaState
-from gateway.speech import MAX_SEED
+from gateway.speech.request import MAX_SEED
 from servicekit.timeouts import timeout
 from tests.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
 

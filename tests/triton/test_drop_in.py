@@ -18,7 +18,7 @@ import pytest
 
 from gateway.core import AudioChunk, InlineVoice
 from gateway.errors import GatewayError, LLMUnavailableError, TextTooLongError
-from gateway.speech import SpeechRequest
+from gateway.speech.request import SpeechRequest
 from tests.triton.fakes import FakePbUtils, FakeRequest
 from token2wav_service.triton.assemble import TEMPLATES
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from gateway.dialects.elevenlabs.audio import AlignmentWriter
 from gateway.dialects.elevenlabs.text import MessageFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage
-from gateway.session import SpeechSession
-from gateway.speech import SpeechRequest
-from gateway.text_clock import CharacterTime
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
+from gateway.speech.text_clock import CharacterTime
 from gateway.voices import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
 

@@ -14,10 +14,10 @@ from gateway.dialects.common.sentence_audio import (
     SentenceStart,
     UtteranceCutter,
 )
-from gateway.session import SessionAudio
-from gateway.speech import SpeechResult, SpokenSpan
+from gateway.speech.request import SpeechResult, SpokenSpan
+from gateway.speech.session import SessionAudio
+from gateway.speech.text_clock import CharacterTime
 from gateway.text import Segment, TextOptions, plain_front_end
-from gateway.text_clock import CharacterTime
 from token2wav_service.contract import SAMPLES_PER_TOKEN
 
 TEXT = "Hi. "

@@ -8,8 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from gateway.errors import InvalidTextError
-from gateway.session import SpeechSession
-from gateway.speech import SpeechRequest
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
 from gateway.text import WHOLE_TEXT
 from gateway.voices import NamedVoice
 from servicekit.timeouts import timeout

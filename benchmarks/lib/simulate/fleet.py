@@ -30,13 +30,13 @@ from gateway.chunking import ChunkSettings
 from gateway.core import Utterance
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.pipeline import PipelineSettings, SpeechPipeline
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaStatus
 from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.voices import VoiceRegistry
 from token2wav_service.contract import TOKEN_RATE_HZ
 

@@ -26,8 +26,8 @@ from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.types import LoadResult
 from gateway.chunking import ChunkSettings
 from gateway.core import InlineVoice, Utterance
-from gateway.pipeline import PipelineSettings, SpeechPipeline
-from gateway.speech import SpeechRequest
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.request import SpeechRequest
 from gateway.voices import VoiceRegistry
 
 SPEECH_TOKENS = 200

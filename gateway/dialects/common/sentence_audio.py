@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.core import FloatArray
-from gateway.session import SessionAudio
-from gateway.speech import SpeechResult, SpokenSpan
-from gateway.text_clock import CharacterTime
+from gateway.speech.request import SpeechResult, SpokenSpan
+from gateway.speech.session import SessionAudio
+from gateway.speech.text_clock import CharacterTime
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
 

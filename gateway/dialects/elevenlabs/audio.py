@@ -18,8 +18,8 @@ from typing import Any
 
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.elevenlabs.wire import audio_message
-from gateway.session import SessionAudio
-from gateway.text_clock import CharacterTime
+from gateway.speech.session import SessionAudio
+from gateway.speech.text_clock import CharacterTime
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _MS_PER_S = 1000

@@ -24,7 +24,7 @@ from gateway.dialects.elevenlabs.audio import AlignmentWriter, AudioWriter, Send
 from gateway.dialects.elevenlabs.text import TextFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage, error_message, final_message
 from gateway.errors import GatewayError
-from gateway.session import SpeechSession
+from gateway.speech.session import SpeechSession
 from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

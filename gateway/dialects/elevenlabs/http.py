@@ -21,7 +21,7 @@ from gateway.dialects.common.streamed_answer import StreamedAnswer
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_speech, whole_speech
 from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
 from gateway.errors import GatewayError
-from gateway.speech import SpeechRequest, decode_text
+from gateway.speech.request import SpeechRequest, decode_text
 from gateway.voices import NamedVoice
 
 PATH = "/v1/text-to-speech/{voice}"

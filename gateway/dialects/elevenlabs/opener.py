@@ -12,8 +12,8 @@ from gateway.dialects.elevenlabs.audio import AlignmentWriter, Send
 from gateway.dialects.elevenlabs.context import ContextParts, SpeakingContext
 from gateway.dialects.elevenlabs.text import BufferedFeed, MessageFeed, TextFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage, StreamOptions
-from gateway.session import SpeechSession
-from gateway.speech import SpeechRequest
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
 from gateway.text import LIVE_TEXT, WHOLE_TEXT
 
 

@@ -13,8 +13,8 @@ from gateway.audio import OutputFormat
 from gateway.delivery.frames import frames_of, timed
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.socket_host import SocketHost
-from gateway.speech import SpeechRequest, SpeechResult
-from gateway.text_clock import CharacterTime
+from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.text_clock import CharacterTime
 
 
 @dataclass(frozen=True)

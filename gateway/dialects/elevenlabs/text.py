@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.dialects.elevenlabs.wire import ClientMessage
-from gateway.session import SpeechSession
+from gateway.speech.session import SpeechSession
 
 
 class TextFeed(Protocol):

@@ -21,8 +21,8 @@ from gateway.dialects.common.sending import sent
 from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaOrder, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
-from gateway.session import SessionAudio
-from gateway.speech import SpeechRequest, SpeechResult
+from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.session import SessionAudio
 
 SERVICE_NAME = "nvidia.riva.tts.RivaSpeechSynthesis"
 DEFAULT_MAX_ANSWER_BYTES = 64 * 1024 * 1024

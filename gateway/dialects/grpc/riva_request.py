@@ -12,7 +12,7 @@ from riva.proto import riva_audio_pb2, riva_tts_pb2
 from gateway.audio import OutputFormat, parse_riva_format
 from gateway.core import InlineVoice
 from gateway.errors import UnsupportedOptionError
-from gateway.speech import SpeechRequest
+from gateway.speech.request import SpeechRequest
 from gateway.text import TextOptions
 from gateway.voice_prompt import prompt_voice, wav_of_pcm16
 from gateway.voices import DEFAULT_VOICE

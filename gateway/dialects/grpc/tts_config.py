@@ -11,7 +11,7 @@ from tts_api.tts.v1 import speech_pb2
 from gateway.audio import AudioFormat, OutputFormat
 from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
-from gateway.speech import SpeechRequest, draw_seed
+from gateway.speech.request import SpeechRequest, draw_seed
 from gateway.text import Normalization, TextOptions
 from gateway.voice_prompt import prompt_voice
 from gateway.voices import DEFAULT_VOICE

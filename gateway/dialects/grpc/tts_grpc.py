@@ -24,9 +24,9 @@ from gateway.dialects.common.sending import sent
 from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc.tts_config import SpeechOrder, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError
-from gateway.session import SessionAudio, SpeechSession
-from gateway.speech import SpeechResult
-from gateway.text_clock import CharacterTime
+from gateway.speech.request import SpeechResult
+from gateway.speech.session import SessionAudio, SpeechSession
+from gateway.speech.text_clock import CharacterTime
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 SERVICE_NAME = "tts_api.tts.v1.TextToSpeechService"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
-from gateway.speech import SpeechRequest, decode_text, draw_seed
+from gateway.speech.request import SpeechRequest, decode_text, draw_seed
 from gateway.text import Normalization, TextOptions
 from token2wav_service.contract import DEFAULT_PRIORITY
 

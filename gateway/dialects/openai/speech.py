@@ -23,8 +23,8 @@ from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.openai.errors import error_object
 from gateway.dialects.openai.request import SpeechOrder
 from gateway.errors import GatewayError
-from gateway.pipeline import SpeechPipeline
-from gateway.speech import SpeechResult
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechResult
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _HEAD_SAMPLES = SAMPLE_RATE_HZ // 10

@@ -30,8 +30,8 @@ from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.speech_ws.audio import SentenceWriter, sentence_writer
 from gateway.dialects.speech_ws.wire import Granularity, SpeechConfig, error_message
 from gateway.errors import GatewayError, TextTooLongError
-from gateway.session import SpeechSession
-from gateway.speech import SpeechRequest
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
 from gateway.delivery.words import WordGatherer
 from gateway.errors import GatewayError, InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError
-from gateway.speech import MAX_SEED
+from gateway.speech.request import MAX_SEED
+from gateway.speech.text_clock import CharacterTime
 from gateway.text import WHOLE_TEXT, TextOptions
 from gateway.text.splitter import CutBounds, SplitSettings
-from gateway.text_clock import CharacterTime
 from gateway.voice_prompt import prompt_voice
 from gateway.voices import DEFAULT_VOICE
 

@@ -21,7 +21,7 @@ from drop_in_config import DropInConfig, open_pipeline
 
 from gateway.core import AudioChunk, FloatArray, InlineVoice
 from gateway.errors import GatewayError, wire_status
-from gateway.speech import SpeechRequest
+from gateway.speech.request import SpeechRequest
 from token2wav_service.contract import DEFAULT_PRIORITY, ErrorCode, encode_error
 from token2wav_service.errors import InvalidRequestError
 from token2wav_service.triton.inputs import RequestInputs
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Pipeline(Protocol):
-    """What the model needs of `gateway.pipeline.SpeechPipeline`."""
+    """What the model needs of `gateway.speech.pipeline.SpeechPipeline`."""
 
     def synthesize(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]: ...
 

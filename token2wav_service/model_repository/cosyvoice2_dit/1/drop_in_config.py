@@ -12,7 +12,7 @@ from gateway.chunking import ChunkSettings
 from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMBackend, LLMWire, PromptForm
-from gateway.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.text import plain_front_end
 from gateway.text.carry import CarryLimits
 from gateway.token2wav_client import Token2WavClient

@@ -9,9 +9,9 @@ from types import TracebackType
 
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
-from gateway.observer import StreamObserver
 from gateway.pace import Pace, PaceBook, PaceMeter
-from gateway.speech import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
+from gateway.speech.observer import StreamObserver
+from gateway.speech.request import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment
 from gateway.voices import ReadyVoice
 from servicekit.clock import Clock

@@ -18,17 +18,17 @@ from dataclasses import dataclass, field, replace
 from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
 from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Stay, Token2Wav, Token2WavStream
 from gateway.errors import EmptySpeechError, InvalidTextError, VoiceEvictedError
-from gateway.job import Push, SpeechJob
-from gateway.observer import Observer, telling_refusals
 from gateway.pace import PaceBook
-from gateway.running_ahead import Ahead, running_ahead
-from gateway.speech import (
+from gateway.speech.job import Push, SpeechJob
+from gateway.speech.observer import Observer, telling_refusals
+from gateway.speech.request import (
     DEFAULT_MAX_TEXT_CHARACTERS,
     SpeechRequest,
     SpeechResult,
     check_options,
     check_request,
 )
+from gateway.speech.running_ahead import Ahead, running_ahead
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
 from gateway.text.carry import CarryLimits
 from gateway.voices import ReadyVoice, VoiceRegistry

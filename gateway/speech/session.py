@@ -18,11 +18,11 @@ from enum import Enum
 
 from gateway.core import AudioChunk, FloatArray, Stay
 from gateway.errors import InvalidTextError, TextTooLongError
-from gateway.pipeline import Segments, SpeechPipeline
-from gateway.speech import SpeechRequest, SpeechResult, check_text
+from gateway.speech.pipeline import Segments, SpeechPipeline
+from gateway.speech.request import SpeechRequest, SpeechResult, check_text
+from gateway.speech.text_clock import CharacterTime, TextClock
 from gateway.text import LIVE_TEXT, Segment, SpokenSegment
 from gateway.text.splitter import SplitSettings
-from gateway.text_clock import CharacterTime, TextClock
 from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.speech import SpokenSpan
+from gateway.speech.request import SpokenSpan
 from gateway.text.spoken_length import spoken_length
 from token2wav_service.contract import TOKEN_RATE_HZ
 
