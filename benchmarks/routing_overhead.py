@@ -23,8 +23,8 @@ from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet, Place
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import TOKEN2WAV
+from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import SystemClock
 from token2wav_service.contract import ServerStatus
 

@@ -44,7 +44,6 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.wire import LLMWire
 from gateway.routing.fleet import Fleet
 from gateway.routing.options import llm_sources, token2wav_sources
-from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.telemetry import exposition
@@ -53,7 +52,8 @@ from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end
 from gateway.text.carry import CarryLimits
-from gateway.token2wav_client import Token2WavClient
+from gateway.token2wav.client import Token2WavClient
+from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voice_settings import open_registry
 from gateway.voices import VoiceRegistry
 from llm_service.prompt import LengthLimits, load_text_encoder

@@ -20,7 +20,7 @@ from cosydit.bench.report import aligned_table
 from cosydit.bench.types import BenchmarkError
 from gateway.chunking import Chunker, FixedChunks, TokenWindow
 from gateway.core import FloatArray
-from gateway.token2wav_client import Token2WavClient
+from gateway.token2wav.client import Token2WavClient
 from servicekit.clock import Clock
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine

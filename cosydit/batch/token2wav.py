@@ -15,7 +15,7 @@ from cosydit.batch.voices import read_prompt
 from gateway.chunking import TokenWindow
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.errors import VoiceEvictedError
-from gateway.token2wav_client import Token2WavClient
+from gateway.token2wav.client import Token2WavClient
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.types import StreamOptions, VoicePrompt
 from token2wav_service.errors import InvalidPromptError

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from gateway.errors import NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.token2wav.routed import RoutedToken2Wav
 
 
 class Gate:

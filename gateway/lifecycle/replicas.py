@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.status import ReplicaStatus
-from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.token2wav.routed import RoutedToken2Wav
 
 
 @dataclass(frozen=True)

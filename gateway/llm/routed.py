@@ -20,12 +20,12 @@ from gateway.llm.token_pace import TokenPace
 from gateway.routing.discovery import Source
 from gateway.routing.faults import is_replica_fault
 from gateway.routing.fleet import NOBODY, Fleet, Place
-from gateway.routing.lease import give_back
 from gateway.routing.replica import LoadReport
 from gateway.routing.status import ReplicaStatus
 from gateway.routing.waiting import wait_for_place, wait_for_replica
 from gateway.routing.watch import Watch
 from gateway.speech.request import MAX_SEED
+from gateway.token2wav.lease import give_back
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 

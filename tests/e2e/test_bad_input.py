@@ -14,7 +14,7 @@ import torch
 from gateway.chunking import TokenWindow
 from gateway.core import RegisteredVoice, Token2WavStream
 from gateway.errors import InvalidVoicePromptError, Token2WavInterruptedError, Token2WavRejectedError, VoiceEvictedError
-from gateway.token2wav_client import Token2WavClient
+from gateway.token2wav.client import Token2WavClient
 from tests.e2e.conftest import RunningStack
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 

@@ -11,7 +11,7 @@ import pytest
 from gateway import errors
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.token2wav_client import Token2WavClient
+from gateway.token2wav.client import Token2WavClient
 from gateway.voice_aliases import OPENAI_VOICES, VoiceAliases
 from gateway.voice_settings import VoiceSettings, open_registry
 from gateway.voice_store import VoiceLimits

@@ -6,9 +6,9 @@ import pytest
 
 from gateway import errors
 from gateway.routing.replica import LoadReport
-from gateway.routing.token2wav_replica import Token2WavReplica
-from gateway.routing.voice_shelf import VoiceShelf
-from gateway.token2wav_client import Token2WavClient
+from gateway.token2wav.client import Token2WavClient
+from gateway.token2wav.replica import Token2WavReplica
+from gateway.token2wav.voice_shelf import VoiceShelf
 from tests.gateway.fake_triton import FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 

@@ -22,8 +22,8 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import ServerStatus
 

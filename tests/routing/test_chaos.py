@@ -13,7 +13,7 @@ import pytest
 from gateway.core import Sampling, Utterance
 from gateway.errors import LLMInterruptedError
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.token2wav.routed import RoutedToken2Wav
 from tests.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, audio_of, routed, routed_llm, windows
 
 STREAMS, WINDOWS = 40, 12

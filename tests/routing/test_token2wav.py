@@ -22,7 +22,7 @@ from gateway.errors import (
 )
 from gateway.routing.replica import LoadReport
 from gateway.routing.status import ReplicaState
-from gateway.routing.token2wav import RoutedToken2Wav
+from gateway.token2wav.routed import RoutedToken2Wav
 from tests.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, routed, until, windows
 
 SEED = 7

@@ -34,9 +34,9 @@ from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaStatus
-from gateway.routing.token2wav import RoutedToken2Wav
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices import VoiceRegistry
 from token2wav_service.contract import TOKEN_RATE_HZ
 

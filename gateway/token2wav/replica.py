@@ -10,14 +10,14 @@ from weakref import WeakValueDictionary
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.fleet import Place
-from gateway.routing.lease import Lease
 from gateway.routing.replica import LoadReport
-from gateway.routing.voice_shelf import VoiceNames, VoiceShelf
+from gateway.token2wav.lease import Lease
+from gateway.token2wav.voice_shelf import VoiceNames, VoiceShelf
 from token2wav_service.contract import ServerStatus
 
 
 class Token2WavBackend(Protocol):
-    """A client of one replica (`gateway.token2wav_client.Token2WavClient`, or a fake)."""
+    """A client of one replica (`gateway.token2wav.client.Token2WavClient`, or a fake)."""
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice: ...
     async def export_voice(self, voice_id: str) -> bytes: ...

@@ -15,15 +15,15 @@ from typing import TypeVar
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Source
-from gateway.routing.failover_stream import FailoverStream
 from gateway.routing.faults import is_replica_fault, is_sickness
 from gateway.routing.fleet import NOBODY, Fleet, Place
-from gateway.routing.lease import Lease, give_back
 from gateway.routing.status import ReplicaStatus
-from gateway.routing.token2wav_replica import Token2WavBackend, Token2WavReplica
-from gateway.routing.voice_shelf import VoiceShelf
 from gateway.routing.waiting import wait_for_place, wait_for_replica
 from gateway.routing.watch import Watch
+from gateway.token2wav.failover_stream import FailoverStream
+from gateway.token2wav.lease import Lease, give_back
+from gateway.token2wav.replica import Token2WavBackend, Token2WavReplica
+from gateway.token2wav.voice_shelf import VoiceShelf
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 

@@ -18,7 +18,7 @@ from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray
 from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
 from gateway.routing.faults import is_replica_fault
-from gateway.routing.lease import Lease
+from gateway.token2wav.lease import Lease
 
 logger = logging.getLogger(__name__)
 
