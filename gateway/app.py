@@ -54,8 +54,8 @@ from gateway.text import load_text_front_end
 from gateway.text.carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
-from gateway.voice_settings import open_registry
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
+from gateway.voices.settings import open_registry
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from servicekit.clock import Clock, SystemClock

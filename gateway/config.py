@@ -27,8 +27,8 @@ from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.settings import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav.client import Token2WavDeadlines
-from gateway.voice_settings import VoiceSettings, add_voice_options, voice_settings
-from gateway.voices import DEFAULT_VOICE
+from gateway.voices.registry import DEFAULT_VOICE
+from gateway.voices.settings import VoiceSettings, add_voice_options, voice_settings
 from llm_service.prompt import LengthLimits
 
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024

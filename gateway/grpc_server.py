@@ -36,7 +36,7 @@ from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.telemetry.grpc_door import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)

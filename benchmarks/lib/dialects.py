@@ -25,7 +25,7 @@ from gateway.dialects.openai import http as openai_http
 from gateway.dialects.openai.speech import OpenAIHost
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock
 
 TEXT = "Hello there."

@@ -11,7 +11,7 @@ import numpy as np
 from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.pipeline import SpeechPipeline
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 from token2wav_service.contract import DEFAULT_PRIORITY, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
 _SPEECH_TOKENS = 50

@@ -17,7 +17,7 @@ from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.pipeline import PipelineSettings, Segments, SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.text import TextFrontEnd
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 from servicekit.clock import Clock
 
 OURSELVES = Caller("(gateway)")

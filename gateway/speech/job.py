@@ -13,7 +13,7 @@ from gateway.pace import Pace, PaceBook, PaceMeter
 from gateway.speech.observer import StreamObserver
 from gateway.speech.request import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment
-from gateway.voices import ReadyVoice
+from gateway.voices.registry import ReadyVoice
 from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)

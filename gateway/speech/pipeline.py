@@ -31,7 +31,7 @@ from gateway.speech.request import (
 from gateway.speech.running_ahead import Ahead, running_ahead
 from gateway.text import WHOLE_TEXT, SpokenSegment, TextFrontEnd, TextStream, plain_front_end
 from gateway.text.carry import CarryLimits
-from gateway.voices import ReadyVoice, VoiceRegistry
+from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 
 Segments = AsyncGenerator[SpokenSegment]

@@ -41,7 +41,7 @@ from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.lifecycle.readiness import Readiness
 from gateway.telemetry.http_door import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import CharacterEncoder, FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 
 KEY = "sk-of-anna-0123456789"

@@ -15,7 +15,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.grpc_interceptor import address_of_peer, presented_key
 from gateway.access.settings import AccessSettings
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.access.door import KEY, OTHER_KEY, TLS, Door, keys, opened_door
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.grpc.door import CONFIG, END, failure_of, listen, say

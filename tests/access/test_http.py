@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from gateway.access.caller import CallerFilter
 from gateway.access.settings import AccessSettings
 from gateway.client import ClientError, speak_over_http
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.access.door import BEARER, ELEVENLABS, KEY, OTHER_KEY, SMALL, SPEECH, TLS, Door, keys, opened_door, recorded
 from tests.gateway.fakes import FakeLLM, speech_deltas

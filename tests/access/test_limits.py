@@ -16,7 +16,7 @@ from gateway.core import AudioChunk
 from gateway.dialects.common.retry import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError
 from gateway.speech.request import SpeechRequest
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 
 SENTENCE = (

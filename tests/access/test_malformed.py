@@ -13,7 +13,7 @@ from gateway.access.caller import CallerLimits
 from gateway.access.http_middleware import HttpRules, guarded
 from gateway.access.key_book import KeyBook
 from gateway.access.origins import OriginPolicy
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.access.door import BEARER, KEY, Wire, keys, opened_door
 

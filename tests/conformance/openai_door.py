@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from gateway.audio import AudioFormat
 from gateway.core import FloatArray, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMInterruptedError
-from gateway.voice_aliases import VoiceAliases
-from gateway.voices import NamedVoice
+from gateway.voices.aliases import VoiceAliases
+from gateway.voices.registry import NamedVoice
 from tests.audio.decoding import decoded
 from tests.audio.signals import best_lag, snr_db
 from tests.gateway.fakes import FakeLLM, speech_deltas

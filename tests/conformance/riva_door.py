@@ -9,7 +9,7 @@ import soxr
 
 from gateway.audio import AudioFormat
 from gateway.grpc_server import GrpcSettings
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.audio.decoding import decoded
 from tests.audio.signals import best_lag
 from tests.conformance.openai_door import ScriptedLLM

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gateway.audio import AudioFormat
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.audio.decoding import decoded
 from tests.conformance.conftest import run_script
 from tests.conformance.elevenlabs_door import (

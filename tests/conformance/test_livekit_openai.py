@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.conformance.conftest import run_script
 from tests.conformance.openai_door import FORMATS, assert_is_the_sound, opened_openai_door
 from tests.gateway.speaking import spoken_sound

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.conformance.conftest import run_script
 from tests.conformance.openai_door import BREAKING_TEXT, FORMATS, TEXT, assert_file_is_the_sound, opened_openai_door
 from tests.gateway.speaking import SPEECH_TOKENS, spoken_sound

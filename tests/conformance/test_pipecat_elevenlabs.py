@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.conformance.conftest import run_script
 from tests.conformance.elevenlabs_door import ONE, TWO, assert_is_the_sound, opened_elevenlabs_door
 

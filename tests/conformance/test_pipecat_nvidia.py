@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.audio import AudioFormat
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.conformance.conftest import run_script
 from tests.conformance.openai_door import LONG_TEXT
 from tests.conformance.riva_door import assert_is_the_sound, opened_riva_door

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.conformance.conftest import run_script
 from tests.conformance.openai_door import LONG_TEXT, assert_file_is_the_sound, opened_openai_door
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gateway.chunking import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.vocab import llm_id_from_speech_id
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 

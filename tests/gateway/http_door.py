@@ -17,9 +17,9 @@ from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.openai.speech import OpenAIHost
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
-from gateway.voice_aliases import VoiceAliases
-from gateway.voice_store import VoiceStore
-from gateway.voices import NO_ALIASES, NamedVoice, VoiceRegistry
+from gateway.voices.aliases import VoiceAliases
+from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceRegistry
+from gateway.voices.store import VoiceStore
 from tests.gateway.fakes import CharacterEncoder, FakeLLM, FakeToken2Wav, ManualClock
 
 MAX_BODY_BYTES = 200_000

@@ -12,10 +12,10 @@ from gateway import errors
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.token2wav.client import Token2WavClient
-from gateway.voice_aliases import OPENAI_VOICES, VoiceAliases
-from gateway.voice_settings import VoiceSettings, open_registry
-from gateway.voice_store import VoiceLimits
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.aliases import OPENAI_VOICES, VoiceAliases
+from gateway.voices.registry import NamedVoice, VoiceRegistry
+from gateway.voices.settings import VoiceSettings, open_registry
+from gateway.voices.store import VoiceLimits
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.gateway.voice_fakes import FakeVoiceMaker, draft, make_store
 

@@ -19,9 +19,9 @@ from gateway.chunking import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
 from gateway.llm.wire import LLMBackend
 from gateway.speech.running_ahead import running_ahead
-from gateway.voice_aliases import VoiceAliases
-from gateway.voice_settings import VoiceSettings
-from gateway.voice_store import VoiceLimits
+from gateway.voices.aliases import VoiceAliases
+from gateway.voices.settings import VoiceSettings
+from gateway.voices.store import VoiceLimits
 from token2wav_service.contract import ErrorCode
 
 REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]

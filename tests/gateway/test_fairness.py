@@ -14,7 +14,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.text import TextFrontEnd, TextOptions
 from gateway.text.normalizer import NormalizedText, unchanged
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
 Voices = list[NamedVoice]

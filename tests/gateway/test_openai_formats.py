@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.audio import AudioFormat
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.audio.signals import best_lag
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from gateway import errors
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 from tests.gateway.stalled_reader import StalledReader

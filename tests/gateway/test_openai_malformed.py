@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import Door, opened_door
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway import errors
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 

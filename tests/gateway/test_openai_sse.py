@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import LLMInterruptedError, LLMUnavailableError
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import Door, opened_door
 from tests.gateway.speaking import audio_of, events_of

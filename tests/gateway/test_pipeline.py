@@ -14,7 +14,7 @@ from gateway.chunking import DeadlineChunks, FixedChunks
 from gateway.core import AudioChunk, InlineVoice, SpeechTokenDelta
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, decode_text
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import (
     PROMPT_TOKENS,
     FakeLLM,

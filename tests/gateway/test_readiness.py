@@ -11,7 +11,7 @@ from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta
 from gateway.errors import LLMUnavailableError, NotReadyError
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.timeouts import timeout
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 

@@ -10,7 +10,7 @@ import pytest
 from gateway import errors
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SessionAudio, SpeechSession
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline, speech_deltas
 
 ONE, TWO = "This is the first sentence. ", "And here comes another one, a little longer. "

@@ -12,8 +12,8 @@ import pytest
 
 from gateway import errors
 from gateway.core import RegisteredVoice
-from gateway.voice_directory import StoredVoice, VoiceDirectory
-from gateway.voice_store import VoiceLimits, VoiceStore
+from gateway.voices.directory import StoredVoice, VoiceDirectory
+from gateway.voices.store import VoiceLimits, VoiceStore
 from tests.gateway.fakes import ManualClock
 from tests.gateway.voice_fakes import UNIX_TIME, UNREADABLE, FakeVoiceMaker, draft, make_store
 from token2wav_service.voice_file import VoiceFile

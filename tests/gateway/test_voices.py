@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.errors import ConfigError, Token2WavFailedError, VoiceNotFoundError
-from gateway.voices import NamedVoice, VoiceRegistry, load_voices
+from gateway.voices.registry import NamedVoice, VoiceRegistry, load_voices
 from tests.gateway.fakes import FakeToken2Wav
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from gateway.dialects.http.voices_http import routes
-from gateway.voice_store import VoiceLimits
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
+from gateway.voices.store import VoiceLimits
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.http_door import Door, opened_door
 from tests.gateway.voice_fakes import UNIX_TIME, FakeVoiceMaker, make_store

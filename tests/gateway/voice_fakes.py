@@ -11,9 +11,9 @@ import numpy as np
 
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.errors import InvalidVoicePromptError, VoiceEvictedError, VoiceFileError, VoiceOutdatedError
-from gateway.voice_directory import VoiceDirectory
-from gateway.voice_draft import VoiceDraft
-from gateway.voice_store import VoiceLimits, VoiceStore
+from gateway.voices.directory import VoiceDirectory
+from gateway.voices.draft import VoiceDraft
+from gateway.voices.store import VoiceLimits, VoiceStore
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 

@@ -17,7 +17,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav
 

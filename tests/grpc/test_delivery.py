@@ -14,7 +14,7 @@ from gateway.delivery.pacer import Pacer
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SessionAudio
 from gateway.speech.text_clock import CharacterTime
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

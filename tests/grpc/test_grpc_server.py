@@ -16,7 +16,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 from gateway.errors import ConfigError
 from gateway.grpc_server import GrpcSettings
 from gateway.speech.request import SpeechRequest, check_request
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.grpc.door import CANCEL, CONFIG, FLUSH, PATIENCE_S, Door, failure_of, listen, opened_grpc, say
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.grpc.door import CONFIG, PATIENCE_S, opened_grpc, say
 

@@ -19,7 +19,7 @@ from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc.riva_grpc import RivaServicer
 from gateway.errors import LLMUnavailableError, TextTooLongError
 from gateway.grpc_server import GrpcSettings
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
 from tests.grpc.door import PATIENCE_S, failure_of, listen, opened_grpc
 

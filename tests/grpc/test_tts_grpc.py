@@ -15,7 +15,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.errors import LLMInterruptedError
 from gateway.grpc_server import GrpcSettings
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.grpc.door import CANCEL, CONFIG, END, FLUSH, Heard, failure_of, listen, opened_grpc, say
 

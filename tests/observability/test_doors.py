@@ -21,7 +21,7 @@ from gateway.telemetry.exposition import metrics_port
 from gateway.telemetry.heartbeat import BEAT_INTERVAL_S, MAX_SILENCE_S, Heartbeat, beating
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.telemetry import make_telemetry
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
 from tests.gateway.fakes import FakeLLM, ManualClock, speech_deltas

@@ -13,7 +13,7 @@ from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.observability.reading import Reading
 

@@ -20,7 +20,7 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
 from servicekit.trace_context import trace_headers
 from servicekit.tracing import NULL_SPAN, NULL_TRACER, TRACEPARENT, TracingUnavailableError, endpoint_of, open_tracer

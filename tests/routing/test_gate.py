@@ -19,7 +19,7 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.token2wav.routed import RoutedToken2Wav
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
 

@@ -11,7 +11,7 @@ from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.errors import OverloadedError
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 from tests.grpc.door import failure_of, opened_grpc

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from cosydit.cli.main import main
-from gateway.voice_directory import VoiceDirectory
+from gateway.voices.directory import VoiceDirectory
 from token2wav_service.checkpoint.spk2info import UnusableVoice, read_spk2info
 from token2wav_service.checkpoint.version import VOICE_MODEL_FILES, voice_model_version
 from token2wav_service.errors import CheckpointError

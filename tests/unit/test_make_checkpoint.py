@@ -11,7 +11,7 @@ import soundfile
 from safetensors import safe_open
 
 from cosydit.cli.main import main
-from gateway.voices import load_voices
+from gateway.voices.registry import load_voices
 from llm_service.checkpoint import NEVER_LOGIT, OFFICIAL_LLM, LLMShape, make_random_llm
 from tests.file_modes import assert_all_have_the_usual_mode
 from token2wav_service.checkpoint.make_voices import make_numbered_voices

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.voice_store import VoiceLimits
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
+from gateway.voices.store import VoiceLimits
 from tests.gateway.fakes import FakeLLM
 from tests.gateway.http_door import Door, opened_door
 from tests.gateway.voice_fakes import FakeVoiceMaker, make_store

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gateway.dialects.http import web_page
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 from tests.gateway.fakes import FakeToken2Wav
 from tests.web.page_files import DIRECTORY, FIELDS, colours, contrast, read_page, scripts
 

@@ -11,8 +11,8 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.dialects.http.web_page import routes
-from gateway.voice_store import VoiceLimits
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
+from gateway.voices.store import VoiceLimits
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 from tests.gateway.voice_fakes import FakeVoiceMaker, make_store

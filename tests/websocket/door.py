@@ -30,7 +30,7 @@ from gateway.dialects.common.socket_host import (
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.speech_ws import socket as speech_ws
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
 

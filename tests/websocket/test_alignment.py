@@ -11,7 +11,7 @@ from gateway.dialects.elevenlabs.wire import ClientMessage
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.text_clock import CharacterTime
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
 
 gaps = st.floats(0, 0.4, allow_nan=False)

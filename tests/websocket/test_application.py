@@ -7,7 +7,7 @@ import json
 import pytest
 from websockets.asyncio.client import connect
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 from tests.websocket.door import MULTI, ONE, SINGLE, STREAM

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gateway import errors
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.stalled_reader import StalledReader
 from tests.websocket.door import ONE, TWO, opened_door

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.websocket.door import (
     AUTO,

@@ -11,7 +11,7 @@ from gateway.errors import InvalidTextError
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.text import WHOLE_TEXT
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline, speech_deltas
 

@@ -14,7 +14,7 @@ import soundfile
 from websockets.exceptions import ConnectionClosed
 
 from gateway.core import InlineVoice
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.websocket.door import ONE, PATIENCE_S, STREAM, TWO, Client, opened_door
 

@@ -9,7 +9,7 @@ import io
 import av
 import pytest
 
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.websocket.door import ONE, SINGLE, TWO, opened_door, samples_of, text_of
 

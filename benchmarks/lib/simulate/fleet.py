@@ -37,7 +37,7 @@ from gateway.routing.status import ReplicaStatus
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.token2wav.routed import RoutedToken2Wav
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 LETTERS_PER_S = 15.0

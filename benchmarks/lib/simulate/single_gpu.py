@@ -28,7 +28,7 @@ from gateway.chunking import ChunkSettings
 from gateway.core import InlineVoice, Utterance
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.speech.request import SpeechRequest
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 
 SPEECH_TOKENS = 200
 """Of every request: random weights speak until `--llm-max-speech-tokens`, 8 s."""

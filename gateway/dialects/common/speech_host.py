@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.speech.pipeline import SpeechPipeline
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 from servicekit.clock import Clock
 
 

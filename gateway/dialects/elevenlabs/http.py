@@ -22,7 +22,7 @@ from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_speech, 
 from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
 from gateway.errors import GatewayError
 from gateway.speech.request import SpeechRequest, decode_text
-from gateway.voices import NamedVoice
+from gateway.voices.registry import NamedVoice
 
 PATH = "/v1/text-to-speech/{voice}"
 _JSON_LINES = "application/json"

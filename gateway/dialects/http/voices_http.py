@@ -25,9 +25,9 @@ from gateway.errors import (
     VoiceRateError,
     VoiceStoreFullError,
 )
-from gateway.voice_directory import StoredVoice
-from gateway.voice_draft import VoiceDraft, too_large
-from gateway.voices import NamedVoice, VoiceRegistry
+from gateway.voices.directory import StoredVoice
+from gateway.voices.draft import VoiceDraft, too_large
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 
 logger = logging.getLogger(__name__)
 

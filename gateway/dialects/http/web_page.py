@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.voices import VoiceRegistry
+from gateway.voices.registry import VoiceRegistry
 
 FILES_PATH = "/web"
 SETTINGS_PATH = f"{FILES_PATH}/settings.json"

@@ -22,8 +22,8 @@ from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime
 from gateway.text import WHOLE_TEXT, TextOptions
 from gateway.text.splitter import CutBounds, SplitSettings
-from gateway.voice_prompt import prompt_voice
-from gateway.voices import DEFAULT_VOICE
+from gateway.voices.prompt import prompt_voice
+from gateway.voices.registry import DEFAULT_VOICE
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_TEXT_BYTES = 128 * 1024

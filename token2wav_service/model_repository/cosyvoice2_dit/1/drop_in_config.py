@@ -16,7 +16,7 @@ from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.text import plain_front_end
 from gateway.text.carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
-from gateway.voices import VoiceRegistry, load_voices
+from gateway.voices.registry import VoiceRegistry, load_voices
 from llm_service.prompt import load_text_encoder
 from llm_service.speech_bounds import load_speech_bounds
 

@@ -10,7 +10,7 @@ import unicodedata
 from dataclasses import dataclass, replace
 
 from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UploadTooLargeError
-from gateway.voice_directory import VOICE_ID
+from gateway.voices.directory import VOICE_ID
 
 MAX_NAME_CHARACTERS = 64
 MAX_TRANSCRIPT_CHARACTERS = 2000

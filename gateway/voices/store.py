@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.core import RegisteredVoice, VoiceMaker
-from gateway.creation_rate import CreationRate
 from gateway.errors import (
     Token2WavProtocolError,
     VoiceEvictedError,
@@ -24,8 +23,9 @@ from gateway.errors import (
     VoiceRateError,
     VoiceStoreFullError,
 )
-from gateway.voice_directory import StoredVoice, VoiceDirectory, new_voice_id
-from gateway.voice_draft import VoiceDraft, checked_draft
+from gateway.voices.creation_rate import CreationRate
+from gateway.voices.directory import StoredVoice, VoiceDirectory, new_voice_id
+from gateway.voices.draft import VoiceDraft, checked_draft
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file

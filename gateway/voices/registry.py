@@ -17,10 +17,10 @@ import numpy as np
 
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
 from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError, VoiceStoreError
-from gateway.voice_aliases import VoiceAliases
-from gateway.voice_directory import StoredVoice
-from gateway.voice_draft import VoiceDraft
-from gateway.voice_store import VoiceStore
+from gateway.voices.aliases import VoiceAliases
+from gateway.voices.directory import StoredVoice
+from gateway.voices.draft import VoiceDraft
+from gateway.voices.store import VoiceStore
 
 DEFAULT_VOICE = "default"
 DEFAULT_CACHED_VOICES = 1024

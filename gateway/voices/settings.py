@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
-from gateway.voice_aliases import VoiceAliases
-from gateway.voice_directory import VoiceDirectory
-from gateway.voice_store import VoiceLimits, VoiceStore
-from gateway.voices import VoiceRegistry, load_voices
+from gateway.voices.aliases import VoiceAliases
+from gateway.voices.directory import VoiceDirectory
+from gateway.voices.registry import VoiceRegistry, load_voices
+from gateway.voices.store import VoiceLimits, VoiceStore
 from servicekit.clock import Clock
 
 

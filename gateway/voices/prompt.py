@@ -11,7 +11,7 @@ import wave
 from gateway.audio.pcm import PCM16_BYTES
 from gateway.core import InlineVoice
 from gateway.errors import InvalidRequestError, InvalidVoicePromptError, UploadTooLargeError
-from gateway.voice_draft import MAX_TRANSCRIPT_CHARACTERS
+from gateway.voices.draft import MAX_TRANSCRIPT_CHARACTERS
 
 MAX_PROMPT_BYTES = 10 * 1024 * 1024
 """Of a recording; 10 seconds of 24-bit stereo at 48 kHz have 3 MB."""
