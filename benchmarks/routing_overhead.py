@@ -17,7 +17,7 @@ import numpy as np
 
 from cosydit.bench.environment import describe_environment
 from cosydit.bench.report import aligned_table, write_json
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet, Place

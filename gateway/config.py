@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
-from gateway.chunking import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
+from gateway.chunking.policies import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.grpc_server import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
 
 FloatArray = npt.NDArray[np.float32]

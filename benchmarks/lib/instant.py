@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.voices.registry import VoiceRegistry

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from cosydit.bench.metrics import Distribution, distribution
 from cosydit.bench.report import aligned_table
 from cosydit.bench.types import BenchmarkError
-from gateway.chunking import Chunker, FixedChunks, TokenWindow
+from gateway.chunking.chunker import Chunker, TokenWindow
+from gateway.chunking.policies import FixedChunks
 from gateway.core import FloatArray
 from gateway.token2wav.client import Token2WavClient
 from servicekit.clock import Clock

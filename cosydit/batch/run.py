@@ -118,7 +118,7 @@ def _log_file(path: Path) -> Iterator[None]:
     """Keep what the batch logs, whatever the command line shows."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-    batch_logger = logging.getLogger("benchmarks.lib.batch")
+    batch_logger = logging.getLogger("cosydit.batch")
     level = batch_logger.level
     batch_logger.addHandler(handler)
     batch_logger.setLevel(logging.INFO)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cosydit.batch.types import TokenisedUtterance
 from cosydit.batch.voices import read_prompt
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.errors import VoiceEvictedError
 from gateway.token2wav.client import Token2WavClient

@@ -27,7 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _replay_schedules(path: Path, report: Report) -> None:
     """Check the windows that the gateway's chunk policies cut against recorded ones, where there are any."""
-    from gateway.chunking import Chunker, ExponentialChunks, FixedChunks
+    from gateway.chunking.chunker import Chunker
+    from gateway.chunking.policies import ExponentialChunks, FixedChunks
 
     if not path.is_file():
         return

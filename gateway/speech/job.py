@@ -7,9 +7,9 @@ import logging
 from dataclasses import replace
 from types import TracebackType
 
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
-from gateway.pace import Pace, PaceBook, PaceMeter
 from gateway.speech.observer import StreamObserver
 from gateway.speech.request import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment

@@ -15,10 +15,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
-from gateway.chunking import Chunker, ChunkPolicy, ExponentialChunks
+from gateway.chunking.chunker import Chunker
+from gateway.chunking.pace import PaceBook
+from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
 from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Stay, Token2Wav, Token2WavStream
 from gateway.errors import EmptySpeechError, InvalidTextError, VoiceEvictedError
-from gateway.pace import PaceBook
 from gateway.speech.job import Push, SpeechJob
 from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import (

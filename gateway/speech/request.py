@@ -9,7 +9,7 @@ import secrets
 import uuid
 from dataclasses import dataclass, field, replace
 
-from gateway.chunking import ChunkPolicy
+from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
 from gateway.text import ProsodyCarry, SpokenSegment, TextOptions

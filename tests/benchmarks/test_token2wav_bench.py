@@ -19,7 +19,7 @@ from benchmarks.lib.token2wav_bench import (
     random_streams,
 )
 from cosydit.bench.types import BenchmarkError
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from servicekit.clock import SystemClock
 from tests.engine.factory import make_engine
 from token2wav_service.contract import TOKEN_RATE_HZ

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMInterruptedError
 from gateway.voices.registry import NamedVoice

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.core import RegisteredVoice, Token2WavStream
 from gateway.errors import InvalidVoicePromptError, Token2WavInterruptedError, Token2WavRejectedError, VoiceEvictedError
 from gateway.token2wav.client import Token2WavClient

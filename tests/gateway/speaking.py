@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray
 from tests.audio.signals import speech_like
 from tests.gateway.fakes import FakeStream, FakeToken2Wav

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chunking import (
-    Chunker,
+from gateway.chunking.chunker import Chunker, TokenWindow
+from gateway.chunking.policies import (
     ChunkPolicy,
     ChunkProgress,
     ChunkSettings,
     ExponentialChunks,
     FixedChunks,
     TimeBasedChunks,
-    TokenWindow,
 )
 from gateway.errors import ConfigError
 

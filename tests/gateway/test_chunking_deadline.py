@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.chunking import (
-    Chunker,
+from gateway.chunking.chunker import Chunker
+from gateway.chunking.pace import HELD_BACK_S, PRIOR_COST, PRIOR_TOKEN_RATE_HZ, ChunkCost, Pace, PaceBook, PaceMeter
+from gateway.chunking.policies import (
     ChunkPolicy,
     ChunkProgress,
     ChunkSettings,
@@ -19,7 +20,6 @@ from gateway.chunking import (
     FixedChunks,
 )
 from gateway.errors import ConfigError
-from gateway.pace import HELD_BACK_S, PRIOR_COST, PRIOR_TOKEN_RATE_HZ, ChunkCost, Pace, PaceBook, PaceMeter
 from tests.gateway.fakes import ManualClock
 from tests.gateway.virtual_time import CostOf, World, learnt, linear, listen
 

@@ -15,7 +15,7 @@ import pytest
 from gateway import __main__ as gateway_program
 from gateway import errors
 from gateway.audio.pcm import to_pcm16
-from gateway.chunking import DeadlineChunks, ExponentialChunks, TimeBasedChunks
+from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
 from gateway.llm.wire import LLMBackend
 from gateway.speech.running_ahead import running_ahead

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway import errors
-from gateway.chunking import DeadlineChunks, FixedChunks
+from gateway.chunking.policies import DeadlineChunks, FixedChunks
 from gateway.core import AudioChunk, InlineVoice, SpeechTokenDelta
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, decode_text

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway import errors
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.token2wav.client import Token2WavClient, Token2WavDeadlines
 from tests.gateway.fake_triton import VOICE_FILE, FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.chunking import Chunker, ChunkPolicy, TokenWindow
-from gateway.pace import HELD_BACK_S, PaceBook, PaceMeter
+from gateway.chunking.chunker import Chunker, TokenWindow
+from gateway.chunking.pace import HELD_BACK_S, PaceBook, PaceMeter
+from gateway.chunking.policies import ChunkPolicy
 from tests.gateway.fakes import ManualClock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 

@@ -26,7 +26,7 @@ from benchmarks.lib.simulate.single_gpu import PipelineDoor, voice_of
 from benchmarks.lib.simulate.token2wav import MAX_STREAMS, ModelledToken2Wav
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from cosydit.bench.types import RequestRecord
-from gateway.chunking import ChunkSettings
+from gateway.chunking.policies import ChunkSettings
 from gateway.core import Utterance
 from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM

@@ -24,7 +24,7 @@ from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of, warm_up_bursts, 
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, SpeechJob
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.types import LoadResult
-from gateway.chunking import ChunkSettings
+from gateway.chunking.policies import ChunkSettings
 from gateway.core import InlineVoice, Utterance
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.speech.request import SpeechRequest

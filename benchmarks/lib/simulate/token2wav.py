@@ -21,7 +21,7 @@ from benchmarks.lib.simulate.gpu import Compute
 from benchmarks.lib.simulate.runner import ModelledExtractor, ModelledRunner
 from benchmarks.lib.simulate.serial import SerialProcess
 from gateway import errors
-from gateway.chunking import TokenWindow
+from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from servicekit.clock import Clock
 from token2wav_service import errors as engine_errors

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.chunking import ChunkSettings
+from gateway.chunking.policies import ChunkSettings
 from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMBackend, LLMWire, PromptForm

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gateway.pace import HELD_BACK_S, Pace
+from gateway.chunking.pace import HELD_BACK_S, Pace
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 CAUTION = 1.25

@@ -1,11 +1,6 @@
-"""When to send speech tokens on, and how many: chunk policies and the windows they cut.
+"""When to send speech tokens on, and how many: the chunk policies and their settings.
 
 Pure: no clock, no network, no audio. The time and the measurements a policy may look at are passed in.
-
-    tokens    0 ........... 15 .. 18 ................ 40 .. 43 ......
-    window 0  [ hop 15       |la 3]
-    window 1                 [ hop 25                  |la 3]
-    last                                               [ all that remains ]
 
 Source: CosyVoice runtime/triton_trtllm/model_repo/cosyvoice2_dit; differs in that exponential hops may be bounded.
 """
@@ -16,10 +11,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.chunking.outlook import Outlook
+from gateway.chunking.pace import Pace
 from gateway.errors import ConfigError
-from gateway.outlook import Outlook
-from gateway.pace import Pace
-from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
+from token2wav_service.contract import CHUNK_SIZES_TOKENS, TOKEN_RATE_HZ
 
 DEFAULT_HOP_TOKENS = 15
 """600 ms: the original runtime's token_hop_len."""
@@ -58,24 +53,6 @@ class ChunkProgress:
     """What the policy answered when it was last asked for this very window."""
     pace: Pace = UNMEASURED
     """Measured speed of the LLM and of token2wav, and the listener's slack; only `deadline` looks at it."""
-
-
-@dataclass(frozen=True)
-class TokenWindow:
-    """Tokens that go to token2wav in one push."""
-
-    index: int
-    """0, 1, 2, ... within the stream."""
-    start: int
-    """Position of the first token in the stream."""
-    token_ids: tuple[int, ...]
-    """0..6560; unless last, the final 3 are look-ahead and come again in the next window."""
-    is_last: bool
-
-    @property
-    def end(self) -> int:
-        """Position behind the last token in the stream."""
-        return self.start + len(self.token_ids)
 
 
 class ChunkPolicy(Protocol):
@@ -230,74 +207,3 @@ class ChunkSettings:
         if self.dynamic_chunk_strategy == "deadline" and self.token_hop_len_max is not None:
             return DeadlineChunks(self.token_hop_len_first, self.token_hop_len, self.token_hop_len_max)
         return ExponentialChunks(first, self.token_hop_len_max)
-
-
-class Chunker:
-    """Cuts one stream of tokens into windows."""
-
-    def __init__(self, policy: ChunkPolicy) -> None:
-        """Begin a stream; a chunker serves one only."""
-        self._policy = policy
-        self._tokens: list[int] = []
-        self._start = 0
-        self._schedule: list[int] = []
-        self._last_hop = 0
-        self._considered: int | None = None
-
-    @property
-    def tokens_received(self) -> int:
-        """All tokens pushed so far."""
-        return len(self._tokens)
-
-    @property
-    def schedule(self) -> tuple[int, ...]:
-        """Tokens in each window cut so far, look-ahead included."""
-        return tuple(self._schedule)
-
-    def push(self, token_ids: list[int], elapsed_s: float = 0.0) -> list[TokenWindow]:
-        """Take new tokens and return the windows that are now complete.
-
-        Args:
-            token_ids: speech tokens 0..6560, any number.
-            elapsed_s: seconds since the request began; only `time_based` looks at it.
-        """
-        self.add(token_ids)
-        windows = []
-        while (window := self.next_window(elapsed_s)) is not None:
-            windows.append(window)
-        return windows
-
-    def add(self, token_ids: list[int]) -> None:
-        """Take new tokens, 0..6560, any number."""
-        self._tokens.extend(token_ids)
-
-    def next_window(self, elapsed_s: float = 0.0, pace: Pace = UNMEASURED) -> TokenWindow | None:
-        """Cut the next window if it is complete; call it until it returns None, and again when tokens have come.
-
-        Args:
-            elapsed_s: seconds since the request began; only `time_based` looks at it.
-            pace: measured up to now, windows cut before included; only `deadline` looks at it.
-        """
-        pending = len(self._tokens) - self._start
-        # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog.
-        if pending <= LOOKAHEAD_TOKENS:
-            return None
-        progress = ChunkProgress(
-            len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
-        )
-        hop = self._considered = self._policy.next_hop(progress)
-        if pending < hop + LOOKAHEAD_TOKENS:
-            return None
-        window = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)
-        self._start += hop
-        self._last_hop, self._considered = hop, None
-        return window
-
-    def flush(self) -> TokenWindow:
-        """Return the last window: all that remains, at least 3 tokens if any window went before."""
-        return self._cut(len(self._tokens) - self._start, is_last=True)
-
-    def _cut(self, size: int, is_last: bool) -> TokenWindow:
-        token_ids = tuple(self._tokens[self._start : self._start + size])
-        self._schedule.append(size)
-        return TokenWindow(len(self._schedule) - 1, self._start, token_ids, is_last)

@@ -1,0 +1,104 @@
+"""Cuts one stream of speech tokens into the chunks that go to token2wav.
+
+tokens    0 ........... 15 .. 18 ................ 40 .. 43 ......
+window 0  [ hop 15       |la 3]
+window 1                 [ hop 25                  |la 3]
+last                                               [ all that remains ]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.chunking.pace import Pace
+from gateway.chunking.policies import UNMEASURED, ChunkPolicy, ChunkProgress
+from token2wav_service.contract import LOOKAHEAD_TOKENS
+
+
+@dataclass(frozen=True)
+class TokenWindow:
+    """Tokens that go to token2wav in one push."""
+
+    index: int
+    """0, 1, 2, ... within the stream."""
+    start: int
+    """Position of the first token in the stream."""
+    token_ids: tuple[int, ...]
+    """0..6560; unless last, the final 3 are look-ahead and come again in the next window."""
+    is_last: bool
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token in the stream."""
+        return self.start + len(self.token_ids)
+
+
+class Chunker:
+    """Cuts one stream of tokens into windows."""
+
+    def __init__(self, policy: ChunkPolicy) -> None:
+        """Begin a stream; a chunker serves one only."""
+        self._policy = policy
+        self._tokens: list[int] = []
+        self._start = 0
+        self._schedule: list[int] = []
+        self._last_hop = 0
+        self._considered: int | None = None
+
+    @property
+    def tokens_received(self) -> int:
+        """All tokens pushed so far."""
+        return len(self._tokens)
+
+    @property
+    def schedule(self) -> tuple[int, ...]:
+        """Tokens in each window cut so far, look-ahead included."""
+        return tuple(self._schedule)
+
+    def push(self, token_ids: list[int], elapsed_s: float = 0.0) -> list[TokenWindow]:
+        """Take new tokens and return the windows that are now complete.
+
+        Args:
+            token_ids: speech tokens 0..6560, any number.
+            elapsed_s: seconds since the request began; only `time_based` looks at it.
+        """
+        self.add(token_ids)
+        windows = []
+        while (window := self.next_window(elapsed_s)) is not None:
+            windows.append(window)
+        return windows
+
+    def add(self, token_ids: list[int]) -> None:
+        """Take new tokens, 0..6560, any number."""
+        self._tokens.extend(token_ids)
+
+    def next_window(self, elapsed_s: float = 0.0, pace: Pace = UNMEASURED) -> TokenWindow | None:
+        """Cut the next window if it is complete; call it until it returns None, and again when tokens have come.
+
+        Args:
+            elapsed_s: seconds since the request began; only `time_based` looks at it.
+            pace: measured up to now, windows cut before included; only `deadline` looks at it.
+        """
+        pending = len(self._tokens) - self._start
+        # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog.
+        if pending <= LOOKAHEAD_TOKENS:
+            return None
+        progress = ChunkProgress(
+            len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
+        )
+        hop = self._considered = self._policy.next_hop(progress)
+        if pending < hop + LOOKAHEAD_TOKENS:
+            return None
+        window = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)
+        self._start += hop
+        self._last_hop, self._considered = hop, None
+        return window
+
+    def flush(self) -> TokenWindow:
+        """Return the last window: all that remains, at least 3 tokens if any window went before."""
+        return self._cut(len(self._tokens) - self._start, is_last=True)
+
+    def _cut(self, size: int, is_last: bool) -> TokenWindow:
+        token_ids = tuple(self._tokens[self._start : self._start + size])
+        self._schedule.append(size)
+        return TokenWindow(len(self._schedule) - 1, self._start, token_ids, is_last)
