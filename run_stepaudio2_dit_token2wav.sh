@@ -329,7 +329,7 @@ assemble_repository() {
   if [[ $DEVICE == cpu && " ${ASSEMBLER_SETTINGS[*]}" != *" num_threads="* ]]; then
     settings+=("num_threads=$(token2wav_threads "${3:-1}")")
   fi
-  run "$PYTHON" -m token2wav_service.triton.assemble --output "$1" "${settings[@]}" "${ASSEMBLER_SETTINGS[@]}"
+  run "$PYTHON" -m token2wav_service.serving.assemble --output "$1" "${settings[@]}" "${ASSEMBLER_SETTINGS[@]}"
 }
 
 # Args: [number of the GPU it may use].
@@ -346,7 +346,7 @@ start_llm() {
 start_triton() {
   local -a gpu=()
   if [[ -n ${6:-} ]]; then gpu=(env "CUDA_VISIBLE_DEVICES=$6"); fi
-  start_service "$1" "${gpu[@]}" "$PYTHON" -m token2wav_service.triton --model-repository "$2" \
+  start_service "$1" "${gpu[@]}" "$PYTHON" -m token2wav_service.serving --model-repository "$2" \
     --http-port "$3" --grpc-port "$4" --metrics-port "$5"
 }
 

@@ -20,14 +20,14 @@ import torch
 from cosydit.bench.environment import describe_environment
 from cosydit.bench.report import aligned_table, write_json
 from servicekit.clock import SystemClock
+from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
-from token2wav_service.engine.build import build_engine
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.dit import DiT
+from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 
 FIRST_CHUNK_TOKENS = 18
 SECOND_CHUNK_TOKENS = 28

@@ -20,7 +20,7 @@ from cosydit.bench.environment import describe_environment
 from cosydit.bench.report import aligned_table, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from cosydit.stack.stack import LocalStack, Ports, StackOptions, TritonPorts
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 BOUND_DB = 45.0
 """As for every waveform of this system, end to end."""

@@ -26,7 +26,7 @@ from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_check
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from servicekit.clock import SystemClock
 from servicekit.heap import exempt_startup_objects
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 HOST = "127.0.0.1"
 VOICE = "default"

@@ -18,12 +18,12 @@ from torch import Tensor
 from token2wav_service.checkpoint.loader import load_flow
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import LOOKAHEAD_TOKENS
-from token2wav_service.engine.types import VoicePrompt
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.types import VoicePrompt
 
 SCHEDULES = {
     "equal 15": [15] * 1000,

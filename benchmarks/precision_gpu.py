@@ -20,20 +20,20 @@ from torch import Tensor
 
 from cosydit.bench.environment import describe_environment
 from cosydit.bench.report import aligned_table, write_json
+from token2wav_service.build import DTYPES
 from token2wav_service.checkpoint.loader import load_flow, load_hift
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SourcePhase, SynthesisPolicy
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
-from token2wav_service.engine.build import DTYPES
 from token2wav_service.engine.runner import ChunkWork
-from token2wav_service.engine.types import VoiceFeatures
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.hift import HiFT, fold_weight_norm
 from token2wav_service.replay.report import snr_db
-from token2wav_service.runtime.pool import PoolSizes
-from token2wav_service.runtime.slot_runner import SlotRunner, SlotState
-from token2wav_service.runtime.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_runner import SlotRunner, SlotState
+from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS
+from token2wav_service.types import VoiceFeatures
 
 PROMPT_TOKENS = 125
 POLICY = SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT)

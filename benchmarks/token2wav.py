@@ -108,8 +108,8 @@ def _player(args: argparse.Namespace, prompt: FloatArray) -> Player:
         return TritonPlayer(_url(args), prompt, SystemClock())
     if args.model_dir is None:
         raise BenchmarkError("--door engine needs --model-dir, the directory that holds flow.yaml and flow.pt")
+    from token2wav_service.build import build_engine
     from token2wav_service.config import Token2WavConfig
-    from token2wav_service.engine.build import build_engine
 
     limits = {"max_batch_size": str(max(args.batch_sizes)), "max_streams": str(max(args.batch_sizes))}
     own = dict(_name_value(text) for text in args.set)

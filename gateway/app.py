@@ -33,8 +33,8 @@ from gateway.dialects.openai.errors import error_response, shape_other_errors
 from gateway.dialects.openai.request import default_format
 from gateway.dialects.openai.speech import OpenAIHost
 from gateway.dialects.speech_ws import socket as speech_ws
+from gateway.doors.grpc import GrpcParts, GrpcSettings, serving_grpc
 from gateway.errors import ConfigError, NotReadyError
-from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
 from gateway.lifecycle.gate import Gate
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.replicas import Routes

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from token2wav_service.build import choose_runner
 from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
-from token2wav_service.engine.build import choose_runner
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import AudioChunk, FloatArray, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 from token2wav_service.errors import CapacityError, InvalidRequestError, Token2WavError, VoiceNotFoundError
+from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
 DEFAULT_WINDOW_TOKENS = 500
 """Utterances of up to 20 s are made in one piece; longer ones bound the memory of a step."""

@@ -21,7 +21,7 @@ from benchmarks.lib.instant import InstantLLM, InstantToken2Wav
 from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.speech_ws import socket as speech_ws
-from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
+from gateway.doors.grpc import GrpcParts, GrpcSettings, serving_grpc
 from gateway.lifecycle.readiness import Readiness
 
 CONTEXT = "one"

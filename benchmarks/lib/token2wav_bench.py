@@ -25,7 +25,7 @@ from gateway.token2wav.client import Token2WavClient
 from servicekit.clock import Clock
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
+from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 
 _MS = 1000
 _PROMPT_PEAK = 0.1

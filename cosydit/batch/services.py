@@ -94,8 +94,8 @@ async def _open_token2wav(settings: Token2WavSettings, plan: BatchPlan, clock: C
 def _token2wav_stage(settings: Token2WavSettings, plan: BatchPlan, clock: Clock) -> Token2WavStage:
     if settings.url is not None:
         return TritonStage(settings.url, settings.window_tokens or CHUNK_SIZES_TOKENS[-1])
+    from token2wav_service.build import build_engine
     from token2wav_service.config import Token2WavConfig
-    from token2wav_service.engine.build import build_engine
     from token2wav_service.offline import best_window_tokens
 
     size = str(plan.token2wav_batch_size)

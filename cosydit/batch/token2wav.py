@@ -17,9 +17,9 @@ from gateway.core import FloatArray, RegisteredVoice
 from gateway.errors import VoiceEvictedError
 from gateway.token2wav.client import Token2WavClient
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import StreamOptions, VoicePrompt
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.offline import OfflineUtterance, cut_windows, synthesize_all
+from token2wav_service.types import StreamOptions, VoicePrompt
 
 
 class EngineStage:

@@ -102,9 +102,9 @@ def build_engines(
 
 def _requests(args: argparse.Namespace, model_dir: Path) -> list[EngineRequest]:
     from token2wav_service.errors import ExportError
-    from token2wav_service.export.graphs import FLOW_GRAPHS, VOCODER_GRAPHS
-    from token2wav_service.export.spec import Precision
     from token2wav_service.export.tensorrt.requests import read_request
+    from token2wav_service.graphs.catalogue import FLOW_GRAPHS, VOCODER_GRAPHS
+    from token2wav_service.graphs.spec import Precision
     from token2wav_service.runtime.tensorrt.types import BuildOptions
 
     known = (*FLOW_GRAPHS, *VOCODER_GRAPHS)

@@ -129,7 +129,7 @@ def _test(args: argparse.Namespace) -> int:
 
 def _certify(args: argparse.Namespace, url: str) -> int:
     from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
-    from llm_service.export.functional_test import Expectation, certify
+    from llm_service.export.check_server import Expectation, certify
 
     backends = {backend.name.value: backend for backend in (EmbeddedBackend, TrtllmBackend, VllmBackend)}
     expectation = Expectation(tolerance=args.tolerance)

@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> ExportOptions:
     from token2wav_service.errors import ExportError
     from token2wav_service.export.directory import ALL_GRAPHS, ExportOptions
-    from token2wav_service.export.shapes import ShapeSettings
     from token2wav_service.export.shapes_file import read_shapes
-    from token2wav_service.export.spec import Precision
+    from token2wav_service.graphs.shapes import ShapeSettings
+    from token2wav_service.graphs.spec import Precision
 
     wanted = tuple(args.only or ALL_GRAPHS)
     unknown = sorted(set(wanted) - set(ALL_GRAPHS))
@@ -113,7 +113,7 @@ def _compare(directory: ExportDirectory, tasks: Sequence[ExportTask], sweep: Swe
     from tqdm import tqdm
 
     from token2wav_service.export.compare import compare_graph
-    from token2wav_service.export.graphs import GIVEN_GRAPHS
+    from token2wav_service.graphs.catalogue import GIVEN_GRAPHS
 
     comparisons: list[Comparison] = []
     exported = [task.spec for task in tasks if task.spec.name not in GIVEN_GRAPHS]

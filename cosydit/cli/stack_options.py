@@ -26,7 +26,7 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the model repository; `python -m token2wav_service.triton.assemble --help` lists them",
+        help="a setting of the model repository; `python -m token2wav_service.serving.assemble --help` lists them",
     )
 
 

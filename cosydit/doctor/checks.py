@@ -170,7 +170,11 @@ def _onnx_runtime() -> Finding:
 
 
 def _services() -> Iterator[Finding]:
-    from token2wav_service.triton.installation import TritonNotFoundError, find_installation, find_shared_libpython
+    from token2wav_service.serving.process.installation import (
+        TritonNotFoundError,
+        find_installation,
+        find_shared_libpython,
+    )
 
     yield _found("services", "shared libpython", lambda: str(find_shared_libpython()), TritonNotFoundError)
     yield _found("services", "tritonserver", lambda: str(find_installation().binary), TritonNotFoundError)

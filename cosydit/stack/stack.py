@@ -204,7 +204,7 @@ class LocalStack:
 
 def assemble_repository(options: StackOptions) -> None:
     """Write the Triton model repository for these options."""
-    from token2wav_service.triton.assemble import assemble
+    from token2wav_service.serving.assemble import assemble
 
     settings = {
         "model_dir": str(options.checkpoint.token2wav_dir),
@@ -256,7 +256,7 @@ def replica_specs(options: StackOptions) -> list[ServiceSpec]:
 def _server_spec(options: StackOptions, index: int, ports: TritonPorts, repository: Path) -> ServiceSpec:
     name = f"token2wav_service_{index + 1}" if index else "token2wav_service"
     gpus = options.token2wav_gpus
-    command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(repository)]
+    command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(repository)]
     command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
     ready = f"http://{LOOPBACK}:{ports.http}/v2/health/ready"
     return ServiceSpec(

@@ -39,17 +39,17 @@ from llm_service.prompt import build_prompt, generation_bounds
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import is_speech_llm_id, speech_id_from_llm_id
 from servicekit.clock import SystemClock
+from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.loader import load_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.engine.build import build_engine
-from token2wav_service.engine.types import VoicePrompt
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.resample import resample_16k_to_24k, resample_poly
 from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderInput
 from token2wav_service.offline import OfflineUtterance, synthesize_all
+from token2wav_service.types import VoicePrompt
 
 SENTENCES = Path(__file__).parents[1] / "samples/english.txt"
 WINDOW_TOKENS = 25

@@ -26,13 +26,13 @@ from demo_voice.unpack import VOICES
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.vocab import SPEECH_TOKEN_OFFSET
 from servicekit.clock import SystemClock
+from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
-from token2wav_service.engine.build import build_engine
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 
 HOPS = (15, 25, 50, 60)
 """Six seconds in the gateway's default schedule."""

@@ -25,7 +25,7 @@ EXPOSE 18000 8001 8002
 HEALTHCHECK --interval=10s --timeout=8s --start-period=900s \
   CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:18000/v2/health/ready', timeout=5)"]
 ENTRYPOINT []
-CMD ["python", "-m", "token2wav_service.triton", "--host=0.0.0.0", \
+CMD ["python", "-m", "token2wav_service.serving", "--host=0.0.0.0", \
   "--model-repository=/run/cosydit/model_repository", "--set=model_dir=/models/checkpoint/token2wav", \
   "--set=llm_tokenizer_dir=/models/checkpoint/llm", "--set=voices_dir=/models/checkpoint/voices", \
   "--set=llm_api_base=http://llm:8000", "--set=device=cuda", "--set=dtype=float16"]

@@ -72,7 +72,7 @@ ensure_libpython() {
 }
 
 has_libpython() {
-  "$PYTHON" -c 'from token2wav_service.triton.installation import find_shared_libpython as f; f()' 2>/dev/null
+  "$PYTHON" -c 'from token2wav_service.serving.process.installation import find_shared_libpython as f; f()' 2>/dev/null
 }
 
 apt_install() {

@@ -37,7 +37,7 @@ from gateway.dialects.openai import http as openai_http
 from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai.speech import OpenAIHost
 from gateway.dialects.speech_ws import socket as speech_ws
-from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
+from gateway.doors.grpc import GrpcParts, GrpcSettings, serving_grpc
 from gateway.lifecycle.readiness import Readiness
 from gateway.telemetry.http_door import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry

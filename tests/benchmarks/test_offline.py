@@ -10,9 +10,9 @@ import pytest
 from tests.engine.factory import POISON, PoisonableRunner, audio_of, drain, make_engine, make_prompt, tokens_of
 from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import StreamOptions, TokenChunk, VoicePrompt
 from token2wav_service.errors import CapacityError, InvalidChunkError, InvalidRequestError, Token2WavError
 from token2wav_service.offline import OfflineUtterance, best_window_tokens, cut_windows, synthesize_all
+from token2wav_service.types import StreamOptions, TokenChunk, VoicePrompt
 
 
 def _utterance(name: str, tokens: int, seed: int = 0) -> OfflineUtterance:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import soxr
 
 from gateway.audio import AudioFormat
-from gateway.grpc_server import GrpcSettings
+from gateway.doors.grpc import GrpcSettings
 from gateway.voices.registry import NamedVoice
 from tests.audio.decoding import decoded
 from tests.audio.signals import best_lag

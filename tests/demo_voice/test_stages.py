@@ -22,11 +22,11 @@ from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
 from tests.file_modes import assert_all_have_the_usual_mode
+from token2wav_service.build import build_engine
 from token2wav_service.config import Token2WavConfig
-from token2wav_service.engine.build import build_engine
-from token2wav_service.engine.types import VoicePrompt
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.offline import OfflineUtterance, synthesize_all
+from token2wav_service.types import VoicePrompt
 
 TRAINED = ("tokenizer", "speaker", "vocoder", "flow", "llm")
 STEPS = 2

@@ -13,11 +13,11 @@ from unittest.mock import patch
 import gateway.config
 import gateway.errors
 import servicekit.drain
-import token2wav_service.triton.__main__ as triton_main
-import token2wav_service.triton.assemble
+import token2wav_service.serving.__main__ as triton_main
+import token2wav_service.serving.assemble
 from llm_service.__main__ import _parser as llm_parser
 from llm_service.config import BackendName, parse_embedded_config, parse_server_config
-from token2wav_service.triton.settings import SETTINGS
+from token2wav_service.serving.settings import SETTINGS
 
 PYTHONS = ("python", "python3")
 FOLDER_SETTINGS = ("_dir",)
@@ -44,7 +44,7 @@ def check_command(command: Sequence[str]) -> None:
     module, arguments = command[2], list(command[3:])
     checks = {
         "llm_service": _check_llm,
-        "token2wav_service.triton": _check_token2wav,
+        "token2wav_service.serving": _check_token2wav,
         "gateway": _check_gateway,
         "servicekit.drain": lambda given: servicekit.drain._parser().parse_args(given),
     }
@@ -85,7 +85,7 @@ def _check_gateway(arguments: list[str]) -> None:
 
 def _check_token2wav(arguments: list[str]) -> None:
     args = triton_main._parser().parse_args(arguments)
-    given = token2wav_service.triton.assemble.parse_pairs(args.settings)
+    given = token2wav_service.serving.assemble.parse_pairs(args.settings)
     known = {setting.name: setting for setting in SETTINGS}
     for name, value in given.items():
         if name not in known:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway.config import HTTP_GRACE_S
-from gateway.grpc_server import DEFAULT_GRACE_S
+from gateway.doors.grpc import DEFAULT_GRACE_S
 from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2, debian_compose
 

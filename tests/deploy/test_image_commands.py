@@ -21,7 +21,7 @@ import yaml
 from tests.deploy.dockerfiles import install_commands
 from tests.deploy.tools import DEPLOY, ROOT, compose_v2
 from tests.e2e.conftest import wait_until
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("COSYDIT_IMAGE_COMMANDS") != "1", reason="takes minutes: set COSYDIT_IMAGE_COMMANDS=1"

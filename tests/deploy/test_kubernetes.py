@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from gateway.config import HTTP_GRACE_S
-from gateway.grpc_server import DEFAULT_GRACE_S
+from gateway.doors.grpc import DEFAULT_GRACE_S
 from gateway.telemetry.exposition import LIVE_PATH
 from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, Program, debian_kubectl, wheel_program

@@ -15,7 +15,7 @@ import pytest
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from cosydit.stack.stack import LocalStack, Ports, StackOptions
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 WAIT_S = 60.0
 

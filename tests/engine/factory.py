@@ -13,12 +13,12 @@ from servicekit.clock import Clock
 from tests.streaming.flow_factory import VOCAB, make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
-from token2wav_service.engine.model_runner import ModelRunner, TorchState
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
-from token2wav_service.engine.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.runtime.torch_runner import ModelRunner, TorchState
+from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
 
 POISON = 66
 """A token that makes `PoisonableRunner` fail."""

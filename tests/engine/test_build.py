@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from token2wav_service.build import choose_runner
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, SynthesisPolicy, Token2WavConfig
-from token2wav_service.engine.build import choose_runner
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
-from token2wav_service.engine.types import AudioChunk, StreamOptions, StreamStatus, TokenChunk
 from token2wav_service.errors import (
     CapacityError,
     InvalidChunkError,
@@ -31,6 +30,7 @@ from token2wav_service.errors import (
     VoiceNotFoundError,
 )
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, TokenChunk
 
 
 def _assert_empty(engine: Token2WavEngine) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
 from token2wav_service.engine.loop import MAX_PENDING_VOICES, REAP_INTERVAL_S, EngineLoop
-from token2wav_service.engine.types import AudioChunk, StreamOptions, StreamStatus, StreamSummary, TokenChunk
 from token2wav_service.errors import (
     CapacityError,
     EngineStoppedError,
@@ -20,6 +19,7 @@ from token2wav_service.errors import (
     StreamAbortedError,
     Token2WavError,
 )
+from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, StreamSummary, TokenChunk
 
 WAIT_S = 30.0
 

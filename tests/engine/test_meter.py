@@ -16,8 +16,8 @@ from tests.engine.factory import (
     tokens_of,
 )
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.meter import MAX_KEPT, ChunkTiming, EngineMeter, PlaybackDeadline
-from token2wav_service.engine.types import AudioChunk, TokenChunk
+from token2wav_service.engine.meter import MAX_KEPT, EngineMeter, PlaybackDeadline
+from token2wav_service.types import AudioChunk, ChunkTiming, TokenChunk
 
 
 def slowed(engine: Token2WavEngine, clock: ManualClock, step_s: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.engine.factory import ManualClock, make_engine, open_stream, tokens_of
 from token2wav_service.engine.scheduler import CLASS_PENALTY_S, Scheduler
-from token2wav_service.engine.types import TokenChunk
+from token2wav_service.types import TokenChunk
 
 
 class TwoBuckets:

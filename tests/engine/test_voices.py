@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.engine.factory import MODEL_VERSION, SPEAKER_DIMENSIONS, make_engine, make_prompt
-from token2wav_service.engine.types import VoiceFeatures, VoicePrompt
 from token2wav_service.engine.voices import MAX_VOICE_FILE_BYTES, VoiceStore
 from token2wav_service.errors import InvalidVoiceFileError, VoiceModelMismatchError, VoiceNotFoundError
+from token2wav_service.types import VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, decode_voice_file, encode_voice_file
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.export.checkpoints import copy_golden_checkpoint, make_tiny_checkpoint
-from token2wav_service.export import graphs
 from token2wav_service.export.directory import ExportDirectory, ExportOptions
+from token2wav_service.graphs import catalogue as graphs
 
 STREAM_GRAPHS = (graphs.ENCODER_CHUNK, graphs.ESTIMATOR_CHUNK, graphs.F0_PREDICTOR, graphs.VOCODER)
 

@@ -12,11 +12,11 @@ from tests.export.checkpoints import GOLDEN
 from tests.export.conftest import STREAM_GRAPHS
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.errors import CheckpointError, ExportError
-from token2wav_service.export import graphs
 from token2wav_service.export.build import Models
 from token2wav_service.export.compare import Sweep, compare_graph, verdicts
 from token2wav_service.export.onnx_models import OnnxFlow, OnnxHiFT
-from token2wav_service.export.spec import Precision
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.spec import Precision
 from token2wav_service.models.flow_stream import FlowInput, StreamFlow
 from token2wav_service.models.hift import HiFT
 from token2wav_service.replay.exported_cases import replay_exported

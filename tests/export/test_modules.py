@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.export.checkpoints import TINY_FLOW, TINY_HIFT
-from token2wav_service.export import graphs
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.compare import Sweep, compare_graph, sweep_sizes
 from token2wav_service.export.precision import MixedPrecision, dtype_of, in_precision
 from token2wav_service.export.samples import sample_inputs
-from token2wav_service.export.spec import GraphSpec, Precision
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.dit import DiT
 
 SMALL_SWEEP = Sweep(streams=(1, 3), frames=(2, 14), history=(1, 20))

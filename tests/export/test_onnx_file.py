@@ -11,12 +11,12 @@ from onnx import TensorProto, helper
 
 from tests.export.checkpoints import TINY_FLOW, TINY_HIFT
 from token2wav_service.errors import ExportError
-from token2wav_service.export import graphs
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.compare import REFERENCE_SWEEP, Executor, Sweep, compare_graph
 from token2wav_service.export.onnx_file import check_interface, write_graph
 from token2wav_service.export.operators import check_operators
-from token2wav_service.export.spec import DType, GraphSpec, Precision
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.spec import DType, GraphSpec, Precision
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from token2wav_service.errors import ExportError
-from token2wav_service.export import graphs
-from token2wav_service.export.shapes import AxisRange, ShapeSettings
 from token2wav_service.export.shapes_file import read_shapes
-from token2wav_service.export.spec import Precision
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.spec import Precision
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 
 
@@ -46,7 +46,7 @@ def test_derived_axes_follow_from_the_inputs() -> None:
 
 
 def test_the_descriptions_need_no_torch() -> None:
-    code = "import sys, token2wav_service.export.graphs; sys.exit('torch' in sys.modules)"
+    code = "import sys, token2wav_service.graphs.catalogue; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

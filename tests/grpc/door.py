@@ -14,7 +14,7 @@ import grpc
 from riva.proto import riva_tts_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from gateway.grpc_server import GrpcParts, GrpcSettings, serving_grpc
+from gateway.doors.grpc import GrpcParts, GrpcSettings, serving_grpc
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.voices.registry import NamedVoice, VoiceRegistry

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
+from gateway.doors.grpc import GrpcSettings
 from gateway.errors import ConfigError
-from gateway.grpc_server import GrpcSettings
 from gateway.speech.request import SpeechRequest, check_request
 from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas

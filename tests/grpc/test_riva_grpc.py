@@ -17,8 +17,8 @@ from riva.proto import riva_audio_pb2, riva_common_pb2, riva_tts_pb2
 
 from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc.riva_grpc import RivaServicer
+from gateway.doors.grpc import GrpcSettings
 from gateway.errors import LLMUnavailableError, TextTooLongError
-from gateway.grpc_server import GrpcSettings
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
 from tests.grpc.door import PATIENCE_S, failure_of, listen, opened_grpc

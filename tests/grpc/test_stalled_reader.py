@@ -12,7 +12,7 @@ import pytest
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import tts_service_pb2
 
-from gateway.grpc_server import GrpcSettings
+from gateway.doors.grpc import GrpcSettings
 from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.grpc.door import CONFIG, END, Door, failure_of, opened_grpc, say

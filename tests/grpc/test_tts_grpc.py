@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
+from gateway.doors.grpc import GrpcSettings
 from gateway.errors import LLMInterruptedError
-from gateway.grpc_server import GrpcSettings
 from gateway.voices.registry import NamedVoice
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.grpc.door import CANCEL, CONFIG, END, FLUSH, Heard, failure_of, listen, opened_grpc, say

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -12,15 +10,14 @@ from typing import Any
 
 import pytest
 
-import gateway
 from demo_voice.unpack import VOICES
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
+from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.text import WHOLE_TEXT, TextOptions
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 
-DROP_IN_DIR = Path(gateway.__file__).parents[1] / "token2wav_service/model_repository/cosyvoice2_dit/1"
 SENTENCE = "Nobody had seen the boat that day. "
 TEXT = SENTENCE * 9
 
@@ -39,11 +36,8 @@ async def gateway_pipeline(tokenizer_dir: Path, **options: Any) -> AsyncIterator
 
 
 @asynccontextmanager
-async def drop_in_pipeline(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SpeechPipeline]:
-    monkeypatch.syspath_prepend(str(DROP_IN_DIR))
-    drop_in = importlib.import_module("drop_in_config")
-    monkeypatch.delitem(sys.modules, "drop_in_config")
-    async with drop_in.open_pipeline(drop_in.DropInConfig(tokenizer_dir, voices_dir=VOICES)) as pipeline:
+async def drop_in_pipeline(tokenizer_dir: Path) -> AsyncIterator[SpeechPipeline]:
+    async with open_pipeline(DropInConfig(tokenizer_dir, voices_dir=VOICES)) as pipeline:
         yield pipeline
 
 
@@ -56,17 +50,13 @@ async def bounds_of(opening: AbstractAsyncContextManager[SpeechPipeline]) -> tup
         return max(len(segment.text) for segment in segments), pipeline.settings.carry.max_speech_tokens
 
 
-async def test_a_checkpoint_without_bounds_is_asked_for_long_segments(
-    llm_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for opening in (gateway_pipeline(llm_dir), drop_in_pipeline(llm_dir, monkeypatch)):
+async def test_a_checkpoint_without_bounds_is_asked_for_long_segments(llm_dir: Path) -> None:
+    for opening in (gateway_pipeline(llm_dir), drop_in_pipeline(llm_dir)):
         assert await bounds_of(opening) == (3 * len(SENTENCE), 500)
 
 
-async def test_a_checkpoint_with_bounds_is_asked_for_short_ones(
-    bounded_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for opening in (gateway_pipeline(bounded_dir), drop_in_pipeline(bounded_dir, monkeypatch)):
+async def test_a_checkpoint_with_bounds_is_asked_for_short_ones(bounded_dir: Path) -> None:
+    for opening in (gateway_pipeline(bounded_dir), drop_in_pipeline(bounded_dir)):
         assert await bounds_of(opening) == (len(SENTENCE), 100)
 
 

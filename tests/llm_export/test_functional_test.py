@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.errors import BuildError
-from llm_service.export import functional_test
-from llm_service.export.functional_test import Certificate, Expectation, certify
+from llm_service.export import check_server as functional_test
+from llm_service.export.check_server import Certificate, Expectation, certify
 from llm_service.vocab import END_IDS, SPEECH_TOKEN_OFFSET
 from tests.llm_export.serving import embedded_server
 

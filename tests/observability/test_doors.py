@@ -26,7 +26,7 @@ from servicekit.clock import SystemClock
 from tests.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
 from tests.gateway.fakes import FakeLLM, ManualClock, speech_deltas
 from tests.observability.reading import Reading, samples_of
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 Voices = list[NamedVoice]
 PATIENCE_S = 10.0

@@ -27,7 +27,7 @@ from tests.observability.debian_prometheus import (
 )
 from tests.observability.otlp_receiver import ReceivedSpan, Receiver, receiving, tree_of
 from tests.triton.client import StreamClient, text
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 SCRAPE_S = 1
 WINDOW = "60s"

@@ -17,7 +17,7 @@ from cosydit.watch.follow import Watch
 from cosydit.watch.scrape import EMPTY, Scrape, Window, quantile
 from cosydit.watch.view import Picture, Service, draw
 from tests.gateway.fakes import ManualClock
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 GATEWAY = """
 # TYPE cosydit_gateway_streams gauge

@@ -27,9 +27,8 @@ from servicekit.tracing import NULL_SPAN, NULL_TRACER, TRACEPARENT, TracingUnava
 from servicekit.tracing.otel import OtelTracer
 from tests.access.door import BEARER, KEY, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
-from token2wav_service.engine.meter import ChunkTiming
-from token2wav_service.engine.types import AudioChunk, StreamStatus, StreamSummary, TokenChunk
-from token2wav_service.triton.stream_trace import NO_TRACE, begin_trace
+from token2wav_service.serving.stream_trace import NO_TRACE, begin_trace
+from token2wav_service.types import AudioChunk, ChunkTiming, StreamStatus, StreamSummary, TokenChunk
 
 Voices = list[NamedVoice]
 TRACE, PARENT = "ab" * 16, "cd" * 8

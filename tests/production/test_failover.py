@@ -21,7 +21,7 @@ from benchmarks.lib.failover.scenario import Scenario, StepReport
 from cosydit.stack.process import ServiceProcess
 from cosydit.stack.stack import LocalStack, gateway_spec
 from tests.e2e.conftest import wait_until
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 CALLERS = 6
 DOORS = ("gateway", "gateway_grpc")

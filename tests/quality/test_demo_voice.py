@@ -32,7 +32,7 @@ from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.resample import resample_poly
 from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 MAX_WORD_ERROR_RATE = 0.35
 """Of six sentences; a hundred of them are measured by `benchmarks.quality`."""

@@ -81,7 +81,7 @@ def test_help_is_printed_on_request() -> None:
 
 def test_stage_two_hands_the_settings_of_the_original_to_the_assembler() -> None:
     command = planned("2", "2", "--set", "ode_steps=5", BLS_INSTANCE_NUM="3", DECOUPLED_MODE="False")[0]
-    assert "-m token2wav_service.triton.assemble" in command
+    assert "-m token2wav_service.serving.assemble" in command
     assert {"BLS_INSTANCE_NUM=3", "DECOUPLED_MODE=False", "ode_steps=5"} <= set(command.split())
 
 
@@ -101,7 +101,7 @@ def test_ports_are_settings() -> None:
 
 def test_stage_seven_starts_one_llm_and_each_token2wav_server_on_ports_of_its_own() -> None:
     commands = planned("7", "7", "--token2wav-servers", "3")
-    servers = [command for command in commands if "-m token2wav_service.triton --model-repository" in command]
+    servers = [command for command in commands if "-m token2wav_service.serving --model-repository" in command]
     assert sum("-m llm_service" in command for command in commands) == 1
     assert [server.partition("--http-port")[2].split()[::2] for server in servers] == [
         ["17000", "18000", "16000"],

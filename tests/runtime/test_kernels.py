@@ -10,9 +10,9 @@ from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.hift import Snake
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.runtime import ops
-from token2wav_service.runtime.slots import SlotAllocator
-from token2wav_service.runtime.solver import FusedSolver, SolverBatch, SolverPool
+from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
+from token2wav_service.runtime.slots.slots import SlotAllocator
 
 STEPS, LAYERS, HEADS, DIM, HIDDEN, WINDOW = 2, 2, 2, 16, 48, 10
 

@@ -13,16 +13,16 @@ from tests.engine.factory import ManualClock, SeededExtractor, audio_of, drain, 
 from tests.streaming.flow_factory import make_flow, make_hift
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.model_runner import ModelRunner
-from token2wav_service.engine.types import StreamOptions, TokenChunk
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import CapacityError
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
-from token2wav_service.runtime.pool import PoolSizes
-from token2wav_service.runtime.slot_runner import SlotRunner
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
+from token2wav_service.runtime.torch_runner import ModelRunner
+from token2wav_service.types import StreamOptions, TokenChunk
 
 POLICY = SynthesisPolicy(
     history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12

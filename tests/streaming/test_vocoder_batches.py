@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.engine.factory import SeededExtractor, make_prompt, tokens_of
 from tests.streaming.flow_factory import make_flow, make_hift
 from token2wav_service.config import SourcePhase, SynthesisPolicy
-from token2wav_service.engine.model_runner import ModelRunner
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
 from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderInput, VocoderState
 from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, WAVE_SNR_DB, snr_db
+from token2wav_service.runtime.torch_runner import ModelRunner
 
 FRAME = 480
 LENGTHS = [2, 8, 30, 38, 58, 108]

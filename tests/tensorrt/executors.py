@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.export.spec import GraphSpec
+from token2wav_service.graphs.spec import GraphSpec
 
 DTYPES = {
     "float32": torch.float32,

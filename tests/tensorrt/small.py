@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from tests.tensorrt.fake_tensorrt import FakeTensorRT
-from token2wav_service.export.spec import ShapeRange
 from token2wav_service.export.tensorrt.build import EngineRequest
 from token2wav_service.export.tensorrt.certify import Case, ReferenceCertifier
+from token2wav_service.graphs.spec import ShapeRange
 from token2wav_service.hashes import sha256_of_file
 from token2wav_service.runtime.tensorrt.api import TensorRT
 from token2wav_service.runtime.tensorrt.manifest import EngineProfile, GpuHost

@@ -20,12 +20,12 @@ from token2wav_service.checkpoint import loader
 from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.build import Models, module_for
-from token2wav_service.export.graphs import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.export.manifest import Manifest, describe, write_manifest
-from token2wav_service.export.shapes import AxisRange, ShapeSettings
-from token2wav_service.export.spec import Precision
 from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
 from token2wav_service.export.tensorrt.reference import make_certifier, sizes_to_measure
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
+from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.spec import Precision
 from token2wav_service.hashes import sha256_of_file
 from token2wav_service.runtime.tensorrt.api import TensorRT
 from token2wav_service.runtime.tensorrt.host import probe_gpu, tensorrt_version

@@ -15,30 +15,30 @@ from tests.streaming.flow_factory import make_flow, make_hift
 from tests.tensorrt.executors import ModuleExecutor
 from tests.tensorrt.fake_tensorrt import FakeTensorRT
 from tests.tensorrt.small import HOST, Steps, tensorrt
+from token2wav_service.build import choose_runner
 from token2wav_service.config import HistoryPolicy, RunnerKind, SynthesisPolicy, Token2WavConfig
-from token2wav_service.engine.build import choose_runner
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.model_runner import ModelRunner
-from token2wav_service.engine.types import StreamOptions
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.export.graphs import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.export.modules import EstimatorChunk
 from token2wav_service.export.samples import sample_inputs
-from token2wav_service.export.spec import Precision
 from token2wav_service.export.tensorrt.build import EngineRequest, ensure_engine
 from token2wav_service.export.tensorrt.certify import Case, ReferenceCertifier
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
+from token2wav_service.graphs.spec import Precision
 from token2wav_service.hashes import sha256_of_file
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
-from token2wav_service.runtime.pool import PoolSizes
-from token2wav_service.runtime.slot_runner import SlotRunner
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.tensorrt.load import Buckets, assemble_solver, load_solver
 from token2wav_service.runtime.tensorrt.manifest import EngineProfile, GpuHost
 from token2wav_service.runtime.tensorrt.types import BuildOptions
+from token2wav_service.runtime.torch_runner import ModelRunner
+from token2wav_service.types import StreamOptions
 
 POLICY = SynthesisPolicy(
     history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12

@@ -15,13 +15,13 @@ from tests.streaming.flow_factory import make_flow, make_hift
 from tests.tensorrt.executors import ModuleExecutor
 from tests.tensorrt.fake_tensorrt import FakeTensorRT
 from token2wav_service.errors import CapacityError, EngineUnfitError
-from token2wav_service.export.graphs import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.export.modules import EstimatorChunk
-from token2wav_service.export.shapes import AxisRange, ShapeSettings
-from token2wav_service.export.spec import GraphSpec, Precision
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
+from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.models.cfm import SolverHistory
 from token2wav_service.models.flow import Flow
-from token2wav_service.runtime.solver import SolverBatch, SolverPool
+from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
 from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
 from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
 from token2wav_service.runtime.tensorrt.solver import TensorRTSolver

@@ -14,7 +14,7 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import np_to_triton_dtype
 
-from token2wav_service.triton.server import TritonProcess
+from token2wav_service.serving.process.server import TritonProcess
 
 WAIT_S = 30.0
 POLL_S = 0.02

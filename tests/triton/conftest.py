@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.triton.fake_llm import FakeLLMServer
-from token2wav_service.triton.assemble import TEMPLATES, assemble
-from token2wav_service.triton.server import ServerOptions, TritonProcess, free_ports, triton_server
+from token2wav_service.serving.assemble import TEMPLATES, assemble
+from token2wav_service.serving.process.server import ServerOptions, TritonProcess, free_ports, triton_server
 
 READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5
@@ -22,7 +22,7 @@ FAKE_ENGINE_MODEL = """
 import triton_python_backend_utils as pb_utils
 from tests.triton.fakes import FakeEngineLoop
 from token2wav_service.features.audio import load_prompt_audio
-from token2wav_service.triton.token2wav_model import Token2WavModel
+from token2wav_service.serving.token2wav_model import Token2WavModel
 
 
 class TritonPythonModel:

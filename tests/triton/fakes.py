@@ -15,16 +15,6 @@ import numpy as np
 
 from token2wav_service.contract import SAMPLES_PER_TOKEN, ServerStatus
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.types import (
-    AudioChunk,
-    FloatArray,
-    StreamOptions,
-    StreamStatus,
-    StreamSummary,
-    TokenChunk,
-    VoiceFeatures,
-    VoicePrompt,
-)
 from token2wav_service.errors import (
     EngineStoppedError,
     InvalidPromptError,
@@ -34,6 +24,16 @@ from token2wav_service.errors import (
     Token2WavError,
     VoiceModelMismatchError,
     VoiceNotFoundError,
+)
+from token2wav_service.types import (
+    AudioChunk,
+    FloatArray,
+    StreamOptions,
+    StreamStatus,
+    StreamSummary,
+    TokenChunk,
+    VoiceFeatures,
+    VoicePrompt,
 )
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 

@@ -14,8 +14,8 @@ from token2wav_service.contract import (
     SPEAKER_EMBEDDING_MODEL,
     TOKEN2WAV_MODEL,
 )
-from token2wav_service.triton.assemble import TEMPLATES, assemble, count_instances, main, read_config
-from token2wav_service.triton.settings import SETTINGS, SettingsError
+from token2wav_service.serving.assemble import TEMPLATES, assemble, count_instances, main, read_config
+from token2wav_service.serving.settings import SETTINGS, SettingsError
 
 MODELS = (TOKEN2WAV_MODEL, DROP_IN_MODEL, AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
 

@@ -21,7 +21,7 @@ import tritonclient.http as http_client
 from tests.triton.client import StreamClient, connected, infer_input, read_metrics, text, token2wav_metric, wait_until
 from tests.triton.fake_llm import FakeLLMServer
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLES_PER_TOKEN
-from token2wav_service.triton.server import TritonProcess
+from token2wav_service.serving.process.server import TritonProcess
 
 WAIT_S = 30.0
 SPOKEN_TOKENS = 50
@@ -114,7 +114,7 @@ def test_killing_a_client_in_mid_stream_frees_its_state(
     fake_llm.hold(5)
     program = (
         "import sys, time\nfrom tests.triton.test_assembled_repository import *\n"
-        "from token2wav_service.triton.server import ServerOptions\n"
+        "from token2wav_service.serving.process.server import ServerOptions\n"
         "class Server: options = ServerOptions(Path('.'), '127.0.0.1', 1, int(sys.argv[1]), 2)\n"
         "client = OriginalClient(Server)\n"
         "client.send(original_inputs(), parameters={'seed': 5})\n"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from token2wav_service.triton import drain as drain_module
-from token2wav_service.triton.command import ServerOptions
-from token2wav_service.triton.drain import drain, open_streams
+from token2wav_service.serving.process import drain as drain_module
+from token2wav_service.serving.process.command import ServerOptions
+from token2wav_service.serving.process.drain import drain, open_streams
 
 TIMEOUT_S = 0.2
 

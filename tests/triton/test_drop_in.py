@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import subprocess
 import sys
@@ -17,13 +16,12 @@ import numpy as np
 import pytest
 
 from gateway.core import AudioChunk, InlineVoice
+from gateway.dialects.cosyvoice2_dit import drop_in
 from gateway.errors import GatewayError, LLMUnavailableError, TextTooLongError
 from gateway.speech.request import SpeechRequest
 from tests.triton.fakes import FakePbUtils, FakeRequest
-from token2wav_service.triton.assemble import TEMPLATES
 
 WAIT_S = 10.0
-MODEL_DIR = TEMPLATES / "cosyvoice2_dit" / "1"
 
 
 class FakePipeline:
@@ -55,8 +53,7 @@ class FakePipeline:
 class Harness:
     """Both kinds of the model on one fake pipeline."""
 
-    def __init__(self, drop_in: Any, max_requests: int = 8, default_voice: str | None = "default") -> None:
-        self.drop_in = drop_in
+    def __init__(self, max_requests: int = 8, default_voice: str | None = "default") -> None:
         self.pipeline = FakePipeline()
         self.is_closed = False
         pb_utils = FakePbUtils()
@@ -82,16 +79,8 @@ class Harness:
 
 
 @pytest.fixture
-def drop_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(MODEL_DIR))
-    yield importlib.import_module("drop_in")
-    for name in ("drop_in", "drop_in_config"):
-        del sys.modules[name]
-
-
-@pytest.fixture
-def harness(drop_in: Any) -> Iterator[Harness]:
-    made = Harness(drop_in)
+def harness() -> Iterator[Harness]:
+    made = Harness()
     yield made
     made.close()
 
@@ -152,8 +141,8 @@ def test_a_cancelled_request_stops_the_work(harness: Harness) -> None:
     assert harness.pipeline.running == 0
 
 
-def test_execute_returns_only_when_there_is_room_for_another_request(drop_in: Any) -> None:
-    harness = Harness(drop_in, max_requests=1)
+def test_execute_returns_only_when_there_is_room_for_another_request() -> None:
+    harness = Harness(max_requests=1)
     harness.pipeline.hold = True
     first, second = speech_request(), speech_request()
     thread = threading.Thread(target=lambda: [harness.streaming.execute([r]) for r in (first, second)])
@@ -224,14 +213,14 @@ def test_a_bad_request_is_refused_before_the_pipeline(
     assert harness.pipeline.requests == []
 
 
-def test_without_voices_a_request_must_bring_its_own(drop_in: Any) -> None:
-    harness = Harness(drop_in, default_voice=None)
+def test_without_voices_a_request_must_bring_its_own() -> None:
+    harness = Harness(default_voice=None)
     answer = harness.ask(speech_request(reference_wav=None, reference_wav_len=None, reference_text=None))
     assert "send 16 kHz mono FP32" in answer.sender.error()
     harness.close()
 
 
 def test_the_entry_imports_no_torch() -> None:
-    program = f"import sys; sys.path.insert(0, {str(MODEL_DIR)!r}); import drop_in; sys.exit('torch' in sys.modules)"
+    program = "import sys; import gateway.dialects.cosyvoice2_dit.drop_in; sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd=root).returncode == 0

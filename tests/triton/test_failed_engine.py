@@ -15,8 +15,8 @@ from servicekit.clock import SystemClock
 from tests.engine.factory import make_engine
 from token2wav_service.engine.loop import EngineLoop
 from token2wav_service.features.audio import load_prompt_audio
-from token2wav_service.triton.end_server import server_ender
-from token2wav_service.triton.token2wav_model import Token2WavModel
+from token2wav_service.serving.process.end_server import server_ender
+from token2wav_service.serving.token2wav_model import Token2WavModel
 
 
 def probe():

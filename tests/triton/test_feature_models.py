@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.triton.fakes import FakePbUtils, FakeRequest
-from token2wav_service.engine.types import FloatArray, IntArray
-from token2wav_service.triton.feature_models import AudioTokenizerModel, SpeakerEmbeddingModel
+from token2wav_service.serving.feature_models import AudioTokenizerModel, SpeakerEmbeddingModel
+from token2wav_service.types import FloatArray, IntArray
 
 
 class FakeExtractor:
@@ -76,7 +76,7 @@ def test_speaker_embedding_is_half_precision() -> None:
 
 def test_the_feature_processes_import_no_torch() -> None:
     program = (
-        "import sys, token2wav_service.triton.feature_models, token2wav_service.features.extractor\n"
+        "import sys, token2wav_service.serving.feature_models, token2wav_service.features.extractor\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'torchaudio', 's3tokenizer')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

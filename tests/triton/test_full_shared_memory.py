@@ -19,7 +19,7 @@ import resource
 from functools import partial
 
 import tests.triton.fakes
-import token2wav_service.triton.token2wav_model as adapter
+import token2wav_service.serving.token2wav_model as adapter
 
 tests.triton.fakes.SAMPLES_PER_TOKEN = 2_000_000
 adapter.Responder = partial(adapter.Responder, free_bytes=lambda: {free_bytes})

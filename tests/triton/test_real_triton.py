@@ -14,7 +14,7 @@ import pytest
 
 from tests.triton.client import StreamClient, connected, read_metrics, text, token2wav_metric, wait_until
 from token2wav_service.contract import ErrorCode, decode_error
-from token2wav_service.triton.server import TritonProcess
+from token2wav_service.serving.process.server import TritonProcess
 from token2wav_service.voice_file import decode_voice_file
 
 CHUNKS = 20

@@ -13,17 +13,17 @@ from typing import IO
 import pytest
 
 from tests.triton.client import wait_until
-from token2wav_service.triton import installation as installation_module
-from token2wav_service.triton.__main__ import main
-from token2wav_service.triton.command import ServerOptions, server_command
-from token2wav_service.triton.installation import (
+from token2wav_service.serving.__main__ import main
+from token2wav_service.serving.process import installation as installation_module
+from token2wav_service.serving.process.command import ServerOptions, server_command
+from token2wav_service.serving.process.installation import (
     TritonNotFoundError,
     find_installation,
     find_shared_libpython,
     lay_out_backends,
     server_environment,
 )
-from token2wav_service.triton.server import TritonProcess, TritonStartError, check_shared_memory, free_ports
+from token2wav_service.serving.process.server import TritonProcess, TritonStartError, check_shared_memory, free_ports
 
 REPOSITORY = Path(installation_module.__file__).parents[1] / "model_repository"
 MIB = 1024 * 1024
@@ -139,7 +139,7 @@ def test_the_command_line_assembles_the_repository_that_its_settings_describe(
 
 def start_foreground(given: ServerOptions, log: IO[bytes]) -> subprocess.Popen[bytes]:
     given.model_repository.mkdir()
-    command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(given.model_repository)]
+    command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(given.model_repository)]
     command += ["--http-port", str(given.http_port), "--grpc-port", str(given.grpc_port)]
     command += ["--metrics-port", str(given.metrics_port)]
     return subprocess.Popen(command, stdout=log, stderr=log)

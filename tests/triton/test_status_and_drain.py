@@ -19,16 +19,16 @@ from tests.triton.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from tests.triton.test_token2wav_model import WAIT_S, decode_audio
 from tests.triton.test_token2wav_model import text as text_tensor
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
-from token2wav_service.triton.assemble import TEMPLATES
-from token2wav_service.triton.drain_flag import DRAIN_FLAG_VARIABLE, read_drain_flag
-from token2wav_service.triton.server import TritonProcess, free_ports
-from token2wav_service.triton.token2wav_model import Token2WavModel
+from token2wav_service.serving.assemble import TEMPLATES
+from token2wav_service.serving.process.drain_flag import DRAIN_FLAG_VARIABLE, read_drain_flag
+from token2wav_service.serving.process.server import TritonProcess, free_ports
+from token2wav_service.serving.token2wav_model import Token2WavModel
 
 DRAINING_MODEL = (
     FAKE_ENGINE_MODEL.replace("import triton", "import os\n\nimport triton", 1).replace(
         "load_prompt_audio, metrics", "load_prompt_audio, is_draining=read_drain_flag(os.environ), metrics"
     )
-    + "\nfrom token2wav_service.triton.drain_flag import read_drain_flag\n"
+    + "\nfrom token2wav_service.serving.process.drain_flag import read_drain_flag\n"
 )
 SERVER_WAIT_S = 60.0
 
@@ -90,7 +90,7 @@ def launched(folder: Path, model_text: str = DRAINING_MODEL) -> Iterator[tuple[s
     shutil.copy(TEMPLATES / "token2wav_dit" / "config.pbtxt", model)
     (model / "1" / "model.py").write_text(model_text)
     http, grpc, metrics = map(str, free_ports(3))
-    command = [sys.executable, "-m", "token2wav_service.triton", "--model-repository", str(folder / "repository")]
+    command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(folder / "repository")]
     command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, "--exit-timeout-s", "1"]
     path = os.pathsep.join([str(REPOSITORY_ROOT), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("wb") as log:

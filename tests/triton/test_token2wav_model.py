@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.triton.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
-from token2wav_service.engine.types import FloatArray
 from token2wav_service.errors import InvalidPromptError
-from token2wav_service.triton.responder import Responder
-from token2wav_service.triton.token2wav_model import Token2WavModel
+from token2wav_service.python_backend.responder import Responder
+from token2wav_service.serving.token2wav_model import Token2WavModel
+from token2wav_service.types import FloatArray
 
 WAIT_S = 10.0
 

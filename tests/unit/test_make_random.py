@@ -24,12 +24,12 @@ from token2wav_service.checkpoint.make_random import (
     make_random_token2wav,
 )
 from token2wav_service.config import SourcePhase
-from token2wav_service.engine.types import VoicePrompt
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
+from token2wav_service.types import VoicePrompt
 
 MANIFESTS = Path(__file__).parents[1] / "assets" / "checkpoint_manifests"
 

@@ -20,7 +20,7 @@ from cosydit.stack.stack import (
     llm_spec,
 )
 from gateway.config import HTTP_GRACE_S
-from gateway.grpc_server import DEFAULT_GRACE_S
+from gateway.doors.grpc import DEFAULT_GRACE_S
 
 
 def _options(tmp_path: Path, *replicas: TritonPorts) -> StackOptions:

@@ -18,7 +18,7 @@ from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from cosydit.stack.signals import stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
-from token2wav_service.triton.server import free_ports
+from token2wav_service.serving.process.server import free_ports
 
 PATIENCE_S = 20.0
 INTERRUPTED = 130

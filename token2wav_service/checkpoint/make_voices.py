@@ -13,7 +13,7 @@ import numpy.typing as npt
 import soundfile
 
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
-from token2wav_service.engine.types import FloatArray
+from token2wav_service.types import FloatArray
 
 Float64Array = npt.NDArray[np.float64]
 

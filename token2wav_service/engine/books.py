@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection
 
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
-from token2wav_service.engine.meter import ChunkTiming, EngineMeter, Measurements
+from token2wav_service.engine.meter import EngineMeter, Measurements
 from token2wav_service.engine.recent_steps import RecentSteps
 from token2wav_service.engine.stream import Stream
-from token2wav_service.engine.types import EngineStats, StreamStatus
-from token2wav_service.features.voice_cache import VoiceCacheStats
+from token2wav_service.engine.voice_cache import VoiceCacheStats
+from token2wav_service.types import ChunkTiming, EngineStats, StreamStatus
 
 
 class EngineBooks:

@@ -6,9 +6,9 @@ from token2wav_service.config import HistoryPolicy, Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY
 from token2wav_service.engine.runner import ModelFacts
 from token2wav_service.engine.stream import Stream
-from token2wav_service.engine.types import StreamOptions, TokenChunk
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
 from token2wav_service.models.history import UPSTREAM_LIMIT_FRAMES
+from token2wav_service.types import StreamOptions, TokenChunk
 
 MEL_RATE_HZ = 50
 

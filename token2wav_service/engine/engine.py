@@ -19,18 +19,10 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.books import EngineBooks
 from token2wav_service.engine.chunk_rules import ChunkRules, check_options
-from token2wav_service.engine.meter import ChunkTiming, Measurements
+from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Batch, Scheduler
 from token2wav_service.engine.stream import Stream
-from token2wav_service.engine.types import (
-    AudioChunk,
-    EngineStats,
-    StreamOptions,
-    StreamStatus,
-    StreamSummary,
-    TokenChunk,
-)
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
@@ -38,6 +30,15 @@ from token2wav_service.errors import (
     StreamAbortedError,
     StreamNotFoundError,
     Token2WavError,
+)
+from token2wav_service.types import (
+    AudioChunk,
+    ChunkTiming,
+    EngineStats,
+    StreamOptions,
+    StreamStatus,
+    StreamSummary,
+    TokenChunk,
 )
 
 logger = logging.getLogger(__name__)

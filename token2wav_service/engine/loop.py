@@ -13,7 +13,14 @@ from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.bounded_pool import BoundedPool
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.types import (
+from token2wav_service.errors import (
+    DeviceLostError,
+    EngineStoppedError,
+    StreamAbortedError,
+    StreamNotFoundError,
+    Token2WavError,
+)
+from token2wav_service.types import (
     AudioChunk,
     EngineStats,
     StreamOptions,
@@ -22,13 +29,6 @@ from token2wav_service.engine.types import (
     TokenChunk,
     VoiceFeatures,
     VoicePrompt,
-)
-from token2wav_service.errors import (
-    DeviceLostError,
-    EngineStoppedError,
-    StreamAbortedError,
-    StreamNotFoundError,
-    Token2WavError,
 )
 
 logger = logging.getLogger(__name__)

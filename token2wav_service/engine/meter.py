@@ -8,25 +8,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from token2wav_service.types import ChunkTiming
+
 MAX_KEPT = 4096
 """Measurements of each kind that nobody has taken yet; far more than a quarter of a second brings."""
-
-
-@dataclass(frozen=True)
-class ChunkTiming:
-    """One chunk's way through the engine; seconds of the engine's clock."""
-
-    accepted_s: float
-    started_s: float
-    """Of its step."""
-    ended_s: float
-    batch_size: int
-    """Streams in the step."""
-
-    @property
-    def queue_s(self) -> float:
-        """Seconds between its acceptance and its step."""
-        return self.started_s - self.accepted_s
 
 
 @dataclass(frozen=True)

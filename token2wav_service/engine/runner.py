@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from token2wav_service.engine.types import FloatArray, TokenChunk, VoiceFeatures
+from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
 
 
 class VoiceState(Protocol):

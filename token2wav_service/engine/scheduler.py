@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from token2wav_service.engine.stream import Stream
-from token2wav_service.engine.types import TokenChunk
+from token2wav_service.types import TokenChunk
 
 CLASS_PENALTY_S = 0.5
 """Each priority class behind the first may be made to wait so much longer, and no longer: none starves."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from token2wav_service.engine.meter import PlaybackDeadline
 from token2wav_service.engine.runner import StreamState
-from token2wav_service.engine.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 from token2wav_service.engine.voices import Voice
+from token2wav_service.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 
 FIRST_AUDIO_DUE_S = 0.3
 """From a stream's opening. A listener who waits so long hears no fault; one who has begun to listen hears every gap.

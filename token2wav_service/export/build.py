@@ -12,7 +12,6 @@ from torch import nn
 
 from token2wav_service.checkpoint import loader
 from token2wav_service.checkpoint.make_random import hift_arguments
-from token2wav_service.export import graphs
 from token2wav_service.export.modules import (
     EncoderChunk,
     EncoderWhole,
@@ -21,7 +20,8 @@ from token2wav_service.export.modules import (
     PitchPredictor,
     VocoderStack,
 )
-from token2wav_service.export.spec import GraphSpec, Precision
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.hashes import write_text
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT, fold_weight_norm

@@ -22,7 +22,7 @@ from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.onnx_models import RUNNABLE, OnnxGraph
 from token2wav_service.export.onnx_reference import OnnxReference
 from token2wav_service.export.samples import sample_inputs
-from token2wav_service.export.spec import GraphSpec, Precision
+from token2wav_service.graphs.spec import GraphSpec, Precision
 
 MIN_SNR_DB = {Precision.FLOAT32: 90.0, Precision.FLOAT16: 50.0, Precision.BFLOAT16: 30.0}
 """What every output of a graph has to reach against float32."""

@@ -16,7 +16,7 @@ import onnx
 
 from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError, ExportError
-from token2wav_service.export import build, graphs
+from token2wav_service.export import build
 from token2wav_service.export.manifest import (
     KEYED_PACKAGES,
     Manifest,
@@ -26,8 +26,9 @@ from token2wav_service.export.manifest import (
     write_manifest,
 )
 from token2wav_service.export.onnx_file import OPSETS, check_interface, write_graph
-from token2wav_service.export.shapes import ShapeSettings
-from token2wav_service.export.spec import GraphSpec, Precision
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.shapes import ShapeSettings
+from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.hashes import FileHashes, sha256_of_code, sha256_of_file, sha256_of_json
 
 HASH_MEMORY = ".hashes.json"

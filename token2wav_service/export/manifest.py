@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from token2wav_service.errors import ExportError
-from token2wav_service.export.spec import GraphSpec
+from token2wav_service.graphs.spec import GraphSpec
 from token2wav_service.hashes import write_text
 
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")

@@ -14,8 +14,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.export.graphs import Precision
 from token2wav_service.export.precision import MixedPrecision, in_precision
+from token2wav_service.graphs.catalogue import Precision
 from token2wav_service.models.attention import AttentionPlan, chunk_plan, relative_sinusoids
 from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.dit import DiT, DiTHistory

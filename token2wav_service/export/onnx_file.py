@@ -22,7 +22,7 @@ from torch.export import Dim
 from token2wav_service.errors import ExportError
 from token2wav_service.export.operators import check_operators
 from token2wav_service.export.samples import sample_inputs
-from token2wav_service.export.spec import DType, GraphSpec, Precision, TensorSpec
+from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
 
 OPSETS = {Precision.FLOAT32: 18, Precision.FLOAT16: 18, Precision.BFLOAT16: 22}
 """The oldest that has every operator we need in the precision: bfloat16 convolutions came with 22."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from token2wav_service.export.graphs import Precision
+from token2wav_service.graphs.catalogue import Precision
 
 M = TypeVar("M", bound=nn.Module)
 

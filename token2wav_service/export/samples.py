@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Generator, Tensor
 
-from token2wav_service.export.spec import DType, GraphSpec, TensorSpec
+from token2wav_service.graphs.spec import DType, GraphSpec, TensorSpec
 
 SMALLEST_VOCABULARY = 512
 """Token ids are drawn below it, whatever the model's vocabulary."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from token2wav_service.errors import ExportError
-from token2wav_service.export.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 
 AXES = tuple(field.name for field in dataclasses.fields(ShapeSettings) if field.name != "name")
 _ENDS = 3

@@ -13,9 +13,9 @@ import numpy as np
 import soundfile
 
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
-from token2wav_service.engine.types import FloatArray
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.features.resample import resample_poly
+from token2wav_service.types import FloatArray
 
 MAX_PROMPT_SECONDS = 18.0
 """900 mel frames: with 100 frames of history the most that the estimator's engines are built for."""

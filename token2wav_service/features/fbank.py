@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
-from token2wav_service.engine.types import FloatArray
 from token2wav_service.features.mel_filters import kaldi_mel_filters
+from token2wav_service.types import FloatArray
 
 MEL_BINS = 80
 WINDOW_SAMPLES = 400

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.engine.types import FloatArray
 from token2wav_service.features.mel_filters import periodic_hann, slaney_mel_filters
+from token2wav_service.types import FloatArray
 
 MEL_BINS = 80
 WINDOW_SAMPLES = 1920

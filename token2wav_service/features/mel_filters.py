@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from token2wav_service.engine.types import FloatArray
+from token2wav_service.types import FloatArray
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from math import ceil, gcd
 
 import numpy as np
 
-from token2wav_service.engine.types import FloatArray
+from token2wav_service.types import FloatArray
 
 _ORIGINAL, _NEW = 2, 3
 """16 kHz : 24 kHz, reduced."""

@@ -8,7 +8,7 @@ import torch
 
 from token2wav_service.errors import CheckpointError
 from token2wav_service.export.onnx_models import OnnxFlow, OnnxHiFT
-from token2wav_service.export.spec import Precision
+from token2wav_service.graphs.spec import Precision
 from token2wav_service.replay.report import Report
 from token2wav_service.replay.stream_cases import replay_flow_streams, replay_stream
 from token2wav_service.replay.vectors import VectorFolder

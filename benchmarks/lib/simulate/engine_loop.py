@@ -12,8 +12,8 @@ from benchmarks.lib.simulate.runner import ModelledRunner
 from servicekit.clock import Clock
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import EngineLoop, OnResult
-from token2wav_service.engine.types import TokenChunk
-from token2wav_service.runtime.step_shapes import STEP_TOKENS
+from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS
+from token2wav_service.types import TokenChunk
 
 
 class VirtualEngineLoop(EngineLoop):

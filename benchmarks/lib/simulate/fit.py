@@ -23,7 +23,7 @@ from benchmarks.lib.sweep import FinishedRun
 from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import RequestRecord
 from token2wav_service.contract import LOOKAHEAD_TOKENS
-from token2wav_service.runtime.step_shapes import StepShapes
+from token2wav_service.runtime.slots.step_shapes import StepShapes
 
 Figures = Mapping[str, float]
 Simulate = Callable[[CostModel, int], Mapping[str, Figures]]

@@ -21,9 +21,9 @@ from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import AudioChunk, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import Token2WavError
+from token2wav_service.types import AudioChunk, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
 LISTENER_BUFFER_S = 1.0
 RAMP_STREAMS_PER_S = 150.0

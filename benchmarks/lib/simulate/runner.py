@@ -9,10 +9,10 @@ import numpy as np
 
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
-from token2wav_service.engine.types import TokenChunk, VoiceFeatures, VoicePrompt
 from token2wav_service.errors import CapacityError
 from token2wav_service.features.extractor import voice_id_of
-from token2wav_service.runtime.step_shapes import StepShapes
+from token2wav_service.runtime.slots.step_shapes import StepShapes
+from token2wav_service.types import TokenChunk, VoiceFeatures, VoicePrompt
 
 FRAMES_PER_TOKEN = 2
 FRAME_SAMPLES = 480

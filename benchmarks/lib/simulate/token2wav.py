@@ -25,13 +25,13 @@ from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from servicekit.clock import Clock
 from token2wav_service import errors as engine_errors
+from token2wav_service import types as engine_types
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import ServerStatus
-from token2wav_service.engine import types as engine_types
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.types import StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.features.extractor import voice_id_of
+from token2wav_service.types import StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
 MAX_BATCH_SIZE = 64
 MAX_STREAMS = 400

@@ -19,7 +19,7 @@ from gateway.voices.registry import VoiceRegistry
 FILES_PATH = "/web"
 SETTINGS_PATH = f"{FILES_PATH}/settings.json"
 
-_DIRECTORY = Path(__file__).parent.parent / "web"
+_DIRECTORY = Path(__file__).parents[2] / "web"
 _INDEX = "index.html"
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",

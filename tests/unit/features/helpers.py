@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from token2wav_service.engine.types import FloatArray
+from token2wav_service.types import FloatArray
 
 ASSETS = Path(__file__).parents[2] / "assets"
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.unit.features.helpers import encoded, noise, tone
-from token2wav_service.engine.types import FloatArray
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.features.audio import MAX_FILE_BYTES, load_prompt_audio, validate_prompt
+from token2wav_service.types import FloatArray
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(64)
 

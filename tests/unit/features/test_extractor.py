@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, save_model
 
 from tests.unit.features.helpers import noise, tone
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder, make_speech_tokenizer
-from token2wav_service.engine.types import VoicePrompt
 from token2wav_service.errors import CheckpointError, InvalidPromptError
 from token2wav_service.features.extractor import PromptFeatureExtractor, voice_id_of
+from token2wav_service.types import VoicePrompt
 
 
 @pytest.fixture(scope="module")

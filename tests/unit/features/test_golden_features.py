@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.unit.features.helpers import ASSETS, golden
-from token2wav_service.engine.types import FloatArray
 from token2wav_service.features.fbank import kaldi_fbank, speaker_fbank
 from token2wav_service.features.mel import flow_mel_24k, flow_mel_filters
 from token2wav_service.features.resample import resample_16k_to_24k
 from token2wav_service.features.s3_mel import s3_log_mel, s3_mel_filters
 from token2wav_service.features.speaker_encoder import SpeakerEncoder
+from token2wav_service.types import FloatArray
 
 Vectors = dict[str, FloatArray]
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from token2wav_service.engine.voice_cache import VoiceCache
 from token2wav_service.errors import CapacityError, InvalidPromptError, VoiceNotFoundError
-from token2wav_service.features.voice_cache import VoiceCache
 
 DEADLINE_S = 10.0
 

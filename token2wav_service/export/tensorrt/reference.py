@@ -12,12 +12,12 @@ from torch import nn
 
 from token2wav_service.checkpoint import loader
 from token2wav_service.export.build import Models, module_for
-from token2wav_service.export.graphs import describe_graphs
 from token2wav_service.export.manifest import read_manifest
 from token2wav_service.export.samples import sample_inputs
-from token2wav_service.export.spec import GraphSpec
 from token2wav_service.export.tensorrt.certify import MIN_SNR_DB, Case, ReferenceCertifier, Tensors
 from token2wav_service.export.tensorrt.requests import read_spec
+from token2wav_service.graphs.catalogue import describe_graphs
+from token2wav_service.graphs.spec import GraphSpec
 
 SEEDS = (0, 1)
 """Of the inputs at each size."""

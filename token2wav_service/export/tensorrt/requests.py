@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from token2wav_service.errors import ExportError
-from token2wav_service.export.graphs import VOCODER_GRAPHS
 from token2wav_service.export.manifest import Manifest, read_manifest
-from token2wav_service.export.shapes import AxisRange, Profile
-from token2wav_service.export.spec import DType, GraphSpec, Precision, TensorSpec
 from token2wav_service.export.tensorrt.build import EngineRequest
+from token2wav_service.graphs.catalogue import VOCODER_GRAPHS
+from token2wav_service.graphs.shapes import AxisRange, Profile
+from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
 from token2wav_service.runtime.tensorrt.manifest import EngineProfile
 from token2wav_service.runtime.tensorrt.types import BuildOptions
 

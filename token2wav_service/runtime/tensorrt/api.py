@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
-from token2wav_service.export.spec import ShapeRange
+from token2wav_service.graphs.spec import ShapeRange
 from token2wav_service.runtime.tensorrt.interface import (
     Enumerator,
     IBuilderConfig,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.export.spec import ShapeRange
+from token2wav_service.graphs.spec import ShapeRange
 from token2wav_service.runtime.tensorrt.api import Context, Engine
 from token2wav_service.runtime.tensorrt.types import Shape
 

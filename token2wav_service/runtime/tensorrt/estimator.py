@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.export.spec import GraphSpec, TensorSpec
+from token2wav_service.graphs.spec import GraphSpec, TensorSpec
 from token2wav_service.runtime.tensorrt.api import Engine
 from token2wav_service.runtime.tensorrt.binding import BoundContext, is_held, torch_dtype
 from token2wav_service.runtime.tensorrt.contexts import ContextPool

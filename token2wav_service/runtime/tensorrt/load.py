@@ -11,13 +11,13 @@ import torch
 from token2wav_service.checkpoint import loader
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.export.graphs import ESTIMATOR_CHUNK, describe_graphs
-from token2wav_service.export.spec import Precision
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
+from token2wav_service.graphs.spec import Precision
 from token2wav_service.hashes import sha256_of_file
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
-from token2wav_service.runtime.solver import FusedSolver
-from token2wav_service.runtime.step_shapes import STEP_TOKENS, STREAM_BUCKETS, TOKEN_BUCKETS
+from token2wav_service.runtime.slots.fused_solver import FusedSolver
+from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, STREAM_BUCKETS, TOKEN_BUCKETS
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
 from token2wav_service.runtime.tensorrt.host import architecture_name

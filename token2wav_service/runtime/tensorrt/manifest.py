@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from token2wav_service.errors import EngineUnfitError
-from token2wav_service.export.spec import ShapeRange
+from token2wav_service.graphs.spec import ShapeRange
 from token2wav_service.hashes import sha256_of_json
 
 ENGINE_SUFFIX = ".engine"

@@ -1,9 +1,9 @@
-"""Triton's entry to the prompt's speech tokens; everything happens in `token2wav_service.triton.feature_models`."""
+"""Triton's entry to the prompt's speech tokens; everything happens in `token2wav_service.serving.feature_models`."""
 
 import triton_python_backend_utils as pb_utils
 
 from servicekit.logs import configure_logging, log_format_of
-from token2wav_service.triton.feature_models import AudioTokenizerModel
+from token2wav_service.serving.feature_models import AudioTokenizerModel
 
 
 class TritonPythonModel:

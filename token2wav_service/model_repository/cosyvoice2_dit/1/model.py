@@ -1,8 +1,8 @@
-"""Triton's drop-in entry, text in and speech out; everything happens in `drop_in.py` beside this file."""
+"""Triton's drop-in entry, text in and speech out; all happens in `gateway.dialects.cosyvoice2_dit`."""
 
 import triton_python_backend_utils as pb_utils
-from drop_in import load_model
 
+from gateway.dialects.cosyvoice2_dit.drop_in import load_model
 from servicekit.heap import exempt_startup_objects
 from servicekit.logs import configure_logging, log_format_of
 

@@ -1,10 +1,10 @@
-"""Triton's entry to token2wav; everything happens in `token2wav_service.triton.token2wav_model`."""
+"""Triton's entry to token2wav; everything happens in `token2wav_service.serving.token2wav_model`."""
 
 import triton_python_backend_utils as pb_utils
 
 from servicekit.heap import exempt_startup_objects
 from servicekit.logs import configure_logging, log_format_of
-from token2wav_service.triton.token2wav_model import Token2WavModel
+from token2wav_service.serving.token2wav_model import Token2WavModel
 
 
 class TritonPythonModel:

@@ -1,0 +1,276 @@
+"""The Triton face of the speech pipeline: the original runtime's tensors in, waveform out.
+
+Knows requests, responses and cancellation; the pipeline is the gateway's own. Imports no torch. One process serves a
+bounded number of requests at once and leaves the others in Triton's queue, where their Triton priority orders them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from gateway.core import AudioChunk, FloatArray, InlineVoice
+from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
+from gateway.errors import GatewayError, wire_status
+from gateway.speech.request import SpeechRequest
+from token2wav_service.contract import DEFAULT_PRIORITY, ErrorCode, encode_error
+from token2wav_service.errors import InvalidRequestError
+from token2wav_service.python_backend.inputs import RequestInputs
+from token2wav_service.python_backend.model_config import is_decoupled, read_parameters
+from token2wav_service.python_backend.responder import PbUtils, Responder, error_response, error_text, make_response
+
+logger = logging.getLogger(__name__)
+
+CANCEL_POLL_INTERVAL_S = 0.05
+PRIORITY_PARAMETER = "priority_class"
+"""Request parameter that names our scheduling class; the python backend does not show Triton's own priority."""
+SEED_PARAMETER = "seed"
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 10.0
+_CANCELLED = encode_error(ErrorCode.CANCELLED, "the request was cancelled by its caller")
+
+T = TypeVar("T")
+
+
+class Pipeline(Protocol):
+    """What the model needs of `gateway.speech.pipeline.SpeechPipeline`."""
+
+    def synthesize(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]: ...
+
+
+OpenPipeline = Callable[[], AbstractAsyncContextManager[Pipeline]]
+
+
+def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | WholeModel:
+    """Build the model that its config.pbtxt describes; `decoupled` there selects which.
+
+    Raises:
+        ConfigError: a parameter can't work.
+    """
+    config = DropInConfig.from_parameters(read_parameters(model_config_json))
+    reader = RequestReader(pb_utils, config.default_voice if config.voices_dir is not None else None)
+    runner = PipelineRunner(lambda: open_pipeline(config))
+    if is_decoupled(model_config_json):
+        return StreamingModel(pb_utils, runner, reader, config.requests_per_instance)
+    return WholeModel(pb_utils, runner, reader)
+
+
+class PipelineRunner:
+    """An event loop in a thread of its own, with the pipeline open inside it."""
+
+    def __init__(self, open_: OpenPipeline) -> None:
+        """Start the loop and open the pipeline; raises what opening raises."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="drop-in-loop", daemon=True)
+        self._thread.start()
+        self._context = open_()
+        self.pipeline = self.submit(self._context.__aenter__()).result(_START_TIMEOUT_S)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop, from any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what runs, close the pipeline and end the thread."""
+        self.submit(self._shut_down()).result(_STOP_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_TIMEOUT_S)
+        self._loop.close()
+
+    async def _shut_down(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._context.__aexit__(None, None, None)
+
+
+class RequestReader:
+    """Turns a Triton request into a `SpeechRequest`."""
+
+    def __init__(self, pb_utils: PbUtils, default_voice: str | None) -> None:
+        """`default_voice` serves requests without reference audio; None refuses them."""
+        self._pb_utils = pb_utils
+        self._default_voice = default_voice
+
+    def read(self, request: Any) -> SpeechRequest:
+        """Read and check everything at once.
+
+        Raises:
+            InvalidRequestError: a tensor or parameter that can't be used.
+        """
+        inputs = RequestInputs(self._pb_utils, request)
+        parameters = json.loads(request.parameters() or "{}")
+        seed = parameters.get(SEED_PARAMETER)
+        return SpeechRequest(
+            text=inputs.text("target_text"),
+            voice=self._read_voice(inputs),
+            seed=None if seed is None else _integer(seed, SEED_PARAMETER),
+            priority=_integer(parameters.get(PRIORITY_PARAMETER, DEFAULT_PRIORITY), PRIORITY_PARAMETER),
+        )
+
+    def _read_voice(self, inputs: RequestInputs) -> str | InlineVoice:
+        transcript = inputs.text("reference_text") if inputs.has("reference_text") else ""
+        if inputs.has("reference_wav"):
+            return InlineVoice(_read_reference(inputs), transcript)
+        if transcript or self._default_voice is None:
+            raise InvalidRequestError(
+                "the request has no reference_wav: send 16 kHz mono FP32 samples with their transcript in "
+                "reference_text, or assemble the repository with voices_dir and send neither"
+            )
+        return self._default_voice
+
+
+class StreamingModel:
+    """Decoupled: every chunk is a response, then an empty one with the FINAL flag."""
+
+    def __init__(
+        self,
+        pb_utils: PbUtils,
+        runner: PipelineRunner,
+        reader: RequestReader,
+        max_requests: int,
+        cancel_poll_interval_s: float = CANCEL_POLL_INTERVAL_S,
+    ) -> None:
+        self._pb_utils = pb_utils
+        self._runner = runner
+        self._reader = reader
+        self._slots = threading.Semaphore(max_requests)
+        self._cancel_poll_interval_s = cancel_poll_interval_s
+
+    def execute(self, requests: list[Any]) -> None:
+        """Start every request; return when there is room for one more.
+
+        While this blocks, Triton keeps what comes in its queue and orders it by Triton priority.
+        """
+        for request in requests:
+            self._slots.acquire()
+            self._start(request)
+        self._slots.acquire()
+        self._slots.release()
+
+    def finalize(self) -> None:
+        """Stop what runs; each request still gets its FINAL."""
+        self._runner.close()
+
+    def _start(self, request: Any) -> None:
+        responder = Responder(self._pb_utils, request)
+        try:
+            speech = self._reader.read(request)
+        except Exception as err:
+            self._slots.release()
+            responder.fail_with(describe_error(err))
+            return
+        self._runner.submit(self._serve(speech, responder)).add_done_callback(lambda _: self._slots.release())
+
+    async def _serve(self, speech: SpeechRequest, responder: Responder) -> None:
+        speaking = asyncio.create_task(self._speak(speech, responder))
+        try:
+            while not (await asyncio.wait({speaking}, timeout=self._cancel_poll_interval_s))[0]:
+                if await asyncio.to_thread(responder.is_cancelled):
+                    speaking.cancel()
+            speaking.result()
+            await asyncio.to_thread(responder.finish)
+        except asyncio.CancelledError:
+            speaking.cancel()
+            await asyncio.wait({speaking})
+            responder.fail_with(_CANCELLED)
+        except Exception as err:
+            await asyncio.to_thread(responder.fail_with, describe_error(err))
+
+    async def _speak(self, speech: SpeechRequest, responder: Responder) -> None:
+        async with aclosing(self._runner.pipeline.synthesize(speech)) as chunks:
+            async for chunk in chunks:
+                if len(chunk.samples):
+                    await asyncio.to_thread(responder.send, {"waveform": _batch_of_one(chunk.samples)})
+
+
+class WholeModel:
+    """Not decoupled: one response with the whole waveform, so that Triton's plain HTTP `infer` works."""
+
+    def __init__(
+        self,
+        pb_utils: PbUtils,
+        runner: PipelineRunner,
+        reader: RequestReader,
+        cancel_poll_interval_s: float = CANCEL_POLL_INTERVAL_S,
+    ) -> None:
+        self._pb_utils = pb_utils
+        self._runner = runner
+        self._reader = reader
+        self._cancel_poll_interval_s = cancel_poll_interval_s
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer every request, an error included."""
+        return [self._answer(request) for request in requests]
+
+    def finalize(self) -> None:
+        """Close the pipeline; nothing runs outside `execute`."""
+        self._runner.close()
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            speaking = self._runner.submit(self._speak(self._reader.read(request)))
+            return make_response(self._pb_utils, {"waveform": self._wait(request, speaking)})
+        except Exception as err:
+            return error_response(self._pb_utils, describe_error(err))
+
+    def _wait(self, request: Any, speaking: Future[FloatArray]) -> FloatArray:
+        while True:
+            try:
+                return speaking.result(self._cancel_poll_interval_s)
+            except FutureTimeoutError:
+                if speaking.done():
+                    raise
+                if request.is_cancelled():
+                    speaking.cancel()
+                    raise CallerLeftError from None
+
+    async def _speak(self, speech: SpeechRequest) -> FloatArray:
+        async with aclosing(self._runner.pipeline.synthesize(speech)) as chunks:
+            parts = [chunk.samples async for chunk in chunks]
+        return _batch_of_one(np.concatenate(parts))
+
+
+class CallerLeftError(Exception):
+    """The caller cancelled the request."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Write any error for the wire."""
+    if isinstance(error, CallerLeftError):
+        return _CANCELLED
+    if isinstance(error, GatewayError):
+        return encode_error(wire_status(error).triton, str(error))
+    return error_text(error)
+
+
+def _read_reference(inputs: RequestInputs) -> FloatArray:
+    samples = inputs.floats("reference_wav")
+    if not inputs.has("reference_wav_len"):
+        return samples.copy()
+    length = inputs.integer("reference_wav_len", np.int32)
+    if not 1 <= length <= len(samples):
+        raise InvalidRequestError(f"reference_wav_len is {length}: expected 1 to {len(samples)}, the samples sent")
+    return samples[:length].copy()
+
+
+def _integer(value: Any, name: str) -> int:
+    """Read a request parameter; clients may send it as a number or as its decimal text."""
+    try:
+        return int(str(value))
+    except ValueError:
+        raise InvalidRequestError(f"the parameter {name} is {value!r}: expected an integer") from None
+
+
+def _batch_of_one(samples: FloatArray) -> FloatArray:
+    return np.ascontiguousarray(samples, dtype=np.float32)[np.newaxis, :]

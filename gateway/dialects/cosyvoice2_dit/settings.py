@@ -1,0 +1,106 @@
+"""Settings of the drop-in entry, read from the model's config.pbtxt, and the pipeline they describe."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gateway.chunking.policies import ChunkSettings
+from gateway.errors import ConfigError
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.wire import LLMBackend, LLMWire, PromptForm
+from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.text import plain_front_end
+from gateway.text.carry import CarryLimits
+from gateway.token2wav.client import Token2WavClient
+from gateway.voices.registry import VoiceRegistry, load_voices
+from llm_service.prompt import load_text_encoder
+from llm_service.speech_bounds import load_speech_bounds
+
+
+@dataclass(frozen=True)
+class DropInConfig:
+    """Everything one process of `cosyvoice2_dit` needs to start; field names are the parameters' names."""
+
+    llm_tokenizer_dir: Path
+    llm_api_base: str = "http://localhost:8000"
+    llm_backend: LLMBackend = LLMBackend.EMBEDDED
+    llm_prompt_form: PromptForm = PromptForm.TOKENS
+    llm_model: str | None = None
+    """None takes the first model that the LLM service lists."""
+    triton_grpc_address: str = "localhost:8001"
+    voices_dir: Path | None = None
+    """Voices for requests that bring no reference audio; None refuses such requests."""
+    default_voice: str = "default"
+    requests_per_instance: int = 4
+    chunks: ChunkSettings = field(default_factory=ChunkSettings)
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> DropInConfig:
+        """Read the model's string parameters.
+
+        Raises:
+            ConfigError: an unknown name, a missing one, or a value that does not parse.
+        """
+        unknown = sorted(set(parameters) - set(_PARSERS) - set(_CHUNK_PARSERS))
+        if unknown or "llm_tokenizer_dir" not in parameters:
+            raise ConfigError(
+                f"the parameters of cosyvoice2_dit hold unknown {unknown} or lack llm_tokenizer_dir: "
+                "assemble the repository again with `python -m token2wav_service.serving.assemble`"
+            )
+        try:
+            own = {name: parse(parameters[name]) for name, parse in _PARSERS.items() if name in parameters}
+            chunks = {name: parse(parameters[name]) for name, parse in _CHUNK_PARSERS.items() if name in parameters}
+        except ValueError as err:
+            raise ConfigError(f"a parameter of cosyvoice2_dit does not parse: {err}") from err
+        return cls(**own, chunks=ChunkSettings(**chunks))
+
+
+@asynccontextmanager
+async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
+    """Make the clients and the pipeline inside the running event loop, and close them on leaving.
+
+    Raises:
+        ConfigError: the voices folder can't be used, or lacks the default voice.
+    """
+    named = load_voices(config.voices_dir) if config.voices_dir is not None else []
+    if named and config.default_voice not in [voice.name for voice in named]:
+        raise ConfigError(f"{config.voices_dir} has no voice {config.default_voice!r}: set default_voice")
+    bounds = load_speech_bounds(config.llm_tokenizer_dir)
+    wire = LLMWire(load_text_encoder(config.llm_tokenizer_dir), config.llm_backend, config.llm_prompt_form)
+    llm = SpeechLMClient(config.llm_api_base, wire, config.llm_model)
+    token2wav = Token2WavClient(config.triton_grpc_address)
+    try:
+        settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
+        voices, front_end = VoiceRegistry(token2wav, named), plain_front_end(bounds.segment_letters)
+        yield SpeechPipeline(llm, token2wav, voices, settings, front_end=front_end)
+    finally:
+        await llm.close()
+        await token2wav.close()
+
+
+def _bound(text: str) -> int | None:
+    """Read a bound of which 0 means none."""
+    return int(text) or None
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "llm_tokenizer_dir": Path,
+    "llm_api_base": str,
+    "llm_backend": LLMBackend,
+    "llm_prompt_form": PromptForm,
+    "llm_model": str,
+    "triton_grpc_address": str,
+    "voices_dir": Path,
+    "default_voice": str,
+    "requests_per_instance": int,
+}
+_CHUNK_PARSERS: dict[str, Callable[[str], Any]] = {
+    "dynamic_chunk_strategy": str,
+    "token_hop_len": int,
+    "token_hop_len_first": int,
+    "token_hop_len_max": _bound,
+}

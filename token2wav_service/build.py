@@ -1,0 +1,113 @@
+"""Builds a running engine from its configuration: loads the checkpoint, places the models."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from servicekit.clock import Clock
+from token2wav_service.checkpoint.loader import load_flow, load_hift, missing_files
+from token2wav_service.checkpoint.version import voice_model_version
+from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.loop import EngineLoop, OnFatal
+from token2wav_service.engine.runner import Runner
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
+from token2wav_service.errors import CheckpointError
+from token2wav_service.features.extractor import PromptFeatureExtractor
+from token2wav_service.models.flow import Flow
+from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.hift import HiFT, fold_weight_norm
+from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.runtime.torch_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from token2wav_service.runtime.slots.fused_solver import ChunkSolver
+
+logger = logging.getLogger(__name__)
+
+MAX_PROMPT_FRAMES = 900
+"""18 s, the longest prompt that is accepted."""
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
+    """Load the checkpoint and return an engine that has not begun to run.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete or does not fit.
+        ValueError: an unknown dtype.
+    """
+    if config.dtype not in DTYPES:
+        raise ValueError(f"got dtype {config.dtype!r}, expected one of {sorted(DTYPES)}")
+    missing = missing_files(config.model_dir)
+    if missing:
+        raise CheckpointError(
+            f"{config.model_dir} lacks {missing}; download the checkpoint, or make a small one with "
+            "`cosydit checkpoint make-random`"
+        )
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    flow = load_flow(config.model_dir).to(config.device, DTYPES[config.dtype])
+    hift = fold_weight_norm(load_hift(config.model_dir)).to(config.device)
+    extractor = PromptFeatureExtractor(config.model_dir, onnx_threads=config.num_threads or 1, device=config.device)
+    runner = _build_runner(config, flow, hift)
+    version = partial(voice_model_version, config.model_dir)
+    model = VoiceModel(version, flow.config.output_size, flow.config.spk_embed_dim)
+    voices = VoiceStore(extractor, runner, config.voice_cache_bytes, model)
+    logger.info("token2wav on %s in %s from %s", config.device, config.dtype, config.model_dir)
+    return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device))
+
+
+def choose_runner(config: Token2WavConfig) -> RunnerKind:
+    """Return what `auto` means here: slots on a CUDA device, unless a policy needs the plain modules."""
+    if config.runner is not RunnerKind.AUTO:
+        return config.runner
+    policy = config.synthesis
+    needs_plain = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
+    is_cuda = torch.device(config.device).type == "cuda"
+    return RunnerKind.SLOTS if is_cuda and not needs_plain else RunnerKind.TORCH
+
+
+def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any, Any]:
+    """Make what the configuration asks for, warmed up."""
+    kind = choose_runner(config)
+    if kind is RunnerKind.TORCH:
+        return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
+    # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
+    from token2wav_service.runtime.slots.pool import PoolSizes
+    from token2wav_service.runtime.slots.slot_runner import SlotRunner
+
+    policy = config.synthesis
+    sizes = PoolSizes(
+        config.max_streams, policy.estimator_recent_frames, policy.conformer_recent_frames, MAX_PROMPT_FRAMES
+    )
+    runner = SlotRunner(flow, hift, policy, sizes, solver=_load_solver(config, flow, hift, kind))
+    if torch.device(config.device).type == "cuda":
+        runner.warm_up()
+    return runner
+
+
+def _load_solver(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKind) -> ChunkSolver | None:
+    """Return the solver of the slots' programs; None for the fused kernels."""
+    if kind is not RunnerKind.TENSORRT:
+        return None
+    from token2wav_service.runtime.tensorrt.load import load_solver
+
+    return load_solver(config, flow, hift, MAX_PROMPT_FRAMES)
+
+
+def _device_probe(device: str) -> Callable[[], None]:
+    """Return what raises once the device is lost: any CUDA call does after an error that is for good."""
+    if torch.device(device).type != "cuda":
+        return lambda: None
+    return partial(torch.cuda.synchronize, device)
+
+
+def build_engine_loop(config: Token2WavConfig, clock: Clock, on_fatal: OnFatal | None = None) -> EngineLoop:
+    """Return `build_engine`'s engine in a loop that has not been started; `on_fatal`: see `EngineLoop`."""
+    return EngineLoop(build_engine(config, clock), on_fatal)

@@ -1,0 +1,229 @@
+"""The flow's solver with everything constant taken out, on fused ops.
+
+What `models/cfm.py` computes, for states held in pools: modulations are tables made at load, the parts of the input
+projection that do not change between steps are one product per chunk, convolutions are products over shifted rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from token2wav_service.models.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.dit import MODULATIONS, DiT
+from token2wav_service.runtime.kernels import ops
+
+CONVOLUTIONS = 2
+
+
+@dataclass(frozen=True)
+class SolverPool:
+    """State of all streams' solver history.
+
+    Shapes: slots S, solver steps n, blocks L, heads H, head dim D, hidden C, window W.
+    """
+
+    window: Tensor
+    """[S, n, L, 2, H, W, 2D] ring of the newest frames' keys and values."""
+    tails: Tensor
+    """[S, n, L, 2 convolutions, 2 cfg, 2 columns, C]."""
+
+
+@dataclass(frozen=True)
+class SolverBatch:
+    """Who runs in this step; all [B] int64 on the device."""
+
+    slots: Tensor
+    prompts: Tensor
+    """Addresses of the voices' keys and values, each [n, L, 2, H, P, 2D]."""
+    prompt_lengths: Tensor
+    generated: Tensor
+    """Frames of each stream before this chunk, prompt not counted."""
+    lengths: Tensor
+    """Valid frames of this chunk."""
+    prompt_size: int = 0
+    """Columns that prompts are padded to, where the solver needs a fixed number."""
+
+
+class ChunkSolver(Protocol):
+    """Runs the estimator over the solver's steps, whatever the estimator runs on."""
+
+    prompt_sizes: tuple[int, ...]
+    """Values of `prompt_size` to prepare programs for."""
+
+    def prompt_size(self, frames: int) -> int:
+        """Return what prompts are padded to in a batch whose longest has `frames`."""
+        ...
+
+    def solve(
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Solve one chunk of every stream; see `FusedSolver.solve`."""
+        ...
+
+
+class FusedSolver:
+    """Solves chunks of many streams; holds packed weights, no state."""
+
+    prompt_sizes: tuple[int, ...] = (0,)
+
+    def __init__(self, cfm: ConditionalFlowMatching, steps: int, dtype: torch.dtype) -> None:
+        dit, config = cfm.estimator, cfm.estimator.config
+        self.config, self.steps, self.dtype, self.guidance = config, steps, dtype, cfm.guidance
+        self.device = next(cfm.parameters()).device
+        grid = time_grid(steps)
+        self.deltas = (grid[1:] - grid[:-1]).tolist()
+        with torch.inference_mode():
+            condition = functional.silu(_float(dit.t_embedder)(grid[:-1].to(self.device)))
+            tables = torch.stack([_affine(layer, condition) for layer in _modulations(dit)], 1)
+            self.modulations = tables.view(steps, config.depth, MODULATIONS, config.hidden_size)
+            final_layer: Any = dit.final_layer
+            final = _affine(final_layer.adaLN_modulation[1], condition)
+            self.final_modulations = final.view(steps, 2, config.hidden_size)
+            mel = config.out_channels
+            weight = dit.in_proj.weight.to(dtype)
+            self.x_weight, self.constant_weight = weight[:, :mel].contiguous(), weight[:, mel:].contiguous()
+            self.in_bias = dit.in_proj.bias.to(dtype)
+            self.blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
+            self.out_weight = dit.final_layer.linear.weight.to(dtype)
+            self.out_bias = dit.final_layer.linear.bias.to(dtype)
+
+    def prompt_size(self, frames: int) -> int:
+        """Prompts of any length are read where they are."""
+        return 0
+
+    def solve(
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Solve one chunk of every stream.
+
+        Args:
+            noise: [B, T, 80] float32.
+            mu: [B, T, 80]; speaker: [B, 80]; cond: [B, T, 80] or None for zero.
+
+        Returns:
+            Mel [B, T, 80] float32, the chunk's keys and values [B, n, L, 2, H, T, 2D], and the new convolution
+            tails [B, n, L, 2, 2, 2, C]. The pool is read only.
+        """
+        streams, frames, _ = noise.shape
+        c = self.config
+        work = _Workspace(streams, frames, c.hidden_size, c.num_heads, c.head_dim, self.dtype, self.device)
+        own = noise.new_empty(streams, self.steps, c.depth, 2, c.num_heads, frames, 2 * c.head_dim, dtype=self.dtype)
+        tails = noise.new_empty(streams, *pool.tails.shape[1:], dtype=self.dtype)
+        constant = self._constant(mu, speaker, cond)
+        window_lengths = batch.generated.clamp(max=pool.window.shape[-2])
+        x = noise
+        for step in range(self.steps):
+            projected = functional.linear(x.to(self.dtype), self.x_weight)
+            hidden = (projected.float() + constant).flatten(0, 2)
+            velocity = self._estimate(step, hidden, work, own, tails, batch, window_lengths, pool, frames)
+            conditional, unconditional = velocity.view(2, streams, frames, -1).float().unbind(0)
+            guided = (1 + self.guidance) * conditional - self.guidance * unconditional
+            x = x + self.deltas[step] * guided
+        return x, own, tails
+
+    def _constant(self, mu: Tensor, speaker: Tensor, cond: Tensor | None) -> Tensor:
+        """[2, B, T, C] float32: what the input projection adds to x's part at every step."""
+        rows = [mu, speaker[:, None].expand(-1, mu.shape[1], -1), torch.zeros_like(mu) if cond is None else cond]
+        conditional = functional.linear(torch.cat(rows, -1).to(self.dtype), self.constant_weight, self.in_bias)
+        return torch.stack([conditional, self.in_bias.expand_as(conditional)]).float()
+
+    def _estimate(
+        self,
+        step: int,
+        hidden: Tensor,
+        work: _Workspace,
+        own: Tensor,
+        tails: Tensor,
+        batch: SolverBatch,
+        window_lengths: Tensor,
+        pool: SolverPool,
+        frames: int,
+    ) -> Tensor:
+        """Run all blocks at one solver step; hidden [2BT, C] is changed in place. Returns [2BT, 80]."""
+        branch: Tensor | None = None
+        gate: Tensor | None = None
+        planes = 2 * self.config.num_heads
+        for layer, block in enumerate(self.blocks):
+            m = self.modulations[step, layer]
+            ops.residual_norm(hidden, branch, gate, m[1], m[0], work.normed, None, frames)
+            qkv = functional.linear(work.normed, block.qkv_weight, block.qkv_bias)
+            own_kv = own[:, step, layer]
+            ops.split_heads(qkv, block.norms, work.queries, own_kv, frames)
+            ops.attention(
+                work.queries, batch.prompts, batch.prompt_lengths, (step * self.config.depth + layer) * planes,
+                pool.window[:, step, layer], own_kv, work.attended,
+                batch.slots, window_lengths, batch.lengths, frames,
+            )  # fmt: skip
+            branch = functional.linear(work.attended, block.proj_weight, block.proj_bias)
+            first, second = (
+                ops.ConvolutionTails(
+                    batch.slots, batch.lengths, pool.tails[:, step, layer, index], tails[:, step, layer, index]
+                )
+                for index in range(CONVOLUTIONS)
+            )
+            ops.residual_norm(hidden, branch, m[2], m[7], m[6], work.shifted, first, frames)
+            convolved = functional.linear(work.shifted, block.conv1_weight, block.conv1_bias)
+            ops.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames)
+            branch = functional.linear(work.shifted, block.conv2_weight, block.conv2_bias)
+            ops.residual_norm(hidden, branch, m[8], m[4], m[3], work.normed, None, frames)
+            widened = ops.linear_gelu(work.normed, block.fc1_weight, block.fc1_bias)
+            branch = functional.linear(widened, block.fc2_weight, block.fc2_bias)
+            gate = m[5]
+        shift, scale = self.final_modulations[step]
+        ops.residual_norm(hidden, branch, gate, scale, shift, work.normed, None, frames)
+        return functional.linear(work.normed, self.out_weight, self.out_bias)
+
+
+class _Workspace:
+    """Buffers that every block of every step uses again."""
+
+    def __init__(
+        self, streams: int, frames: int, hidden: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        rows = 2 * streams * frames
+        self.normed = torch.empty(rows, hidden, dtype=dtype, device=device)
+        self.shifted = torch.empty(rows, 3 * hidden, dtype=dtype, device=device)
+        self.queries = torch.empty(rows, heads, dim, dtype=dtype, device=device)
+        self.attended = torch.empty(rows, heads * dim, dtype=dtype, device=device)
+
+
+class _PackedBlock:
+    """One block's weights in the layouts of the fused path."""
+
+    def __init__(self, block: Any, dtype: torch.dtype) -> None:
+        attn, conv, mlp = block.attn, block.conv.block, block.mlp
+        heads = (attn.to_q, attn.to_k, attn.to_v)
+        self.qkv_weight = torch.cat([layer.weight for layer in heads]).to(dtype).contiguous()
+        self.qkv_bias = torch.cat([layer.bias for layer in heads]).to(dtype)
+        norms = (attn.q_norm.weight, attn.q_norm.bias, attn.k_norm.weight, attn.k_norm.bias)
+        self.norms = tuple(p.float().contiguous() for p in norms)
+        self.proj_weight, self.proj_bias = attn.proj.weight.to(dtype), attn.proj.bias.to(dtype)
+        self.conv1_weight, self.conv1_bias = _shifted_weight(conv[1], dtype)
+        self.conv_norm = (conv[3].weight.float(), conv[3].bias.float())
+        self.conv2_weight, self.conv2_bias = _shifted_weight(conv[6], dtype)
+        self.fc1_weight, self.fc1_bias = mlp.fc1.weight.to(dtype), mlp.fc1.bias.to(dtype)
+        self.fc2_weight, self.fc2_bias = mlp.fc2.weight.to(dtype), mlp.fc2.bias.to(dtype)
+
+
+def _shifted_weight(conv: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[out, in, 3] of a causal convolution as [out, 3 in] over the rows [t-2 | t-1 | t]."""
+    return conv.weight.permute(0, 2, 1).flatten(1).to(dtype).contiguous(), conv.bias.to(dtype)
+
+
+def _modulations(dit: DiT) -> list[Any]:
+    blocks: list[Any] = list(dit.blocks)
+    return [block.adaLN_modulation[1] for block in blocks]
+
+
+def _float(module: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(module).float()
+
+
+def _affine(linear: Any, x: Tensor) -> Tensor:
+    return functional.linear(x, linear.weight.float(), linear.bias.float())

@@ -1,0 +1,269 @@
+"""Runs batches on pools: one fixed-shape program per bucket of streams and tokens, captured as a CUDA graph.
+
+The engine's `Runner` for GPUs, under history policy `prompt_and_recent`. States are places in the pool and change in
+place. On a device without CUDA graphs the same programs run one kernel after another (for tests).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.errors import InvalidPromptError, Token2WavError
+from token2wav_service.models.flow import Flow
+from token2wav_service.models.flow_state import FlowState
+from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.hift import HiFT
+from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES
+from token2wav_service.runtime.slots.bucket_program import BucketProgram
+from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
+from token2wav_service.runtime.slots.pool import PoolSizes, StreamPool, allocate_pool
+from token2wav_service.runtime.slots.slot_flow import SlotFlow
+from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder
+from token2wav_service.runtime.slots.slots import SCRATCH_SLOT, SlotAllocator
+from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
+from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SlotVoice:
+    """A voice on the device; its keys and values are read by all of its streams where they are."""
+
+    flow: FlowState
+    """The plain state after the prompt, in the pool's dtype."""
+    solver_tails: Tensor
+    """[n, L, 2 convolutions, 2 cfg, 2 columns, C]."""
+    speaker: Tensor
+    """[80] projected."""
+
+    @property
+    def frames(self) -> int:
+        """Mel frames of the prompt."""
+        return self.flow.frames
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it holds."""
+        return self.flow.num_bytes + self.solver_tails.numel() * self.solver_tails.element_size()
+
+
+@dataclass
+class SlotState:
+    """One stream's place and how far it is; changed in place by `run`."""
+
+    voice: SlotVoice
+    slot: int
+    num_bytes: int
+    """Memory of the slot."""
+    generated: int = 0
+    mel_tail: int = 0
+    has_speech: bool = False
+    is_broken: bool = False
+    """True while a step changes the slot, and for ever if that step failed."""
+
+
+class SlotRunner:
+    """Holds models, pool and graphs; holds no stream."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        hift: HiFT,
+        policy: SynthesisPolicy,
+        sizes: PoolSizes,
+        stream_buckets: Sequence[int] = STREAM_BUCKETS,
+        token_buckets: Sequence[int] = TOKEN_BUCKETS,
+        solver: ChunkSolver | None = None,
+    ) -> None:
+        """Allocate the pool and pack the weights.
+
+        Args:
+            flow: in eval mode on its device, in the dtype to compute in.
+            hift: float32, on the same device, weight norms folded; its activations are replaced by fused ones.
+            policy: history must not be `upstream`, noise must be `counter`.
+            sizes: room of the pool.
+            stream_buckets, token_buckets: shapes to prepare programs for, ascending.
+            solver: runs the estimator; None takes the fused kernels.
+
+        Raises:
+            ValueError: a policy this runner does not have.
+        """
+        if policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM:
+            raise ValueError("the slot runner keeps prompt and recent frames with counter noise; use runner=torch")
+        self.policy = replace(policy, history=HistoryPolicy.PROMPT_AND_RECENT)
+        self.sizes = sizes
+        self.device = next(flow.parameters()).device
+        self.dtype = next(flow.parameters()).dtype
+        self.shapes = StepShapes(tuple(stream_buckets), tuple(token_buckets))
+        self.pool: StreamPool = allocate_pool(
+            sizes, flow.config, hift.config, policy.ode_steps, self.dtype, self.device
+        )
+        self.slots = SlotAllocator(sizes.streams)
+        chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
+        self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames)
+        self.vocoder = SlotVocoder(hift, self.policy, self.pool)
+        self._prompts = StreamFlow(flow, self.policy)
+        self.facts = ModelFacts(flow.config.vocab_size, self.flow.lookahead, self.flow.stride)
+        # All graphs share one pool of memory: they run one after another.
+        self.graph_memory: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self._programs: dict[tuple[int, int, int], BucketProgram] = {}
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile every kernel and capture every bucket, so that nothing compiles under load."""
+        for tokens in self.shapes.token_buckets:
+            for streams in self.shapes.stream_buckets:
+                if streams <= self.shapes.most_streams(tokens):
+                    for prompt_size in self.flow.solver.prompt_sizes:
+                        self.program(streams, tokens, prompt_size)
+
+    @torch.inference_mode()
+    def prepare_voice(self, features: VoiceFeatures) -> SlotVoice:
+        """Run a voice's prompt once.
+
+        Raises:
+            InvalidPromptError: longer than the pool has room for.
+        """
+        if len(features.prompt_mel) > self.sizes.max_prompt_frames:
+            raise InvalidPromptError(
+                f"the prompt has {len(features.prompt_mel)} mel frames, this server takes "
+                f"{self.sizes.max_prompt_frames} (50 a second); cut it"
+            )
+        speaker = torch.from_numpy(features.speaker_embedding)
+        state = self._prompts.prepare_voice(
+            torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel), speaker
+        )
+        flow = self.flow.flow
+        normalised = torch.nn.functional.normalize(speaker.to(self.device, self.dtype), dim=0)
+        steps, depth, cfg, _, columns = state.solver_tail.shape
+        tails = state.solver_tail.view(steps, depth, cfg, 2, -1, columns).permute(0, 1, 3, 2, 5, 4)
+        return SlotVoice(state, tails.contiguous(), flow.spk_embed_affine_layer(normalised))
+
+    def open(self, voice: SlotVoice) -> SlotState:
+        """Take a slot.
+
+        Raises:
+            CapacityError: all are taken.
+        """
+        return SlotState(voice, self.slots.allocate(), self.pool.bytes_per_stream)
+
+    def close(self, state: SlotState) -> None:
+        """Give the slot back."""
+        self.slots.free(state.slot)
+
+    def bucket(self, chunk: TokenChunk) -> int:
+        """Return the spoken tokens that the chunk's program has room for."""
+        return self.shapes.token_bucket(self._spoken(chunk))
+
+    def step_size(self, bucket: int, ready: int) -> int:
+        """Return how many of so many chunks of a bucket one step should take."""
+        return self.shapes.step_size(bucket, ready)
+
+    @torch.inference_mode()
+    def run(self, works: Sequence[ChunkWork[SlotState]]) -> list[ChunkOutcome[SlotState]]:
+        """Run every chunk, in as few programs as the buckets allow.
+
+        Raises:
+            Token2WavError: a state was broken by a step that failed.
+        """
+        if any(work.state.is_broken for work in works):
+            raise Token2WavError("an earlier step failed while it changed this stream; open it again")
+        outcomes: dict[int, ChunkOutcome[SlotState]] = {}
+        for indices, tokens in self._groups(works):
+            group = [works[index] for index in indices]
+            for index, samples in zip(indices, self._run_group(group, tokens), strict=True):
+                outcomes[index] = ChunkOutcome(samples, works[index].state)
+        return [outcomes[index] for index in range(len(works))]
+
+    def _groups(self, works: Sequence[ChunkWork[SlotState]]) -> list[tuple[list[int], int]]:
+        """Split a batch by token bucket, and by what one program may hold."""
+        buckets: dict[int, list[int]] = {}
+        for index, work in enumerate(works):
+            buckets.setdefault(self.shapes.token_bucket(self._spoken(work)), []).append(index)
+        groups = []
+        for tokens, members in buckets.items():
+            most = self.shapes.most_streams(tokens)
+            groups += [(members[start : start + most], tokens) for start in range(0, len(members), most)]
+        return groups
+
+    def _run_group(self, works: Sequence[ChunkWork[SlotState]], tokens: int) -> list[FloatArray]:
+        prompt_size = self.flow.solver.prompt_size(max(work.state.voice.frames for work in works))
+        program = self.program(self.shapes.stream_bucket(len(works)), tokens, prompt_size)
+        for work in works:
+            work.state.is_broken = True
+        self._begin_streams([work.state for work in works if work.state.generated == 0])
+        speech = program.run(*self._inputs(works, program.streams, tokens))
+        samples = [self._advance(work, row) for work, row in zip(works, speech, strict=False)]
+        for work in works:
+            work.state.is_broken = False
+        return samples
+
+    def _begin_streams(self, states: Sequence[SlotState]) -> None:
+        """Copy what a voice's streams start from into their slots."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for state in states:
+            slot, voice = state.slot, state.voice
+            targets += [self.pool.lookahead_tail[slot], self.pool.upsample_tail[slot]]
+            targets += [self.pool.solver.tails[slot], self.pool.speaker[slot]]
+            sources += [voice.flow.lookahead_tail, voice.flow.upsample_tail, voice.solver_tails, voice.speaker]
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _inputs(
+        self, works: Sequence[ChunkWork[SlotState]], streams: int, tokens: int
+    ) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        """Return the batch's fields [FIELDS, B] and tokens [B, T + 3], padded with scratch rows."""
+        window = np.zeros((streams, tokens + self.flow.lookahead), np.int64)
+        rows = []
+        for row, work in enumerate(works):
+            window[row, : len(work.token_ids)] = work.token_ids
+            state, flow = work.state, work.state.voice.flow
+            addresses = (flow.solver_kv.data_ptr(), flow.token_kv.data_ptr(), flow.frame_kv.data_ptr())
+            progress = (flow.prompt_frames, state.generated, len(work.token_ids), int(work.is_last), work.seed)
+            rows.append((state.slot, *addresses, *progress, state.mel_tail, int(state.has_speech)))
+        # A scratch row reads the first row's voice and speaks one last token into the scratch slot.
+        padding = (SCRATCH_SLOT, *rows[0][1:5], 0, 1, 1, 0, 0, 0)
+        rows += [padding] * (streams - len(rows))
+        return np.array(rows, np.int64).T, window
+
+    def _advance(self, work: ChunkWork[SlotState], speech: FloatArray) -> FloatArray:
+        """Move the host's half of a state on, and cut the row's samples to deliver."""
+        state = work.state
+        frames = self.facts.new_frames(len(work.token_ids), work.is_last)
+        total = state.mel_tail + frames
+        is_ready = work.is_last or state.has_speech or total >= OVERLAP_FRAMES
+        state.generated += frames
+        state.mel_tail = min(total, OVERLAP_FRAMES)
+        if not is_ready:
+            return np.zeros(0, np.float32)
+        state.has_speech = True
+        held_back = 0 if work.is_last else self.vocoder.overlap
+        return speech[: total * self.vocoder.frame_samples - held_back].copy()
+
+    def is_planned(self, tokens: int, prompt_size: int) -> bool:
+        """Say whether a program of this size is kept, and captured where there is CUDA."""
+        return tokens in self.shapes.token_buckets and prompt_size in self.flow.solver.prompt_sizes
+
+    def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
+        """Return the program of a bucket, making it at first use; one of any other size is not kept."""
+        if not self.is_planned(tokens, prompt_size):
+            return BucketProgram(self, streams, tokens, prompt_size)
+        key = (streams, tokens, prompt_size)
+        if key not in self._programs:
+            logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
+            self._programs[key] = BucketProgram(self, streams, tokens, prompt_size)
+        return self._programs[key]
+
+    def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
+        return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)

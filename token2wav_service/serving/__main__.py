@@ -1,0 +1,145 @@
+"""`python -m token2wav_service.serving`: run tritonserver on a model repository in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from servicekit.tracing import ENDPOINT_VARIABLE, endpoint_of
+from token2wav_service.serving.assemble import assemble, format_table, parse_pairs
+from token2wav_service.serving.process.command import (
+    DEFAULT_DRAIN_TIMEOUT_S,
+    DEFAULT_EXIT_TIMEOUT_S,
+    DEFAULT_GRPC_PORT,
+    DEFAULT_HTTP_PORT,
+    DEFAULT_METRICS_PORT,
+    ServerOptions,
+    server_command,
+)
+from token2wav_service.serving.process.drain import drain
+from token2wav_service.serving.process.installation import TritonNotFoundError, find_installation
+from token2wav_service.serving.process.server import TritonProcess, TritonStartError
+from token2wav_service.serving.settings import SettingsError
+
+logger = logging.getLogger(__name__)
+
+_USAGE_ERROR = 2
+_SERVER_FAILED = 1
+_POLL_INTERVAL_S = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until the server exits or a signal stops it; return its exit status."""
+    args = _parser().parse_args(argv)
+    if args.log_format is not None:  # the models' processes read it too
+        os.environ[FORMAT_VARIABLE] = args.log_format
+    try:
+        configure_logging(log_format_of())
+    except ValueError as err:
+        sys.stderr.write(f"{err}\n")
+        return _USAGE_ERROR
+    endpoint = args.otlp_endpoint or endpoint_of()
+    if endpoint is not None:
+        os.environ[ENDPOINT_VARIABLE] = endpoint
+    options = ServerOptions(
+        args.model_repository,
+        args.host,
+        args.http_port,
+        args.grpc_port,
+        args.metrics_port,
+        args.exit_timeout_s,
+        endpoint,
+    )
+    try:
+        if args.settings:
+            applied = assemble(args.model_repository, parse_pairs(args.settings))
+            logging.getLogger(__name__).info("assembled %s:\n%s", args.model_repository, format_table(applied))
+    except SettingsError as err:
+        sys.stderr.write(f"{err}\n")
+        return _USAGE_ERROR
+    if not args.model_repository.is_dir():
+        sys.stderr.write(
+            f"{args.model_repository} is not a folder: make it with `python -m token2wav_service.serving.assemble`\n"
+        )
+        return _USAGE_ERROR
+    try:
+        if args.dry_run:
+            command = server_command(find_installation(), options, Path("BACKENDS"), "PREFIX")
+            sys.stdout.write(shlex.join(command) + "\n")
+            return 0
+        return _serve(TritonProcess(options, ends_with_caller=True), args.drain_timeout_s)
+    except (TritonNotFoundError, TritonStartError) as err:
+        sys.stderr.write(f"{err}\n")
+        return 1
+
+
+def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
+    """Run until the server exits by itself or a signal asks us to stop it (0).
+
+    A server that exits by itself is a failure whatever its status: a model that is past saving ends it that way. The
+    first signal lets open streams end; the second stops the server at once.
+    """
+    stopping, hurry = threading.Event(), threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    with process:
+        while process.returncode is None and not stopping.wait(_POLL_INTERVAL_S):
+            pass
+        if not stopping.is_set():
+            logger.error("the server ended by itself with status %s", process.returncode)
+            return process.returncode or _SERVER_FAILED
+        if process.returncode is None and drain_timeout_s > 0 and not drain(process, drain_timeout_s, hurry):
+            logger.warning("streams are still open; stopping the server without them")
+        return process.returncode or 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m token2wav_service.serving", description=__doc__)
+    parser.add_argument("--model-repository", type=Path, required=True, help="folder made by the assembler")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        help="assemble the folder first with this setting, repeatable (names: the assembler's --help)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="default %(default)s")
+    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="default %(default)s")
+    parser.add_argument("--metrics-port", type=int, default=DEFAULT_METRICS_PORT, help="default %(default)s")
+    parser.add_argument(
+        "--exit-timeout-s",
+        type=int,
+        default=DEFAULT_EXIT_TIMEOUT_S,
+        help="seconds a stopping server waits for requests under way (default %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=DEFAULT_DRAIN_TIMEOUT_S,
+        help="seconds that open streams may take to end after a stop signal; no new ones are taken, and a second "
+        "signal ends the wait; 0: none (default %(default)s)",
+    )
+    formats = [each.value for each in LogFormat]
+    parser.add_argument("--log-format", choices=formats, help=f"of the models, not of the server; or {FORMAT_VARIABLE}")
+    spans = f"URL of an OTLP/HTTP receiver of spans (default: {ENDPOINT_VARIABLE}, else none)"
+    parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
+    parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

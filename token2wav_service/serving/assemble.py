@@ -1,0 +1,169 @@
+"""Assembles a model repository from the templates in `token2wav_service/model_repository` and a set of settings.
+
+`python -m token2wav_service.serving.assemble --output DIR NAME=VALUE...`; names are in `settings.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from token2wav_service.serving.settings import SETTINGS, ModelConfigMessage, SettingsError, resolve_settings
+
+TEMPLATES = Path(__file__).parent.parent / "model_repository"
+CONFIG_NAME = "config.pbtxt"
+_USAGE_ERROR = 2
+
+
+@dataclass(frozen=True)
+class AppliedSetting:
+    """One setting as it went into the repository."""
+
+    name: str
+    value: str
+    is_given: bool
+    """False: the default."""
+    places: tuple[str, ...]
+    """The config fields it set."""
+
+
+def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES) -> list[AppliedSetting]:
+    """Write a complete model repository to `output`, replacing a repository that is there.
+
+    Nothing is written unless every setting is good; readers see the old repository or the new, never half of one.
+
+    Args:
+        given: settings by name; see `SETTINGS`.
+
+    Returns:
+        Every setting in effect, in the order of `SETTINGS`.
+
+    Raises:
+        SettingsError: unknown names, missing or bad values; or `output` holds something that is no repository.
+    """
+    values = resolve_settings(given)
+    _refuse_foreign_folder(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    try:
+        shutil.copytree(
+            templates, staging / "new", ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "__init__.py")
+        )
+        _apply(staging / "new", values)
+        _swap(staging / "new", output, staging / "old")
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return [
+        AppliedSetting(s.name, values[s.name], s.name in given, tuple(target.describe() for target in s.targets))
+        for s in SETTINGS
+        if s.name in values
+    ]
+
+
+def read_config(path: Path) -> ModelConfigMessage:
+    """Parse one config.pbtxt.
+
+    Raises:
+        SettingsError: it is not a valid model configuration.
+    """
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    except text_format.ParseError as err:
+        raise SettingsError(f"{path} is not a valid model configuration: {err}") from err
+
+
+def count_instances(model_repository: Path) -> int:
+    """Return how many model processes a repository starts.
+
+    Raises:
+        SettingsError: a config.pbtxt in it is not valid.
+    """
+    configs = [read_config(path) for path in sorted(model_repository.glob(f"*/{CONFIG_NAME}"))]
+    return sum(max(group.count, 1) for config in configs for group in config.instance_group)
+
+
+def format_table(applied: list[AppliedSetting]) -> str:
+    """Lay the settings out as text, one line each."""
+    rows = [(a.name, a.value, "given" if a.is_given else "default", ", ".join(a.places)) for a in applied]
+    rows.insert(0, ("setting", "value", "from", "sets"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Assemble from the command line and print the settings in effect."""
+    args = _parser().parse_args(argv)
+    try:
+        given = parse_pairs(args.settings)
+        applied = assemble(args.output, given)
+    except SettingsError as err:
+        sys.stderr.write(f"{err}\n")
+        return _USAGE_ERROR
+    sys.stdout.write(f"{format_table(applied)}\nassembled {args.output}\n")
+    return 0
+
+
+def _apply(repository: Path, values: Mapping[str, str]) -> None:
+    configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_NAME}")}
+    for setting in SETTINGS:
+        for target in setting.targets if setting.name in values else ():
+            target.apply(configs[target.model], values[setting.name])
+    for model, config in configs.items():
+        text = text_format.MessageToString(config, as_utf8=True)
+        (repository / model / CONFIG_NAME).write_text(text, encoding="utf-8")
+
+
+def _refuse_foreign_folder(output: Path) -> None:
+    if not output.exists():
+        return
+    is_repository = output.is_dir() and all((child / CONFIG_NAME).exists() for child in output.iterdir())
+    if not is_repository:
+        raise SettingsError(f"{output} exists and is no model repository: give a new or empty folder")
+
+
+def _swap(new: Path, output: Path, old: Path) -> None:
+    if output.exists():
+        output.rename(old)
+    new.rename(output)
+
+
+def parse_pairs(pairs: list[str]) -> dict[str, str]:
+    """Return the settings that the command line gave as NAME=VALUE.
+
+    Raises:
+        SettingsError: one is no such pair, or its name comes twice.
+    """
+    given: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise SettingsError(f"got {pair!r}, expected NAME=VALUE")
+        if name in given:
+            raise SettingsError(f"{name} is given twice")
+        given[name] = value
+    return given
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = [f"  {s.name:30} {s.help}" + (f" (default {s.default})" if s.default is not None else "") for s in SETTINGS]
+    parser = argparse.ArgumentParser(
+        prog="python -m token2wav_service.serving.assemble",
+        description="Assemble a Triton model repository.",
+        epilog="settings:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

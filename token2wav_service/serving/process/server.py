@@ -1,0 +1,259 @@
+"""Starts, watches and stops one tritonserver process.
+
+Knows processes, readiness and shared memory; knows nothing of what the models do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from servicekit.clock import Clock, SystemClock
+from token2wav_service.serving.assemble import count_instances
+from token2wav_service.serving.process.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
+from token2wav_service.serving.process.drain_flag import DRAIN_FLAG_VARIABLE
+from token2wav_service.serving.process.installation import (
+    TritonInstallation,
+    find_installation,
+    lay_out_backends,
+    server_environment,
+)
+
+__all__ = [
+    "ServerOptions",
+    "TritonProcess",
+    "TritonStartError",
+    "check_shared_memory",
+    "free_ports",
+    "triton_server",
+]
+
+logger = logging.getLogger(__name__)
+
+SHM_HEADROOM_BYTES = 16 * MIB
+"""Room for regions to grow: several prompts of 18 s (1.2 MB each) and chunks of audio in flight."""
+_SHM_DIR = Path("/dev/shm")
+_STOP_MARGIN_S = 5.0
+"""What the server may take beyond its own exit timeout before it is killed."""
+_DRAIN_FLAG = "draining"
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+_POLL_INTERVAL_S = 0.1
+_PROBE_TIMEOUT_S = 2.0
+_LOG_TAIL_LINES = 25
+
+
+class TritonStartError(Exception):
+    """The server did not become ready; the message ends with its last log lines."""
+
+
+class TritonProcess:
+    """One tritonserver and its model processes.
+
+    `start`, `wait_ready` and `stop` in this order; also a context manager that does all three's start and stop.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        *,
+        log_path: Path | None = None,
+        installation: TritonInstallation | None = None,
+        extra_env: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        ends_with_caller: bool = False,
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            log_path: the server's output goes here; None lets it flow to our own stdout and stderr.
+            installation: None searches for one.
+            extra_env: added to the environment of the server and its models.
+            ends_with_caller: the server stops when the thread that calls `start` is gone, even if it was killed.
+        """
+        self.options = options
+        self.log_path = log_path
+        self._installation = installation or find_installation()
+        self._extra_env = dict(extra_env or {})
+        self._clock = clock or SystemClock()
+        self._preexec = _stop_with_parent if ends_with_caller else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._work_dir: Path | None = None
+        self._shm_prefix = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server, None before `start`."""
+        return self._process.pid if self._process else None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def start(self) -> None:
+        """Start the server in a session of its own and return at once.
+
+        Raises:
+            TritonStartError: already started, or the shared memory can't hold the model processes.
+        """
+        if self._process is not None:
+            raise TritonStartError("this server was started before: make a new TritonProcess")
+        check_shared_memory(self.options.model_repository)
+        self._work_dir = Path(tempfile.mkdtemp(prefix="cosydit-triton-"))
+        self._shm_prefix = self._work_dir.name
+        backends = lay_out_backends(self._installation, self._work_dir)
+        command = server_command(self._installation, self.options, backends, self._shm_prefix)
+        env = server_environment(self._installation) | self._extra_env
+        env |= {DRAIN_FLAG_VARIABLE: str(self._work_dir / _DRAIN_FLAG)}
+        logger.info("starting tritonserver: %s", " ".join(command))
+        try:
+            self._process = self._spawn(command, env)
+        except OSError:
+            self._clean_up()
+            raise
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when every model is loaded.
+
+        Raises:
+            TritonStartError: the server exited or took longer than `timeout_s`.
+        """
+        deadline = self._clock.now() + timeout_s
+        while not self.is_ready():
+            if self.returncode is not None:
+                raise TritonStartError(f"tritonserver exited with status {self.returncode}{self._log_tail()}")
+            if self._clock.now() >= deadline:
+                raise TritonStartError(f"tritonserver is not ready after {timeout_s:.0f} s{self._log_tail()}")
+            time.sleep(_POLL_INTERVAL_S)
+
+    def is_ready(self) -> bool:
+        """Ask the server once whether all its models are ready."""
+        connection = http.client.HTTPConnection(self.options.host, self.options.http_port, timeout=_PROBE_TIMEOUT_S)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == http.client.OK
+        except OSError:
+            return False
+        except http.client.HTTPException:
+            return False
+        finally:
+            connection.close()
+
+    def raise_drain_flag(self) -> None:
+        """Tell the models that the server is to stop: token2wav_dit takes no new streams from here on."""
+        if self._work_dir is not None:
+            (self._work_dir / _DRAIN_FLAG).touch()
+
+    def stop(self) -> None:
+        """Let the server finish and clean up; kill it and its models if it takes too long. Idempotent."""
+        if self._process is None:
+            return
+        timeout_s = self.options.exit_timeout_s + _STOP_MARGIN_S
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("tritonserver did not stop within %.0f s; killing it", timeout_s)
+        self._kill_session()
+        self._clean_up()
+
+    def __enter__(self) -> TritonProcess:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def _spawn(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with contextlib.ExitStack() as stack:
+            log = None
+            if self.log_path is not None:
+                self.log_path.parent.mkdir(parents=True, exist_ok=True)
+                log = stack.enter_context(self.log_path.open("ab"))
+            return subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=self._preexec,
+            )
+
+    def _kill_session(self) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _clean_up(self) -> None:
+        if self._work_dir is not None:
+            shutil.rmtree(self._work_dir, ignore_errors=True)
+        if self._shm_prefix and _SHM_DIR.is_dir():
+            for region in _SHM_DIR.glob(f"{self._shm_prefix}*"):
+                region.unlink(missing_ok=True)
+
+    def _log_tail(self) -> str:
+        if self.log_path is None or not self.log_path.exists():
+            return ""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return f"; the end of {self.log_path}:\n" + "\n".join(lines)
+
+
+@contextlib.contextmanager
+def triton_server(
+    options: ServerOptions, *, log_path: Path, ready_timeout_s: float, extra_env: Mapping[str, str] | None = None
+) -> Iterator[TritonProcess]:
+    """Run a server for the length of a `with` block; it is ready on entry.
+
+    Raises:
+        TritonStartError: it did not become ready within `ready_timeout_s`.
+        TritonNotFoundError: there is no server to run.
+    """
+    with TritonProcess(options, log_path=log_path, extra_env=extra_env) as process:
+        process.wait_ready(ready_timeout_s)
+        yield process
+
+
+def check_shared_memory(model_repository: Path, shm_dir: Path = _SHM_DIR) -> None:
+    """Refuse to start where /dev/shm can't hold every model process.
+
+    Raises:
+        TritonStartError: too little room; says how much is needed.
+    """
+    instances = count_instances(model_repository)
+    needed = instances * SHM_REGION_BYTES + SHM_HEADROOM_BYTES
+    free = shutil.disk_usage(shm_dir).free
+    if free < needed:
+        raise TritonStartError(
+            f"{shm_dir} has {free // MIB} MiB free, and {instances} model processes need {needed // MIB} MiB: "
+            "in a container raise --shm-size, or lower BLS_INSTANCE_NUM"
+        )
+
+
+def free_ports(count: int) -> list[int]:
+    """Return TCP ports of 127.0.0.1 that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _stop_with_parent() -> None:
+    """Runs in the child before it becomes the server: have Linux send SIGTERM when the parent is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
