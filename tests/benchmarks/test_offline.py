@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.factory import POISON, PoisonableRunner, audio_of, drain, make_engine, make_prompt, tokens_of
+from tests.token2wav_service.engine.factory import (
+    POISON,
+    PoisonableRunner,
+    audio_of,
+    drain,
+    make_engine,
+    make_prompt,
+    tokens_of,
+)
 from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.errors import CapacityError, InvalidChunkError, InvalidRequestError, Token2WavError

@@ -21,7 +21,7 @@ from benchmarks.lib.token2wav_bench import (
 from cosydit.bench.types import BenchmarkError
 from gateway.chunking.chunker import TokenWindow
 from servicekit.clock import SystemClock
-from tests.engine.factory import make_engine
+from tests.token2wav_service.engine.factory import make_engine
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 

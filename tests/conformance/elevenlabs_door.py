@@ -18,7 +18,7 @@ from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMInterruptedError
 from gateway.voices.registry import NamedVoice
-from tests.audio.signals import best_lag, snr_db, speech_like
+from tests.gateway.audio.signals import best_lag, snr_db, speech_like
 from tests.gateway.fakes import FakeLLM, FakeStream, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import Door, opened_door
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN

@@ -10,12 +10,12 @@ import soxr
 from gateway.audio import AudioFormat
 from gateway.doors.grpc import GrpcSettings
 from gateway.voices.registry import NamedVoice
-from tests.audio.decoding import decoded
-from tests.audio.signals import best_lag
 from tests.conformance.openai_door import ScriptedLLM
+from tests.gateway.audio.decoding import decoded
+from tests.gateway.audio.signals import best_lag
 from tests.gateway.fakes import speech_deltas
+from tests.gateway.grpc.door import Door, opened_grpc
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, spoken_sound
-from tests.grpc.door import Door, opened_grpc
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _MIN_CORRELATION = 0.99

@@ -13,7 +13,6 @@ import numpy as np
 
 from gateway.audio import AudioFormat
 from gateway.voices.registry import NamedVoice
-from tests.audio.decoding import decoded
 from tests.conformance.conftest import run_script
 from tests.conformance.elevenlabs_door import (
     ONE,
@@ -22,6 +21,7 @@ from tests.conformance.elevenlabs_door import (
     opened_elevenlabs_door,
     opened_tls,
 )
+from tests.gateway.audio.decoding import decoded
 
 
 async def test_the_elevenlabs_package_hears_speech_leaves_and_fails(

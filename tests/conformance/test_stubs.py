@@ -9,7 +9,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-PROTO = Path(__file__).resolve().parents[2] / "proto"
+from tests import ROOT
+
+PROTO = ROOT / "proto"
 MODULES = "tts_api.tts.v1.tts_service_pb2_grpc, riva.proto.riva_tts_pb2_grpc"
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 DEPLOY = ROOT / "deploy"
 COMMAND_TIMEOUT_S = 120
 DEBIAN_COMPOSE = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray
-from tests.audio.signals import speech_like
+from tests.gateway.audio.signals import speech_like
 from tests.gateway.fakes import FakeStream, FakeToken2Wav
 from token2wav_service.contract import SAMPLES_PER_TOKEN
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,8 +19,9 @@ from gateway.chunking.policies import (
     TimeBasedChunks,
 )
 from gateway.errors import ConfigError
+from tests import ASSETS
 
-TABLES = json.loads((Path(__file__).parents[1] / "assets" / "schedules.json").read_text())["tables"]
+TABLES = json.loads((ASSETS / "schedules.json").read_text())["tables"]
 UPSTREAM: dict[str, ChunkPolicy] = {"equal": FixedChunks(), "exponential": ExponentialChunks(max_hop_tokens=None)}
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from gateway.audio import AudioFormat
 from gateway.voices.registry import NamedVoice
-from tests.audio.signals import best_lag
+from tests.gateway.audio.signals import best_lag
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.http_door import opened_door
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, audio_of, events_of, spoken_sound
 
 pytest.importorskip("av", reason="the audio extra is not installed")
-from tests.audio.decoding import decoded
+from tests.gateway.audio.decoding import decoded
 
 Voices = list[NamedVoice]
 

@@ -18,7 +18,9 @@ from typing import Any
 
 import yaml
 
-CONFIG = Path(__file__).parents[2] / "deploy" / "observability"
+from tests import ROOT
+
+CONFIG = ROOT / "deploy" / "observability"
 PACKAGE = "prometheus"
 PATIENCE_S = 30.0
 _APT_TIMEOUT_S = 240.0

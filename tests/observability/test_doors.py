@@ -23,7 +23,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
-from tests.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
+from tests.gateway.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
 from tests.gateway.fakes import FakeLLM, ManualClock, speech_deltas
 from tests.observability.reading import Reading, samples_of
 from token2wav_service.serving.process.server import free_ports

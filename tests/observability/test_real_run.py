@@ -26,7 +26,7 @@ from tests.observability.debian_prometheus import (
     running_prometheus,
 )
 from tests.observability.otlp_receiver import ReceivedSpan, Receiver, receiving, tree_of
-from tests.triton.client import StreamClient, text
+from tests.token2wav_service.serving.client import StreamClient, text
 from token2wav_service.serving.process.server import free_ports
 
 SCRAPE_S = 1

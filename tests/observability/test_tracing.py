@@ -25,7 +25,7 @@ from servicekit.clock import SystemClock
 from servicekit.trace_context import trace_headers
 from servicekit.tracing import NULL_SPAN, NULL_TRACER, TRACEPARENT, TracingUnavailableError, endpoint_of, open_tracer
 from servicekit.tracing.otel import OtelTracer
-from tests.access.door import BEARER, KEY, opened_door
+from tests.gateway.access.door import BEARER, KEY, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from token2wav_service.serving.stream_trace import NO_TRACE, begin_trace
 from token2wav_service.types import AudioChunk, ChunkTiming, StreamStatus, StreamSummary, TokenChunk

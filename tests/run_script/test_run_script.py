@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 SCRIPT = ROOT / "run_stepaudio2_dit_token2wav.sh"
 
 

@@ -1,0 +1,149 @@
+"""However `cosydit serve` and `cosydit say` are stopped, no service is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.process import ServiceProcess, ServiceSpec
+from cosydit.stack.signals import stopped_by_signals
+from cosydit.stack.stack import LocalStack, StackOptions
+from token2wav_service.serving.process.server import free_ports
+
+PATIENCE_S = 20.0
+INTERRUPTED = 130
+LONG_S, SHORT_S = "30", "0"
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+class Running:
+    """A command over fake services."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def services(self) -> list[int]:
+        return [int(pid) for pid in re.findall(r"pid (\d+), log", self.output)]
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        began_s = time.monotonic()
+        while not is_so():
+            assert time.monotonic() - began_s < PATIENCE_S, self.output
+            time.sleep(0.02)
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iterator[Running]:
+    log = tmp_path / "out"
+    ports = [str(port) for port in free_ports(6)]
+    arguments = [sys.executable, "-m", "tests.cosydit.stack.fake_services", command, str(tmp_path), ending_s, *ports]
+    with log.open("wb") as out:
+        process = subprocess.Popen(arguments, stdout=out, stderr=out, start_new_session=True)
+    started = Running(process, log)
+    try:
+        started.until(lambda: last_word in started.output)
+        yield started
+    finally:
+        for pid in [process.pid, *started.services]:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("command", "last_word", "services"), [("serve", "speak:", 3), ("say", "speaking", 2)])
+def test_each_signal_that_ends_a_command_ends_its_services(
+    tmp_path: Path, command: str, last_word: str, services: int, number: int
+) -> None:
+    with running(command, tmp_path, SHORT_S, last_word) as started:
+        assert len(started.services) == services
+        started.process.send_signal(number)
+        assert started.end() == INTERRUPTED
+        assert not any(map(is_alive, started.services))
+
+
+@pytest.mark.parametrize(
+    ("command", "last_word", "second"),
+    [
+        ("serve", "speak:", signal.SIGINT),
+        ("serve", "speak:", signal.SIGTERM),
+        ("serve", "speak:", signal.SIGHUP),
+        ("say", "speaking", signal.SIGTERM),
+    ],
+)
+def test_a_second_signal_kills_all_services_at_once(tmp_path: Path, command: str, last_word: str, second: int) -> None:
+    with running(command, tmp_path, LONG_S, last_word) as started:
+        started.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert all(map(is_alive, started.services)), "they may take their time"
+        started.process.send_signal(second)
+        assert started.end() == INTERRUPTED
+        assert not any(map(is_alive, started.services))
+
+
+def test_a_signal_that_was_to_be_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopped_by_signals(lambda: None):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupted_stop_kills_what_would_not_end(tmp_path: Path) -> None:
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    spec = ServiceSpec("stubborn", [sys.executable, "-c", program], "", tmp_path / "log")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    service = ServiceProcess(spec)
+    service.start()
+    while not spec.log_path.read_text():
+        time.sleep(0.02)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            service.stop()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert service.returncode == -signal.SIGKILL
+
+
+def test_a_gateway_whose_stop_fails_keeps_no_backend_from_being_stopped(tmp_path: Path) -> None:
+    class Noted(ServiceProcess):
+        def stop(self) -> None:
+            stopped.append(self.spec.name)
+            if self.spec.name == "gateway":
+                raise KeyboardInterrupt
+
+    stopped: list[str] = []
+    stack = LocalStack(StackOptions(CheckpointLayout.under(tmp_path), tmp_path), with_gateway=True)
+    stack._backends = [Noted(service.spec) for service in stack._backends]
+    stack.services = [*stack._backends, Noted(stack.services[-1].spec)]
+    with pytest.raises(KeyboardInterrupt):
+        stack.stop()
+    assert sorted(stopped) == ["gateway", "llm_service", "token2wav_service"]

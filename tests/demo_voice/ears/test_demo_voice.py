@@ -1,0 +1,147 @@
+"""The bundled voice is understood, and would not be if one of its models made noise.
+
+The recogniser judges: it is no part of the system and has seen nothing of its training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.stack import LocalStack, Ports, StackOptions
+from demo_voice.ears.faults import find_faults
+from demo_voice.ears.recogniser import FloatArray, SphinxRecogniser
+from demo_voice.ears.speakers import rank_speakers, top1
+from demo_voice.ears.word_errors import total, word_errors
+from demo_voice.train.listen import SENTENCES, Listener, SamplingChoice
+from demo_voice.unpack import unpack
+from gateway.app import open_gateway
+from gateway.config import GatewayConfig
+from gateway.speech.request import SpeechRequest, SpeechResult
+from llm_service.huggingface_layout import WEIGHTS_FILE
+from tests.demo_voice.ears.conftest import RATE_HZ, Voice
+from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS
+from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.features.resample import resample_poly
+from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
+from token2wav_service.serving.process.server import free_ports
+
+MAX_WORD_ERROR_RATE = 0.35
+"""Of six sentences; a hundred of them are measured by `benchmarks.quality`."""
+MIN_NOISE_ERROR_RATE = 0.8
+SPOKEN, LISTENED = 6, 1
+DEFAULT_SAMPLING = SamplingChoice(temperature=0.8, top_p=0.95, repetition_penalty=1.1, ras_window_tokens=10)
+
+
+def sentences(count: int) -> list[str]:
+    return [line.partition("|")[2] for line in SENTENCES.read_text("utf-8").splitlines()][:count]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("demo") / "voice"
+    unpack(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def options(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackOptions]:
+    layout = CheckpointLayout.under(checkpoint)
+    options = StackOptions(layout, tmp_path_factory.mktemp("stack"), Ports(*free_ports(6)), {"BLS_INSTANCE_NUM": "1"})
+    with LocalStack(options):
+        yield options
+
+
+async def speak(options: StackOptions, texts: list[str], voice: str) -> list[FloatArray]:
+    """Speak through both services, as `cosydit say` does; returns [N] at 24 kHz of each text."""
+    config = GatewayConfig(
+        tokenizer_dir=options.checkpoint.llm_dir,
+        voices_dir=options.checkpoint.voices_dir,
+        llm_url=options.llm_url,
+        token2wav_url=options.token2wav_url,
+    )
+    spoken = []
+    async with open_gateway(config) as gateway:
+        for seed, text in enumerate(texts):
+            result = SpeechResult()
+            request = SpeechRequest(text, voice, seed)
+            chunks = [chunk.samples async for chunk in gateway.pipeline.synthesize(request, result)]
+            assert len(chunks) > 1 and not result.is_truncated
+            spoken.append(np.concatenate(chunks))
+    return spoken
+
+
+def test_the_demo_voice_is_understood_and_sounds_clean(options: StackOptions, recogniser: SphinxRecogniser) -> None:
+    texts = sentences(SPOKEN)
+
+    spoken = asyncio.run(speak(options, texts, "default"))
+
+    heard = [recogniser.transcribe(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken]
+    errors = total(word_errors(text, transcript) for text, transcript in zip(texts, heard, strict=True))
+    assert errors.rate <= MAX_WORD_ERROR_RATE, heard
+    for audio in spoken:
+        faults = find_faults(audio, SAMPLE_RATE_HZ)
+        assert faults.clipped_samples == 0
+        assert faults.longest_silence_s < 1.0
+
+
+def test_every_voice_speaks_in_its_own_voice(options: StackOptions, checkpoint: Path, voices: list[Voice]) -> None:
+    encoder = SpeakerEncoder(checkpoint / "token2wav" / FILE_NAME)
+    prompts = {voice.name: encoder.embed(voice.samples) for voice in voices}
+
+    rankings = []
+    for voice in voices:
+        for audio in asyncio.run(speak(options, sentences(2), voice.name)):
+            embedding = encoder.embed(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ))
+            rankings.append(rank_speakers(voice.name, embedding, prompts))
+
+    assert top1(rankings) == 1.0
+
+
+def shuffle_flow(checkpoint: Path) -> None:
+    shuffle_torch(checkpoint / "token2wav" / FLOW_WEIGHTS)
+
+
+def shuffle_vocoder(checkpoint: Path) -> None:
+    shuffle_torch(checkpoint / "token2wav" / HIFT_WEIGHTS)
+
+
+def shuffle_llm(checkpoint: Path) -> None:
+    path = checkpoint / "llm" / WEIGHTS_FILE
+    save_file({k: shuffled(v) if "layers" in k else v for k, v in load_file(path).items()}, path, {"format": "pt"})
+
+
+def shuffle_torch(path: Path) -> None:
+    torch.save({name: shuffled(value) for name, value in torch.load(path, weights_only=True).items()}, path)
+
+
+def shuffled(value: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a random order: noise of the right size."""
+    order = torch.randperm(value.numel(), generator=torch.Generator().manual_seed(0))
+    return value.flatten()[order].view_as(value)
+
+
+@pytest.mark.parametrize("spoil", [None, shuffle_llm, shuffle_flow, shuffle_vocoder])
+def test_a_model_that_makes_noise_is_heard(
+    checkpoint: Path, tmp_path: Path, recogniser: SphinxRecogniser, spoil: object
+) -> None:
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    if callable(spoil):
+        spoil(copy)
+    listener = Listener(copy, "default", DEFAULT_SAMPLING)
+
+    errors = total(
+        word_errors(text, recogniser.transcribe(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)))
+        for seed, text in enumerate(sentences(LISTENED))
+        for audio in [listener.spoken(listener.tokens_of_text(text, seed))]
+    )
+
+    assert errors.rate >= MIN_NOISE_ERROR_RATE if spoil else errors.rate <= MAX_WORD_ERROR_RATE

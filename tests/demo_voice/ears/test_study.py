@@ -1,0 +1,139 @@
+"""The listening study: figures follow from the rows, and the benchmark fills rows from running gateways."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import quality
+from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.speakers import SpeakerRanking
+from demo_voice.ears.study import Heard, StudyRow, figures, row_from_json, row_json
+from demo_voice.ears.word_errors import WordErrors
+from demo_voice.unpack import VOICES
+from tests.demo_voice.ears.conftest import Voice
+from token2wav_service.checkpoint.make_onnx import make_speaker_encoder
+from token2wav_service.features.resample import resample_16k_to_24k
+
+ROW = StudyRow(
+    text="one two three four",
+    voice="default",
+    seed=0,
+    ttfa_s=0.3,
+    total_s=1.0,
+    audio_s=4.0,
+    streamed=Heard("one too three four", WordErrors(1, 4)),
+    offline=Heard("one two three four", WordErrors(0, 4)),
+    source=Heard("one two three four", WordErrors(0, 4)),
+    ranking=SpeakerRanking("default", {"default": 0.9, "slt": 0.1}),
+    faults=AudioFaults(0.1, 0.2, 0, 0),
+    pitch_distance=0.1,
+    loudness_distance=None,
+)
+
+
+def test_figures_are_computed_from_the_rows() -> None:
+    late = replace(ROW, ttfa_s=0.5, total_s=3.0, offline=Heard("", WordErrors(4, 4)))
+    other = replace(ROW, voice="slt", offline=None, source=None, ranking=SpeakerRanking("slt", ROW.ranking.similarity))
+
+    found = figures([ROW, late, other], "default")
+
+    assert found == {
+        "wer": 0.25,
+        "source_wer": 0.0,
+        "rtf": 0.5,
+        "ttfa_ms": 400.0,
+        "speaker_top1": pytest.approx(2 / 3),
+        "seam_wer_ratio": 0.5,
+    }
+
+
+def test_renderings_without_error_are_alike_and_one_with_errors_is_infinitely_worse() -> None:
+    good = replace(ROW, streamed=ROW.source or ROW.streamed)
+
+    assert figures([good], "default")["seam_wer_ratio"] == 1.0
+    assert figures([ROW], "default")["seam_wer_ratio"] == float("inf")
+
+
+def test_rows_without_what_a_figure_needs_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 with offline"):
+        figures([replace(ROW, offline=None)], "default")
+    with pytest.raises(ValueError, match="0 rows of voice 'awb'"):
+        figures([ROW], "awb")
+
+
+def test_a_row_survives_json() -> None:
+    assert row_from_json(json.loads(json.dumps(row_json(ROW)))) == ROW
+
+
+class _Gateway(BaseHTTPRequestHandler):
+    """Answers every request with the prompt of the voice asked for."""
+
+    def do_POST(self) -> None:
+        body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        pcm = self.server.answers[body["voice"]]  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(pcm)))
+        self.end_headers()
+        self.wfile.write(pcm)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def gateway(voices: list[Voice]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Gateway)
+    audio = {voice.name: np.clip(resample_16k_to_24k(voice.samples), -1, 1) for voice in voices}
+    server.answers = {name: (32767 * samples).astype("<i2").tobytes() for name, samples in audio.items()}  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "token2wav").mkdir()
+    make_speaker_encoder(tmp_path / "token2wav" / "campplus.onnx", seed=0)
+    (tmp_path / "voices").symlink_to(VOICES)
+    return tmp_path
+
+
+def test_the_benchmark_listens_to_both_gateways_and_the_source_engine(
+    gateway: str, checkpoint: Path, tmp_path: Path, engines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "voice.json"
+    options = ["--url", gateway, "--offline-url", gateway, "--checkpoint", str(checkpoint), "--engines", str(engines)]
+
+    assert quality.main([*options, "--sentences", "1", "--speaker-sentences", "1", "--out", str(out)]) == 0
+
+    result = json.loads(out.read_text("utf-8"))
+    rows = [row_from_json(json.loads(line)) for line in out.with_suffix(".jsonl").read_text("utf-8").splitlines()]
+    assert result["figures"] == pytest.approx(figures(rows, "default"))
+    assert len(rows) == result["rows"] == 3
+    assert result["figures"]["seam_wer_ratio"] == 1.0
+    assert result["figures"]["speaker_top1"] == 1.0
+    assert "seam_wer_ratio" in capsys.readouterr().out
+
+
+def test_a_gateway_that_is_not_there_ends_the_benchmark_with_a_message(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "voice.json"
+
+    status = quality.main(["--url", "http://127.0.0.1:9", "--checkpoint", str(checkpoint), "--out", str(out)])
+
+    assert status == 2
+    assert "is the gateway running there?" in capsys.readouterr().err
+    assert not out.exists()

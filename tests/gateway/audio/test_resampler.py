@@ -1,0 +1,58 @@
+"""Other sample rates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.audio.resampler import Resampler
+from gateway.core import FloatArray
+from tests.gateway.audio.signals import cut, piece_lengths, snr_db, speech_like, tone
+
+RATES_HZ = [8000, 11025, 16000, 22050, 32000, 44100, 48000, 47999]
+
+
+def resampled(pieces: list[FloatArray], rate_hz: int) -> FloatArray:
+    resampler = Resampler(rate_hz)
+    return np.concatenate([*map(resampler.push, pieces), resampler.finish()])
+
+
+@pytest.mark.parametrize("rate_hz", RATES_HZ)
+def test_a_tone_stays_the_same_tone(rate_hz: int) -> None:
+    got = resampled([tone(1000, 24_000)], rate_hz)
+
+    assert len(got) == rate_hz
+    middle = slice(rate_hz // 10, -rate_hz // 10)
+    assert snr_db(got[middle], tone(1000, rate_hz, rate_hz)[middle]) > 90
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 16000, 22050])
+def test_what_the_lower_rate_cannot_hold_does_not_fold_back(rate_hz: int) -> None:
+    got = resampled([tone(rate_hz * 0.53, 24_000)], rate_hz)
+
+    assert np.abs(got[rate_hz // 10 : -rate_hz // 10]).max() < 0.5 * 10 ** (-90 / 20)
+
+
+@settings(max_examples=25, deadline=None)
+@given(piece_lengths, st.sampled_from(RATES_HZ))
+def test_how_the_input_is_cut_does_not_matter(lengths: list[int], rate_hz: int) -> None:
+    samples = speech_like(9000)
+
+    np.testing.assert_array_equal(resampled(cut(samples, lengths), rate_hz), resampled([samples], rate_hz))
+
+
+@pytest.mark.parametrize("samples", [0, 1, 100])
+def test_the_output_is_as_long_as_the_input(samples: int) -> None:
+    assert len(resampled([speech_like(samples)], 48_000)) == 2 * samples
+
+
+@pytest.mark.parametrize("rate_hz", RATES_HZ)
+def test_less_than_80_ms_are_held_back(rate_hz: int) -> None:
+    resampler, got_samples, worst_s = Resampler(rate_hz), 0, 0.0
+    for taken, piece in enumerate(cut(speech_like(24_000), [24] * 999), start=1):
+        got_samples += len(resampler.push(piece))
+        worst_s = max(worst_s, taken * 0.001 - got_samples / rate_hz)
+
+    assert worst_s < 0.08

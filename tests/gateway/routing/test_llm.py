@@ -1,0 +1,219 @@
+"""Answers of several LLM replicas: who gives them, and who goes on where one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.errors import (
+    LLMBusyError,
+    LLMDeadlineError,
+    LLMError,
+    LLMFailedError,
+    LLMInterruptedError,
+    LLMProtocolError,
+    LLMRejectedError,
+    LLMUnavailableError,
+)
+from gateway.llm.routed import RoutedSpeechLM
+from gateway.routing.status import ReplicaState
+from gateway.speech.request import MAX_SEED
+from servicekit.timeouts import timeout
+from tests.gateway.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
+
+UTTERANCE = Utterance("Say it.", "reference", (5, 6))
+LOST = LLMInterruptedError("it went away")
+
+
+async def _answer(router: RoutedSpeechLM, seed: int = 3) -> list[SpeechTokenDelta]:
+    async with aclosing(router.generate(UTTERANCE, Sampling(), seed)) as deltas:
+        return [delta async for delta in deltas]
+
+
+def _tokens(deltas: list[SpeechTokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_one_replica_is_asked_as_it_would_be_without_routing() -> None:
+    llm = ScriptedLLM("a", until_token=4)
+    async with routed_llm(llm) as router:
+        deltas = await _answer(router)
+    assert _tokens(deltas) == [0, 1, 2, 3] and deltas[-1].finish_reason == "stop"
+    assert (llm.utterances, llm.seeds) == ([UTTERANCE], [3])
+
+
+@pytest.mark.parametrize("error", [LOST, LLMFailedError("500"), LLMDeadlineError("silent")])
+@pytest.mark.parametrize("breaks_after", [0, 1, 7])
+async def test_a_lost_answer_goes_on_after_the_tokens_so_far(error: LLMError, breaks_after: int) -> None:
+    first, second = (ScriptedLLM(name, breaks_after=breaks_after, error=error) for name in "ab")
+    second.error = None
+    async with routed_llm(first, second) as router:
+        first_asked = await _until_first_is_asked(router, first)
+        assert _tokens(first_asked) == list(range(20))
+        assert [delta.finish_reason for delta in first_asked].count("stop") == 1
+        assert second.utterances[-1] == dataclasses.replace(UTTERANCE, spoken_tokens=tuple(range(breaks_after)))
+        assert second.seeds[-1] == 3 + breaks_after
+        assert {status.address: status.failovers_total for status in router.snapshot()} == {"a": 1, "b": 0}
+
+
+async def _until_first_is_asked(router: RoutedSpeechLM, first: ScriptedLLM) -> list[SpeechTokenDelta]:
+    while True:
+        deltas = await _answer(router)
+        if first.utterances:
+            return deltas
+
+
+@pytest.mark.parametrize("error", [LLMRejectedError("400"), LLMProtocolError("no JSON")])
+async def test_what_no_replica_can_help_is_asked_once(error: LLMError) -> None:
+    llms = [ScriptedLLM(name, breaks_after=2, error=error) for name in "ab"]
+    async with routed_llm(*llms) as router:
+        with pytest.raises(type(error)):
+            await _answer(router)
+        assert sum(len(llm.utterances) for llm in llms) == 1
+        assert all(status.open_streams == 0 for status in router.snapshot())
+
+
+async def test_the_only_replica_is_asked_again_when_it_is_back() -> None:
+    llm = ScriptedLLM("a", breaks_after=5, error=LOST)
+
+    def come_back() -> None:
+        llm.is_dead, llm.error = False, None
+
+    async with routed_llm(llm) as router:
+        deltas: list[SpeechTokenDelta] = []
+        async with aclosing(router.generate(UTTERANCE, Sampling(), 3)) as answer:
+            async for delta in answer:
+                deltas.append(delta)
+                if len(deltas) == 5:
+                    llm.is_dead = True
+                    asyncio.get_running_loop().call_later(0.3, come_back)
+    assert _tokens(deltas) == list(range(20))
+    assert llm.utterances[-1].spoken_tokens == tuple(range(5))
+
+
+async def test_an_answer_that_nobody_goes_on_with_fails_after_the_failover_time() -> None:
+    llm = ScriptedLLM("a", breaks_after=2, error=LOST)
+    async with routed_llm(llm, settings=dataclasses.replace(QUICK, failover_s=0.2)) as router:
+        with pytest.raises(LLMError):
+            async with aclosing(router.generate(UTTERANCE, Sampling(), 3)) as answer:
+                async for _ in answer:
+                    llm.is_dead = True
+                    llm.error = LOST
+        assert router.snapshot()[0].open_streams == 0
+
+
+async def test_replicas_that_break_off_without_a_token_are_asked_only_so_often() -> None:
+    llms = [ScriptedLLM(name, breaks_after=0, error=LLMFailedError("500")) for name in "ab"]
+    settings = dataclasses.replace(QUICK, max_failovers=2, failures_to_eject=10, failover_s=5.0)
+    async with routed_llm(*llms, settings=settings) as router:
+        with pytest.raises(LLMFailedError):
+            await _answer(router)
+    assert sum(len(llm.utterances) for llm in llms) == 3
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11; before, deadlines alone end such a wait")
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_an_answer_goes_on_elsewhere_when_its_replica_is_ejected_in_silence(is_begun: bool) -> None:
+    silence = asyncio.Event()
+    llms = [ScriptedLLM("a", gate=silence), ScriptedLLM("b")]
+    async with routed_llm(*llms) as router:
+        llms[1].is_well = False
+        await until(lambda: router.fleet.state_of("b") is ReplicaState.DRAINING, "the drain")
+        answer = router.generate(UTTERANCE, Sampling(), 3)
+        heard = []
+        if is_begun:
+            silence.set()
+            heard += list((await anext(answer)).token_ids)
+            silence.clear()
+        rest = asyncio.create_task(_rest_of(answer))
+        await until(lambda: llms[0].running == 1, "the question")
+        llms[1].is_well = True
+        await until(lambda: router.fleet.state_of("b") is ReplicaState.READY, "the other one")
+        llms[0].is_dead = True
+        heard += await asyncio.wait_for(rest, 10)
+        assert heard == list(range(20))
+        assert llms[0].running == 0
+
+
+async def _rest_of(answer: AsyncIterator[SpeechTokenDelta]) -> list[int]:
+    return [token async for delta in answer for token in delta.token_ids]
+
+
+async def test_a_replica_that_says_it_is_busy_is_not_ejected() -> None:
+    llms = [ScriptedLLM("a", breaks_after=0, error=LLMBusyError("429")), ScriptedLLM("b")]
+    async with routed_llm(*llms) as router:
+        for _ in range(6):
+            assert _tokens(await _answer(router)) == list(range(20))
+        assert {status.state for status in router.snapshot()} == {ReplicaState.READY}
+        assert router.snapshot()[0].failures_total == 0
+
+
+async def test_an_answer_that_every_replica_is_too_busy_for_fails_after_the_failover_time() -> None:
+    llms = [ScriptedLLM(name, breaks_after=0, error=LLMBusyError("429")) for name in "ab"]
+    async with routed_llm(*llms, settings=dataclasses.replace(QUICK, failover_s=0.2)) as router:
+        with pytest.raises(LLMBusyError):
+            async with timeout(10):
+                await _answer(router)
+        assert [status.open_streams for status in router.snapshot()] == [0, 0]
+
+
+async def test_requests_go_where_the_fewest_are_under_way() -> None:
+    gate = asyncio.Event()
+    llms = [ScriptedLLM(name, gate=gate) for name in "abc"]
+    async with routed_llm(*llms) as router:
+        answers = [asyncio.create_task(_answer(router)) for _ in range(9)]
+        await until(lambda: sum(llm.running for llm in llms) == 9, "nine answers")
+        assert Counter(llm.running for llm in llms) == {3: 3}
+        gate.set()
+        assert all(_tokens(deltas) == list(range(20)) for deltas in await asyncio.gather(*answers))
+        assert all(status.open_streams == 0 for status in router.snapshot())
+
+
+async def test_a_replica_whose_health_says_no_gets_no_new_requests_and_ends_what_it_has() -> None:
+    gate = asyncio.Event()
+    llms = [ScriptedLLM(name, gate=gate) for name in "ab"]
+    async with routed_llm(*llms) as router:
+        under_way = asyncio.create_task(_answer(router))
+        await until(lambda: any(llm.running for llm in llms), "an answer")
+        draining = next(llm for llm in llms if llm.running)
+        draining.is_well = False
+        await until(lambda: router.fleet.state_of(draining.address) is ReplicaState.DRAINING, "draining")
+        gate.set()
+        for _ in range(3):
+            await _answer(router)
+        assert _tokens(await under_way) == list(range(20))
+        assert len(draining.utterances) == 1
+
+
+async def test_leaving_closes_the_answer_wherever_it_is() -> None:
+    llms = [ScriptedLLM(name, breaks_after=3, error=LOST) for name in "ab"]
+    llms[1].error = llms[0].error = LOST
+    async with routed_llm(*llms) as router:
+        answer = router.generate(UTTERANCE, Sampling(), 3)
+        for _ in range(5):
+            await answer.__anext__()
+        await answer.aclose()
+        assert not any(llm.running for llm in llms)
+        assert all(status.open_streams == 0 for status in router.snapshot())
+
+
+async def test_the_seed_of_the_rest_stays_in_range() -> None:
+    first, second = ScriptedLLM("a", breaks_after=4, error=LOST), ScriptedLLM("b", breaks_after=4, error=LOST)
+    async with routed_llm(first, second) as router:
+        await _answer(router, seed=MAX_SEED)
+    assert all(0 <= seed <= MAX_SEED for seed in first.seeds + second.seeds)
+
+
+async def test_waiting_for_a_usable_replica_ends_with_why_there_is_none() -> None:
+    llm = ScriptedLLM("a", is_dead=True)
+    async with routed_llm(llm) as router:
+        await until(lambda: router.fleet.state_of("a") is ReplicaState.EJECTED, "the ejection")
+        with pytest.raises(LLMUnavailableError, match="a can't be reached"):
+            await router.until_usable()

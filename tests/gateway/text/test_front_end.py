@@ -1,0 +1,122 @@
+"""The text front end as its users see it; its libraries are stood in for where they are not the point."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+
+from gateway.errors import InvalidRequestError
+from gateway.text import (
+    LIVE_TEXT,
+    WHOLE_TEXT,
+    Normalization,
+    Segment,
+    SpokenSegment,
+    TextFrontEnd,
+    TextOptions,
+    normalizers,
+)
+from gateway.text.tags import InlineTags
+from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
+
+SHOUTING = TextFrontEnd({"en": Shouting(), "pt-br": Shouting()}, lambda text: "en" if "the" in text else None)
+ENGLISH = TextOptions(language="en-US")
+OFFLINE = """
+import socket, sys
+def refuse(*args, **kwargs):
+    raise OSError("the network is cut")
+socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
+from gateway.text import WHOLE_TEXT, TextOptions, load_text_front_end
+assert not {"wetext", "num2words", "py3langid", "torch"} & set(sys.modules), "imported before they are needed"
+stream = load_text_front_end().open(TextOptions(), WHOLE_TEXT)
+for text in ["The price of this is 5 dollars.", "Das kostet heute genau 21 Euro.", "我有3个苹果。"]:
+    for segment in stream.push(text) + stream.flush():
+        print(stream.prepare(segment).text)
+assert "torch" not in sys.modules
+"""
+
+
+def speak(text: str, options: TextOptions) -> list[SpokenSegment]:
+    stream = SHOUTING.open(options, WHOLE_TEXT)
+    return [stream.prepare(segment) for segment in [*stream.push(text), *stream.flush()]]
+
+
+def test_a_segment_is_normalised_and_knows_where_its_words_were_written() -> None:
+    stream = SHOUTING.open(ENGLISH, LIVE_TEXT)
+    _, segment = [*stream.push("The first one ends here. "), *stream.push("I have 5 of them."), *stream.flush()]
+    spoken = stream.prepare(segment)
+    assert spoken.text == "I have FIVE of them."
+    assert spoken.source_position(spoken.text.index("FIVE")) == len("The first one ends here. I have ")
+    assert spoken.source_position(len(spoken.text)) == segment.end
+
+
+def test_tags_are_not_normalised() -> None:
+    (spoken,) = speak("[breath]5<strong>5</strong>5", ENGLISH)
+    assert spoken.text == "[breath]FIVE<strong>FIVE</strong>FIVE"
+
+
+@given(texts_in_pieces())
+def test_normalising_touches_nothing_else_and_positions_cover_the_text(pieces: list[str]) -> None:
+    stream = SHOUTING.open(ENGLISH, SHORT)
+    segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
+    spoken = [stream.prepare(segment) for segment in segments]
+    assert "".join(one.text for one in spoken) == "".join(
+        part.text if part.is_tag else part.text.replace("5", "FIVE") for part in InlineTags().parts("".join(pieces))
+    )
+    assert all(one.source_position(len(one.text)) == one.source.end for one in spoken)
+
+
+def test_a_request_can_switch_normalisation_off() -> None:
+    (spoken,) = speak("the 5", TextOptions(normalization=Normalization.OFF))
+    assert (spoken.text, spoken.language) == ("the 5", "en")
+
+
+@pytest.mark.parametrize("language", ["xx", "pt", "tlh-Latn"])
+def test_an_unknown_language_passes_through_untouched(language: str) -> None:
+    (spoken,) = speak("5\u00a0 “x” [1]", TextOptions(language=language))
+    assert spoken.text == "5\u00a0 “x” [1]"
+
+
+def test_a_region_can_have_a_normaliser_of_its_own() -> None:
+    (spoken,) = speak("5", TextOptions(language="pt_BR"))
+    assert spoken.text == "FIVE"
+
+
+def test_a_segment_that_tells_no_language_is_spoken_in_the_one_before() -> None:
+    stream = SHOUTING.open(TextOptions(), WHOLE_TEXT)
+    prepared = [stream.prepare(Segment(text, 0)) for text in ("5", "the 5", "5")]
+    assert [(one.text, one.language) for one in prepared] == [("5", None), ("the FIVE", "en"), ("FIVE", "en")]
+
+
+def test_a_segment_with_nothing_to_say_is_marked() -> None:
+    assert [one.is_speakable for one in speak(" … 🙂 <strong></strong>", ENGLISH)] == [False]
+    assert [one.is_speakable for one in speak("[breath]", ENGLISH)] == [True]
+
+
+@pytest.mark.parametrize("language", ["", "e", "english please", "en-", "zh/CN", "русский"])
+def test_a_malformed_language_is_refused(language: str) -> None:
+    with pytest.raises(InvalidRequestError, match="expected a BCP 47 tag") as refused:
+        TextOptions(language=language)
+    assert refused.value.param == "language"
+
+
+def test_without_wetext_the_gateway_says_so_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wetext", None)
+    with caplog.at_level(logging.WARNING):
+        loaded = normalizers.load_normalizers()
+    assert "pip install 'cosydit[text]'" in caplog.text
+    assert "zh" not in loaded
+    assert loaded["en"].normalize("5 men").text == "five men"
+
+
+def test_everything_loads_late_and_runs_with_the_network_cut() -> None:
+    pytest.importorskip("wetext", reason="the text extra is not installed")
+    done = subprocess.run([sys.executable, "-c", OFFLINE], capture_output=True, text=True, timeout=120, check=False)
+    expected = "The price of this is five dollars.\nDas kostet heute genau einundzwanzig Euro.\n我有三个苹果。\n"
+    assert (done.stdout, done.returncode) == (expected, 0), done.stderr

@@ -1,0 +1,174 @@
+"""How texts are cut into segments."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import ConfigError
+from gateway.text.breaks import Break, BreakFinder
+from gateway.text.sentences import SentencexRules
+from gateway.text.splitter import (
+    LIVE_TEXT,
+    WHOLE_TEXT,
+    CutBounds,
+    IncrementalSplitter,
+    Segment,
+    SplitSettings,
+    split_text,
+)
+from gateway.text.spoken_length import spoken_length
+from gateway.text.tags import InlineTags
+from llm_service.prompt import LengthLimits, generation_bounds
+from tests.gateway.text.builders import CHAPTER, SHORT, finder
+
+EAGER = SplitSettings(first=CutBounds(1, 160, 160), later=CutBounds(1, 160, 160))
+"""Cuts after every sentence."""
+CHAPTER_CHARACTERS = 50_000
+
+
+def sentences(text: str) -> list[str]:
+    return [segment.text for segment in split_text(text, finder(), EAGER)]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        pytest.param(["Dr. Smith paid 3.14 dollars. ", "Then he left."], id="abbreviation-and-decimal"),
+        pytest.param(["See https://a.b/c.html?x=1. ", "Or example.com now. ", "Go!"], id="url-at-the-end"),
+        pytest.param(["See https://a.b/c.html?x=1 now! ", "Good."], id="url-inside"),
+        pytest.param(['"Stop!" she said. ', '"Why?" ', "He ran."], id="quotes"),
+        pytest.param(["I like e.g. this, i.e. that. ", "Yes."], id="lower-case-abbreviations"),
+        pytest.param(["Wait... what? ", "Nothing."], id="ellipsis"),
+        pytest.param(["你好。", "“去吧！”", "他说。"], id="chinese"),
+        pytest.param(["「はい。」", "彼は言った。"], id="japanese"),
+        pytest.param(["Bonjour ! ", "Ça va ? ", "Oui."], id="space-before-the-mark"),
+        pytest.param(["« Oui. » ", "Il part."], id="space-before-the-closing-quote"),
+        pytest.param(["नमस्ते। ", "आप कैसे हैं?"], id="devanagari"),
+        pytest.param(["Chapter 1\n\n", "It was late"], id="paragraph"),
+        pytest.param(["He met J. R. R. Tolkien. ", "Good."], id="initials"),
+        pytest.param(["<strong>Good.</strong> ", "Next."], id="closing-tag-behind-the-mark"),
+        pytest.param(["Good [laughter]. ", "[breath] Next."], id="tag-before-the-mark"),
+    ],
+)
+def test_sentences_end_where_a_reader_would_end_them(expected: list[str]) -> None:
+    assert sentences("".join(expected)) == expected
+
+
+def test_a_german_ordinal_does_not_end_a_sentence() -> None:
+    german = BreakFinder(SentencexRules("de", lambda _: None), InlineTags())
+    text = "Am 5. Mai kam er. Gut."
+    splitter = IncrementalSplitter(german, EAGER)
+    segments = [segment for letter in text for segment in splitter.push(letter)] + splitter.flush()
+    assert [segment.text for segment in segments] == ["Am 5. Mai kam er. ", "Gut."]
+    assert segments == split_text(text, german, EAGER)
+
+
+def test_the_first_segment_of_live_text_ends_at_a_clause_and_later_ones_are_longer() -> None:
+    text = "When the rain finally stopped, everyone came out. " * 8
+    first, *later = split_text(text, finder(), LIVE_TEXT)
+    assert first.text == "When the rain finally stopped, "
+    assert all(spoken_length(segment.text) >= LIVE_TEXT.later.min_sentence for segment in later[:-1])
+
+
+def test_a_segment_leaves_as_soon_as_the_character_behind_it_is_there() -> None:
+    splitter = IncrementalSplitter(finder(), EAGER)
+    assert splitter.push("Hello there. ") == []
+    assert splitter.push("H") == [Segment("Hello there. ", 0)]
+
+
+def test_a_flush_gives_all_and_the_next_segment_is_a_first_one() -> None:
+    splitter = IncrementalSplitter(finder(), LIVE_TEXT)
+    assert splitter.push("One mo") == []
+    assert splitter.flush() == [Segment("One mo", 0)]
+    assert splitter.pending_characters == 0
+    assert splitter.push("When the rain finally stopped, we went") == [Segment("When the rain finally stopped, ", 6)]
+
+
+def test_text_without_a_good_place_is_cut_between_words_and_else_between_letters() -> None:
+    words = split_text("word " * 100, finder(), SHORT)
+    assert all(segment.text.endswith("word ") for segment in words)
+    letters = split_text("x" * 1000, finder(), SHORT)
+    assert max(len(segment.text) for segment in letters) <= SHORT.later.max_length
+
+
+def test_a_family_of_joined_emoji_and_an_accented_letter_stay_whole() -> None:
+    for whole in ("👩‍👩‍👧", "e\u0301\u0302"):
+        segments = split_text(whole * 200, finder(), SHORT)
+        assert len(segments) > 1
+        assert all(segment.text.replace(whole, "") == "" for segment in segments)
+
+
+def test_a_pair_of_tags_is_cut_only_if_it_is_longer_than_a_segment() -> None:
+    pair = "<strong>One. Two, three. Four.</strong> "
+    texts = [segment.text for segment in split_text(f"Zero. {pair}Five. " * 5, finder(), SHORT)]
+    assert all(text.count("<strong>") == text.count("</strong>") for text in texts)
+    before, pair = split_text("one two three " * 6 + "<strong>" + "four, five " * 12 + "</strong>", finder(), SHORT)
+    assert before.text.endswith("three ")
+    assert pair.text.startswith("<strong>four")
+    long_pair = split_text("<strong>" + "One, two. " * 50 + "</strong> End.", finder(), SHORT)
+    assert all(spoken_length(segment.text) <= SHORT.later.max_length for segment in long_pair)
+
+
+def test_a_pair_that_is_never_closed_holds_up_one_segment_only() -> None:
+    segments = split_text("<strong>" + "One two three four five. " * 30, finder(), SHORT)
+    assert segments[0].text.endswith(". ")
+    assert all(len(segment.text) < SHORT.later.max_length / 2 for segment in segments[1:])
+
+
+class CountingFinder(BreakFinder):
+    """Counts its work."""
+
+    def __init__(self) -> None:
+        super().__init__(SentencexRules(None, lambda _: None), InlineTags())
+        self.calls = 0
+
+    def next_break(self, text: str, at: int, *, is_complete: bool) -> Break | None:
+        self.calls += 1
+        return super().next_break(text, at, is_complete=is_complete)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(CHAPTER, id="hard-cases"),
+        pytest.param("It was a dark night, and it rained in torrents, but at times it stopped. ", id="prose"),
+        pytest.param("Yes. " + "x" * 235, id="a-sentence-before-an-endless-word"),
+        pytest.param("Yes, <strong>" + "so on " * 60, id="pairs-never-closed"),
+        pytest.param("今天天气很好我们去公园吧", id="no-punctuation"),
+        pytest.param(" \n", id="blank"),
+    ],
+)
+@pytest.mark.parametrize("piece_characters", [1, CHAPTER_CHARACTERS])
+def test_a_chapter_is_read_in_linear_work_and_bounded_memory(line: str, piece_characters: int) -> None:
+    chapter = (line * (CHAPTER_CHARACTERS // len(line) + 1))[:CHAPTER_CHARACTERS]
+    counting = CountingFinder()
+    splitter = IncrementalSplitter(counting, WHOLE_TEXT)
+    for at in range(0, len(chapter), piece_characters):
+        splitter.push(chapter[at : at + piece_characters])
+        assert splitter.pending_characters <= WHOLE_TEXT.later.max_length + counting.longest_chunk
+    # One call for each piece, and few for each chunk; a call looks at a bounded piece of text.
+    assert counting.calls <= 3 * CHAPTER_CHARACTERS
+
+
+def test_default_bounds_fit_the_llm_even_for_a_script_of_four_tokens_a_character() -> None:
+    longest = max(LIVE_TEXT.first.max_length, LIVE_TEXT.later.max_length, WHOLE_TEXT.first.max_length)
+    assert generation_bounds(4 * longest, LengthLimits()).min_tokens <= LengthLimits().max_speech_tokens
+
+
+@pytest.mark.parametrize("bounds", [(0, 1, 200), (5, 4, 200), (5, 300, 200)])
+def test_bounds_that_contradict_each_other_are_refused(bounds: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="expected 1 <= min_sentence"):
+        CutBounds(*bounds)
+
+
+def test_a_bound_too_short_for_the_look_ahead_is_refused() -> None:
+    tiny = CutBounds(1, 1, 20)
+    with pytest.raises(ConfigError, match=r"got max_length 20, expected \d+ letters or more"):
+        IncrementalSplitter(finder(), SplitSettings(tiny, tiny))
+
+
+def test_capped_bounds_let_sentences_end_segments_sooner_and_never_later() -> None:
+    assert WHOLE_TEXT.capped(None) is WHOLE_TEXT
+    capped = WHOLE_TEXT.capped(90)
+    assert (capped.later.min_sentence, capped.later.min_clause, capped.later.max_length) == (30, 60, 160)
+    assert LIVE_TEXT.capped(1000) == LIVE_TEXT

@@ -1,0 +1,133 @@
+"""Chinese, English and Japanese by WeText's grammars, and what is kept from them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cosydit.bench.types import SpeechInput
+from gateway.text.english import EnglishRepairs
+from gateway.text.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
+from tests.gateway.text.builders import texts
+
+pytest.importorskip("wetext", reason="the text extra is not installed")
+
+NORMALIZERS = {language: WeTextNormalizer(language) for language in WETEXT_LANGUAGES}
+# Written forms whose words are words to the grammars too.
+written_english = st.lists(
+    st.sampled_from(["It costs $3.50", "on Jan. 5th, 2024", "at 3:30pm", "by Dr. Smith", "1,234 of them", "50% off"])
+    | st.sampled_from(["the 1990s", "No. 5", '"quoted"', "(see 5)", "100 km", "1000", "2nd"]),
+    min_size=1,
+    max_size=5,
+).map(", ".join)
+written_chinese = st.lists(
+    st.sampled_from(
+        ["今天是2024年5月1日", "气温-3.5℃", "价格￥12.50", "共1/3", "时间12:30", "我有3个苹果", "电话13800138000"]
+    ),
+    min_size=1,
+    max_size=5,
+).map("，".join)
+
+
+@pytest.mark.parametrize(
+    ("language", "written", "spoken"),
+    [
+        ("zh", "今天是2024年5月1日，￥12.50。", "今天是二零二四年五月一日，十二点五零元。"),
+        ("zh", '他说："5个"。', '他说："五个"。'),
+        ("ja", "5月1日に3個", "五月一日に三個"),
+        ("en", "Dr. Smith paid $3.50 at 3:30pm.", "doctor Smith paid three point five dollars at three thirty PM."),
+        ("en", 'He said: "No, 5!"', 'He said: "No, five!"'),
+        ("en", "It costs $1,234.50", "It costs one thousand two hundred and thirty four point five dollars"),
+        (
+            "en",
+            "1,234 or 11,000 or 1000",
+            "one thousand two hundred and thirty four or eleven thousand or one thousand",
+        ),
+        ("en", "a thousand times", "a thousand times"),
+        ("en", "the 1990s and 2000s", "the nineteen nineties and two thousands"),
+        ("en", "No. 5", "Number five"),
+        ("en", "**bold** _5_ C# [1] {2} <3", "**bold** _five_ C# [one] {two} <three"),
+        ("en", "  two  5\n\tlines  ", "  two  five\n\tlines  "),
+    ],
+)
+def test_written_forms_become_words(language: str, written: str, spoken: str) -> None:
+    assert NORMALIZERS[language].normalize(written).text == spoken
+
+
+@pytest.mark.parametrize("mark", [".", "!", "?", "，", "…", "—", "("])
+def test_marks_alone_cost_no_time(mark: str) -> None:
+    began_s = time.process_time()
+    for _ in range(10):
+        assert NORMALIZERS["en"].normalize(mark * 240).text == mark * 240
+    assert time.process_time() - began_s < 0.5, "the grammar takes more than 0.1 s for one of them"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "words"),
+    [("$", "dollar"), ("€", "euro"), ("£", "pound"), ("%", "percent"), ("&", "and"), ("@", "at"), ("§", "section")],
+)
+def test_symbols_alone_are_read(symbol: str, words: str) -> None:
+    assert NORMALIZERS["en"].normalize(f" {symbol} ").text == f" {words} "
+
+
+def test_what_the_grammar_fails_on_stays_as_it_is() -> None:
+    assert NORMALIZERS["en"].normalize("it costs 5$.").text == "it costs 5$."
+
+
+@settings(deadline=None)
+@given(texts, st.sampled_from(WETEXT_LANGUAGES))
+def test_any_text_is_normalised_without_error_and_covered_by_its_alignment(text: str, language: str) -> None:
+    normalized = NORMALIZERS[language].normalize(text[:240])
+    assert normalized.alignment.source_length == len(text[:240])
+    assert normalized.alignment.spoken_length == len(normalized.text)
+
+
+@settings(deadline=None)
+@given(written_english)
+def test_english_normalised_twice_is_english_normalised_once(text: str) -> None:
+    once = NORMALIZERS["en"].normalize(text).text
+    assert NORMALIZERS["en"].normalize(once).text == once
+    assert not any(map(str.isdigit, once))
+
+
+@settings(deadline=None)
+@given(written_chinese)
+def test_chinese_normalised_twice_is_chinese_normalised_once(text: str) -> None:
+    once = NORMALIZERS["zh"].normalize(text).text
+    assert NORMALIZERS["zh"].normalize(once).text == once
+    assert not any(map(str.isdigit, once))
+
+
+def test_plain_english_is_what_the_grammar_makes_of_it_without_the_grammar() -> None:
+    from wetext import Normalizer
+
+    from cosydit.bench.inputs import read_samples
+
+    grammar = Normalizer(lang="en", operator="tn").normalize
+
+    asked: list[str] = []
+
+    def asking(text: str) -> str:
+        asked.append(text)
+        return grammar(text)
+
+    texts = [row.text for row in read_samples() if isinstance(row, SpeechInput)]
+    assert [EnglishRepairs(asking).read(text) for text in texts] == [grammar(text) for text in texts]
+    assert len(asked) < len(texts) / 2
+
+
+@pytest.mark.parametrize(
+    "text", ["Dr. No", "Prof. Smith came.", "It is 5.", "NASA flew.", "We don't know.", "Well-known"]
+)
+def test_anything_else_is_the_grammars(text: str) -> None:
+    asked: list[str] = []
+
+    def grammar(text: str) -> str:
+        asked.append(text)
+        return text
+
+    EnglishRepairs(grammar).read(text)
+    assert asked

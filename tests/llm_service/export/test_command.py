@@ -1,0 +1,126 @@
+"""`cosydit convert-llm`: what it prints, what it refuses and the status it leaves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cosydit.cli.main import main
+from llm_service.speech_form import has_speech_form
+from tests.llm_service.export.serving import embedded_server
+
+
+def run_command(*arguments: str | Path) -> int:
+    return main(["convert-llm", *map(str, arguments)])
+
+
+def test_converting_twice_does_it_once(stock_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "llm"
+    arguments = ("huggingface", stock_dir, directory, "--dtype", "float16")
+    assert run_command(*arguments) == 0
+    assert capsys.readouterr().out == f"wrote {directory}\n"
+    assert has_speech_form(directory)
+    assert json.loads((directory / "config.json").read_text("utf-8"))["torch_dtype"] == "float16"
+    assert run_command(*arguments) == 0
+    assert capsys.readouterr().out == f"{directory}: up to date\n"
+
+
+def test_the_directory_beside_llm_pt_can_be_given(
+    official_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    qwen_dir = tmp_path / "elsewhere"
+    assert run_command("huggingface", official_dir / "llm.pt", tmp_path / "out", "--qwen-dir", qwen_dir) == 1
+    assert str(qwen_dir) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "algorithm"),
+    [
+        ("", None),
+        ("--use-weight-only", "W8A16"),
+        ("--use_weight_only --weight_only_precision int4", "W4A16"),
+        ("--smoothquant 0.5 --per_channel --per-token", "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"),
+    ],
+)
+def test_quantisation_is_asked_for_in_either_spelling(
+    stock_dir: Path, tmp_path: Path, flags: str, algorithm: str | None
+) -> None:
+    texts = tmp_path / "texts"
+    texts.write_text("Hello.\n\nOne.\n")
+    calibration = ["--calibration", str(texts)] if "smoothquant" in flags else []
+    directory = tmp_path / "checkpoint"
+    assert run_command("trtllm", stock_dir, directory, *shlex.split(flags), *calibration) == 0
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    assert config["quantization"]["quant_algo"] == algorithm
+
+
+@pytest.mark.parametrize("tensor_flag", ["--tp-size", "--tp_size"])
+def test_ranks_are_asked_for_in_either_spelling(stock_dir: Path, tmp_path: Path, tensor_flag: str) -> None:
+    directory = tmp_path / "checkpoint"
+    assert run_command("trtllm", stock_dir, directory, tensor_flag, "2", "--workers", "2") == 0
+    assert sorted(path.name for path in directory.glob("rank*")) == ["rank0.safetensors", "rank1.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--weight-only-precision int4", "--weight-only-precision needs --use-weight-only"),
+        ("--per-token", "need --smoothquant"),
+        ("--use-weight-only --smoothquant 0.5", "SmoothQuant"),
+        ("--tp-size 3", "3"),
+        ("--workers 0", "workers"),
+        ("--smoothquant 0.5 --calibration NOTHING", "NOTHING"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_before_work_starts(
+    stock_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, message: str
+) -> None:
+    assert run_command("trtllm", stock_dir, tmp_path / "checkpoint", *shlex.split(flags)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("cosydit convert-llm: ")
+    assert message in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("action", ["huggingface", "trtllm", "build"])
+def test_a_source_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str) -> None:
+    assert run_command(action, tmp_path / "none", tmp_path / "out") == 1
+    assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    stock_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*_: object) -> bool:
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr("cosydit.cli.convert_llm.convert_huggingface", missing)
+    assert run_command("huggingface", stock_dir, tmp_path / "out") == 1
+    assert "No module named 'torch'; install the extra: pip install 'cosydit[llm-embedded]'" in capsys.readouterr().err
+
+
+def test_a_running_server_is_certified(
+    stock_dir: Path, converted_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate = tmp_path / "certificate.json"
+    with embedded_server(converted_dir) as url:
+        arguments = ["test", "--backend", "embedded", "--model-dir", converted_dir, "--source-dir", stock_dir]
+        assert run_command(*arguments, "--url", url, "--certificate", certificate) == 0
+    assert capsys.readouterr().out.startswith("ok: 32 of 32 choices are the source's own")
+    record = json.loads(certificate.read_text("utf-8"))
+    assert record["passed"]
+    assert (record["backend"], record["tolerance"]) == ("embedded", 1.0)
+
+
+def test_a_server_that_can_not_start_fails(
+    converted_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    model_dir = tmp_path / "llm"
+    shutil.copytree(converted_dir, model_dir)
+    assert run_command("test", "--backend", "vllm", "--model-dir", model_dir, "--ready-timeout-s", "20") == 1
+    assert "vllm is not on PATH" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""A small real engine on the CPU, with a scripted clock and a feature extractor that needs no ONNX files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from servicekit.clock import Clock
+from tests.token2wav_service.streaming.flow_factory import VOCAB, make_flow, make_hift
+from token2wav_service.config import SynthesisPolicy, Token2WavConfig
+from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
+from token2wav_service.engine.voices import VoiceModel, VoiceStore
+from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.runtime.torch_runner import ModelRunner, TorchState
+from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
+
+POISON = 66
+"""A token that makes `PoisonableRunner` fail."""
+MODEL_VERSION = "model-1"
+SPEAKER_DIMENSIONS = 16
+
+
+class ManualClock:
+    """Time that moves when told to."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
+
+
+class SeededExtractor:
+    """Features drawn from the prompt's hash."""
+
+    def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
+        digest = hashlib.sha256(prompt.samples.tobytes()).hexdigest()
+        rng = np.random.default_rng(int(digest[:8], 16))
+        tokens = len(prompt.samples) // 640
+        return VoiceFeatures(
+            voice_id=digest,
+            prompt_tokens=rng.integers(0, VOCAB, tokens),
+            prompt_mel=rng.standard_normal((2 * tokens, 80), dtype=np.float32),
+            speaker_embedding=rng.standard_normal(SPEAKER_DIMENSIONS, dtype=np.float32),
+        )
+
+
+class PoisonableRunner(ModelRunner):
+    """Fails any batch that holds the poison token, and counts its batches."""
+
+    batches: list[int]
+
+    def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:
+        self.batches.append(len(works))
+        if any(POISON in work.token_ids for work in works):
+            raise RuntimeError("poisoned")
+        return super().run(works)
+
+
+def make_engine(
+    clock: Clock | None = None, probe_device: Callable[[], None] = lambda: None, **changes: object
+) -> Token2WavEngine:
+    policy = changes.pop("synthesis", SynthesisPolicy(ode_steps=2))
+    config = replace(Token2WavConfig(Path("unused"), synthesis=policy), **changes)  # type: ignore[arg-type]
+    flow = StreamFlow(make_flow(), config.synthesis)
+    runner = PoisonableRunner(flow, StreamVocoder(make_hift(), config.synthesis))
+    runner.batches = []
+    model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
+    voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes, model)
+    return Token2WavEngine(config, voices, runner, clock or ManualClock(), probe_device)
+
+
+def make_prompt(seed: int = 0, tokens: int = 25) -> VoicePrompt:
+    rng = np.random.default_rng(seed)
+    return VoicePrompt(0.1 * rng.standard_normal(640 * tokens, dtype=np.float32))
+
+
+def open_stream(engine: Token2WavEngine, seed: int = 0, priority: int = 10) -> str:
+    voice_id = engine.voices.register(make_prompt(seed % 3)).voice_id
+    return engine.open_stream(voice_id, StreamOptions(seed=seed, priority=priority))
+
+
+def tokens_of(count: int, seed: int) -> tuple[int, ...]:
+    drawn = np.random.default_rng(seed).integers(0, POISON, count)
+    return tuple(int(token) for token in drawn)
+
+
+def push_all(engine: Token2WavEngine, stream_id: str, tokens: tuple[int, ...], hop: int) -> int:
+    """Push every window of an equal-hop schedule; returns their number."""
+    index = start = 0
+    while start + hop + 3 <= len(tokens):
+        engine.add_chunk(TokenChunk(stream_id, index, tokens[start : start + hop + 3], False))
+        index, start = index + 1, start + hop
+    engine.add_chunk(TokenChunk(stream_id, index, tokens[start:], True))
+    return index + 1
+
+
+def drain(engine: Token2WavEngine) -> list[ChunkResult]:
+    results = []
+    while made := engine.step():
+        results += made
+    return results
+
+
+def audio_of(results: list[ChunkResult], stream_id: str) -> FloatArray:
+    chunks = [r.outcome for r in results if r.stream_id == stream_id]
+    assert all(isinstance(chunk, AudioChunk) for chunk in chunks), chunks
+    return np.concatenate([chunk.samples for chunk in chunks if isinstance(chunk, AudioChunk)])

@@ -1,0 +1,288 @@
+"""The engine on a small real model: batching, isolation, edge cases, and what every exit leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.token2wav_service.engine.factory import (
+    POISON,
+    ManualClock,
+    audio_of,
+    drain,
+    make_engine,
+    open_stream,
+    push_all,
+    tokens_of,
+)
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.stream import FIRST_AUDIO_DUE_S
+from token2wav_service.errors import (
+    CapacityError,
+    InvalidChunkError,
+    InvalidRequestError,
+    StreamAbortedError,
+    StreamNotFoundError,
+    Token2WavError,
+    VoiceNotFoundError,
+)
+from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, TokenChunk
+
+
+def _assert_empty(engine: Token2WavEngine) -> None:
+    stats = engine.stats()
+    assert (stats.open_streams, stats.state_bytes) == (0, 0)
+    assert engine.voices.cache.stats().pinned_voices == 0
+    engine.check_integrity()
+
+
+def _alone(seed: int, tokens: int, hop: int) -> np.ndarray:  # type: ignore[type-arg]
+    engine = make_engine()
+    stream = open_stream(engine, seed)
+    push_all(engine, stream, tokens_of(tokens, seed), hop)
+    return audio_of(drain(engine), stream)
+
+
+def test_eight_mixed_streams_share_steps_and_equal_eight_singles() -> None:
+    engine = make_engine()
+    plans = [(40 + 7 * i, (15, 10, 25, 8)[i % 4]) for i in range(8)]
+    streams = [open_stream(engine, i) for i in range(8)]
+    for i, stream in enumerate(streams):
+        push_all(engine, stream, tokens_of(plans[i][0], i), plans[i][1])
+    results = drain(engine)
+    for i, stream in enumerate(streams):
+        audio = audio_of(results, stream)
+        assert audio.shape == (plans[i][0] * SAMPLES_PER_TOKEN,)
+        assert snr_db(torch.from_numpy(audio), torch.from_numpy(_alone(i, *plans[i]))) >= WAVE_SNR_DB
+    assert engine.stats().batch_size_histogram[8] >= 1
+    _assert_empty(engine)
+
+
+def test_the_summary_records_the_chunk_schedule() -> None:
+    engine = make_engine()
+    stream = open_stream(engine, seed=5)
+    push_all(engine, stream, tokens_of(50, 0), 15)
+    (summary,) = [result.ended for result in drain(engine) if result.ended]
+    assert summary.status is StreamStatus.FINISHED
+    assert (summary.chunk_schedule, summary.seed) == ([18, 18, 18, 5], 5)
+    assert summary.samples == 50 * SAMPLES_PER_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("windows", "spoken"),
+    [
+        pytest.param([(4, False), (4, False), (4, False), (3, True)], 6, id="one-token hops"),
+        pytest.param([(1, True)], 1, id="one-token last chunk"),
+        pytest.param([(18, False), (1, True)], 16, id="one-token last chunk after another"),
+        pytest.param([(18, False), (0, True)], 18, id="empty last chunk speaks the look-ahead"),
+        pytest.param([(5, False), (30, True)], 32, id="first chunk shorter than the vocoder's overlap"),
+    ],
+)
+def test_edge_case_chunks_work_and_lose_nothing(windows: list[tuple[int, bool]], spoken: int) -> None:
+    engine = make_engine()
+    stream = open_stream(engine)
+    for index, (count, last) in enumerate(windows):
+        engine.add_chunk(TokenChunk(stream, index, tokens_of(count, index), last))
+    audio = audio_of(drain(engine), stream)
+    assert audio.shape == (spoken * SAMPLES_PER_TOKEN,)
+    assert np.isfinite(audio).all() and np.abs(audio).max() > 0
+    _assert_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        pytest.param(((-1, 2, 3, 4, 5), 1, False), r"got speech token -1, expected 0\.\.", id="negative id"),
+        pytest.param(((1, 2, 3, 6561, 5), 1, False), "got speech token 6561", id="id beyond the vocabulary"),
+        pytest.param(((1, 2, 3), 1, False), "got 3 tokens, expected at least 4", id="look-ahead only"),
+        pytest.param(((1, 2, 3, 4), 2, False), "got chunk 2, expected 1", id="wrong index"),
+        pytest.param((tuple([1] * 2000), 1, True), "expected at most 1500", id="too long"),
+    ],
+)
+def test_a_refused_chunk_changes_nothing(chunk: tuple[tuple[int, ...], int, bool], message: str) -> None:
+    engine = make_engine()
+    stream = open_stream(engine, 1)
+    tokens = tokens_of(40, 1)
+    engine.add_chunk(TokenChunk(stream, 0, tokens[:18], False))
+    with pytest.raises(InvalidChunkError, match=message):
+        engine.add_chunk(TokenChunk(stream, chunk[1], chunk[0], chunk[2]))
+    engine.add_chunk(TokenChunk(stream, 1, tokens[15:33], False))
+    engine.add_chunk(TokenChunk(stream, 2, tokens[30:], True))
+    np.testing.assert_array_equal(audio_of(drain(engine), stream), _alone(1, 40, 15))
+
+
+def test_a_stream_without_any_token_is_refused() -> None:
+    engine = make_engine()
+    stream = open_stream(engine)
+    with pytest.raises(InvalidChunkError, match="got 0 tokens"):
+        engine.add_chunk(TokenChunk(stream, 0, (), True))
+
+
+def test_chunks_after_the_last_or_for_an_ended_stream_are_refused() -> None:
+    engine = make_engine()
+    stream = open_stream(engine)
+    engine.add_chunk(TokenChunk(stream, 0, tokens_of(9, 0), True))
+    with pytest.raises(InvalidChunkError, match="last chunk was sent already"):
+        engine.add_chunk(TokenChunk(stream, 1, tokens_of(9, 0), True))
+    drain(engine)
+    with pytest.raises(StreamNotFoundError, match="has ended"):
+        engine.add_chunk(TokenChunk(stream, 1, tokens_of(9, 0), True))
+
+
+def test_upstream_history_refuses_the_chunk_that_would_pass_100_seconds() -> None:
+    engine = make_engine(synthesis=SynthesisPolicy(history=HistoryPolicy.UPSTREAM, ode_steps=1))
+    stream = open_stream(engine)
+    engine.add_chunk(TokenChunk(stream, 0, tokens_of(1403, 0), False))
+    with pytest.raises(InvalidChunkError, match="set history to auto"):
+        engine.add_chunk(TokenChunk(stream, 1, tokens_of(1403, 0), False))
+
+
+def test_abort_frees_the_state_and_answers_waiting_chunks() -> None:
+    engine = make_engine()
+    stream = open_stream(engine)
+    engine.add_chunk(TokenChunk(stream, 0, tokens_of(18, 0), False))
+    engine.step()
+    assert engine.stats().state_bytes > 0
+    engine.add_chunk(TokenChunk(stream, 1, tokens_of(18, 0), False))
+    results, summary = engine.abort(stream)
+    assert [type(result.outcome) for result in results] == [StreamAbortedError]
+    assert summary is not None and summary.status is StreamStatus.ABORTED
+    assert engine.abort(stream) == ([], None)
+    _assert_empty(engine)
+
+
+def test_a_failing_stream_pays_alone() -> None:
+    engine = make_engine()
+    good, bad = open_stream(engine, 1), open_stream(engine, 2)
+    push_all(engine, good, tokens_of(40, 1), 15)
+    engine.add_chunk(TokenChunk(bad, 0, (POISON, 1, 2, 3, 4), False))
+    results = drain(engine)
+    (failure,) = [result.outcome for result in results if result.stream_id == bad]
+    assert isinstance(failure, Token2WavError) and "poisoned" in str(failure)
+    heard, expected = audio_of(results, good), _alone(1, 40, 15)
+    assert snr_db(torch.from_numpy(heard), torch.from_numpy(expected)) >= WAVE_SNR_DB
+    _assert_empty(engine)
+
+
+def test_open_refuses_unknown_voices_full_engines_and_bad_options() -> None:
+    engine = make_engine(max_streams=1)
+    with pytest.raises(VoiceNotFoundError, match="register its prompt again"):
+        engine.open_stream("nobody", StreamOptions())
+    stream = open_stream(engine)
+    with pytest.raises(CapacityError, match="1 streams are open"):
+        open_stream(engine)
+    engine.abort(stream)
+    for options in (StreamOptions(seed=-1), StreamOptions(priority=0), StreamOptions(priority=11)):
+        with pytest.raises(InvalidRequestError, match=r"got (seed|priority)"):
+            engine.open_stream("any", options)
+    _assert_empty(engine)
+
+
+def test_a_voice_in_use_survives_a_full_cache() -> None:
+    engine = make_engine()
+    stream = open_stream(engine, 0)
+    voice_bytes = engine.stats().voice_bytes
+    small = make_engine(voice_cache_bytes=int(1.5 * voice_bytes))
+    stream = open_stream(small, 0)
+    with pytest.raises(CapacityError, match="voices in use"):
+        open_stream(small, 1)
+    push_all(small, stream, tokens_of(20, 0), 15)
+    assert len(audio_of(drain(small), stream)) == 20 * SAMPLES_PER_TOKEN
+    open_stream(small, 1)
+
+
+def test_new_streams_come_first_then_whoever_runs_dry_soonest() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_batch_size=1)
+    first = open_stream(engine, 0)
+    push_all(engine, first, tokens_of(120, 0), 50)
+    engine.step()
+    clock.time_s = 0.1
+    second = open_stream(engine, 1)
+    push_all(engine, second, tokens_of(60, 1), 15)
+    order = [result.stream_id for result in drain(engine)]
+    assert order[:2] == [second, second]
+    assert order.index(first) < len(order) - 1
+
+
+def test_a_listener_about_to_run_dry_comes_before_a_new_stream() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_batch_size=1)
+    first = open_stream(engine, 0)
+    push_all(engine, first, tokens_of(120, 0), 15)
+    heard_s = sum(len(audio_of([result], first)) for result in engine.step()) / SAMPLE_RATE_HZ
+    clock.time_s = heard_s - 0.5 * FIRST_AUDIO_DUE_S
+    second = open_stream(engine, 1)
+    push_all(engine, second, tokens_of(20, 1), 15)
+    assert [result.stream_id for result in (*engine.step(), *engine.step())] == [first, second]
+
+
+def test_priority_classes_delay_but_never_starve() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_batch_size=1)
+    low, high = open_stream(engine, 0, priority=10), open_stream(engine, 1, priority=1)
+    push_all(engine, low, tokens_of(10, 0), 15)
+    push_all(engine, high, tokens_of(10, 1), 15)
+    assert [result.stream_id for result in drain(engine)] == [high, low]
+    waiting = open_stream(engine, 0, priority=10)
+    push_all(engine, waiting, tokens_of(10, 0), 15)
+    clock.time_s = 10.0
+    late = open_stream(engine, 1, priority=1)
+    push_all(engine, late, tokens_of(10, 1), 15)
+    assert [result.stream_id for result in drain(engine)] == [waiting, late]
+
+
+def test_a_step_runs_one_bucket_and_the_most_urgent_streams_bucket_first() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock)
+    engine._runner.bucket = lambda chunk: 0 if len(chunk.token_ids) <= 18 else 1  # type: ignore[method-assign]
+    sizes = [40, 18, 18, 40]
+    streams = []
+    for seed, size in enumerate(sizes):
+        streams.append(open_stream(engine, seed))
+        engine.add_chunk(TokenChunk(streams[-1], 0, tokens_of(size, seed), False))
+        clock.time_s += 0.1
+    steps = [{result.stream_id for result in engine.step()} for _ in range(2)]
+    assert steps == [{streams[0], streams[3]}, {streams[1], streams[2]}]
+
+
+def test_random_lives_leave_no_state() -> None:
+    rng = np.random.default_rng(0)
+    engine = make_engine(max_streams=6)
+    streams: dict[str, int] = {}
+    for _ in range(120):
+        action = rng.integers(0, 4)
+        if action == 0 and len(streams) < 6:
+            streams[open_stream(engine, int(rng.integers(9)))] = 0
+        elif action == 1 and streams:
+            engine.abort(streams_choice(rng, streams))
+        elif streams:
+            stream = streams_choice(rng, streams)
+            engine.add_chunk(TokenChunk(stream, streams[stream], tokens_of(6, 0), bool(rng.random() < 0.3)))
+            streams[stream] += 1
+            if rng.random() < 0.3:
+                engine.step()
+        drain(engine)
+        streams = {key: value for key, value in streams.items() if key in engine.open_stream_ids()}
+        engine.check_integrity()
+    for stream in streams:
+        engine.abort(stream)
+    _assert_empty(engine)
+
+
+def streams_choice(rng: np.random.Generator, streams: dict[str, int]) -> str:
+    return list(streams)[int(rng.integers(len(streams)))]
+
+
+def test_audio_chunks_are_numbered_like_their_tokens() -> None:
+    engine = make_engine()
+    stream = open_stream(engine)
+    count = push_all(engine, stream, tokens_of(50, 0), 15)
+    chunks = [result.outcome for result in drain(engine)]
+    assert [(c.index, c.is_last) for c in chunks if isinstance(c, AudioChunk)] == [
+        (index, index == count - 1) for index in range(count)
+    ]

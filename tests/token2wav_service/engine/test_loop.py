@@ -1,0 +1,249 @@
+"""The engine's thread: callbacks once each, idle streams, shutdown."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
+from token2wav_service.engine.loop import MAX_PENDING_VOICES, REAP_INTERVAL_S, EngineLoop
+from token2wav_service.errors import (
+    CapacityError,
+    EngineStoppedError,
+    InvalidPromptError,
+    StreamAbortedError,
+    Token2WavError,
+)
+from token2wav_service.types import AudioChunk, StreamOptions, StreamStatus, StreamSummary, TokenChunk
+
+WAIT_S = 30.0
+
+
+class Listener:
+    """Collects what a loop calls back."""
+
+    def __init__(self, loop: EngineLoop, voice_id: str | None = None) -> None:
+        self.loop = loop
+        self.results: queue.Queue[AudioChunk | Token2WavError] = queue.Queue()
+        self.ends: queue.Queue[StreamSummary] = queue.Queue()
+        voice_id = voice_id or loop.register_voice(make_prompt()).result(WAIT_S).voice_id
+        self.stream_id = loop.open_stream(voice_id, StreamOptions(), self.ends.put)
+
+    def push(self, index: int, count: int, last: bool) -> None:
+        self.loop.push(TokenChunk(self.stream_id, index, tokens_of(count, index), last), self.results.put)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def loop(clock: ManualClock) -> Iterator[EngineLoop]:
+    loop = EngineLoop(make_engine(clock))
+    loop.start()
+    yield loop
+    loop.stop()
+    assert loop.stats().open_streams == 0
+
+
+def test_a_stream_gets_each_result_and_one_end(loop: EngineLoop) -> None:
+    listener = Listener(loop)
+    listener.push(0, 18, False)
+    listener.push(1, 10, True)
+    indices = [listener.results.get(timeout=WAIT_S) for _ in range(2)]
+    assert [chunk.index for chunk in indices if isinstance(chunk, AudioChunk)] == [0, 1]
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    assert listener.ends.empty()
+
+
+def test_abort_answers_every_waiting_chunk(loop: EngineLoop) -> None:
+    listener = Listener(loop)
+    for index in range(6):
+        listener.push(index, 18, False)
+    loop.abort(listener.stream_id)
+    outcomes = [listener.results.get(timeout=WAIT_S) for _ in range(6)]
+    assert isinstance(outcomes[-1], StreamAbortedError)
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_a_failed_chunk_answers_those_behind_it(loop: EngineLoop) -> None:
+    listener = Listener(loop)
+    blocker = threading.Event()
+    loop.push(
+        TokenChunk(listener.stream_id, 0, tokens_of(18, 0), False),
+        lambda result: (blocker.wait(WAIT_S), listener.results.put(result))[1],
+    )
+    loop.push(TokenChunk(listener.stream_id, 1, (POISON, 1, 2, 3), False), listener.results.put)
+    listener.push(2, 18, True)
+    blocker.set()
+    first, failed, dropped = (listener.results.get(timeout=WAIT_S) for _ in range(3))
+    assert isinstance(first, AudioChunk)
+    assert "poisoned" in str(failed) and "ended before this chunk ran" in str(dropped)
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_an_idle_stream_is_aborted(loop: EngineLoop, clock: ManualClock) -> None:
+    listener = Listener(loop)
+    clock.time_s += loop.engine.config.idle_timeout_s + 1
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_an_idle_stream_is_aborted_under_load_too(loop: EngineLoop, clock: ManualClock) -> None:
+    idle, busy = Listener(loop), Listener(loop)
+    ended_under_load = threading.Event()
+
+    def push(index: int) -> None:
+        """Keep one chunk more in the queue whenever one is done, so that the engine always has work."""
+        if not idle.ends.empty():
+            ended_under_load.set()
+        else:
+            clock.time_s += REAP_INTERVAL_S
+            loop.push(TokenChunk(busy.stream_id, index, tokens_of(8, index), False), lambda _: push(index + 2))
+
+    clock.time_s += loop.engine.config.idle_timeout_s - 2 * REAP_INTERVAL_S
+    for index in range(2):
+        push(index)
+    assert ended_under_load.wait(WAIT_S)
+    assert idle.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_an_engine_that_fails_answers_everybody_and_says_so() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(), failures.put)
+    loop.start()
+    speaking, waiting = Listener(loop), Listener(loop)
+    run, may_fail = loop.engine._runner.run, threading.Event()
+
+    def close(state: object) -> None:
+        raise AssertionError("free without allocate")
+
+    def held_run(works: Any) -> Any:
+        assert may_fail.wait(WAIT_S)
+        return run(works)
+
+    loop.engine._runner.close, loop.engine._runner.run = close, held_run  # type: ignore[method-assign]
+    speaking.push(0, 18, True)
+    waiting.push(0, 18, False)
+    waiting.push(1, 18, False)
+    may_fail.set()
+    assert isinstance(speaking.results.get(timeout=WAIT_S), EngineStoppedError)
+    last = [waiting.results.get(timeout=WAIT_S) for _ in range(2)][-1]
+    assert isinstance(last, EngineStoppedError)
+    for listener in (speaking, waiting):
+        assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+    assert "free without allocate" in str(failures.get(timeout=WAIT_S))
+    assert loop.status().is_draining
+    loop.stop()
+    assert failures.empty() and speaking.ends.empty()
+
+
+def _lost() -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_lost_gpu_is_fatal_and_a_failed_chunk_is_not() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(probe_device=_lost), failures.put)
+    loop.start()
+    good, bad = Listener(loop), Listener(loop)
+    good.push(0, 18, False)
+    assert isinstance(good.results.get(timeout=WAIT_S), AudioChunk)
+    loop.push(TokenChunk(bad.stream_id, 0, (POISON, 1, 2, 3), False), bad.results.put)
+    assert isinstance(bad.results.get(timeout=WAIT_S), EngineStoppedError)
+    assert "illegal memory access" in str(failures.get(timeout=WAIT_S))
+    with pytest.raises(EngineStoppedError):
+        good.push(1, 18, False)
+    loop.stop()
+
+
+def test_a_gpu_that_is_lost_in_the_making_of_a_voice_is_fatal() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(probe_device=_lost), failures.put)
+    loop.start()
+
+    def extract(prompt: object) -> object:
+        raise RuntimeError("CUDA error")
+
+    loop.engine.voices._extractor.extract = extract  # type: ignore[method-assign, assignment]
+    with pytest.raises(EngineStoppedError, match="illegal memory access"):
+        loop.register_voice(make_prompt()).result(WAIT_S)
+    assert "illegal memory access" in str(failures.get(timeout=WAIT_S))
+    assert loop.status().is_draining
+    loop.stop()
+
+
+def test_a_stopped_loop_has_not_failed() -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(), failures.put)
+    loop.start()
+    assert not loop.status().is_draining
+    loop.stop()
+    assert failures.empty() and loop.status().is_draining
+
+
+def test_voices_that_nobody_wants_are_not_made_and_too_many_are_refused(loop: EngineLoop) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def is_wanted() -> bool:
+        begun.set()
+        return go_on.wait(WAIT_S)
+
+    first = loop.register_voice(make_prompt(0), is_wanted)
+    assert begun.wait(WAIT_S)
+    unwanted = [loop.register_voice(make_prompt(seed), lambda: False) for seed in range(1, MAX_PENDING_VOICES)]
+    with pytest.raises(CapacityError, match="retry later"):
+        loop.register_voice(make_prompt(MAX_PENDING_VOICES))
+    go_on.set()
+    first.result(WAIT_S)
+    for future in unwanted:
+        with pytest.raises(StreamAbortedError):
+            future.result(WAIT_S)
+    loop.register_voice(make_prompt(MAX_PENDING_VOICES)).result(WAIT_S)
+    assert loop.stats().voices == 2
+
+
+def test_stop_ends_streams_and_refuses_later_calls() -> None:
+    loop = EngineLoop(make_engine())
+    loop.start()
+    listener = Listener(loop)
+    loop.stop()
+    assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+    with pytest.raises(EngineStoppedError, match="shutting down"):
+        listener.push(0, 18, False)
+    with pytest.raises(EngineStoppedError):
+        loop.register_voice(make_prompt())
+
+
+def test_a_callback_that_raises_harms_nobody(loop: EngineLoop) -> None:
+    def explode(result: object) -> None:
+        raise RuntimeError("caller's own fault")
+
+    first, second = Listener(loop), Listener(loop)
+    loop.push(TokenChunk(first.stream_id, 0, tokens_of(18, 0), True), explode)
+    second.push(0, 18, True)
+    assert isinstance(second.results.get(timeout=WAIT_S), AudioChunk)
+    assert first.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+
+
+def test_a_voice_file_gives_the_same_audio_as_the_prompt_it_was_made_from(loop: EngineLoop) -> None:
+    made = loop.register_voice(make_prompt()).result(WAIT_S)
+    imported = loop.import_voice(loop.export_voice(made.voice_id).result(WAIT_S)).result(WAIT_S)
+    assert imported.voice_id != made.voice_id
+    first, second = Listener(loop, made.voice_id), Listener(loop, imported.voice_id)
+    for listener in (first, second):
+        listener.push(0, 18, True)
+    audio = [listener.results.get(timeout=WAIT_S) for listener in (first, second)]
+    np.testing.assert_array_equal(audio[0].samples, audio[1].samples)
+
+
+def test_a_bad_prompt_fails_its_future_only(loop: EngineLoop) -> None:
+    silent = make_prompt()
+    with pytest.raises(InvalidPromptError):
+        loop.register_voice(type(silent)(silent.samples * 0)).result(WAIT_S)
+    assert loop.stats().voices == 0

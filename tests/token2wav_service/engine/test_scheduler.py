@@ -1,0 +1,72 @@
+"""Who runs next, in what company."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.token2wav_service.engine.factory import ManualClock, make_engine, open_stream, tokens_of
+from token2wav_service.engine.scheduler import CLASS_PENALTY_S, Scheduler
+from token2wav_service.types import TokenChunk
+
+
+class TwoBuckets:
+    """Programs for chunks of at most 10 tokens, three a step, and for all others, one a step."""
+
+    def bucket(self, chunk: TokenChunk) -> int:
+        return 10 if len(chunk.token_ids) <= 10 else 100
+
+    def step_size(self, bucket: int, ready: int) -> int:
+        return min(ready, 3 if bucket == 10 else 1)
+
+
+def stream(name: str, due_s: float, tokens: int = 5, priority: int = 1) -> Any:
+    options = SimpleNamespace(priority=priority)
+    waiting = [TokenChunk(name, 0, (0,) * tokens, False)]
+    return SimpleNamespace(is_ready=True, waiting=waiting, options=options, due_s=due_s, name=name)
+
+
+def names(streams: list[Any], max_batch_size: int = 8) -> list[str]:
+    batch = Scheduler(max_batch_size).schedule(streams, TwoBuckets())
+    return [] if batch is None else [each.name for each in batch.streams]  # type: ignore[attr-defined]
+
+
+def test_the_most_urgent_run_first_and_as_many_as_a_step_takes() -> None:
+    assert names([stream(str(due), due) for due in (5, 1, 4, 2, 3)]) == ["1", "2", "3"]
+
+
+def test_a_step_holds_one_bucket_the_most_urgent_streams() -> None:
+    assert names([stream("long", 1, tokens=50), stream("short", 2), stream("long too", 3, tokens=50)]) == ["long"]
+
+
+def test_the_batch_size_bounds_a_step() -> None:
+    assert names([stream(str(due), due) for due in range(3)], max_batch_size=2) == ["0", "1"]
+
+
+def test_a_lower_class_waits_for_its_penalty_and_no_longer() -> None:
+    late = 1.5 * CLASS_PENALTY_S
+    urgent_low, relaxed_high = stream("low", 0.0, priority=2, tokens=50), stream("high", 0.5 * CLASS_PENALTY_S)
+    assert names([urgent_low, relaxed_high]) == ["high"]
+    assert names([urgent_low, stream("high", late)]) == ["low"]
+
+
+def test_nothing_ready_is_no_batch() -> None:
+    idle = SimpleNamespace(is_ready=False)
+    assert Scheduler(4).schedule([idle], TwoBuckets()) is None  # type: ignore[list-item]
+
+
+def test_a_stream_that_paused_is_not_before_those_that_waited() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_batch_size=1)
+    paused, other = open_stream(engine, seed=0), open_stream(engine, seed=1)
+    for stream_id in (paused, other):
+        engine.add_chunk(TokenChunk(stream_id, 0, tokens_of(18, 0), False))
+        engine.step()
+    clock.time_s = 40.0  # both listeners have run dry
+    engine.add_chunk(TokenChunk(other, 1, tokens_of(18, 1), False))
+    clock.time_s = 40.01
+    engine.add_chunk(TokenChunk(paused, 1, tokens_of(18, 1), False))
+    engine.add_chunk(TokenChunk(paused, 2, tokens_of(18, 2), False))
+    assert [result.stream_id for _ in range(3) for result in engine.step()] == [other, paused, paused]
+    for stream_id in (paused, other):
+        engine.abort(stream_id)

@@ -1,0 +1,92 @@
+"""Whole chunk loops from exported files alone, under ONNX Runtime."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.token2wav_service.export.checkpoints import GOLDEN
+from tests.token2wav_service.export.conftest import STREAM_GRAPHS
+from token2wav_service.config import SynthesisPolicy
+from token2wav_service.errors import CheckpointError, ExportError
+from token2wav_service.export.build import Models
+from token2wav_service.export.compare import Sweep, compare_graph, verdicts
+from token2wav_service.export.onnx_models import OnnxFlow, OnnxHiFT
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.spec import Precision
+from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.hift import HiFT
+from token2wav_service.replay.exported_cases import replay_exported
+from token2wav_service.replay.report import format_rows
+
+SWEEP = Sweep(streams=(1, 3), frames=(2, 30), history=(1, 40))
+
+
+def test_golden_streams_come_out_of_the_exported_files(exported: Path) -> None:
+    report = replay_exported(GOLDEN, exported)
+    failed = [row for row in report.rows if not row.passed]
+    assert not failed, "\n" + format_rows(failed)
+    waves = [row for row in report.rows if ".wav" in row.output]
+    assert {row.output.split(".")[0] for row in waves} == {"f_stream/equal15", "f_stream/noisy"}
+
+
+@pytest.mark.parametrize("name", STREAM_GRAPHS)
+def test_every_file_equals_the_plain_model_over_a_sweep_of_sizes(
+    golden_checkpoint: Path, exported: Path, name: str
+) -> None:
+    models = Models(golden_checkpoint)
+    spec = graphs.describe_graphs(models.flow.config, models.hift.config, Precision.FLOAT32)[name]
+    compared = list(compare_graph(exported, spec, models, SWEEP))
+    assert all(one.passed for one in compared), verdicts(compared)
+
+
+def test_a_changed_weight_is_out_of_tolerance(golden_checkpoint: Path, exported: Path) -> None:
+    models = Models(golden_checkpoint)
+    with torch.no_grad():
+        models.hift.f0_predictor.classifier.weight.mul_(1.001)
+    spec = graphs.describe_graphs(models.flow.config, models.hift.config, Precision.FLOAT32)[graphs.F0_PREDICTOR]
+    (_, by_file) = verdicts(list(compare_graph(exported, spec, models, SWEEP)))
+    assert not by_file.passed
+
+
+@torch.inference_mode()
+def test_streams_of_different_history_batched_under_onnx_runtime_equal_single_ones(exported: Path) -> None:
+    flow = StreamFlow(OnnxFlow(exported), SynthesisPolicy(ode_steps=2))
+    generator = torch.Generator().manual_seed(0)
+    speaker = torch.randn(192, generator=generator)
+    tokens = torch.randint(0, 512, (40,), generator=generator)
+    voice = flow.prepare_voice(tokens, torch.randn(80, 80, generator=generator), speaker)
+    _, (later,) = flow.forward([FlowInput(voice, tokens[:13], speaker, 1, False)])
+    rows = [FlowInput(voice, tokens[:9], speaker, 0, False), FlowInput(later, tokens[10:17], speaker, 1, True)]
+    together, _ = flow.forward(rows)
+    for row, mel in zip(rows, together, strict=True):
+        ((alone,), _) = flow.forward([row])
+        torch.testing.assert_close(mel, alone, atol=1e-4, rtol=0)
+
+
+def test_the_vocoder_needs_no_checkpoint(exported: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(exported, tmp_path / "moved")
+    hift: HiFT = OnnxHiFT(moved)
+    mel = torch.randn(2, 80, 9)
+    lengths = torch.tensor([9, 4])
+    samples = hift(mel, torch.zeros(2, 1, 9 * 480), lengths)
+    assert samples.shape == (2, 9 * 480)
+    assert samples[0].abs().sum() > 0 and not samples[1, 4 * 480 :].any()
+
+
+def test_an_incomplete_export_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="run `cosydit export"):
+        OnnxFlow(tmp_path)
+
+
+def test_bfloat16_is_refused_where_nothing_computes_it(exported: Path) -> None:
+    with pytest.raises(ExportError, match="no bfloat16 on a CPU"):
+        OnnxFlow(exported, Precision.BFLOAT16)
+
+
+def test_golden_folders_that_are_missing_are_named(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no golden folder \*_flow"):
+        replay_exported(tmp_path, exported)

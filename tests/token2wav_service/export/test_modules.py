@@ -1,0 +1,124 @@
+"""The modules that are exported: what they give is what is described, in every precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_HIFT
+from token2wav_service.export.build import Models, module_for
+from token2wav_service.export.compare import Sweep, compare_graph, sweep_sizes
+from token2wav_service.export.precision import MixedPrecision, dtype_of, in_precision
+from token2wav_service.export.samples import sample_inputs
+from token2wav_service.graphs import catalogue as graphs
+from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.models.dit import DiT
+
+SMALL_SWEEP = Sweep(streams=(1, 3), frames=(2, 14), history=(1, 20))
+LARGEST_HALVES = 6e4
+"""A float16 each; their sum is none."""
+
+
+@pytest.fixture(scope="module")
+def models(tiny_checkpoint: Path) -> Models:
+    return Models(tiny_checkpoint)
+
+
+def spec_of(name: str, precision: Precision) -> GraphSpec:
+    return graphs.describe_graphs(TINY_FLOW, TINY_HIFT, precision)[name]
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("name", graphs.FLOW_GRAPHS)
+def test_outputs_are_as_described(models: Models, name: str, precision: Precision) -> None:
+    spec = spec_of(name, precision)
+    for sizes in sweep_sizes(spec, SMALL_SWEEP):
+        made = module_for(spec, models)(*sample_inputs(spec, sizes, seed=0).values())
+        outputs = made if isinstance(made, tuple) else (made,)
+        got = [(tuple(output.shape), str(output.dtype)) for output in outputs]
+        assert got == [(tensor.shape(sizes), f"torch.{tensor.dtype.value}") for tensor in spec.outputs]
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("name", [*graphs.FLOW_GRAPHS, *graphs.VOCODER_GRAPHS])
+def test_every_precision_stays_near_the_plain_model(models: Models, name: str, precision: Precision) -> None:
+    spec = spec_of(name, precision)
+    compared = list(compare_graph(None, spec, models, SMALL_SWEEP))
+    assert compared and all(one.passed for one in compared), compared
+
+
+def test_rows_that_share_a_prompt_equal_rows_with_copies_of_it(models: Models) -> None:
+    spec = spec_of(graphs.ESTIMATOR_CHUNK, Precision.FLOAT32)
+    (sizes,) = sweep_sizes(spec, Sweep(streams=(3,), frames=(10,), history=(20,)))
+    shared = sample_inputs(spec, sizes, seed=0)
+    rows = shared["prompt_row"]
+    copies = {
+        "prompt_kv": shared["prompt_kv"][:, rows],
+        "prompt_valid": shared["prompt_valid"][rows],
+        "prompt_row": torch.arange(len(rows)),
+    }
+    assert len(set(rows.tolist())) < len(rows)
+    module = module_for(spec, models)
+    for once, copied in zip(module(*shared.values()), module(*(shared | copies).values()), strict=True):
+        torch.testing.assert_close(once, copied)
+
+
+def test_what_a_validity_input_rules_out_changes_nothing(models: Models) -> None:
+    spec = spec_of(graphs.ESTIMATOR_CHUNK, Precision.FLOAT32)
+    (sizes,) = sweep_sizes(spec, Sweep(streams=(3,), frames=(10,), history=(20,)))
+    inputs = sample_inputs(spec, sizes, seed=0)
+    changed = {
+        name: torch.where(inputs[valid][None, :, None, :, None], inputs[name], 100.0)
+        for name, valid in (("prompt_kv", "prompt_valid"), ("window_kv", "window_valid"))
+    }
+    assert not torch.equal(changed["window_kv"], inputs["window_kv"])
+    module = module_for(spec, models)
+    velocity, _, _ = module(*inputs.values())
+    torch.testing.assert_close(module(*(inputs | changed).values())[0], velocity)
+
+
+def test_products_alone_have_the_small_type() -> None:
+    estimator = in_precision(DiT(TINY_FLOW.estimator), Precision.FLOAT16)
+    small = {name for name, value in estimator.named_parameters() if value.dtype == torch.float16}
+    kept = {name for name, value in estimator.named_parameters() if value.dtype == torch.float32}
+    assert {"in_proj.weight", "blocks.0.attn.to_q.weight", "blocks.0.conv.block.1.weight"} <= small
+    assert {"t_embedder.mlp.0.weight", "blocks.0.adaLN_modulation.1.weight", "blocks.0.attn.q_norm.weight"} <= kept
+
+
+def test_a_residual_beyond_the_range_of_a_half_stays_finite() -> None:
+    torch.manual_seed(0)
+    plain = DiT(TINY_FLOW.estimator).eval()
+    block = plain.blocks[0]
+    alternating = LARGEST_HALVES * torch.tensor([1.0, -1.0]).repeat(TINY_FLOW.estimator.hidden_size // 2)
+    with torch.no_grad():
+        plain.in_proj.bias.copy_(alternating)
+        block.attn.proj.bias.copy_(alternating)
+        block.adaLN_modulation[1].bias.fill_(1.0)
+    mel = torch.randn(2, 80, 6)
+    inputs = (mel, mel, torch.randn(2, 80), mel, torch.rand(2), torch.ones(2, 1, 1, 6, dtype=torch.bool))
+    lengths = torch.tensor([6, 6])
+    kept = in_precision(plain, Precision.FLOAT16)
+    with MixedPrecision(Precision.FLOAT16):
+        velocity, _ = kept(*inputs, lengths)
+    naive, _ = plain.half()(*(x.half() if x.is_floating_point() else x for x in inputs), lengths)
+    assert velocity.isfinite().all()
+    assert not naive.isfinite().all()
+
+
+@pytest.mark.parametrize("equation", ["bhqd,rhd->bhqr", "ab,bc->ac", "abc,acd->dab"])
+def test_einsum_under_the_mode_is_einsum(equation: str) -> None:
+    sizes = dict(zip("abcdhqr", (2, 3, 4, 5, 6, 7, 8), strict=True))
+    left, right = (torch.randn([sizes[axis] for axis in axes]) for axes in equation.split("->")[0].split(","))
+    with MixedPrecision(Precision.FLOAT32):
+        got = torch.einsum(equation, left, right)
+    torch.testing.assert_close(got, torch.einsum(equation, left, right))
+
+
+def test_attention_without_any_valid_key_stays_finite() -> None:
+    q, nothing = torch.randn(1, 1, 2, 4), torch.zeros(1, 1, 1, 2, dtype=torch.bool)
+    with MixedPrecision(Precision.BFLOAT16):
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=nothing)
+    assert mixed.isfinite().all()
+    assert dtype_of(Precision.BFLOAT16) is torch.bfloat16 and mixed.dtype is torch.float32

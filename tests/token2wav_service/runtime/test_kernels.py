@@ -1,0 +1,100 @@
+"""The fused kernels against plain tensor code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.token2wav_service.streaming.flow_factory import randomise
+from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
+from token2wav_service.models.config import DiTConfig
+from token2wav_service.models.hift import Snake
+from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
+from token2wav_service.runtime.slots.slots import SlotAllocator
+
+STEPS, LAYERS, HEADS, DIM, HIDDEN, WINDOW = 2, 2, 2, 16, 48, 10
+
+
+def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_noise_equals_the_counter_based_noise() -> None:
+    seeds, starts = torch.tensor([5, 2**40 + 3]), torch.tensor([7, 2**33 + 1])
+    for width, domain in ((80, NoiseDomain.FLOW), (45, NoiseDomain.SOURCE)):
+        got = ops.counter_noise(seeds, starts, 2, width, int(domain))
+        torch.testing.assert_close(got, counter_normal(seeds, starts, 2, width, domain), atol=1e-5, rtol=0)
+
+
+def test_history_is_the_prompt_on_the_right_then_the_rings_written_places() -> None:
+    lengths, written = [6, 10], torch.tensor([3, 50])
+    prompts = [_normal(4, n, 16, seed=n) for n in lengths]
+    window, slots = _normal(3, 2, 2, 8, 16), torch.tensor([2, 1])
+    addresses = torch.tensor([prompt.data_ptr() for prompt in prompts])
+    out = ops.gather_history(addresses, torch.tensor(lengths), window, slots, written, 12)
+    for row, (prompt, length, places) in enumerate(zip(prompts, lengths, (3, 8), strict=True)):
+        ring = window[slots[row]].reshape(4, 8, 16)
+        assert torch.equal(out[row, :, 12 - length : 12], prompt)
+        assert torch.equal(out[row, :, 12 : 12 + places], ring[:, :places])
+        assert not out[row, :, : 12 - length].any() and not out[row, :, 12 + places :].any()
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_snake_equals_the_module(has_mask: bool) -> None:
+    module = randomise(Snake(3), 1)
+    x = _normal(2, 3, 50)
+    mask = (torch.arange(50) < 30).float().expand(2, 1, 50).contiguous() if has_mask else None
+    torch.testing.assert_close(ops.snake(x, module.alpha.detach(), mask), module(x, mask))  # type: ignore[arg-type]
+
+
+def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings() -> None:
+    cfm = ConditionalFlowMatching(
+        DiTConfig(depth=LAYERS, num_heads=HEADS, head_dim=DIM, hidden_size=HIDDEN), guidance=0.7
+    )
+    randomise(cfm, 0)
+    slots, generated, lengths = torch.tensor([2, 0, 4]), torch.tensor([0, 4, 25]), torch.tensor([5, 1, 3])
+    pool = SolverPool(
+        _normal(5, STEPS, LAYERS, 2, HEADS, WINDOW, 2 * DIM), _normal(5, STEPS, LAYERS, 2, 2, 2, HIDDEN, seed=1)
+    )
+    prompts = [_normal(STEPS, LAYERS, 2, HEADS, n, 2 * DIM, seed=n) for n in (6, 9, 7)]
+    noise, mu, speaker = _normal(3, 5, 80, seed=2), _normal(3, 5, 80, seed=3), _normal(3, 80, seed=4)
+    batch = SolverBatch(
+        slots, torch.tensor([p.data_ptr() for p in prompts]), torch.tensor([6, 9, 7]), generated, lengths
+    )
+    mel, own, tails = FusedSolver(cfm, STEPS, torch.float32).solve(noise, mu, speaker, None, batch, pool)
+    for row in range(3):
+        size, slot = int(lengths[row]), int(slots[row])
+        ring = pool.window[slot][..., : min(int(generated[row]), WINDOW), :]
+        history = SolverHistory(
+            torch.cat([prompts[row], ring], 4).unsqueeze(3), _upstream_tails(pool.tails[slot]).unsqueeze(3)
+        )
+        mask = torch.ones(1, 1, 1, history.kv.shape[5] + size, dtype=torch.bool)
+        one = slice(row, row + 1)
+        expected, update = cfm(
+            noise[one, :size].transpose(1, 2), mu[one, :size].transpose(1, 2), speaker[one],
+            torch.zeros(1, 80, size), mask, lengths[one], STEPS, history,
+        )  # fmt: skip
+        torch.testing.assert_close(mel[row, :size], expected[0].T, atol=1e-4, rtol=0)
+        torch.testing.assert_close(own[row][..., :size, :], update.kv[:, :, :, 0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(_upstream_tails(tails[row]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
+    ops.commit_window(own, pool.window, slots, generated, lengths)
+    for row in range(3):
+        for frame in range(int(lengths[row])):
+            place = (int(generated[row]) + frame) % WINDOW
+            assert torch.equal(pool.window[slots[row]][..., place, :], own[row][..., frame, :])
+
+
+def test_slots_are_handed_out_once_and_come_back() -> None:
+    slots = SlotAllocator(3)
+    taken = [slots.allocate() for _ in range(3)]
+    assert sorted(taken) == [1, 2, 3]
+    slots.free(taken[1])
+    assert slots.allocate() == taken[1]
+    slots.check_integrity()
+
+
+def _upstream_tails(tails: torch.Tensor) -> torch.Tensor:
+    """[n, L, convolution, cfg, column, C] as [n, L, cfg, 2C, column]."""
+    return tails.permute(0, 1, 3, 2, 5, 4).reshape(STEPS, LAYERS, 2, 2 * HIDDEN, 2)

@@ -1,0 +1,134 @@
+"""The fused path on pools against the plain modules, kernels run by Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.token2wav_service.engine.factory import (
+    ManualClock,
+    SeededExtractor,
+    audio_of,
+    drain,
+    make_prompt,
+    push_all,
+    tokens_of,
+)
+from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
+from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.errors import CapacityError
+from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.hift import fold_weight_norm
+from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
+from token2wav_service.runtime.torch_runner import ModelRunner
+from token2wav_service.types import StreamOptions, TokenChunk
+
+POLICY = SynthesisPolicy(
+    history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12
+)
+SIZES = {"streams": 4, "estimator_recent": 10, "conformer_recent": 12, "max_prompt_frames": 32}
+
+
+def _engine(runner: object) -> Token2WavEngine:
+    config = replace(Token2WavConfig(Path("unused"), synthesis=POLICY), max_batch_size=4)
+    voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes)  # type: ignore[arg-type]
+    return Token2WavEngine(config, voices, runner, ManualClock())  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Token2WavEngine:
+    return _engine(ModelRunner(StreamFlow(make_flow(), POLICY), StreamVocoder(make_hift(), POLICY)))
+
+
+@pytest.fixture
+def fused() -> Token2WavEngine:
+    hift = fold_weight_norm(make_hift())
+    return _engine(SlotRunner(make_flow(), hift, POLICY, PoolSizes(**SIZES), (1, 2, 4), (4, 6)))
+
+
+def _open(engine: Token2WavEngine, seed: int) -> str:
+    voice_id = engine.voices.register(make_prompt(seed % 3, tokens=6 + 4 * (seed % 3))).voice_id
+    return engine.open_stream(voice_id, StreamOptions(seed=seed))
+
+
+def _speak_all(engine: Token2WavEngine, plans: list[tuple[int, int]]) -> list[np.ndarray]:  # type: ignore[type-arg]
+    streams = [_open(engine, seed) for seed in range(len(plans))]
+    for seed, (stream, (tokens, hop)) in enumerate(zip(streams, plans, strict=True)):
+        push_all(engine, stream, tokens_of(tokens, seed), hop)
+    results = drain(engine)
+    return [audio_of(results, stream) for stream in streams]
+
+
+def test_mixed_streams_equal_the_plain_modules(plain: Token2WavEngine, fused: Token2WavEngine) -> None:
+    """Chunk sizes and histories mixed, rings overflowing, streams beginning and ending in one batch."""
+    plans = [(21, 6), (13, 4), (14, 6), (5, 6)]
+    for got, expected in zip(_speak_all(fused, plans), _speak_all(plain, plans), strict=True):
+        assert got.shape == expected.shape
+        assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
+
+
+def test_a_used_slot_leaves_nothing_for_the_next_stream(plain: Token2WavEngine, fused: Token2WavEngine) -> None:
+    plans = [(16, 6)]
+    runner = fused._runner
+    for tensor in vars(runner.pool).values():
+        if isinstance(tensor, torch.Tensor):
+            tensor.fill_(float("nan"))
+    runner.pool.solver.window.fill_(float("nan"))
+    runner.pool.solver.tails.fill_(float("nan"))
+    (got,), (expected,) = _speak_all(fused, plans), _speak_all(plain, plans)
+    assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
+
+
+def test_every_exit_frees_the_slot(fused: Token2WavEngine) -> None:
+    slots = fused._runner.slots
+    finished, aborted = _open(fused, 0), _open(fused, 1)
+    push_all(fused, finished, tokens_of(5, 0), 6)
+    fused.add_chunk(TokenChunk(aborted, 0, tokens_of(9, 1), False))
+    drain(fused)
+    fused.abort(aborted)
+    assert slots.num_free == SIZES["streams"]
+    slots.check_integrity()
+    fused.check_integrity()
+
+
+def test_a_full_pool_refuses_and_recovers(fused: Token2WavEngine) -> None:
+    streams = [_open(fused, seed) for seed in range(SIZES["streams"])]
+    with pytest.raises(CapacityError, match="slots are in use"):
+        _open(fused, 9)
+    fused.abort(streams[0])
+    fused.abort(_open(fused, 9))
+    fused.check_integrity()
+
+
+def test_a_stream_costs_its_slot_and_shares_its_voice(fused: Token2WavEngine) -> None:
+    one = _open(fused, 0)
+    first = fused.stats()
+    _open(fused, 0)
+    second = fused.stats()
+    assert second.voice_bytes == first.voice_bytes
+    assert second.state_bytes == 2 * first.state_bytes > 0
+    fused.abort(one)
+
+
+def test_policies_of_the_original_are_refused() -> None:
+    for policy in (replace(POLICY, history=HistoryPolicy.UPSTREAM), replace(POLICY, noise=NoiseSource.UPSTREAM)):
+        with pytest.raises(ValueError, match="use runner=torch"):
+            SlotRunner(make_flow(), make_hift(), policy, PoolSizes(**SIZES))
+
+
+@pytest.mark.parametrize(
+    ("bucket", "ready", "taken"),
+    [(15, 1, 1), (15, 3, 3), (15, 5, 4), (15, 13, 13), (15, 40, 32), (15, 48, 48), (15, 99, 64), (100, 64, 8)],
+)
+def test_a_step_fills_its_program_and_stays_short(bucket: int, ready: int, taken: int) -> None:
+    runner = SlotRunner(make_flow(), make_hift(), POLICY, PoolSizes(**SIZES), token_buckets=(15, 100))
+    assert runner.step_size(bucket, ready) == taken

@@ -1,0 +1,115 @@
+"""Real tritonservers on free ports, one per module, and the neighbours they need."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.token2wav_service.serving.fake_llm import FakeLLMServer
+from token2wav_service.serving.assemble import TEMPLATES, assemble
+from token2wav_service.serving.process.server import ServerOptions, TritonProcess, free_ports, triton_server
+
+READY_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 5
+FAKE_ENGINE_MODEL = """
+import triton_python_backend_utils as pb_utils
+from tests.token2wav_service.serving.fakes import FakeEngineLoop
+from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.serving.token2wav_model import Token2WavModel
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self._model = Token2WavModel(pb_utils, FakeEngineLoop(), load_prompt_audio, metrics_interval_s=0.02)
+
+    def execute(self, requests):
+        self._model.execute(requests)
+
+    def finalize(self):
+        self._model.finalize()
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_engine_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonProcess]:
+    """A real tritonserver that serves token2wav_dit's own configuration and adapter on a fake engine."""
+    folder = tmp_path_factory.mktemp("triton")
+    model = folder / "repository" / "token2wav_dit"
+    (model / "1").mkdir(parents=True)
+    shutil.copy(TEMPLATES / "token2wav_dit" / "config.pbtxt", model)
+    (model / "1" / "model.py").write_text(FAKE_ENGINE_MODEL)
+    http_port, grpc_port, metrics_port = free_ports(3)
+    options = ServerOptions(folder / "repository", "127.0.0.1", http_port, grpc_port, metrics_port, EXIT_TIMEOUT_S)
+    env = {"PYTHONPATH": str(ROOT)}
+    with triton_server(options, log_path=folder / "log", ready_timeout_s=READY_TIMEOUT_S, extra_env=env) as process:
+        yield process
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A small random checkpoint in the layout of the real one."""
+
+    folder: Path
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The assembler's settings that name its folders."""
+        names = {"model_dir": "token2wav", "llm_tokenizer_dir": "llm", "voices_dir": "voices"}
+        return {name: str(self.folder / folder) for name, folder in names.items()}
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    from llm_service.checkpoint import make_random_llm
+    from token2wav_service.checkpoint.make_random import make_random_token2wav
+    from token2wav_service.checkpoint.make_voices import make_voices
+
+    made = Checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    make_random_token2wav(made.folder / "token2wav", seed=1)
+    make_random_llm(made.folder / "llm", seed=1)
+    make_voices(made.folder / "voices", seed=1)
+    return made
+
+
+@pytest.fixture(scope="session")
+def fake_llm() -> Iterator[FakeLLMServer]:
+    with FakeLLMServer().running() as server:
+        yield server
+
+
+@contextmanager
+def assembled_server(folder: Path, settings: Mapping[str, str], llm: FakeLLMServer) -> Iterator[TritonProcess]:
+    """Assemble the whole repository and serve it."""
+    http_port, grpc_port, metrics_port = free_ports(3)
+    options = ServerOptions(folder / "repository", "127.0.0.1", http_port, grpc_port, metrics_port, EXIT_TIMEOUT_S)
+    own = {"llm_api_base": llm.url, "triton_grpc_address": options.grpc_address, "num_threads": "1"}
+    assemble(options.model_repository, {**settings, **own})
+    with triton_server(options, log_path=folder / "log", ready_timeout_s=READY_TIMEOUT_S) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def streaming_server(
+    tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Checkpoint, fake_llm: FakeLLMServer
+) -> Iterator[TritonProcess]:
+    """All four models on the real engine; one request at a time in the only process of the drop-in entry."""
+    settings = {**small_checkpoint.settings, "BLS_INSTANCE_NUM": "1", "requests_per_instance": "1"}
+    settings |= {"MAX_QUEUE_DELAY_MICROSECONDS": "20000", "TRITON_MAX_BATCH_SIZE": "4"}
+    with assembled_server(tmp_path_factory.mktemp("streaming"), settings, fake_llm) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def whole_server(
+    tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Checkpoint, fake_llm: FakeLLMServer
+) -> Iterator[TritonProcess]:
+    """The same with DECOUPLED_MODE=False and two processes of the drop-in entry."""
+    settings = {**small_checkpoint.settings, "BLS_INSTANCE_NUM": "2", "DECOUPLED_MODE": "False"}
+    with assembled_server(tmp_path_factory.mktemp("whole"), settings, fake_llm) as process:
+        yield process

@@ -1,0 +1,159 @@
+"""Finding, describing and starting the server, without waiting for models."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.token2wav_service.serving.client import wait_until
+from token2wav_service.serving.__main__ import main
+from token2wav_service.serving.process import installation as installation_module
+from token2wav_service.serving.process.command import ServerOptions, server_command
+from token2wav_service.serving.process.installation import (
+    TritonNotFoundError,
+    find_installation,
+    find_shared_libpython,
+    lay_out_backends,
+    server_environment,
+)
+from token2wav_service.serving.process.server import TritonProcess, TritonStartError, check_shared_memory, free_ports
+
+REPOSITORY = Path(installation_module.__file__).parents[1] / "model_repository"
+MIB = 1024 * 1024
+WAIT_S = 30.0
+Usage = namedtuple("Usage", "total used free")
+
+
+def options(repository: Path) -> ServerOptions:
+    return ServerOptions(repository, "127.0.0.1", *free_ports(3))
+
+
+def broken_repository(folder: Path) -> Path:
+    (folder / "broken" / "1").mkdir(parents=True)
+    (folder / "broken" / "config.pbtxt").write_text('name: "broken" backend: "python" instance_group [ { count: 1 } ]')
+    (folder / "broken" / "1" / "model.py").write_text("raise RuntimeError('no such luck')")
+    return folder
+
+
+def test_the_command_carries_every_port_and_the_host() -> None:
+    given = ServerOptions(Path("/repo"), "0.0.0.0", 1, 2, 3)
+    command = server_command(find_installation(), given, Path("/backends"), "prefix")
+    expected = {"--http-port=1", "--grpc-port=2", "--metrics-port=3", "--grpc-address=0.0.0.0"}
+    expected |= {"--model-repository=/repo", "--backend-directory=/backends", "--exit-on-error=true"}
+    assert expected <= set(command)
+
+
+def test_the_environment_puts_this_interpreter_first(tmp_path: Path) -> None:
+    env = server_environment(find_installation())
+    assert shutil.which("python3", path=env["PATH"]) == str(Path(sys.executable).parent / "python3")
+
+
+def test_blas_has_one_thread_unless_somebody_wants_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert server_environment(find_installation())["OPENBLAS_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert server_environment(find_installation())["OPENBLAS_NUM_THREADS"] == "3"
+
+
+def test_the_backend_folder_holds_the_stub_of_this_python(tmp_path: Path) -> None:
+    found = find_installation()
+    backends = lay_out_backends(found, tmp_path)
+    assert backends is not None and found.stub is not None
+    assert (backends / "python" / "triton_python_backend_stub").resolve() == found.stub.resolve()
+    assert (backends / "python" / "libtriton_python.so").exists()
+
+
+def test_a_missing_libpython_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation_module, "_library_folders", lambda: iter(()))
+    with pytest.raises(TritonNotFoundError, match=r"Debian/Ubuntu package libpython3\.\d+"):
+        find_shared_libpython()
+
+
+def test_no_server_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(installation_module, "_wheel_root", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TritonNotFoundError, match="triton-embedded"):
+        find_installation()
+
+
+def test_a_server_on_path_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(installation_module, "_wheel_root", lambda: None)
+    (tmp_path / "tritonserver").write_text("#!/bin/sh\n")
+    (tmp_path / "tritonserver").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_installation()
+    assert found.binary == tmp_path / "tritonserver"
+    assert lay_out_backends(found, tmp_path) is None
+    assert not any(
+        part.startswith("--backend-directory") for part in server_command(found, options(tmp_path), None, "p")
+    )
+
+
+def test_thirteen_model_processes_fit_into_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 * MIB, 0, 64 * MIB))
+    check_shared_memory(REPOSITORY)
+
+
+def test_too_little_shared_memory_is_refused_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 * MIB, 44 * MIB, 20 * MIB))
+    with pytest.raises(TritonStartError, match=r"20 MiB free, and 13 model processes need 29 MiB.*--shm-size"):
+        check_shared_memory(REPOSITORY)
+
+
+def test_a_model_that_does_not_load_is_a_start_error_with_the_log(tmp_path: Path) -> None:
+    process = TritonProcess(options(broken_repository(tmp_path / "repo")), log_path=tmp_path / "log")
+    with process, pytest.raises(TritonStartError, match="exited with status"):
+        process.wait_ready(WAIT_S)
+    assert "no such luck" in (tmp_path / "log").read_text()
+    assert process.returncode is not None
+
+
+def test_the_command_line_prints_the_command_on_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model-repository", str(tmp_path), "--grpc-port", "1234", "--dry-run"]) == 0
+    assert "--grpc-port=1234" in capsys.readouterr().out
+
+
+def test_the_command_line_refuses_a_missing_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model-repository", str(tmp_path / "none")]) == 2
+    assert "assemble" in capsys.readouterr().err
+
+
+def test_the_command_line_assembles_the_repository_that_its_settings_describe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--model-repository", str(tmp_path / "repository"), "--dry-run"]
+    for pair in (f"model_dir={tmp_path}", f"llm_tokenizer_dir={tmp_path}", "TRITON_MAX_BATCH_SIZE=7"):
+        command += ["--set", pair]
+    assert main(command) == 0
+    assert "max_batch_size: 7" in (tmp_path / "repository" / "audio_tokenizer" / "config.pbtxt").read_text()
+    assert main([*command, "--set", "colour=red"]) == 2
+    assert "unknown setting 'colour'" in capsys.readouterr().err
+
+
+def start_foreground(given: ServerOptions, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    given.model_repository.mkdir()
+    command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(given.model_repository)]
+    command += ["--http-port", str(given.http_port), "--grpc-port", str(given.grpc_port)]
+    command += ["--metrics-port", str(given.metrics_port)]
+    return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
+def test_the_server_ends_with_its_foreground_command(tmp_path: Path, number: int, status: int) -> None:
+    given = options(tmp_path / "repo")
+    probe = TritonProcess(given, log_path=tmp_path / "log")
+    with (tmp_path / "log").open("wb") as log, start_foreground(given, log) as process:
+        try:
+            probe.wait_ready(WAIT_S)
+            process.send_signal(number)
+            assert process.wait(WAIT_S) == status
+        finally:
+            process.kill()
+    wait_until(lambda: not probe.is_ready(), "the server's end")

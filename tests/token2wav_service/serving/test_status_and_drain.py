@@ -1,0 +1,138 @@
+"""A server that says how busy it is, and one that stops without cutting a stream off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.token2wav_service.serving.client import StreamClient, connected, text, wait_until
+from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
+from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
+from tests.token2wav_service.serving.test_token2wav_model import WAIT_S, decode_audio
+from tests.token2wav_service.serving.test_token2wav_model import text as text_tensor
+from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
+from token2wav_service.serving.assemble import TEMPLATES
+from token2wav_service.serving.process.drain_flag import DRAIN_FLAG_VARIABLE, read_drain_flag
+from token2wav_service.serving.process.server import TritonProcess, free_ports
+from token2wav_service.serving.token2wav_model import Token2WavModel
+
+DRAINING_MODEL = (
+    FAKE_ENGINE_MODEL.replace("import triton", "import os\n\nimport triton", 1).replace(
+        "load_prompt_audio, metrics", "load_prompt_audio, is_draining=read_drain_flag(os.environ), metrics"
+    )
+    + "\nfrom token2wav_service.serving.process.drain_flag import read_drain_flag\n"
+)
+SERVER_WAIT_S = 60.0
+
+
+def _model(is_draining: bool) -> Token2WavModel:
+    return Token2WavModel(FakePbUtils(), FakeEngineLoop(), decode_audio, is_draining=lambda: is_draining)
+
+
+def _ask(model: Token2WavModel, operation: str, **tensors: object) -> FakeRequest:
+    request = FakeRequest({"operation": text_tensor(operation), **tensors})
+    model.execute([request])
+    assert request.sender.done.wait(WAIT_S)
+    return request
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_the_status_says_what_the_engine_says_and_whether_the_server_drains(is_draining: bool) -> None:
+    model = _model(is_draining)
+    answer = _ask(model, "status").sender.sent[0].named()["status"]
+    assert ServerStatus.from_json(answer[0].decode()) == ServerStatus(4, 0, 0, 2, 0, 0.01, 20.0, is_draining)
+    model.finalize()
+
+
+def test_the_status_of_a_failed_engine_is_draining() -> None:
+    model = _model(is_draining=False)
+    model._engine.is_stopped = True  # type: ignore[attr-defined]
+    answer = _ask(model, "status").sender.sent[0].named()["status"]
+    assert ServerStatus.from_json(answer[0].decode()).is_draining
+    model.finalize()
+
+
+def test_a_draining_server_refuses_new_streams() -> None:
+    model = _model(is_draining=True)
+    error = _ask(model, "open", voice_id=text_tensor("any")).sender.error()
+    assert decode_error(error)[0] is ErrorCode.UNAVAILABLE
+    model.finalize()
+
+
+def test_the_flag_is_a_file_that_the_environment_names(tmp_path: Path) -> None:
+    assert not read_drain_flag({})()
+    is_draining = read_drain_flag({DRAIN_FLAG_VARIABLE: str(tmp_path / "flag")})
+    assert not is_draining()
+    (tmp_path / "flag").touch()
+    assert is_draining()
+
+
+def test_a_real_server_answers_its_status(fake_engine_server: TritonProcess) -> None:
+    with connected(fake_engine_server) as client:
+        (answer,) = client.ask("status")
+    assert answer.is_final
+    assert ServerStatus.from_json(answer.tensors["status"][0].decode()).max_streams == 4
+
+
+@contextmanager
+def launched(folder: Path, model_text: str = DRAINING_MODEL) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run the launcher on a token2wav_dit with this model.py; gives its process and gRPC address."""
+    model = folder / "repository" / "token2wav_dit"
+    (model / "1").mkdir(parents=True)
+    shutil.copy(TEMPLATES / "token2wav_dit" / "config.pbtxt", model)
+    (model / "1" / "model.py").write_text(model_text)
+    http, grpc, metrics = map(str, free_ports(3))
+    command = [sys.executable, "-m", "token2wav_service.serving", "--model-repository", str(folder / "repository")]
+    command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, "--exit-timeout-s", "1"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path})
+    try:
+        wait_until(lambda: process.poll() is not None or b"Started Metrics" in (folder / "log").read_bytes(), "start")
+        assert process.poll() is None, (folder / "log").read_text()
+        yield process, f"127.0.0.1:{grpc}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_stopped_server_lets_its_streams_end_and_takes_no_others(tmp_path: Path) -> None:
+    with launched(tmp_path) as (process, address):
+        client, newcomer = StreamClient(address), StreamClient(address)
+        stream_id = client.open_stream()
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: _is_draining(newcomer), "draining")
+        refusal = newcomer.ask("open", voice_id=text("any"))[-1].error
+        assert decode_error(refusal or "")[0] is ErrorCode.UNAVAILABLE
+        for index in range(3):
+            client.push(stream_id, index, first=100, is_last=index == 2)
+        answers = [client.next() for _ in range(4)]
+        assert sum("waveform" in answer.tensors for answer in answers) == 3
+        assert process.poll() is None
+        client.close()
+        newcomer.close()
+        assert process.wait(SERVER_WAIT_S) == 0
+
+
+def test_a_second_signal_ends_the_wait(tmp_path: Path) -> None:
+    with launched(tmp_path) as (process, address):
+        client = StreamClient(address)
+        client.open_stream()
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: _is_draining(client), "draining")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SERVER_WAIT_S) == 0
+        client.close(cancel=True)
+
+
+def _is_draining(client: StreamClient) -> bool:
+    return ServerStatus.from_json(client.ask("status")[0].tensors["status"][0].decode()).is_draining

@@ -1,0 +1,82 @@
+"""Small seeded models and voices for streaming tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests import ASSETS
+from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
+from token2wav_service.models.flow import Flow
+from token2wav_service.models.flow_state import FlowState
+from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.hift import HiFT
+from token2wav_service.replay.stream_cases import load_hift_vectors
+from token2wav_service.replay.vectors import VectorFolder
+
+VOCAB = 100
+
+
+def make_flow(seed: int = 0) -> Flow:
+    config = FlowConfig(
+        input_size=32,
+        spk_embed_dim=16,
+        vocab_size=VOCAB,
+        encoder=EncoderConfig(
+            input_size=32, output_size=32, num_blocks=2, num_up_blocks=1, attention_heads=2, linear_units=48
+        ),
+        estimator=DiTConfig(depth=2, num_heads=2, head_dim=8, hidden_size=32),
+    )
+    return randomise(Flow(config), seed)
+
+
+def make_hift() -> HiFT:
+    """The golden vectors' vocoder: random weights of a sensible scale."""
+    return load_hift_vectors(VectorFolder(ASSETS / "golden" / "e_hift"))
+
+
+def randomise(module: nn.Module, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            fan_in = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
+            scale = fan_in**-0.5 if parameter.dim() > 1 else 0.1
+            base = 1.0 if ("norm" in name and name.endswith("weight")) or name.endswith(("alpha", "original0")) else 0.0
+            parameter.copy_(base + scale * torch.randn(parameter.shape, generator=generator))
+    return module.eval().requires_grad_(False)
+
+
+def random_tokens(count: int, seed: int) -> Tensor:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def random_speaker(seed: int) -> Tensor:
+    return torch.randn(16, generator=torch.Generator().manual_seed(seed))
+
+
+def make_voice(flow: StreamFlow, tokens: int, seed: int) -> FlowState:
+    mel = torch.randn(2 * tokens, 80, generator=torch.Generator().manual_seed(seed + 1))
+    return flow.prepare_voice(random_tokens(tokens, seed), mel, random_speaker(seed))
+
+
+def windows(schedule: list[int], total: int) -> list[tuple[int, int, bool]]:
+    """Cut `total` tokens into windows of the given hops (3 look-ahead each) and a last one with the rest."""
+    out, start = [], 0
+    for hop in schedule:
+        if start + hop + 3 > total:
+            break
+        out.append((start, start + hop + 3, False))
+        start += hop
+    return [*out, (start, total, True)]
+
+
+def run_stream(
+    flow: StreamFlow, voice: FlowState, tokens: Tensor, cuts: list[tuple[int, int, bool]], speaker: Tensor, seed: int
+) -> tuple[list[Tensor], list[FlowState]]:
+    """Return the mel of every chunk and the states before each and after the last."""
+    mels, states = [], [voice]
+    for start, end, last in cuts:
+        (mel,), (state,) = flow.forward([FlowInput(states[-1], tokens[start:end], speaker, seed, last)])
+        mels.append(mel)
+        states.append(state)
+    return mels, states

@@ -1,0 +1,86 @@
+"""Streams of any chunk and history length in one batch give what each gives alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.token2wav_service.streaming.flow_factory import (
+    make_flow,
+    make_hift,
+    make_voice,
+    random_speaker,
+    random_tokens,
+    run_stream,
+    windows,
+)
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderInput
+from token2wav_service.replay.report import FLOW_TOLERANCE, WAVE_SNR_DB, snr_db
+
+POLICIES = [HistoryPolicy.UPSTREAM, HistoryPolicy.PROMPT_AND_RECENT, HistoryPolicy.AUTO]
+HOPS = [[15] * 20, [15, 25, 50], [5, 7, 11, 13] * 3, [40, 40], [15, 25], [4] * 12, [30], [15] * 3]
+TOTALS = [129, 120, 90, 85, 60, 50, 34, 4]
+
+
+@pytest.mark.parametrize("history", POLICIES)
+def test_batch_of_eight_mixed_streams_equals_eight_singles(history: HistoryPolicy) -> None:
+    flow = StreamFlow(make_flow(), SynthesisPolicy(history=history, ode_steps=3))
+    voices = [make_voice(flow, 10 + 9 * i, seed=i) for i in range(8)]
+    speakers = [random_speaker(i) for i in range(8)]
+    tokens = [random_tokens(total, 50 + i) for i, total in enumerate(TOTALS)]
+    cuts = [windows(hops, total) for hops, total in zip(HOPS, TOTALS, strict=True)]
+    alone = [run_stream(flow, voices[i], tokens[i], cuts[i], speakers[i], seed=i)[0] for i in range(8)]
+    states, done = list(voices), [0] * 8
+    while any(done[i] < len(cuts[i]) for i in range(8)):
+        active = [i for i in range(8) if done[i] < len(cuts[i])]
+        rows = []
+        for i in active:
+            start, end, last = cuts[i][done[i]]
+            rows.append(FlowInput(states[i], tokens[i][start:end], speakers[i], i, last))
+        mels, new = flow.forward(rows)
+        for i, mel, state in zip(active, mels, new, strict=True):
+            torch.testing.assert_close(mel, alone[i][done[i]], atol=FLOW_TOLERANCE, rtol=0)
+            states[i] = state
+            done[i] += 1
+
+
+def test_equal_batches_give_equal_bits() -> None:
+    flow = StreamFlow(make_flow(), SynthesisPolicy(ode_steps=3))
+    voices = [make_voice(flow, 12 + i, seed=i) for i in range(3)]
+    rows = [FlowInput(v, random_tokens(18, i), random_speaker(i), i, False) for i, v in enumerate(voices)]
+    first, second = flow.forward(rows)[0], flow.forward(rows)[0]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_an_extreme_neighbour_changes_nothing() -> None:
+    flow = StreamFlow(make_flow(), SynthesisPolicy(ode_steps=3))
+    voices = [make_voice(flow, 12 + i, seed=i) for i in range(2)]
+    row = FlowInput(voices[0], random_tokens(18, 0), random_speaker(0), 0, False)
+    wild = FlowInput(voices[1], random_tokens(30, 1), random_speaker(1) * 1e6, 1, True)
+    (alone,), _ = flow.forward([row])
+    torch.testing.assert_close(flow.forward([row, wild])[0][0], alone, atol=FLOW_TOLERANCE, rtol=0)
+
+
+def test_vocoder_batch_equals_singles() -> None:
+    vocoder = StreamVocoder(make_hift(), SynthesisPolicy())
+    generator = torch.Generator().manual_seed(3)
+    chunks = [[torch.randn(80, 30, generator=generator) for _ in range(3)] for _ in range(4)]
+    alone = []
+    for stream, mels in enumerate(chunks):
+        state, waves = vocoder.initial_state(), []
+        for number, mel in enumerate(mels):
+            (wave,), (state,), _ = vocoder.forward([VocoderInput(state, mel, stream, number == 2)])
+            waves.append(wave)
+        alone.append(torch.cat(waves))
+    states, waves = [vocoder.initial_state()] * 4, [[] for _ in range(4)]
+    for number in range(3):
+        rows = [VocoderInput(states[i], chunks[i][number], i, number == 2) for i in range(4)]
+        out, states, _ = vocoder.forward(rows)
+        for i, wave in enumerate(out):
+            waves[i].append(wave)
+    for i in range(4):
+        joined = torch.cat(waves[i])
+        assert joined.shape == (90 * 480,)
+        assert snr_db(joined, alone[i]) >= WAVE_SNR_DB

@@ -1,0 +1,157 @@
+"""`cosydit build-engines` and what `cosydit doctor` says of engines. FAKE TensorRT, documented interface."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosydit.cli import build_engines as command
+from cosydit.stack.engines import next_engine_command, report_engines
+from tests.token2wav_service.tensorrt.executors import ModuleExecutor
+from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
+from tests.token2wav_service.tensorrt.small import HOST, tensorrt
+from token2wav_service.checkpoint import loader
+from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
+from token2wav_service.errors import EngineUnfitError
+from token2wav_service.export.build import Models, module_for
+from token2wav_service.export.manifest import Manifest, describe, write_manifest
+from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
+from token2wav_service.export.tensorrt.reference import make_certifier, sizes_to_measure
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
+from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.spec import Precision
+from token2wav_service.hashes import sha256_of_file
+from token2wav_service.runtime.tensorrt.api import TensorRT
+from token2wav_service.runtime.tensorrt.host import probe_gpu, tensorrt_version
+from token2wav_service.runtime.tensorrt.manifest import GpuHost, read_manifests
+
+SHAPES = ShapeSettings(streams=AxisRange(1, 2, 4), chunk_frames=AxisRange(2, 6, 8), prompt_frames=AxisRange(1, 5, 9))
+NO_GPU = GpuHost(None, None, None)
+
+
+class Exported:
+    """A small checkpoint, and what `cosydit export` leaves of its estimator: a file that the fake can run."""
+
+    def __init__(self, model_dir: Path) -> None:
+        make_random_token2wav(model_dir, 0)
+        spec = describe_graphs(SMALL_FLOW, SMALL_HIFT, Precision.FLOAT32, (SHAPES,))[ESTIMATOR_CHUNK]
+        self.model_dir, self.spec = model_dir, spec
+        self.onnx = model_dir / "onnx" / spec.file_name
+        self.onnx.parent.mkdir()
+        self.onnx.write_bytes(b"the fake knows its graph")
+        sources = {name: sha256_of_file(model_dir / name) for name in (loader.FLOW_YAML, loader.FLOW_WEIGHTS)}
+        write_manifest(
+            self.onnx,
+            Manifest(
+                spec.name, "float32", 18, sha256_of_file(self.onnx), self.onnx.stat().st_size, "", sources, {},
+                describe(spec),
+            ),
+        )  # fmt: skip
+        module = module_for(spec, Models(model_dir))
+        self.fake = FakeTensorRT(read_graph=lambda _: ModuleExecutor(spec, module))
+
+    def run(self, *options: str, host: GpuHost = HOST) -> int:
+        parser = argparse.ArgumentParser()
+        command.add_parser(parser.add_subparsers())
+        args = parser.parse_args(["build-engines", str(self.model_dir), "--precision", "float32", *options])
+        return command.build_engines(args, host, self.load, self.certifier)
+
+    def load(self) -> TensorRT:
+        return tensorrt(self.fake)
+
+    def certifier(self, model_dir: Path, request: EngineRequest) -> Certifier:
+        return make_certifier(model_dir, request.onnx, torch.device("cpu"))
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Exported:
+    return Exported(tmp_path / "token2wav")
+
+
+def test_an_exported_graph_becomes_a_certified_engine_and_stays(
+    exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exported.run() == 0
+    assert "built in" in capsys.readouterr().out
+    (manifest,) = read_manifests(exported.model_dir / "engines")
+    measured = [dict(case.sizes) for case in manifest.certificate.cases]
+    assert measured == [sizes for sizes in sizes_to_measure(exported.spec) for _ in range(2)]
+    assert {error.output for case in manifest.certificate.cases for error in case.outputs} == {
+        tensor.name for tensor in exported.spec.outputs
+    }
+    assert [profile.name for profile in manifest.profiles] == ["default_streams", "default_voice"]
+    assert manifest.profiles[0].inputs["x"].max == (8, 80, 8)
+    assert exported.run() == 0
+    assert "was there already" in capsys.readouterr().out
+    assert exported.fake._journal.builds == 1
+
+
+def test_an_engine_of_other_weights_than_the_checkpoints_is_refused(
+    exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = exported.model_dir.parent / "other"
+    make_random_token2wav(other, 1)
+    (exported.model_dir / loader.FLOW_WEIGHTS).write_bytes((other / loader.FLOW_WEIGHTS).read_bytes())
+    assert exported.run() == 1
+    assert "too far from float32" in capsys.readouterr().err
+    assert list((exported.model_dir / "engines").glob("*.engine")) == []
+
+
+def test_what_can_not_be_done_is_said_with_the_command(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exported.run(host=NO_GPU) == 1
+    assert "engines are built on the GPU host" in capsys.readouterr().err
+    assert exported.run("--only", "encoder_chunk") == 1
+    shown = f"cosydit export {exported.model_dir} --out {exported.onnx.parent} --precision float32 --only encoder_chunk"
+    assert f"run: {shown}" in capsys.readouterr().err
+    assert exported.run("--only", "estimator") == 1
+    assert "expected some of estimator_chunk" in capsys.readouterr().err
+    exported.onnx.write_bytes(b"cut")
+    assert exported.run() == 1
+    assert "is missing or not whole" in capsys.readouterr().err
+
+
+def test_the_doctor_says_whether_engines_fit_and_what_to_run(exported: Exported) -> None:
+    folder = exported.model_dir
+    assert next_engine_command(folder, []) == f"cosydit build-engines {folder}"
+    exported.run()
+    (here,) = report_engines(folder, HOST)
+    assert (here.problems, here.note[:5]) == ((), "fits,")
+    assert next_engine_command(folder, [here]) is None
+    (elsewhere,) = report_engines(folder, replace(HOST, architecture="sm89"))
+    assert elsewhere.problems == ("it is for sm90, this GPU is sm89",)
+    assert next_engine_command(folder, [elsewhere]) == f"cosydit build-engines {folder}"
+    (folder / "engines" / "broken.json").write_text("{}")
+    assert "can't read the engine manifest" in report_engines(folder, HOST)[0].problems[0]
+    exported.onnx.unlink()
+    assert next_engine_command(folder, []) == f"cosydit export {folder} --out {folder / 'onnx'} --precision float16"
+
+
+def test_the_gpu_is_asked_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def answer(command: Sequence[str]) -> str:
+        asked.append(command)
+        return "9.0, NVIDIA H200\n9.0, NVIDIA H200\n"
+
+    def fail(command: Sequence[str]) -> str:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    assert probe_gpu(answer) == ("sm90", "NVIDIA H200")
+    assert asked[0][-1] == "--id=3"
+    assert probe_gpu(fail) == probe_gpu(lambda _: "") == (None, None)
+
+
+def test_this_environment_has_no_tensorrt_and_loading_it_says_how_to_get_it() -> None:
+    if tensorrt_version() is not None:
+        pytest.skip("TensorRT is installed")
+    from token2wav_service.runtime.tensorrt.api import load_tensorrt
+
+    with pytest.raises(EngineUnfitError, match="pip install 'tensorrt>=10,<12' on the GPU host"):
+        load_tensorrt()

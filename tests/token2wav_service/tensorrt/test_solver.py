@@ -1,0 +1,229 @@
+"""The solver around a TensorRT estimator. FAKE engine, documented interface: it runs our own modules on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
+from tests.token2wav_service.tensorrt.executors import ModuleExecutor
+from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
+from token2wav_service.errors import CapacityError, EngineUnfitError
+from token2wav_service.export.modules import EstimatorChunk
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
+from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.spec import GraphSpec, Precision
+from token2wav_service.models.cfm import SolverHistory
+from token2wav_service.models.flow import Flow
+from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
+from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
+from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
+from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
+from token2wav_service.runtime.tensorrt.types import BuildOptions
+
+STEPS, WINDOW, PROMPT, FRAMES, STREAMS = 2, 10, 12, 6, 3
+CPU = torch.device("cpu")
+SHAPES = (
+    ShapeSettings("short", chunk_frames=AxisRange(1, 6, 6), prompt_frames=AxisRange(1, 12, 12)),
+    ShapeSettings("long", chunk_frames=AxisRange(1, 6, 8), prompt_frames=AxisRange(1, 12, 40)),
+)
+SIZES = EstimatorSizes(STREAMS, FRAMES, PROMPT, WINDOW)
+
+
+class Silent:
+    """Progress that nobody looks at."""
+
+    def start(self, phase: str, parent: str | None, steps: int) -> None: ...
+    def step(self, phase: str, index: int) -> None: ...
+    def finish(self, phase: str) -> None: ...
+
+
+class NoReadback(TorchDispatchMode):
+    """Fails on every operation that would make the host wait for a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select"), func
+        return func(*args, **(kwargs or {}))
+
+
+def fake_engine(fake: FakeTensorRT, tmp_path: Any, spec: GraphSpec) -> Engine:
+    onnx = tmp_path / "graph.onnx"
+    onnx.write_bytes(b"the fake knows its graph")
+    tensorrt = TensorRT(fake)  # type: ignore[arg-type]
+    profiles = [spec.shape_ranges(profile) for profile in spec.profiles]
+    return tensorrt.load(tensorrt.build(onnx, profiles, BuildOptions(), Silent(), b"").plan)
+
+
+def describe(flow: Flow) -> GraphSpec:
+    return describe_graphs(flow.config, make_hift().config, Precision.FLOAT32, SHAPES)[ESTIMATOR_CHUNK]
+
+
+@pytest.fixture(scope="module")
+def flow() -> Flow:
+    return make_flow()
+
+
+@pytest.fixture
+def fake(flow: Flow) -> FakeTensorRT:
+    module = EstimatorChunk(flow.decoder.estimator, Precision.FLOAT32)
+    return FakeTensorRT(read_graph=lambda _: ModuleExecutor(describe(flow), module))
+
+
+@pytest.fixture
+def engine(fake: FakeTensorRT, tmp_path: Any, flow: Flow) -> Engine:
+    return fake_engine(fake, tmp_path, describe(flow))
+
+
+class Batch:
+    """Three streams, two of one voice; the rings are partly written and hold NaN where they are not."""
+
+    def __init__(self, flow: Flow) -> None:
+        c = flow.config.estimator
+        kv = (STEPS, c.depth, 2, c.num_heads)
+        self.voice_of = (1, 0, 1)
+        self.voices = [_normal(*kv, length, 2 * c.head_dim, seed=length) for length in (7, 12)]
+        generated = torch.tensor([0, 4, 25])
+        window = _normal(5, *kv, WINDOW, 2 * c.head_dim, seed=1)
+        slots = torch.tensor([2, 0, 4])
+        for slot, count in zip(slots, generated, strict=True):
+            window[slot, ..., min(int(count), WINDOW) :, :] = float("nan")
+        self.pool = SolverPool(window, _normal(5, STEPS, c.depth, 2, 2, 2, c.hidden_size, seed=2))
+        addresses = torch.tensor([self.voices[index].data_ptr() for index in self.voice_of])
+        lengths = torch.tensor([12, 7, 12])
+        self.solving = SolverBatch(slots, addresses, lengths, generated, torch.tensor([6, 1, 3]), PROMPT)
+        mel = (STREAMS, FRAMES, 80)
+        self.noise, self.mu, self.cond = (_normal(*mel, seed=seed) for seed in (3, 4, 5))
+        self.speaker = _normal(STREAMS, 80, seed=6)
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_solver(
+    flow: Flow, engine: Engine, planned: Sequence[EstimatorSizes] = (SIZES,), contexts: int = 2
+) -> TensorRTSolver:
+    estimator = TensorRTEstimator(engine, describe(flow), planned, contexts, CPU)
+    return TensorRTSolver(estimator, flow.config.estimator, STEPS, flow.decoder.guidance, (PROMPT, 40), 40, Recorder())
+
+
+def solve(solver: Any, batch: Batch, cond: Tensor | None, prompt_size: int = PROMPT) -> tuple[Tensor, Tensor, Tensor]:
+    solving = replace(batch.solving, prompt_size=prompt_size)
+    made: tuple[Tensor, Tensor, Tensor] = solver.solve(batch.noise, batch.mu, batch.speaker, cond, solving, batch.pool)
+    return made
+
+
+def test_it_equals_the_plain_solver_for_every_row(flow: Flow, engine: Engine) -> None:
+    """Mixed histories and lengths, a shared voice, places of the rings never written."""
+    batch = Batch(flow)
+    got = solve(make_solver(flow, engine), batch, batch.cond)
+    for row, (mel, update) in enumerate(plain_rows(flow, batch)):
+        frames = mel.shape[0]
+        torch.testing.assert_close(got[0][row, :frames], mel, atol=1e-4, rtol=0)
+        torch.testing.assert_close(got[1][row][..., :frames, :], update.kv[:, :, :, 0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(model_tails(got[2][row]), update.tail[:, :, :, 0], atol=1e-4, rtol=0)
+
+
+def test_a_size_is_bound_once_and_its_runs_are_independent(flow: Flow, engine: Engine, fake: FakeTensorRT) -> None:
+    batch, solver = Batch(flow), make_solver(flow, engine)
+    first = solve(solver, batch, None)
+    addresses = fake._journal.addresses
+    batch.pool.window[:] = batch.pool.window.nan_to_num(7.0)
+    with NoReadback():
+        second = solve(solver, batch, None)
+    for again, made in zip(second, first, strict=True):
+        torch.testing.assert_close(again, made)
+    assert addresses == len(engine.tensors), "every tensor is given once"
+    assert (fake._journal.addresses, fake._journal.contexts) == (addresses, 1)
+    assert fake._journal.runs == 2 * STEPS
+
+
+def plain_rows(flow: Flow, batch: Batch) -> Iterator[tuple[Tensor, SolverHistory]]:
+    """Solve every row alone in the plain modules: mel [T, 80] and what it adds."""
+    for row, slot in enumerate(batch.solving.slots):
+        frames, generated = int(batch.solving.lengths[row]), int(batch.solving.generated[row])
+        ring = batch.pool.window[slot][..., : min(generated, WINDOW), :]
+        kv = torch.cat([batch.voices[batch.voice_of[row]], ring], 4).unsqueeze(3)
+        mask = torch.ones(1, 1, 1, kv.shape[5] + frames, dtype=torch.bool)
+        noise, mu, cond = (mel[row : row + 1, :frames].transpose(1, 2) for mel in (batch.noise, batch.mu, batch.cond))
+        history = SolverHistory(kv, model_tails(batch.pool.tails[slot]).unsqueeze(3))
+        lengths = torch.tensor([frames])
+        mel, update = flow.decoder(noise, mu, batch.speaker[row : row + 1], cond, mask, lengths, STEPS, history)
+        yield mel[0].T, update
+
+
+def model_tails(tails: Tensor) -> Tensor:
+    """[n, L, convolution, cfg, column, C] as the modules have it: [n, L, cfg, 2C, column]."""
+    return tails.permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
+
+
+class Recorder:
+    """Stands for the fused kernels."""
+
+    prompt_sizes: tuple[int, ...] = (0,)
+    calls = 0
+
+    def prompt_size(self, frames: int) -> int:
+        return 0
+
+    def solve(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        self.calls += 1
+        nothing = torch.zeros(0)
+        return nothing, nothing, nothing
+
+
+@pytest.mark.parametrize("prompt_size", [11, 40], ids=["not planned", "planned, no profile"])
+def test_other_sizes_are_solved_by_the_fused_kernels(
+    flow: Flow, engine: Engine, fake: FakeTensorRT, prompt_size: int
+) -> None:
+    too_long = replace(SIZES, chunk_frames=9, prompt_frames=40)
+    estimator = TensorRTEstimator(engine, describe(flow), (SIZES, too_long), 2, CPU)
+    others = Recorder()
+    solver = TensorRTSolver(estimator, flow.config.estimator, STEPS, 0.7, (PROMPT, 40), 50, others)
+    batch = Batch(flow)
+    batch.noise = torch.zeros(STREAMS, 9, 80)
+    solve(solver, batch, None, prompt_size)
+    assert (others.calls, fake._journal.runs) == (1, 0)
+
+
+def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all(flow: Flow, engine: Engine) -> None:
+    solver = make_solver(flow, engine)
+    assert [solver.prompt_size(frames) for frames in (1, 12, 13, 40, 41)] == [12, 12, 40, 40, 0]
+    assert solver.prompt_sizes == (12, 40)
+    estimator = TensorRTEstimator(engine, describe(flow), (SIZES,), 1, CPU)
+    shorter = TensorRTSolver(estimator, flow.config.estimator, STEPS, 0.7, (PROMPT,), 40, Recorder())
+    assert shorter.prompt_sizes == (12, 0), "prompts up to 40 frames need programs too"
+
+
+def test_a_size_takes_the_smallest_profile_that_holds_it(flow: Flow, engine: Engine, fake: FakeTensorRT) -> None:
+    planned = (SIZES, replace(SIZES, prompt_frames=40))
+    estimator = TensorRTEstimator(engine, describe(flow), planned, 2, CPU)
+    for sizes in planned:
+        estimator.bind(sizes)
+    names = [profile.name for profile in describe(flow).profiles]
+    assert [names[index] for index in fake._journal.profiles] == ["short_streams", "long_streams"]
+
+
+def test_sizes_share_memory_and_keep_their_contexts_until_closed(flow: Flow, engine: Engine) -> None:
+    smaller = replace(SIZES, streams=1, chunk_frames=2)
+    estimator = TensorRTEstimator(engine, describe(flow), (SIZES, smaller), 1, CPU)
+    large = estimator.bind(SIZES)
+    assert estimator.bind(SIZES) is large
+    with pytest.raises(CapacityError, match="all 1 TensorRT contexts are lent; raise tensorrt_contexts"):
+        estimator.bind(smaller)
+    estimator.close()
+    assert estimator.bind(smaller).tensors["x"].data_ptr() == large.tensors["x"].data_ptr()
+
+
+def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused(flow: Flow, engine: Engine) -> None:
+    spec = describe(flow)
+    with pytest.raises(EngineUnfitError, match="export and build it again"):
+        TensorRTEstimator(engine, replace(spec, outputs=spec.outputs[:1]), (SIZES,), 1, CPU)
+    with pytest.raises(EngineUnfitError, match="hold none of the planned sizes"):
+        TensorRTEstimator(engine, spec, (replace(SIZES, chunk_frames=99),), 1, CPU)

@@ -1,0 +1,231 @@
+"""The small random checkpoint: layout, official names, repeatability, and that it makes sound."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import soundfile
+import torch
+
+from cosydit.cli import checkpoint as command
+from tests import ASSETS
+from token2wav_service.checkpoint.loader import load_flow, load_hift, read_flow_config, read_hift_config
+from token2wav_service.checkpoint.make_random import (
+    SMALL_FLOW,
+    SMALL_HIFT,
+    flow_yaml,
+    hift_arguments,
+    make_random_token2wav,
+)
+from token2wav_service.config import SourcePhase
+from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.features.extractor import PromptFeatureExtractor
+from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.models.flow import Flow
+from token2wav_service.models.hift import HiFT
+from token2wav_service.types import VoicePrompt
+
+MANIFESTS = ASSETS / "checkpoint_manifests"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made") / "checkpoint"
+    assert run_command("make-random", str(directory), "--seed", "3") == 0
+    return directory
+
+
+def run_command(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["checkpoint", *arguments])
+    return int(args.run(args))
+
+
+def hashes(directory: Path) -> dict[str, str]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def layer_patterns(names: list[str]) -> set[str]:
+    """Names with the numbers of repeated layers left out."""
+    return {re.sub(r"(blocks|encoders)\.\d+\.", r"\1.N.", name) for name in names}
+
+
+def test_the_whole_official_layout_is_written(checkpoint: Path) -> None:
+    token2wav = {
+        "flow.yaml",
+        "flow.pt",
+        "hift.pt",
+        "hift_config.json",
+        "campplus.onnx",
+        "speech_tokenizer_v2_25hz.onnx",
+    }
+
+    assert {path.name for path in (checkpoint / "token2wav").iterdir()} == token2wav
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {p.name for p in (checkpoint / "llm").iterdir()}
+    assert {p.name for p in (checkpoint / "voices").iterdir()} == {
+        "default.wav",
+        "default.txt",
+        "second.wav",
+        "second.txt",
+    }
+    assert "speaks noise" in (checkpoint / "README.md").read_text("utf-8")
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint"]  # no scratch left behind
+
+
+def test_equal_seeds_give_equal_files_and_others_differ(checkpoint: Path, tmp_path: Path) -> None:
+    assert run_command("make-random", str(tmp_path / "same"), "--seed", "3") == 0
+    assert run_command("make-random", str(tmp_path / "other"), "--seed", "4") == 0
+
+    first, other = hashes(checkpoint), hashes(tmp_path / "other")
+
+    assert hashes(tmp_path / "same") == first
+    seeded = ("token2wav/flow.pt", "token2wav/hift.pt", "token2wav/campplus.onnx", "llm/model.safetensors")
+    assert all(other[name] != first[name] for name in (*seeded, "token2wav/speech_tokenizer_v2_25hz.onnx"))
+
+
+@pytest.mark.parametrize("name", ["flow.pt", "hift.pt"])
+def test_weights_carry_the_official_names(checkpoint: Path, name: str) -> None:
+    official = json.loads((MANIFESTS / f"{name}.json").read_text("utf-8"))["shapes"]
+
+    state = torch.load(checkpoint / "token2wav" / name, weights_only=True)
+
+    assert layer_patterns(list(state)) == layer_patterns(list(official))
+    for key in state.keys() & official.keys():
+        assert state[key].ndim == len(official[key]), key
+
+
+def test_official_sizes_give_the_official_shapes() -> None:
+    flow, hift = (json.loads((MANIFESTS / f"{name}.pt.json").read_text("utf-8")) for name in ("flow", "hift"))
+
+    with torch.device("meta"):
+        modules = (Flow(FlowConfig.from_mapping(flow["config"])), HiFT(HiFTConfig.from_mapping(hift["config"])))
+
+    for module, manifest in zip(modules, (flow, hift), strict=True):
+        assert {key: list(value.shape) for key, value in module.state_dict().items()} == manifest["shapes"]
+
+
+def test_written_sizes_are_read_back(tmp_path: Path) -> None:
+    (tmp_path / "flow.yaml").write_text(flow_yaml(SMALL_FLOW), "utf-8")
+    (tmp_path / "hift_config.json").write_text(json.dumps(hift_arguments(SMALL_HIFT)), "utf-8")
+
+    assert read_flow_config(tmp_path / "flow.yaml") == SMALL_FLOW
+    assert read_hift_config(tmp_path) == SMALL_HIFT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_makes_audible_unclipped_voiced_noise(tmp_path: Path, seed: int) -> None:
+    make_random_token2wav(tmp_path, seed)
+    flow, hift = load_flow(tmp_path), load_hift(tmp_path)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 6561, (1, 40), generator=generator)
+    speaker, noise = torch.randn(1, 192, generator=generator), torch.randn(1, 80, 80, generator=generator)
+
+    with torch.inference_mode():
+        mel, _ = flow(tokens, torch.tensor([40]), torch.tensor([True]), speaker, noise, 10)
+        f0 = hift.f0_predictor(mel)
+        phase, _ = hift.m_source.phase(f0, SourcePhase.UPSTREAM)
+        source_noise = torch.randn(1, phase.shape[2], 9, generator=generator)
+        samples = hift(mel, hift.m_source(f0, source_noise, phase))[0]
+
+    assert samples.shape == (40 * 960,)
+    assert 0.02 < float(samples.pow(2).mean().sqrt()) < 0.3
+    assert float(samples.abs().max()) < 0.99
+    assert float(((f0 > 60) & (f0 < 300)).float().mean()) > 0.5
+
+
+def test_speech_tokens_span_the_vocabulary_and_follow_the_audio(checkpoint: Path) -> None:
+    extractor = PromptFeatureExtractor(checkpoint / "token2wav")
+    voices = [load_prompt_audio((checkpoint / "voices" / f"{name}.wav").read_bytes()) for name in ("default", "second")]
+
+    first, second = (extractor.extract(VoicePrompt(samples)) for samples in voices)
+
+    assert len(first.prompt_tokens) == 75
+    assert len(set(first.prompt_tokens.tolist())) > 30
+    assert (first.prompt_tokens != second.prompt_tokens).mean() > 0.5
+    for features in (first, second):
+        digits = features.prompt_tokens[:, None] // 3 ** np.arange(8) % 3
+        assert set(np.unique(digits)) == {0, 1, 2}
+        assert digits.std(axis=0).min() > 0.2  # every digit varies
+
+
+@pytest.mark.parametrize(("frames", "tokens"), [(1, 1), (4, 1), (5, 2), (12, 3), (300, 75), (3000, 750)])
+def test_tokenizer_has_the_official_interface_by_position(checkpoint: Path, frames: int, tokens: int) -> None:
+    path = checkpoint / "token2wav" / "speech_tokenizer_v2_25hz.onnx"
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    log_mel, length = (item.name for item in session.get_inputs())
+    mel = np.random.default_rng(0).standard_normal((1, 128, frames)).astype(np.float32)
+
+    ids = session.run(None, {log_mel: mel, length: np.array([frames], np.int32)})[0].reshape(-1)
+
+    assert ids.shape == (tokens,)
+    assert ids.min() >= 0 and ids.max() <= 6560
+
+
+def test_speaker_encoder_takes_a_batch_of_any_length(checkpoint: Path) -> None:
+    path = checkpoint / "token2wav" / "campplus.onnx"
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    fbank = np.random.default_rng(0).standard_normal((2, 31, 80)).astype(np.float32)
+
+    (embedding,) = session.run(None, {"input": fbank})
+
+    assert embedding.shape == (2, 192)
+    assert not np.allclose(embedding[0], embedding[1])
+
+
+def test_voices_are_three_seconds_at_16_khz_with_a_transcript(checkpoint: Path) -> None:
+    for name in ("default", "second"):
+        info = soundfile.info(checkpoint / "voices" / f"{name}.wav")
+        samples, _ = soundfile.read(checkpoint / "voices" / f"{name}.wav")
+
+        assert (info.samplerate, info.channels, info.frames) == (16_000, 1, 48_000)
+        assert np.abs(samples).max() == pytest.approx(0.5, abs=1e-3)
+        assert (checkpoint / "voices" / f"{name}.txt").read_text("utf-8").strip()
+
+
+def test_a_directory_in_use_is_kept_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.txt").write_text("mine", "utf-8")
+
+    assert run_command("make-random", str(tmp_path)) == 1
+    assert "--force" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+    assert run_command("make-random", str(tmp_path), "--force") == 0
+    assert (tmp_path / "mine.txt").read_text("utf-8") == "mine"
+    assert (tmp_path / "token2wav" / "flow.pt").is_file()
+
+
+def test_verify_accepts_what_make_random_wrote(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("verify", str(checkpoint)) == 0
+    assert run_command("verify", str(checkpoint / "token2wav")) == 0
+    assert "FAIL" not in capsys.readouterr().out
+
+
+def test_verify_names_every_damaged_part(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (path for path in checkpoint.rglob("*") if path.is_file()):
+        target = tmp_path / path.relative_to(checkpoint)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    (tmp_path / "token2wav" / "hift.pt").unlink()
+    (tmp_path / "token2wav" / "campplus.onnx").write_bytes(b"no")
+    (tmp_path / "voices" / "default.wav").write_bytes(b"RIFF")
+    (tmp_path / "llm" / "model.safetensors").write_bytes(b"no")
+
+    assert run_command("verify", str(tmp_path)) == 1
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
+    broken = ["token2wav/hift.pt", "token2wav/campplus.onnx", "llm/config.json", "voices/default.wav"]
+    assert [next(name for name in broken if f"  {name}" in line) for line in lines] == broken
