@@ -1,5 +1,5 @@
 # The embedded LLM and token2wav with the Triton server of a wheel, without a GPU. From the root:
-# docker build -f deploy/docker/cpu.Dockerfile -t cosydit/cpu:0.1.0 .
+# docker build -f deploy/docker/cpu.Dockerfile -t cosydit/cpu:0.2.0 .
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src

@@ -1,4 +1,4 @@
-# The gateway. From the root: docker build -f deploy/docker/gateway.Dockerfile -t cosydit/gateway:0.1.0 .
+# The gateway. From the root: docker build -f deploy/docker/gateway.Dockerfile -t cosydit/gateway:0.2.0 .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
 COPY deploy/docker deploy/docker

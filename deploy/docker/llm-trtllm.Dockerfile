@@ -1,5 +1,5 @@
 # The LLM service on TensorRT-LLM. From the root:
-# docker build -f deploy/docker/llm-trtllm.Dockerfile -t cosydit/llm-trtllm:0.1.0 .
+# docker build -f deploy/docker/llm-trtllm.Dockerfile -t cosydit/llm-trtllm:0.2.0 .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
 COPY . .

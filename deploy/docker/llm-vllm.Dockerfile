@@ -1,5 +1,5 @@
 # The LLM service on vLLM. From the root:
-# docker build -f deploy/docker/llm-vllm.Dockerfile -t cosydit/llm-vllm:0.1.0 .
+# docker build -f deploy/docker/llm-vllm.Dockerfile -t cosydit/llm-vllm:0.2.0 .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
 COPY . .

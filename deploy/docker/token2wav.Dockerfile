@@ -1,5 +1,5 @@
 # token2wav on NVIDIA's Triton. From the root:
-# docker build -f deploy/docker/token2wav.Dockerfile -t cosydit/token2wav:0.1.0 .
+# docker build -f deploy/docker/token2wav.Dockerfile -t cosydit/token2wav:0.2.0 .
 FROM nvcr.io/nvidia/tritonserver:26.04-py3 AS build
 RUN apt-get update && apt-get install -y --no-install-recommends python3-venv && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
