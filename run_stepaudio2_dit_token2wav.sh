@@ -56,7 +56,7 @@ source "$ROOT/deploy/lib/services.sh"
 main() {
   local verb=${1:-}
   case $verb in
-    say | test)
+    say | install | check | test)
       shift
       resolve_device
       "verb_$verb" "$@"
@@ -75,8 +75,13 @@ verb_say() {
   exec "$VENV/bin/cosydit" say "$@"
 }
 
-verb_test() {
+# Everything that checks and tests need.
+verb_install() {
   stage_environment "$(runtime_extras),test"
+}
+
+verb_check() {
+  verb_install
   cd "$ROOT"
   log "lint"
   "$PYTHON" -m ruff check .
@@ -85,6 +90,10 @@ verb_test() {
   "$PYTHON" -m mypy
   log "import layers"
   "$VENV/bin/lint-imports"
+}
+
+verb_test() {
+  verb_check
   log "tests"
   exec "$PYTHON" -m pytest "$@"
 }

@@ -6,7 +6,9 @@ usage() {
   cat <<'USAGE'
 usage: run_stepaudio2_dit_token2wav.sh [OPTIONS] START STOP     run the stages START..STOP
        run_stepaudio2_dit_token2wav.sh say TEXT [OPTIONS]       stage -1, then speak TEXT (options of `cosydit say`)
-       run_stepaudio2_dit_token2wav.sh test [PYTEST OPTIONS]    stage -1 with test tools, then lint, types and tests
+       run_stepaudio2_dit_token2wav.sh install                  stage -1 with what checks and tests need
+       run_stepaudio2_dit_token2wav.sh check                    the same, then lint, types and import layers
+       run_stepaudio2_dit_token2wav.sh test [PYTEST OPTIONS]    the same, then all tests
 
   -1 environment (.venv)                 4 streaming benchmark over gRPC
    0 download or make the checkpoint     5 offline batch inference

@@ -1,0 +1,46 @@
+# One verb each; CI runs the same. `make help` lists them.
+
+PYTHON := .venv/bin/python
+SCRIPT := run_stepaudio2_dit_token2wav.sh
+TOOLS := .cosydit/tools
+FAST ?= -m "not slow"   # what `make test-fast` runs
+BUILD := build==1.6.1
+SBOM := cyclonedx-bom==7.5.0
+
+.PHONY: help install check test test-fast build docs sbom clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install:  ## make .venv with everything that checks and tests need
+	bash $(SCRIPT) install
+
+check:  ## lint, types, import layers
+	bash $(SCRIPT) check
+
+test:  ## all checks and all tests, as CI runs them
+	bash $(SCRIPT) test
+
+test-fast:  ## the tests without the slow ones
+	$(PYTHON) -m pytest $(FAST)
+
+build: $(TOOLS)/build  ## source distribution and, from it, the wheel, in dist/
+	$(TOOLS)/build/bin/python -m build --outdir dist .
+
+docs:  ## the documentation as a website, in build/docs
+	$(PYTHON) -m mkdocs build --strict --site-dir build/docs
+
+sbom: $(TOOLS)/sbom  ## what .venv holds, as dist/sbom.cdx.json (CycloneDX)
+	mkdir -p dist
+	$(TOOLS)/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-file dist/sbom.cdx.json $(PYTHON)
+
+clean:  ## remove what build, docs and sbom wrote
+	rm -rf build dist $(TOOLS)
+
+# Tools with needs of their own live apart from .venv.
+$(TOOLS)/build:
+	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(BUILD)
+
+$(TOOLS)/sbom:
+	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(SBOM)
