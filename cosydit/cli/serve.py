@@ -1,4 +1,4 @@
-"""`cosydit serve`: both services and the gateway on this machine, in the foreground."""
+"""`cosydit serve`: both services and the gateway on this machine, in the foreground; a service that ends comes back."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ import dataclasses
 import logging
 import shlex
 import sys
-import time
-from typing import TYPE_CHECKING
 
 from cosydit.cli.stack_options import add_stack_options, complain, stack_options
-
-if TYPE_CHECKING:
-    from cosydit.stack.stack import LocalStack
-
-logger = logging.getLogger(__name__)
-
-POLL_INTERVAL_S = 0.5
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -71,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.stack.process import ServiceStartError
     from cosydit.stack.signals import stopped_by_signals
     from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack
+    from cosydit.stack.supervisor import RestartPolicy, Supervisor
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     try:
@@ -95,17 +87,6 @@ def run(args: argparse.Namespace) -> int:
             if not args.no_gateway:
                 print(f"speak: POST {options.gateway_url}/v1/audio/speech")
             sys.stdout.flush()
-            return _watch(stack)
+            return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
     except (CheckpointMissingError, ServiceStartError, ValueError, OSError) as err:
         return complain("serve", err)
-
-
-def _watch(stack: LocalStack) -> int:
-    """Return when a service ends by itself; an interrupt ends us through KeyboardInterrupt."""
-    while True:
-        for service in stack.services:
-            if service.returncode is not None:
-                spec = service.spec
-                logger.error("%s ended with status %d; see %s", spec.name, service.returncode, spec.log_path)
-                return 1
-        time.sleep(POLL_INTERVAL_S)

@@ -160,6 +160,13 @@ class LocalStack:
             names = [f"{name} {port}" for name, port in ports.items() if port in busy]
             raise ServiceStartError(f"ports in use: {', '.join(names)}; stop what listens there, or give other ports")
 
+    @property
+    def kinds(self) -> dict[str, list[ServiceProcess]]:
+        """The services by what they do; those of one kind can stand in for each other."""
+        llm, *token2wav = self._backends
+        kinds = {"the LLM service": [llm], "token2wav": token2wav}
+        return kinds | ({"the gateway": [self.services[-1]]} if self._has_gateway else {})
+
     def describe(self) -> list[str]:
         """Return one line per running service: what it is, where, and the server's own word on its version."""
         options = self.options

@@ -1,0 +1,188 @@
+"""Keeps a machine's services running: starts a service again that has ended, and says so.
+
+    running ──ends──► waiting (backoff) ──► starting ──ready──► running
+                          ▲                    │ ends, or is not ready in time
+                          └────────────────────┘
+
+The stack ends only when no service of a kind can be brought back: each has failed to become ready several times.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from cosydit.stack.process import ServiceSpec, answers_ok
+from servicekit.clock import Clock, SystemClock
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.5
+
+
+class Service(Protocol):
+    """What the supervisor needs of `ServiceProcess`."""
+
+    @property
+    def spec(self) -> ServiceSpec: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """When a service is started again, and when it counts as lost."""
+
+    first_delay_s: float = 1.0
+    """Before the first new start; doubled with every further one, until the service has settled."""
+    longest_delay_s: float = 30.0
+    ready_timeout_s: float = 300.0
+    """For a started service to become ready."""
+    max_failed_starts: int = 5
+    """A service that failed to become ready so many times in a row is lost, though it is still tried."""
+    settled_s: float = 60.0
+    """After so long without an end a service's earlier ends are forgotten."""
+
+    def delay_s(self, restarts: int) -> float:
+        """Return the pause before a start, after so many others."""
+        return float(min(self.first_delay_s * 2**restarts, self.longest_delay_s))
+
+
+class _State(Enum):
+    RUNNING = "running"
+    WAITING = "waiting"
+    STARTING = "starting"
+
+
+class Supervisor:
+    """Watches services that have become ready once."""
+
+    def __init__(
+        self,
+        kinds: Mapping[str, Sequence[Service]],
+        policy: RestartPolicy | None = None,
+        clock: Clock | None = None,
+        is_ready: Callable[[str], bool] = answers_ok,
+    ) -> None:
+        """Take over services that are ready.
+
+        Args:
+            kinds: services by what they do; those of one kind can stand in for each other.
+            policy: when a service is started again.
+            clock: tells the time.
+            is_ready: asks a URL once whether its service can work.
+        """
+        policy, clock = policy or RestartPolicy(), clock or SystemClock()
+        self._kinds = {
+            kind: [_Watched(service, policy, clock, is_ready) for service in services]
+            for kind, services in kinds.items()
+        }
+
+    def watch(self) -> int:
+        """Keep the services running; return 1 when a kind of service can't be brought back."""
+        while (lost := self.look()) is None:
+            time.sleep(POLL_INTERVAL_S)
+        logger.error("%s can't be brought back; stopping", lost)
+        return 1
+
+    def look(self) -> str | None:
+        """Look at every service once and start what is due; return a kind of which every service is lost, or None."""
+        for kind, services in self._kinds.items():
+            for service in services:
+                service.look()
+            if all(service.is_lost for service in services):
+                return kind
+        return None
+
+
+class _Watched:
+    """One service and where it is between an end and its next readiness."""
+
+    def __init__(self, service: Service, policy: RestartPolicy, clock: Clock, is_ready: Callable[[str], bool]) -> None:
+        self._service = service
+        self._policy = policy
+        self._clock = clock
+        self._is_ready = is_ready
+        self._state = _State.RUNNING
+        self._since_s = clock.now()
+        self._restarts = 0
+        self._failed_starts = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it failed to become ready too often in a row."""
+        return self._failed_starts >= self._policy.max_failed_starts
+
+    def look(self) -> None:
+        """Take the next step that is due."""
+        if self._state is _State.RUNNING:
+            self._look_at_running()
+        elif self._state is _State.WAITING:
+            if self._waited_s() >= self._policy.delay_s(self._restarts):
+                self._start()
+        elif self._state is _State.STARTING:
+            self._look_at_starting()
+
+    def _look_at_running(self) -> None:
+        if self._service.returncode is not None:
+            self._note_end()
+            self._wait()
+        elif self._waited_s() >= self._policy.settled_s:
+            self._restarts = 0
+
+    def _look_at_starting(self) -> None:
+        spec = self._service.spec
+        if self._service.returncode is not None:
+            self._note_end()
+            self._fail()
+        elif self._is_ready(spec.ready_url):
+            logger.info("%s is ready again (pid %d)", spec.name, self._service.pid)
+            self._failed_starts = 0
+            self._enter(_State.RUNNING)
+        elif self._waited_s() >= self._policy.ready_timeout_s:
+            logger.error("%s is not ready after %.0f s; see %s", spec.name, self._waited_s(), spec.log_path)
+            self._fail()
+
+    def _start(self) -> None:
+        self._restarts += 1
+        try:
+            self._service.start()
+        except OSError as error:
+            logger.error("%s could not be started: %s", self._service.spec.name, error)
+            self._fail()
+        else:
+            self._enter(_State.STARTING)
+
+    def _fail(self) -> None:
+        self._failed_starts += 1
+        self._wait()
+
+    def _wait(self) -> None:
+        # What is left of the old process group would hold the ports and the memory that the new one needs.
+        self._service.kill()
+        delay_s = self._policy.delay_s(self._restarts)
+        logger.warning("starting %s again in %.0f s", self._service.spec.name, delay_s)
+        self._enter(_State.WAITING)
+
+    def _note_end(self) -> None:
+        spec = self._service.spec
+        logger.error("%s ended with status %s; see %s", spec.name, self._service.returncode, spec.log_path)
+
+    def _enter(self, state: _State) -> None:
+        self._state = state
+        self._since_s = self._clock.now()
+
+    def _waited_s(self) -> float:
+        return self._clock.now() - self._since_s

@@ -1,0 +1,147 @@
+"""A service that ended comes back; the stack ends only when a kind of service can't be brought back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from cosydit.stack.process import ServiceSpec
+from cosydit.stack.supervisor import RestartPolicy, Supervisor
+from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
+
+POLICY = RestartPolicy(first_delay_s=1, longest_delay_s=4, ready_timeout_s=10, max_failed_starts=3, settled_s=60)
+
+
+class FakeService:
+    """Runs from the start on; `end` ends it, and `can_start` says whether it runs again when started."""
+
+    def __init__(self, name: str) -> None:
+        self.spec = ServiceSpec(name, [name], f"ready of {name}", Path(f"{name}.log"))
+        self.pid = 1
+        self.returncode: int | None = None
+        self.can_start = True
+        self.starts = 0
+        self.kills = 0
+
+    def end(self) -> None:
+        self.returncode = -9
+
+    def start(self) -> None:
+        self.starts += 1
+        self.returncode = None if self.can_start else 3
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+
+class Watching:
+    """A supervisor over fakes, looked at every half second of its clock; every service that runs is ready."""
+
+    def __init__(self, **kinds: int) -> None:
+        self.kinds = {
+            kind: [FakeService(f"{kind}{number}") for number in range(count)] for kind, count in kinds.items()
+        }
+        self.unready: set[str] = set()
+        self._clock = Clock()
+        self._supervisor = Supervisor(self.kinds, POLICY, self._clock, lambda url: url not in self.unready)
+
+    def __getitem__(self, kind: str) -> list[FakeService]:
+        return self.kinds[kind]
+
+    def go_on(self, seconds: float) -> str | None:
+        for _ in range(int(seconds * 2)):
+            if (lost := self._supervisor.look()) is not None:
+                return lost
+            self._clock.now_s += 0.5
+        return self._supervisor.look()
+
+
+def test_a_service_that_ended_is_started_again_after_a_pause() -> None:
+    watching = Watching(llm=1, token2wav=2)
+    service = watching["token2wav"][1]
+    service.end()
+    assert watching.go_on(0.5) is None and service.starts == 0
+    assert service.kills == 1, "what is left of its process group must go first"
+    assert watching.go_on(1) is None and service.starts == 1
+    assert watching["llm"][0].starts == watching["token2wav"][0].starts == 0
+
+
+def test_a_service_that_ends_again_and_again_waits_longer_each_time_and_is_forgiven_when_it_has_settled() -> None:
+    watching = Watching(llm=1)
+    (service,) = watching["llm"]
+    for pause_s in (1, 2, 4, 4):
+        service.end()
+        starts = service.starts
+        assert watching.go_on(pause_s - 0.5) is None and service.starts == starts
+        assert watching.go_on(1.5) is None and service.starts == starts + 1
+    watching.go_on(POLICY.settled_s + 1)
+    service.end()
+    watching.go_on(1.5)
+    assert service.starts == 5
+
+
+def test_the_only_service_of_its_kind_that_can_not_start_ends_the_stack() -> None:
+    watching = Watching(llm=1, token2wav=1)
+    (service,) = watching["llm"]
+    service.can_start = False
+    service.end()
+    assert watching.go_on(30) == "llm"
+    assert service.starts == POLICY.max_failed_starts
+
+
+def test_a_service_that_never_gets_ready_ends_the_stack() -> None:
+    watching = Watching(llm=1)
+    (service,) = watching["llm"]
+    watching.unready.add(service.spec.ready_url)
+    service.end()
+    assert watching.go_on(60) == "llm"
+
+
+def test_a_lost_service_is_still_tried_while_another_of_its_kind_runs() -> None:
+    watching = Watching(token2wav=2)
+    service = watching["token2wav"][0]
+    service.can_start = False
+    service.end()
+    assert watching.go_on(60) is None and service.starts > POLICY.max_failed_starts
+    service.can_start = True
+    watching.go_on(10)
+    watching["token2wav"][1].end()
+    assert watching.go_on(30) is None
+
+
+def test_a_program_that_is_gone_counts_as_a_failed_start(caplog: pytest.LogCaptureFixture) -> None:
+    watching = Watching(llm=1)
+    (service,) = watching["llm"]
+
+    def start() -> None:
+        raise FileNotFoundError("no such program")
+
+    service.start = start  # type: ignore[method-assign]
+    service.end()
+    assert watching.go_on(30) == "llm"
+    assert "llm0 could not be started: no such program" in caplog.text
+
+
+def test_serve_brings_a_killed_service_back(tmp_path: Path) -> None:
+    with running("serve", tmp_path, SHORT_S, "speak:") as started:
+        for pid in started.services:
+            os.killpg(pid, signal.SIGKILL)
+        started.until(lambda: len(re.findall(r"is ready again \(pid \d+\)", started.output)) == 3)
+        new = [int(pid) for pid in re.findall(r"is ready again \(pid (\d+)\)", started.output)]
+        assert all(is_alive(pid) for pid in new) and not set(new) & set(started.services)
+        assert started.process.poll() is None
+        started.process.send_signal(signal.SIGTERM)
+        started.end()
+        assert not any(is_alive(pid) for pid in new)
