@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import logging
 import os
@@ -10,7 +11,6 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +150,8 @@ def answers_ok(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
             return int(response.status) == HTTP_OK
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException):
+        # NOTE: nobody listens on a port of the ephemeral range: the probe may meet itself, and reads its own request.
         return False
 
 
@@ -158,7 +159,10 @@ def read_json(url: str) -> Any:
     """Return what a URL answers, read as JSON.
 
     Raises:
-        OSError: it does not answer, or not with 200.
+        OSError: it does not answer, or not with 200, or not in HTTP.
     """
-    with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
-        return json.load(response)
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
+            return json.load(response)
+    except http.client.HTTPException as error:
+        raise OSError(f"{url} does not answer in HTTP ({error!r})") from error
