@@ -9,6 +9,44 @@ from enum import Enum
 from gateway.errors import InvalidRequestError
 from gateway.text.language import primary_language
 
+AUTO = "auto"
+"""As a language: have it guessed."""
+_NAMES = {
+    "arabic": "ar",
+    "bengali": "bn",
+    "cantonese": "yue",
+    "chinese": "zh",
+    "czech": "cs",
+    "danish": "da",
+    "dutch": "nl",
+    "english": "en",
+    "finnish": "fi",
+    "french": "fr",
+    "german": "de",
+    "greek": "el",
+    "hebrew": "he",
+    "hindi": "hi",
+    "hungarian": "hu",
+    "indonesian": "id",
+    "italian": "it",
+    "japanese": "ja",
+    "korean": "ko",
+    "malay": "ms",
+    "mandarin": "zh",
+    "norwegian": "no",
+    "persian": "fa",
+    "polish": "pl",
+    "portuguese": "pt",
+    "romanian": "ro",
+    "russian": "ru",
+    "spanish": "es",
+    "swedish": "sv",
+    "thai": "th",
+    "turkish": "tr",
+    "ukrainian": "uk",
+    "vietnamese": "vi",
+}
+"""Languages by their English names, as clients of vllm-omni and sglang-omni send them."""
 _LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
 
 
@@ -24,20 +62,27 @@ class TextOptions:
     """How one text is treated."""
 
     language: str | None = None
-    """BCP 47 tag such as `en`, `zh-CN` or `pt_BR`; None: guessed from the text, segment by segment."""
+    """BCP 47 tag such as `en`, `zh-CN` or `pt_BR`, or an English name such as `English`, in any case; None or `auto`:
+    guessed from the text, segment by segment."""
     normalization: Normalization = Normalization.ON
 
     def __post_init__(self) -> None:
-        if self.language is not None and not _LANGUAGE_TAG.fullmatch(self.language):
-            expected = "expected a BCP 47 tag such as en or zh-CN, or none to have it guessed"
+        if self._tag is not None and not _LANGUAGE_TAG.fullmatch(self._tag):
+            expected = "expected a BCP 47 tag such as en or zh-CN, a name such as English, or auto to have it guessed"
             raise InvalidRequestError(f"got language {self.language!r}, {expected}", param="language")
 
     @property
     def primary_language(self) -> str | None:
         """The language without script and region, in lower case; None if it is to be guessed."""
-        return None if self.language is None else primary_language(self.language)
+        return None if self._tag is None else primary_language(self._tag)
 
     @property
     def regional_language(self) -> str | None:
         """The whole tag in lower case with hyphens; None if it is to be guessed."""
-        return None if self.language is None else self.language.lower().replace("_", "-")
+        return None if self._tag is None else self._tag.lower().replace("_", "-")
+
+    @property
+    def _tag(self) -> str | None:
+        if self.language is None or self.language.lower() == AUTO:
+            return None
+        return _NAMES.get(self.language.lower(), self.language)

@@ -97,6 +97,15 @@ def test_a_segment_with_nothing_to_say_is_marked() -> None:
     assert [one.is_speakable for one in speak("[breath]", ENGLISH)] == [True]
 
 
+@pytest.mark.parametrize(
+    ("given", "primary", "regional"),
+    [("English", "en", "en"), ("CHINESE", "zh", "zh"), ("cantonese", "zh", "yue"), ("Auto", None, None)],
+)
+def test_a_language_may_be_named_in_english(given: str, primary: str | None, regional: str | None) -> None:
+    options = TextOptions(given)
+    assert (options.primary_language, options.regional_language) == (primary, regional)
+
+
 @pytest.mark.parametrize("language", ["", "e", "english please", "en-", "zh/CN", "русский"])
 def test_a_malformed_language_is_refused(language: str) -> None:
     with pytest.raises(InvalidRequestError, match="expected a BCP 47 tag") as refused:
