@@ -216,6 +216,8 @@ def build_app(
         return PlainTextResponse("ready\n")
 
     app.add_api_route("/healthz", healthz, methods=["GET"])
+    # The name that clients of other speech servers ask before they send a load; it means that speech can be made.
+    app.add_api_route("/health", readyz, methods=["GET"])
     app.add_api_route("/readyz", readyz, methods=["GET"])
     app.router.routes.extend(exposition.routes(metrics) if metrics is not None else [])
     app.router.routes.extend(voices_http.routes(lambda: gateway().voices, caller_of))

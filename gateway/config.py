@@ -150,7 +150,7 @@ def longest_stop_s(argv: Sequence[str]) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
-        description="HTTP door: POST /v1/audio/speech, GET /healthz, GET /readyz; and a gRPC door beside it.",
+        description="HTTP door: POST /v1/audio/speech, GET /healthz, /readyz, /health; and a gRPC door beside it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )

@@ -19,7 +19,7 @@ from gateway.access.origins import OriginPolicy
 from gateway.access.refusal import refuse
 from gateway.errors import AccessError, UploadTooLargeError
 
-OPEN_PATHS = ("/", "/healthz", "/readyz")
+OPEN_PATHS = ("/", "/health", "/healthz", "/readyz")
 """For everyone, for reading: probes, and the page, which asks for the key itself."""
 OPEN_FOLDER = "/web/"
 """The page's parts."""

@@ -80,7 +80,7 @@ async def test_a_reader_who_stands_still_is_given_up(voices: Voices, stream_form
         pytest.param({"response_format": "ogg"}, 400, "unsupported_option", "wav, pcm", id="response_format"),
         pytest.param({"speed": 4.01}, 400, "unsupported_option", "0.25 to 4.0", id="speed"),
         pytest.param({"stream_format": "ws"}, 400, "unsupported_option", "audio, sse", id="stream_format"),
-        pytest.param({"language": "English"}, 400, "invalid_request", "BCP 47", id="language"),
+        pytest.param({"language": "plain English"}, 400, "invalid_request", "BCP 47", id="language"),
         pytest.param({"normalize": "no"}, 400, "invalid_request", "normalize", id="normalize"),
         pytest.param({"seed": -1}, 400, "invalid_request", "seed", id="seed"),
         pytest.param({"input": 5}, 400, "invalid_request", "input", id="input is no string"),
@@ -174,6 +174,23 @@ async def test_a_request_id_is_kept_when_it_is_harmless(voices: Voices) -> None:
         replaced = await door.http.post("/v1/audio/speech", json=body, headers={"x-request-id": "a b"})
     assert kept.headers["x-request-id"] == "abc-1"
     assert replaced.headers["x-request-id"] not in ("", "a b")
+
+
+async def test_health_answers_once_speech_can_be_made(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(25)), FakeToken2Wav(), voices) as door:
+        await door.until_ready()
+        assert (await door.http.get("/health")).status_code == 200
+    async with opened_door(FakeLLM([], errors.LLMUnavailableError("gone")), FakeToken2Wav(), voices) as door:
+        assert (await door.http.get("/health")).status_code == 503
+
+
+async def test_the_public_harness_is_served_as_it_asks(voices: Voices) -> None:
+    body = {"language": "English", "stream": True, "non_streaming_mode": False, "response_format": "pcm"}
+    async with opened_door(FakeLLM(speech_deltas(25)), FakeToken2Wav(), voices) as door:
+        for more in ({}, {"stream_format": "audio"}):
+            answer = await door.speak(**body, **more)
+            assert answer.status_code == 200 and answer.headers["content-type"].startswith("audio/pcm")
+            assert len(answer.content) == 24_000 * 2, "one second of 16-bit samples"
 
 
 async def test_healthz_answers_whatever_the_services_do(voices: Voices) -> None:
