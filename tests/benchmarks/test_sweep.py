@@ -12,7 +12,7 @@ from benchmarks.figures import end_to_end_figures
 from benchmarks.lib.sweep import FinishedRun, closed_run, open_run, read_run, unique_sentences, unseen_run, write_run
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.types import AudioArrival, BenchmarkError, LoadResult, RequestRecord
-from tests.benchmarks.test_load import ScriptedSpeaker
+from tests.cosydit.bench.test_load import ScriptedSpeaker
 
 
 class SlowSender:

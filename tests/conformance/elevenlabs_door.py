@@ -19,8 +19,8 @@ from gateway.core import AudioChunk, FloatArray, Sampling, SpeechTokenDelta, Utt
 from gateway.errors import LLMInterruptedError
 from gateway.voices.registry import NamedVoice
 from tests.gateway.audio.signals import best_lag, snr_db, speech_like
+from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, FakeStream, FakeToken2Wav, speech_deltas
-from tests.gateway.http_door import Door, opened_door
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."

@@ -14,8 +14,8 @@ from gateway.voices.aliases import VoiceAliases
 from gateway.voices.registry import NamedVoice
 from tests.gateway.audio.decoding import decoded
 from tests.gateway.audio.signals import best_lag, snr_db
+from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.http_door import Door, opened_door
 from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, spoken_sound
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

@@ -16,9 +16,9 @@ from tritonclient.grpc import service_pb2
 from benchmarks.lib.triton_messages import stream_response
 from cosydit.cli import client as command
 from gateway.voices.registry import NamedVoice
-from tests.gateway.fake_triton import FakeTriton, error, read_plain, serving
+from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
-from tests.gateway.http_door import opened_door
+from tests.gateway.token2wav.fake_triton import FakeTriton, error, read_plain, serving
 from token2wav_service.contract import DROP_IN_MODEL, ErrorCode
 
 

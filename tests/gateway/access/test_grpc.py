@@ -17,8 +17,8 @@ from gateway.access.grpc_interceptor import address_of_peer, presented_key
 from gateway.access.settings import AccessSettings
 from gateway.voices.registry import NamedVoice
 from tests.gateway.access.door import KEY, OTHER_KEY, TLS, Door, keys, opened_door
+from tests.gateway.doors.grpc_door import CONFIG, END, failure_of, listen, say
 from tests.gateway.fakes import FakeLLM, speech_deltas
-from tests.gateway.grpc.door import CONFIG, END, failure_of, listen, say
 
 Voices = list[NamedVoice]
 Metadata = tuple[tuple[str, str], ...]

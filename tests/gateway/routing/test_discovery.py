@@ -20,7 +20,7 @@ from gateway.routing.kubernetes import KubernetesApi, KubernetesReplicas
 from gateway.routing.replica import LoadReport
 from gateway.routing.watch import Watch
 from servicekit.clock import SystemClock
-from tests.gateway.llm_server import served
+from tests.gateway.llm.server import served
 from tests.gateway.routing.fakes import QUICK, until
 
 

@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from gateway.voices.registry import NamedVoice
 from gateway.voices.store import VoiceLimits
+from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM
-from tests.gateway.http_door import Door, opened_door
-from tests.gateway.voice_fakes import FakeVoiceMaker, make_store
+from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 CHROMIUM_ARGS = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]

@@ -13,9 +13,9 @@ from starlette.applications import Starlette
 from gateway.dialects.http.web_page import routes
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.store import VoiceLimits
+from tests.gateway.doors.http_door import opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
-from tests.gateway.http_door import opened_door
-from tests.gateway.voice_fakes import FakeVoiceMaker, make_store
+from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
 TYPES = {
     "/": "text/html; charset=utf-8",

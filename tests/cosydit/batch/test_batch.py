@@ -1,0 +1,216 @@
+"""The offline batch, whole: a small checkpoint's token2wav in this process, a small LLM service over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from benchmarks import offline_compare, offline_host, offline_input
+from cosydit.batch import command as offline_batch
+from cosydit.batch.ledger import Ledger
+from cosydit.batch.pipeline import BatchPipeline, utterance_seed
+from cosydit.batch.types import BatchPlan, BatchReport
+from cosydit.bench.inputs import read_jsonl, require_all_good
+from cosydit.bench.types import SpeechInput
+from llm_service.prompt import LengthLimits
+from llm_service.text_encoder import load_text_encoder
+from servicekit.clock import SystemClock
+from tests.cosydit.batch.fake_llm import SPEECH_TOKENS, FakeLLM
+from tests.cosydit.batch.scripted_stages import ScriptedLLM, ScriptedToken2Wav
+
+
+def _manifest(tmp_path: Path, checkpoint: Path, utts: Sequence[str], *bad: str) -> Path:
+    voice = checkpoint / "voices" / "default.wav"
+    lines = [f"{utt}|what it says|{voice}|say something" for utt in utts]
+    path = tmp_path / "list.txt"
+    path.write_text("\n".join([*lines, *bad]), encoding="utf-8")
+    return path
+
+
+def _command(tmp_path: Path, checkpoint: Path, manifest: Path, *more: str) -> list[str]:
+    return [
+        *("--manifest-path", str(manifest), "--output-dir", str(tmp_path / "out")),
+        *("--llm-model-name-or-path", str(checkpoint / "llm"), "--token2wav-path", str(checkpoint / "token2wav")),
+        *("--token2wav-set", "ode_steps=2", "--token2wav-set", "num_threads=1", *more),
+    ]
+
+
+def _results(tmp_path: Path) -> list[dict[str, Any]]:
+    lines = (tmp_path / "out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_batch_speaks_what_it_can_and_lists_what_it_can_not(
+    tmp_path: Path, checkpoint: Path, llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = ["gone|x|gone.wav|hello", f"empty|x|{checkpoint}/voices/default.wav| ", "short|row"]
+    (tmp_path / "image.wav").write_bytes(b"\x89PNG\r\n")
+    manifest = _manifest(tmp_path, checkpoint, ["a", "b", "c"], *bad, "png|x|image.wav|hello", "voiceless|||hello")
+    status = offline_batch.main(_command(tmp_path, checkpoint, manifest, "--llm-url", llm.url + "/v1/completions"))
+    assert status == 1
+    assert {result["utt"] for result in _results(tmp_path)} == {"a", "b", "c"}
+    for result in _results(tmp_path):
+        samples, rate_hz = soundfile.read(tmp_path / "out" / result["audio"])
+        assert (rate_hz, len(samples)) == (24_000, SPEECH_TOKENS * 960)
+        assert result["speech_tokens"] == SPEECH_TOKENS and result["seed"] == utterance_seed(0, result["utt"])
+    failures = (tmp_path / "out" / "failures.jsonl").read_text(encoding="utf-8").splitlines()
+    stages = {failure["utt"]: failure["stage"] for failure in map(json.loads, failures)}
+    assert stages == {"gone": "input", "empty": "input", "row 6": "input", "png": "voices", "voiceless": "voices"}
+    assert "FAILED png in voices" in capsys.readouterr().out
+    assert "llm_s" in (tmp_path / "out" / "batch.log").read_text(encoding="utf-8")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["done"], set(summary["stage_busy_s"])) == (3, {"llm", "token2wav", "write"})
+
+
+def test_a_batch_goes_on_where_it_stopped(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
+    manifest = _manifest(tmp_path, checkpoint, ["a", "b", "c"])
+    command = _command(tmp_path, checkpoint, manifest, "--llm-url", llm.url, "--format", "flac")
+    assert offline_batch.main(command) == 0
+    whole, _ = soundfile.read(tmp_path / "out" / "b.flac")
+    (tmp_path / "out" / "b.flac").unlink()
+    llm.bodies.clear()
+    assert offline_batch.main(command) == 0
+    assert len(llm.bodies) == 1
+    again, _ = soundfile.read(tmp_path / "out" / "b.flac")
+    # Equal but for rounding: the first time it ran in a batch with others.
+    assert np.abs(whole - again).max() < 1e-3
+    assert sorted(result["utt"] for result in _results(tmp_path)) == ["a", "b", "c"]
+
+
+def test_figures_come_from_a_run_that_speaks_every_row(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
+    figures = tmp_path / "figures.json"
+    options = ("--llm-url", llm.url, "--figures", str(figures), "--setting", '{"gpus": 0}', "--warm-up", "1")
+    command = _command(tmp_path, checkpoint, _manifest(tmp_path, checkpoint, ["a", "b"]), *options)
+    assert offline_batch.main(command) == 0
+    content = json.loads(figures.read_text(encoding="utf-8"))
+    assert content["setting"] == {"gpus": 0} and content["environment"]["arguments"]["batch_size"] == 8
+    assert content["figures"]["audio_s"] == pytest.approx(2 * SPEECH_TOKENS / 25)
+    assert content["figures"]["rtf"] == pytest.approx(content["figures"]["wall_s"] / content["figures"]["audio_s"])
+    figures.unlink()
+    assert offline_batch.main(command) == 2
+    assert not figures.exists()
+
+
+def test_both_ways_of_speaking_are_compared_on_the_same_rows(tmp_path: Path, checkpoint: Path, llm: FakeLLM) -> None:
+    figures = tmp_path / "figures.json"
+    options = ("--llm-url", llm.url, "--figures", str(figures), "--turns", "1")
+    command = _command(tmp_path, checkpoint, _manifest(tmp_path, checkpoint, ["a", "b"]), *options)
+    assert offline_compare.main(command) == 0
+    content = json.loads(figures.read_text(encoding="utf-8"))
+    assert content["raw"]["audio_s"] == [pytest.approx(2 * SPEECH_TOKENS / 25)]
+    single, batched = content["raw"]["one_by_one_s"][0], content["raw"]["batched_s"][0]
+    assert content["figures"]["speedup"] == pytest.approx(single / batched)
+    assert len(list((tmp_path / "out").glob("turn 0/*/*.wav"))) == 4
+
+
+def test_the_host_part_runs_with_services_that_cost_nothing(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = ("--llm-model-name-or-path", str(checkpoint / "llm"), "--voice", str(checkpoint / "voices/default.wav"))
+    assert offline_host.main([*paths, "--utterances", "5", "--format", "flac"]) == 0
+    assert "5 utterances, 40 s of audio" in capsys.readouterr().out
+
+
+def test_made_rows_have_texts_whose_speech_is_about_as_long_as_asked_for(tmp_path: Path, checkpoint: Path) -> None:
+    out = tmp_path / "list.jsonl"
+    paths = ("--llm-model-name-or-path", str(checkpoint / "llm"), "--voices-dir", str(checkpoint / "voices"))
+    assert offline_input.main([*paths, "--voices", "2", "--rows", "50", "--seconds", "8", "--out", str(out)]) == 0
+    rows = require_all_good(read_jsonl(out))
+    encoder = load_text_encoder(checkpoint / "llm")
+    bounds_s = [LengthLimits().max_speech_per_text_token * len(encoder.encode(row.text)) / 25 for row in rows]
+    assert (min(bounds_s), max(bounds_s)) == (6.4, 9.6)
+    assert len(rows) == 50 and len({row.prompt for row in rows}) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        pytest.param(["--num-workers", "4"], "--num-workers means nothing here", id="num-workers"),
+        pytest.param(["--prefetch", "2"], "--prefetch means nothing here", id="prefetch"),
+        pytest.param(["--backend", "hf"], "use --backend embedded", id="backend hf"),
+        pytest.param(["--backend", "trtllm-serve"], "use --backend trtllm", id="backend trtllm-serve"),
+        pytest.param(["--batch-size", "0"], "expected at least 1", id="batch size 0"),
+    ],
+)
+def test_options_that_mean_nothing_are_usage_errors(
+    tmp_path: Path, more: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        offline_batch.main(_command(tmp_path, tmp_path, tmp_path / "list", *more))
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        pytest.param(
+            ["--llm-url", "http://h:1", "--kv-cache-free-gpu-memory-fraction", "0.3"], "started here", id="kv cache"
+        ),
+        pytest.param(["--llm-url", "http://h:1", "--llm-set", "device=cpu"], "started here", id="LLM setting"),
+        pytest.param(["--engine-dir", "x"], "--engine-dir is for --backend trtllm", id="engine dir"),
+        pytest.param(["--prompt-text", "x"], "go together", id="prompt text alone"),
+        pytest.param(["--ray", "local"], "--ray needs --llm-url", id="ray without an LLM"),
+        pytest.param(["--ray-workers", "2"], "--ray-workers is for --ray", id="workers of nothing"),
+        pytest.param(["--llm-url", "http://127.0.0.1:9"], "no LLM service answers", id="LLM down"),
+    ],
+)
+def test_a_batch_that_can_not_run_says_why(
+    tmp_path: Path, checkpoint: Path, more: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = _manifest(tmp_path, checkpoint, ["a"])
+    assert offline_batch.main(_command(tmp_path, checkpoint, manifest, *more)) == 2
+    assert reason in capsys.readouterr().err
+
+
+async def _run(
+    tmp_path: Path, checkpoint: Path, texts: Sequence[str], plan: BatchPlan, together: int = 1
+) -> tuple[ScriptedLLM, ScriptedToken2Wav, BatchReport, list[str]]:
+    voice = checkpoint / "voices" / "default.wav"
+    rows = [SpeechInput(f"u{index}", text, "says", voice) for index, text in enumerate(texts)]
+    llm, token2wav = ScriptedLLM(together), ScriptedToken2Wav()
+    settled: list[str] = []
+    report = BatchReport(len(rows))
+    with Ledger(tmp_path / "out", "wav", {row.utt for row in rows}) as ledger:
+        pipeline = BatchPipeline(llm, token2wav, ledger, plan, SystemClock())
+        await pipeline.run(rows, report, lambda report: settled.append("row"))
+    return llm, token2wav, report, settled
+
+
+async def test_batch_sizes_bound_each_stage(tmp_path: Path, checkpoint: Path) -> None:
+    llm, token2wav, report, settled = await _run(tmp_path, checkpoint, ["x"] * 11, BatchPlan(3, 4), together=3)
+    assert llm.most == 3
+    assert [len(batch) for batch in token2wav.batches] == [4, 4, 3]
+    assert (report.done, report.failures, len(settled)) == (11, [], 11)
+
+
+async def test_a_failure_in_any_stage_costs_its_own_row_only(tmp_path: Path, checkpoint: Path) -> None:
+    texts = ["x", "fail", "silent", "noise", "crash", "x"]
+    _, _, report, settled = await _run(tmp_path, checkpoint, texts, BatchPlan(2, 1))
+    assert {failure.utt: failure.stage for failure in report.failures} == {
+        "u1": "llm",
+        "u2": "llm",
+        "u3": "token2wav",
+        "u4": "token2wav",
+    }
+    assert (report.done, len(settled)) == (2, 6)
+
+
+async def test_a_directory_that_can_not_be_written_ends_the_batch(tmp_path: Path, checkpoint: Path) -> None:
+    voice = checkpoint / "voices" / "default.wav"
+    rows = [SpeechInput(f"u{index}", "x", "says", voice) for index in range(40)]
+    with Ledger(tmp_path / "out", "wav", set()) as ledger:
+        pipeline = BatchPipeline(ScriptedLLM(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
+        ledger.append = _no_space  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="no space"):
+            await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)
+
+
+def _no_space(result: object) -> None:
+    raise OSError("no space left")

@@ -1,0 +1,231 @@
+"""The deadline policy against a listener in virtual time, and the measurements it goes by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from gateway.chunking.chunker import Chunker
+from gateway.chunking.pace import HELD_BACK_S, PRIOR_COST, PRIOR_TOKEN_RATE_HZ, ChunkCost, Pace, PaceBook, PaceMeter
+from gateway.chunking.policies import (
+    ChunkPolicy,
+    ChunkProgress,
+    ChunkSettings,
+    DeadlineChunks,
+    ExponentialChunks,
+    FixedChunks,
+)
+from gateway.errors import ConfigError
+from tests.gateway.chunking.virtual_time import CostOf, World, learnt, linear, listen
+from tests.gateway.fakes import ManualClock
+
+FIXED_SCHEDULES: list[ChunkPolicy] = [
+    *(ExponentialChunks(15, bound) for bound in (15, 25, 40, 100)),
+    *(FixedChunks(hop, 15) for hop in (8, 11, 15, 20, 30)),
+]
+ROOM, ROOM_S = 1.1, 0.02
+"""A schedule counts as possible if it still works with costs so much higher: no policy knows them to the last digit."""
+FAST = World(100, linear(0.03, 0.001))
+
+
+def worlds() -> st.SearchStrategy[tuple[float, float, float, int]]:
+    rates = st.floats(26, 400) | st.floats(26, 60)
+    return st.tuples(rates, st.floats(0.002, 0.4), st.floats(0.0001, 0.02), st.sampled_from([1, 2, 5, 10]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(worlds())
+def test_where_some_schedule_never_runs_dry_this_one_does_not_and_starts_no_later(
+    speeds: tuple[float, float, float, int],
+) -> None:
+    rate, fixed_s, per_token_s, burst = speeds
+    harder = World(rate, linear(ROOM * fixed_s + ROOM_S, ROOM * per_token_s), 300, burst)
+    assume(any(not listen(harder, policy).gaps for policy in FIXED_SCHEDULES))
+    world = World(rate, linear(fixed_s, per_token_s), 300, burst)
+    heard = listen(world, DeadlineChunks(), learnt(world, DeadlineChunks()))
+    assert heard.gaps == []
+    assert heard.ttfa_s <= listen(world, ExponentialChunks(15)).ttfa_s
+    assert heard.audio_s == pytest.approx(300 / 25)
+
+
+@pytest.mark.parametrize("rate", [30, 60, 200])
+def test_with_quick_services_the_first_audio_is_a_quarter_earlier_than_exponential(rate: float) -> None:
+    world = World(rate, linear(0.03, 0.001))
+    first = listen(world, DeadlineChunks(), learnt(world, DeadlineChunks())).ttfa_s
+    assert first < 0.75 * listen(world, ExponentialChunks(15)).ttfa_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 5),
+    st.integers(1, 500),
+    st.integers(4, 200),
+    st.builds(
+        Pace,
+        st.floats(0.1, 1000),
+        st.integers(1, 50),
+        st.builds(ChunkCost, st.floats(0, 2), st.floats(0, 0.1)),
+        st.floats(0, 3),
+        st.floats(-3, 30),
+    ),
+)
+def test_hops_are_bounded_whatever_was_measured(sent: int, pending: int, last_hop: int, pace: Pace) -> None:
+    if not sent:
+        last_hop, pace = 0, replace(pace, dry_in_s=float("inf"))
+    hop = DeadlineChunks(max_hop_tokens=60).next_hop(ChunkProgress(sent, 0, pending, 0.0, last_hop, None, pace))
+    assert 4 <= hop <= 60
+    assert sent or 5 <= hop <= 15
+
+
+def test_the_bound_is_reached_and_kept() -> None:
+    hops = listen(FAST, DeadlineChunks(max_hop_tokens=40), learnt(FAST, DeadlineChunks())).hops
+    assert max(hops) == 40 == hops[-2]
+
+
+@pytest.mark.parametrize("first", [4, 10, 30])
+def test_a_first_hop_that_is_given_is_kept(first: int) -> None:
+    assert listen(FAST, DeadlineChunks(first)).hops[0] == first
+
+
+def test_dearer_chunks_make_the_first_hop_longer() -> None:
+    costs = [linear(fixed_s, 0.001) for fixed_s in (0.01, 0.1, 0.2)]
+    firsts = [listen(w, DeadlineChunks(), learnt(w, DeadlineChunks())).hops[0] for w in (World(100, c) for c in costs)]
+    assert firsts == sorted(set(firsts))
+
+
+def rising(at_s: float, factor: float) -> CostOf:
+    return lambda tokens, now_s: (0.05 + 0.002 * tokens) * (factor if now_s >= at_s else 1)
+
+
+@pytest.mark.parametrize("at_s", [0.3, 1.0, 3.0, 6.0])
+@pytest.mark.parametrize("rate", [35, 100])
+def test_when_costs_rise_in_mid_stream_it_recovers(rate: float, at_s: float) -> None:
+    world = World(rate, rising(at_s, 4.0), 600)
+    before = World(rate, rising(at_s, 1.0), 600)
+    heard = listen(world, DeadlineChunks(), learnt(before, DeadlineChunks()))
+    assert len(heard.gaps) <= 2, "after a gap it goes by the new costs"
+    assert all(seconds < at_s + 3 for seconds, _ in heard.gaps)
+
+
+def test_one_stall_does_not_keep_hops_short() -> None:
+    def stalling(tokens: int, now_s: float) -> float:
+        return 0.03 + 0.001 * tokens + (1.0 if 1.0 <= now_s < 1.2 else 0.0)
+
+    world = World(100, stalling, 900)
+    hops = listen(world, DeadlineChunks(), learnt(FAST, DeadlineChunks())).hops
+    assert hops[-2] == 100
+
+
+def test_uneven_costs_cause_less_silence_than_exponential() -> None:
+    def total_gap_s(policy: ChunkPolicy) -> float:
+        dice, book = Random(1), PaceBook()
+        world = World(60, lambda tokens, _: (0.06 + 0.003 * tokens) * dice.choice((0.7, 1, 1, 1.5)), 300)
+        return sum(listen(world, policy, book).gap_s for _ in range(20))
+
+    assert total_gap_s(DeadlineChunks()) < total_gap_s(ExponentialChunks())
+
+
+def test_a_tighter_slack_makes_a_shorter_hop() -> None:
+    def hop(dry_in_s: float) -> int:
+        pace = Pace(50, cost=ChunkCost(0.02, 0.001), dry_in_s=dry_in_s)
+        return DeadlineChunks().next_hop(ChunkProgress(3, 60, 10, 1.0, 50, None, pace))
+
+    assert hop(0.0) == 4
+    assert hop(0.5) < hop(1.0) < hop(3.0) == 100
+
+
+def test_an_llm_far_ahead_gives_full_windows_at_once() -> None:
+    chunker = Chunker(DeadlineChunks(20))
+    chunker.add(list(range(400)))
+    pace = Pace(dry_in_s=20.0)
+    sizes = [len(w.token_ids) for _ in range(4) if (w := chunker.next_window(1.0, pace))]
+    assert sizes == [23, 28, 53, 103], "growing by the sizes that token2wav batches"
+
+
+def test_a_hop_is_chosen_anew_while_tokens_come() -> None:
+    chunker = Chunker(DeadlineChunks(10))
+    chunker.add(list(range(13 + 12)))
+    assert chunker.next_window() is not None
+    assert chunker.next_window(pace=Pace(50, dry_in_s=9.0)) is None, "there is time for 20"
+    window = chunker.next_window(pace=Pace(50, dry_in_s=0.0))
+    assert window is not None
+    assert len(window.token_ids) < 15 + 3
+
+
+def test_settings_make_the_policy() -> None:
+    assert ChunkSettings("deadline").policy() == DeadlineChunks(None, 15, 100)
+    assert ChunkSettings("deadline", 30, 8, 50).policy() == DeadlineChunks(8, 30, 50)
+    assert ChunkSettings().policy() == ExponentialChunks(15, 100)
+
+
+def test_the_deadline_policy_needs_a_bound() -> None:
+    with pytest.raises(ConfigError, match="token_hop_len_max"):
+        ChunkSettings("deadline", token_hop_len_max=None)
+
+
+def test_the_book_finds_fixed_and_per_token_costs() -> None:
+    book = PaceBook()
+    assert book.line == PRIOR_COST
+    for hop in [15, 25, 50, 100] * 10:
+        book.record_cost(hop, 0.02 + 0.001 * (hop + 3))
+    assert book.line.fixed_s == pytest.approx(0.02, rel=0.05)
+    assert book.line.per_token_s == pytest.approx(0.001, rel=0.05)
+
+
+def test_one_outlier_hardly_moves_the_book() -> None:
+    book = PaceBook()
+    for hop in [15, 25, 50, 100] * 10:
+        book.record_cost(hop, 0.05)
+    book.record_cost(15, 100.0)
+    assert book.line.of_hop(15) < 0.07
+
+
+def test_the_meter_knows_the_listeners_slack() -> None:
+    clock = ManualClock()
+    meter = PaceMeter(PaceBook(), clock)
+    meter.sent(18)
+    clock.seconds = 0.1
+    meter.answered(15 / 25 - HELD_BACK_S)
+    clock.seconds = 0.3
+    assert meter.read().dry_in_s == pytest.approx(0.44 - 0.2)
+    assert meter.read().free_in_s == 0
+    meter.sent(28)
+    assert meter.read().dry_in_s == pytest.approx(0.24 + 1.0), "audio under way counts"
+    assert meter.read().free_in_s == pytest.approx(meter.read().cost.of_hop(25))
+
+
+def test_time_spent_in_the_queue_behind_ones_own_window_is_no_cost() -> None:
+    clock, book = ManualClock(), PaceBook()
+    meter = PaceMeter(book, clock)
+    meter.sent(18)
+    meter.sent(18)
+    for clock.seconds in (0.1, 0.2):
+        meter.answered(0.6)
+    assert book.line.of_hop(15) == pytest.approx(0.1)
+
+
+def test_the_meter_knows_the_llms_rate_and_tells_the_next_stream() -> None:
+    clock, book = ManualClock(), PaceBook()
+    assert PaceMeter(book, clock).read().token_rate_hz == PRIOR_TOKEN_RATE_HZ
+    meter = PaceMeter(book, clock)
+    for step in range(60):
+        clock.seconds = step * 0.04
+        meter.received([4, 4])
+    assert meter.read().token_rate_hz == pytest.approx(200, rel=0.1)
+    assert meter.read().burst_tokens == 4
+    assert PaceMeter(book, clock).read().token_rate_hz == pytest.approx(50 + 0.2 * 150)
+
+
+def test_a_stalled_llm_is_seen_before_its_next_token() -> None:
+    clock = ManualClock()
+    meter = PaceMeter(PaceBook(), clock)
+    for step in range(50):
+        clock.seconds = step * 0.01
+        meter.received([1])
+    lively = meter.read().token_rate_hz
+    clock.seconds += 2.0
+    assert meter.read().token_rate_hz < lively / 3

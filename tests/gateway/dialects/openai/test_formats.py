@@ -1,0 +1,99 @@
+"""The formats of POST /v1/audio/speech, decoded again; speed, while streaming."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from gateway.audio import AudioFormat
+from gateway.voices.registry import NamedVoice
+from tests.gateway.audio.signals import best_lag
+from tests.gateway.doors.http_door import opened_door
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.gateway.speaking import SPEECH_TOKENS, SpeakingToken2Wav, audio_of, events_of, spoken_sound
+
+pytest.importorskip("av", reason="the audio extra is not installed")
+from tests.gateway.audio.decoding import decoded
+
+Voices = list[NamedVoice]
+
+MEDIA_TYPES = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}
+FORMATS = list(MEDIA_TYPES)
+MAX_CODEC_DELAY_SAMPLES = 1300
+COMPARED_SAMPLES = 18_000
+"""Beyond the first window, so that a seam would be noticed."""
+
+
+def assert_is_the_sound(data: bytes, name: str) -> None:
+    """Fail unless `data` decodes to what the fake spoke."""
+    got, rate_hz = decoded(data, AudioFormat(name), 24_000)
+    step = rate_hz // 24_000
+    assert len(got) / rate_hz == pytest.approx(len(spoken_sound()) / 24_000, abs=0.15)
+    assert best_lag(got[::step], spoken_sound()[:COMPARED_SAMPLES], MAX_CODEC_DELAY_SAMPLES)[1] > 0.99
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_every_format_decodes_to_the_speech(voices: Voices, name: str) -> None:
+    async with opened_door(FakeLLM(speech_deltas(SPEECH_TOKENS)), SpeakingToken2Wav(), voices) as door:
+        bare = await door.speak(response_format=name)
+        events = await door.speak(response_format=name, stream_format="sse")
+
+    assert (bare.headers["content-type"], events.headers["content-type"]) == (MEDIA_TYPES[name], "text/event-stream")
+    assert_is_the_sound(bare.content, name)
+    assert_is_the_sound(audio_of(events_of(events.content)), name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_every_format_leaves_while_the_llm_still_speaks(voices: Voices, name: str) -> None:
+    llm = FakeLLM(speech_deltas(60))
+    async with opened_door(llm, FakeToken2Wav(), voices) as door:
+        await door.until_ready()
+        llm.gate, llm.ungated = asyncio.Event(), 20
+        body = {"model": "m", "input": "hello", "voice": "default", "response_format": name, "speed": 0.9}
+        async with door.http.stream("POST", "/v1/audio/speech", json=body) as response:
+            parts = response.aiter_raw()
+            first = await anext(parts)
+            assert door.llm.running == 1
+            llm.gate.set()
+            whole = first + b"".join([part async for part in parts])
+    samples, rate_hz = decoded(whole, AudioFormat(name), 24_000)
+    assert len(samples) / rate_hz == pytest.approx(60 / 25 / 0.9, abs=0.15)
+
+
+@pytest.mark.parametrize("speed", [0.25, 1.5, 4])
+async def test_speed_changes_the_length_to_the_sample(voices: Voices, speed: float) -> None:
+    async with opened_door(FakeLLM(speech_deltas(SPEECH_TOKENS)), SpeakingToken2Wav(), voices) as door:
+        response = await door.speak(response_format="pcm", speed=speed)
+
+    assert len(np.frombuffer(response.content, "<i2")) == round(len(spoken_sound()) / speed)
+
+
+async def test_a_request_without_a_format_gets_the_doors_own(voices: Voices) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(SPEECH_TOKENS)), SpeakingToken2Wav()
+    async with opened_door(llm, token2wav, voices, default_format=AudioFormat.MP3) as door:
+        response = await door.speak()
+
+    assert response.headers["content-type"] == "audio/mpeg"
+    assert_is_the_sound(response.content, "mp3")
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_a_client_that_leaves_frees_services_and_codec(voices: Voices, stream_format: str) -> None:
+    llm = FakeLLM(speech_deltas(60))
+    async with opened_door(llm, FakeToken2Wav(), voices, default_format=AudioFormat.MP3) as door:
+        await door.until_ready()
+        llm.gate, llm.ungated = asyncio.Event(), 30
+        body = {"model": "m", "input": "hello", "voice": "default", "stream_format": stream_format}
+        async with door.http.stream("POST", "/v1/audio/speech", json=body) as answer:
+            await anext(answer.aiter_raw())
+            assert (llm.running, door.token2wav.open_streams) == (1, 1)
+        await door.until_idle()

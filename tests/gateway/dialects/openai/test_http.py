@@ -1,0 +1,226 @@
+"""The HTTP door, served by a real server over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from gateway import errors
+from gateway.voices.registry import NamedVoice
+from tests.gateway.doors.http_door import opened_door
+from tests.gateway.doors.stalled_reader import StalledReader
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+
+Voices = list[NamedVoice]
+
+
+async def test_wav_streams_with_an_open_length_that_players_read(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(60)), FakeToken2Wav(), voices) as door:
+        response = await door.speak(seed=11)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "audio/wav"
+    assert (response.headers["x-sample-rate"], response.headers["x-seed"]) == ("24000", "11")
+    assert response.headers["transfer-encoding"] == "chunked"
+    assert struct.unpack("<4sI", response.content[:8]) == (b"RIFF", 0xFFFFFFFF)
+    assert struct.unpack("<4sI", response.content[36:44]) == (b"data", 0xFFFFFFFF)
+    samples, rate = soundfile.read(io.BytesIO(response.content), dtype="int16")
+    assert (len(samples), rate, set(samples.tolist())) == (60 * 960, 24000, {16383})
+
+
+async def test_pcm_is_the_bare_samples(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(20)), FakeToken2Wav(), voices) as door:
+        response = await door.speak(response_format="pcm", voice={"id": "anna"})
+    assert np.frombuffer(response.content, "<i2").tolist() == [16383] * 20 * 960
+
+
+async def test_audio_is_sent_while_the_llm_still_speaks(voices: Voices) -> None:
+    llm = FakeLLM(speech_deltas(60))
+    async with opened_door(llm, FakeToken2Wav(), voices) as door:
+        await door.until_ready()
+        llm.gate, llm.ungated = asyncio.Event(), 20
+        body = {"model": "m", "input": "hello", "voice": "default"}
+        async with door.http.stream("POST", "/v1/audio/speech", json=body) as response:
+            parts = response.aiter_raw()
+            received = 0
+            while received < 44 + 15 * 960 * 2:
+                received += len(await anext(parts))
+            assert door.llm.running == 1
+            llm.gate.set()
+            assert received + sum([len(part) async for part in parts]) == 44 + 60 * 960 * 2
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_a_reader_who_stands_still_is_given_up(voices: Voices, stream_format: str) -> None:
+    llm, token2wav = FakeLLM(speech_deltas(25 * 600, per_delta=50)), FakeToken2Wav()
+    async with opened_door(llm, token2wav, voices, reader_timeout_s=0.3) as door:
+        body = {"model": "m", "voice": "default", "input": "hello", "stream_format": stream_format}
+        await door.until_ready()
+        with StalledReader(door.url) as reader:
+            await reader.ask("/v1/audio/speech", body)
+            while not token2wav.open_streams:
+                await asyncio.sleep(0.01)
+            await door.until_idle()
+            assert not await asyncio.wait_for(reader.is_answer_whole(), 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code", "word"),
+    [
+        pytest.param({"input": ""}, 400, "invalid_text", "empty", id="empty"),
+        pytest.param({"input": "!?"}, 400, "invalid_text", "nothing to say", id="nothing to say"),
+        pytest.param({"input": "x" * 100_001}, 400, "text_too_long", "100000", id="100 kB"),
+        pytest.param({"input": "x" * 300_000}, 400, "text_too_long", "200000 bytes", id="huge body"),
+        pytest.param({"voice": "nobody"}, 404, "voice_not_found", "'anna', 'default'", id="unknown voice"),
+        pytest.param({"response_format": "ogg"}, 400, "unsupported_option", "wav, pcm", id="response_format"),
+        pytest.param({"speed": 4.01}, 400, "unsupported_option", "0.25 to 4.0", id="speed"),
+        pytest.param({"stream_format": "ws"}, 400, "unsupported_option", "audio, sse", id="stream_format"),
+        pytest.param({"language": "plain English"}, 400, "invalid_request", "BCP 47", id="language"),
+        pytest.param({"normalize": "no"}, 400, "invalid_request", "normalize", id="normalize"),
+        pytest.param({"seed": -1}, 400, "invalid_request", "seed", id="seed"),
+        pytest.param({"input": 5}, 400, "invalid_request", "input", id="input is no string"),
+        pytest.param({"model": None}, 400, "invalid_request", "model", id="no model"),
+        pytest.param({"voice": ["anna"]}, 400, "invalid_request", "voice", id="voice is no name"),
+    ],
+)
+async def test_bad_requests_get_an_openai_shaped_error(
+    voices: Voices, changes: dict[str, object], status: int, code: str, word: str
+) -> None:
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        response = await door.speak(**changes)
+    body = response.json()["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert (response.status_code, body["code"], body["type"]) == (status, code, "invalid_request_error")
+    assert word in body["message"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"input": "gr\xfcn"}', b'{"model":"m","voice":"default","input":"\\ud800"}']
+)
+async def test_bodies_that_are_not_proper_json_are_refused(voices: Voices, content: bytes) -> None:
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        response = await door.http.post("/v1/audio/speech", content=content)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("llm_error", "open_error", "status", "code"),
+    [
+        pytest.param(errors.LLMUnavailableError("down"), None, 503, "llm_unavailable", id="LLM down"),
+        pytest.param(errors.LLMProtocolError("garbage"), None, 502, "llm_protocol_error", id="LLM garbage"),
+        pytest.param(errors.LLMDeadlineError("slow"), None, 504, "llm_deadline_exceeded", id="LLM slow"),
+        pytest.param(None, errors.Token2WavUnavailableError("down"), 503, "token2wav_unavailable", id="token2wav down"),
+        pytest.param(None, errors.Token2WavBusyError("full"), 429, "token2wav_busy", id="token2wav full"),
+    ],
+)
+async def test_failures_before_the_first_audio_have_their_own_status(
+    voices: Voices,
+    llm_error: errors.GatewayError | None,
+    open_error: errors.GatewayError | None,
+    status: int,
+    code: str,
+) -> None:
+    llm, token2wav = FakeLLM([], llm_error), FakeToken2Wav(open_failure=open_error)
+    async with opened_door(llm, token2wav, voices) as door:
+        response = await door.speak()
+        await door.until_idle()
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("broken", ["llm", "token2wav"])
+async def test_a_failure_in_mid_stream_breaks_the_connection(voices: Voices, broken: str) -> None:
+    llm = FakeLLM(speech_deltas(60)[:-1], errors.LLMInterruptedError("died") if broken == "llm" else None)
+    token2wav = FakeToken2Wav(fail_at=1 if broken == "token2wav" else None)
+    async with opened_door(llm, token2wav, voices) as door:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await door.speak()
+        await door.until_idle()
+
+
+@pytest.mark.parametrize("is_held", [False, True], ids=["after the first audio", "before the first audio"])
+async def test_a_client_that_leaves_frees_both_services(voices: Voices, is_held: bool) -> None:
+    llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=30)
+    token2wav = FakeToken2Wav(is_held=is_held)
+    async with opened_door(llm, token2wav, voices) as door:
+        speaking = asyncio.create_task(_read_some(door.http))
+        while not any(stream.windows for stream in token2wav.streams[1:]):
+            await asyncio.sleep(0.01)
+        busy = token2wav.open_streams
+        await asyncio.sleep(0.05)
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+        while token2wav.open_streams == busy:
+            await asyncio.sleep(0.01)
+        assert llm.running == token2wav.open_streams == 1, "only the warm-up is left"
+
+
+async def _read_some(http: httpx.AsyncClient) -> None:
+    body = {"model": "m", "input": "hello", "voice": "default"}
+    async with http.stream("POST", "/v1/audio/speech", json=body) as response:
+        async for _ in response.aiter_raw():
+            pass
+
+
+async def test_a_request_id_is_kept_when_it_is_harmless(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        body = {"model": "m", "input": "", "voice": "default"}
+        kept = await door.http.post("/v1/audio/speech", json=body, headers={"x-request-id": "abc-1"})
+        replaced = await door.http.post("/v1/audio/speech", json=body, headers={"x-request-id": "a b"})
+    assert kept.headers["x-request-id"] == "abc-1"
+    assert replaced.headers["x-request-id"] not in ("", "a b")
+
+
+async def test_health_answers_once_speech_can_be_made(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(25)), FakeToken2Wav(), voices) as door:
+        await door.until_ready()
+        assert (await door.http.get("/health")).status_code == 200
+    async with opened_door(FakeLLM([], errors.LLMUnavailableError("gone")), FakeToken2Wav(), voices) as door:
+        assert (await door.http.get("/health")).status_code == 503
+
+
+async def test_the_public_harness_is_served_as_it_asks(voices: Voices) -> None:
+    body = {"language": "English", "stream": True, "non_streaming_mode": False, "response_format": "pcm"}
+    async with opened_door(FakeLLM(speech_deltas(25)), FakeToken2Wav(), voices) as door:
+        for more in ({}, {"stream_format": "audio"}):
+            answer = await door.speak(**body, **more)
+            assert answer.status_code == 200 and answer.headers["content-type"].startswith("audio/pcm")
+            assert len(answer.content) == 24_000 * 2, "one second of 16-bit samples"
+
+
+async def test_healthz_answers_whatever_the_services_do(voices: Voices) -> None:
+    async with opened_door(FakeLLM([], errors.LLMUnavailableError("down")), FakeToken2Wav(), voices) as door:
+        assert (await door.http.get("/healthz")).status_code == 200
+
+
+async def test_readyz_waits_for_the_warm_up_and_says_why(voices: Voices) -> None:
+    llm = FakeLLM([], errors.LLMUnavailableError("the LLM is down; start it"))
+    async with opened_door(llm, FakeToken2Wav(), voices) as door:
+        await asyncio.sleep(0.05)
+        refused = await door.http.get("/readyz")
+        llm.deltas, llm.error = speech_deltas(5), None
+        while (await door.http.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.01)
+    assert refused.status_code == 503
+    assert "start it" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("silent", ["LLM", "token2wav"])
+async def test_readyz_notices_a_service_that_stops_answering(voices: Voices, silent: str) -> None:
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        while (await door.http.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.01)
+        door.llm.ready, door.token2wav.ready = silent != "LLM", silent != "token2wav"
+        response = await door.http.get("/readyz")
+    assert response.status_code == 503
+    assert silent in response.json()["error"]["message"]
+
+
+async def test_the_voices_are_listed(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        assert (await door.http.get("/v1/audio/voices")).json()["voices"] == ["anna", "default"]

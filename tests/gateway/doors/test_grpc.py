@@ -1,0 +1,145 @@
+"""The gRPC server around the dialects: health, reflection, limits, its port and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tts_api.tts.v1 import speech_pb2, tts_service_pb2
+
+from gateway.doors.grpc import GrpcSettings
+from gateway.errors import ConfigError
+from gateway.speech.request import SpeechRequest, check_request
+from gateway.voices.registry import NamedVoice
+from tests.gateway.doors.grpc_door import CANCEL, CONFIG, FLUSH, PATIENCE_S, Door, failure_of, listen, opened_grpc, say
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+
+HELLO = tts_service_pb2.SynthesizeRequest(text="Hello.")
+SERVICES = ("tts_api.tts.v1.TextToSpeechService", "nvidia.riva.tts.RivaSpeechSynthesis")
+
+
+async def health_of(door: Door, service: str) -> int:
+    stub: Any = health_pb2_grpc.HealthStub(door.channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return int(answer.status)
+
+
+@pytest.mark.parametrize("service", ["", *SERVICES])
+async def test_health_is_that_of_the_gateway(voices: list[NamedVoice], service: str) -> None:
+    settings = GrpcSettings(port=0, health_interval_s=0.01)
+    async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices, settings) as door:
+        assert await health_of(door, service) == health_pb2.HealthCheckResponse.NOT_SERVING, "not warmed up yet"
+        await door.readiness.warm_up()
+        for status in (health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING):
+            await asyncio.wait_for(_until_health(door, service, status), PATIENCE_S)
+            door.llm.ready = False
+
+
+async def _until_health(door: Door, service: str, status: int) -> None:
+    while await health_of(door, service) != status:
+        await asyncio.sleep(0.01)
+
+
+async def test_reflection_shows_the_services_and_their_messages(voices: list[NamedVoice]) -> None:
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="tts_api.tts.v1.SpeechConfig"),
+    ]
+    async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(door.channel)
+        listed, described = (await listen(stub.ServerReflectionInfo(iter(requests)))).messages
+    names = {service.name for service in listed.list_services_response.service}
+    assert names > set(SERVICES)
+    assert b"SpeechConfig" in described.file_descriptor_response.file_descriptor_proto[0]
+
+
+@pytest.mark.parametrize("megabytes", [5, 7])
+async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], megabytes: int) -> None:
+    settings = GrpcSettings(port=0, run_ahead_s=math.inf, max_message_bytes=6 * 2**20)
+    prompt = speech_pb2.VoicePrompt(audio=b"RIFF" + bytes(megabytes * 2**20))
+    config = speech_pb2.SpeechConfig(voice=speech_pb2.Voice(prompt=prompt))
+    request = tts_service_pb2.SynthesizeRequest(text="Hello.", config=config)
+    async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices, settings) as door:
+        async with grpc.aio.insecure_channel(door.address, [("grpc.max_send_message_length", -1)]) as channel:
+            call = channel.unary_stream(f"/{SERVICES[0]}/Synthesize", type(request).SerializeToString)(request)
+            if megabytes == 5:
+                assert (await listen(call)).messages
+            else:
+                assert (await failure_of(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30.0])
+async def test_admission_is_told_how_long_the_client_waits(
+    voices: list[NamedVoice], monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    asked: list[SpeechRequest] = []
+    check = check_request
+    monkeypatch.setattr(
+        "gateway.speech.pipeline.check_request", lambda request, most: asked.append(request) or check(request, most)
+    )
+    async with opened_grpc(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        async with grpc.aio.insecure_channel(door.address) as channel:
+            send = tts_service_pb2.SynthesizeRequest.SerializeToString
+            await listen(channel.unary_stream(f"/{SERVICES[0]}/Synthesize", send)(HELLO, timeout=timeout_s))
+    (request,) = asked
+    if timeout_s is None:
+        assert request.patience_s is None
+    else:
+        # The header grpc-timeout has three digits here: gRPC rounds a deadline of ten seconds and more up to a tenth.
+        assert request.patience_s is not None and 0 < request.patience_s <= timeout_s + 0.1
+
+
+async def test_a_port_in_use_is_told(voices: list[NamedVoice]) -> None:
+    async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        settings = GrpcSettings(port=int(door.address.rpartition(":")[2]))
+        with pytest.raises(ConfigError, match="--grpc-port"):
+            async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices, settings):
+                pass
+
+
+async def test_calls_under_way_end_well_when_the_door_closes(voices: list[NamedVoice]) -> None:
+    gate = asyncio.Event()
+    llm, token2wav = FakeLLM(speech_deltas(60), gate=gate, ungated=30), FakeToken2Wav()
+    door_context = opened_grpc(llm, token2wav, voices)
+    door = await door_context.__aenter__()
+    async with grpc.aio.insecure_channel(door.address) as channel:
+        call = channel.unary_stream(
+            f"/{SERVICES[0]}/Synthesize",
+            tts_service_pb2.SynthesizeRequest.SerializeToString,
+            tts_service_pb2.SynthesizeResponse.FromString,
+        )(HELLO)
+        await call.read()
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+        closing = asyncio.create_task(door_context.__aexit__(None, None, None))
+        heard = await listen(call)
+        await closing
+    assert heard.finished.sent_samples == 60 * 960
+    assert token2wav.open_streams == 0
+
+
+async def test_callers_that_leave_at_any_moment_leave_nothing_behind(voices: list[NamedVoice]) -> None:
+    rng = random.Random(7)
+    async with opened_grpc(FakeLLM(speech_deltas(100)), FakeToken2Wav(), voices) as door:
+        await asyncio.gather(*(_leave_early(door, rng) for _ in range(60)))
+        await door.until_idle()
+        assert (await listen(door.tts.Synthesize(HELLO))).finished.sent_samples == 100 * 960
+
+
+async def _leave_early(door: Door, rng: random.Random) -> None:
+    call = door.tts.StreamingSynthesize(timeout=rng.choice([0.01, 0.05, None]))
+    try:
+        await call.write(CONFIG)
+        for _ in range(rng.randrange(4)):
+            await call.write(rng.choice([say(text="A sentence to speak. And"), FLUSH, CANCEL]))
+            await asyncio.sleep(rng.random() / 100)
+        if rng.random() < 0.5:
+            await asyncio.wait_for(call.read(), 0.05)
+    except (grpc.aio.AioRpcError, asyncio.TimeoutError, asyncio.InvalidStateError):
+        pass
+    call.cancel()

@@ -1,0 +1,195 @@
+"""The LLM client against a scripted HTTP server: what it asks for, what it yields, what it raises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway import errors
+from gateway.core import SpeechTokenDelta, Utterance
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.wire import LLMBackend, LLMWire
+from llm_service.prompt import LengthLimits
+from llm_service.vocab import END_IDS, SOS_ID, TASK_ID, llm_id_from_speech_id
+from tests.gateway.fakes import DONE, CharacterEncoder, chat_event, token_event
+from tests.gateway.llm.server import (
+    CHAT_WIRE,
+    ScriptedBody,
+    client_of,
+    collect,
+    collect_from,
+    generated,
+    hang_up,
+    unused_url,
+)
+
+
+async def test_tokens_arrive_as_speech_ids_with_the_finish_reason() -> None:
+    body = ScriptedBody([b": ping\n\n", token_event([1, 2]), token_event([3]), token_event([], "stop"), DONE])
+    deltas = await collect_from(body)
+    assert [d.token_ids for d in deltas] == [(1, 2), (3,), ()]
+    assert [d.finish_reason for d in deltas] == [None, None, "stop"]
+
+
+async def test_events_cut_anywhere_by_the_network_are_read_whole() -> None:
+    raw = token_event([1]) + token_event([2], "length") + DONE
+    deltas = await collect_from(ScriptedBody([raw[at : at + 5] for at in range(0, len(raw), 5)]))
+    assert [d.token_ids for d in deltas] == [(1,), (2,)]
+    assert deltas[-1].finish_reason == "length"
+
+
+async def test_an_end_token_ends_the_stream() -> None:
+    body = ScriptedBody([token_event([1], extra=[END_IDS[0], llm_id_from_speech_id(9)])], hangs=True)
+    async with client_of(body.answer) as client:
+        assert await collect(client) == [SpeechTokenDelta((1,), "stop")]
+        await body.until_abandoned()
+
+
+async def test_usage_events_without_choices_are_skipped() -> None:
+    usage = b'data: {"choices": [], "usage": {"total_tokens": 3}}\n\n'
+    deltas = await collect_from(ScriptedBody([usage, token_event([1], "stop"), DONE]))
+    assert [d.token_ids for d in deltas] == [(), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "flag"),
+    [
+        (LLMBackend.EMBEDDED, "return_token_ids"),
+        (LLMBackend.VLLM, "return_token_ids"),
+        (LLMBackend.TRTLLM, "detokenize"),
+    ],
+)
+async def test_the_request_carries_ids_bounds_and_sampling(backend: LLMBackend, flag: str) -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.append((request.path, await request.json()))
+        return await ScriptedBody([token_event([1], "stop")]).answer(request)
+
+    async with client_of(handler, LLMWire(CharacterEncoder(), backend)) as client:  # type: ignore[arg-type]
+        await collect(client)
+    [(path, body)] = seen
+    assert path == "/v1/completions"
+    assert body["prompt"] == [SOS_ID, *b"de", *b"abc", TASK_ID, llm_id_from_speech_id(5), llm_id_from_speech_id(6)]
+    assert (body["min_tokens"], body["max_tokens"], body["seed"]) == (6, 60, 3)
+    assert body["stop_token_ids"] == list(END_IDS)
+    assert {"return_token_ids", "detokenize"} & set(body) == {flag}
+
+
+async def test_chat_text_is_parsed_across_deltas() -> None:
+    pieces = [chat_event(None), chat_event("<|s_1|><|s"), chat_event("_23|>"), chat_event("<|eos1|>", "stop"), DONE]
+    deltas = await collect_from(ScriptedBody(pieces), CHAT_WIRE)
+    assert [token for d in deltas for token in d.token_ids] == [1, 23]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        pytest.param([b"data: {oops\n\n"], errors.LLMProtocolError, id="not JSON"),
+        pytest.param([b"data: [1]\n\n"], errors.LLMProtocolError, id="not an object"),
+        pytest.param([b"<html>hello\n"], errors.LLMProtocolError, id="not events"),
+        pytest.param([b'data: {"x": 1}\n\n'], errors.LLMProtocolError, id="no choices"),
+        pytest.param([b"\xff\xfe\x00garbage\n"], errors.LLMProtocolError, id="binary"),
+        pytest.param([b'data: {"x": "\xff"}\n'], errors.LLMProtocolError, id="not UTF-8"),
+        pytest.param([token_event([], extra=[17])], errors.LLMProtocolError, id="a text token"),
+        pytest.param([token_event([], extra=[SOS_ID])], errors.LLMProtocolError, id="a control token"),
+        pytest.param([b'data: {"error": {"message": "boom"}}\n\n'], errors.LLMFailedError, id="error event"),
+        pytest.param([token_event([1], "abort")], errors.LLMFailedError, id="aborted"),
+        pytest.param([token_event([1]), DONE], errors.LLMInterruptedError, id="done without finish_reason"),
+    ],
+)
+async def test_a_stream_that_breaks_the_contract_is_a_typed_error(
+    pieces: list[bytes], expected: type[errors.GatewayError]
+) -> None:
+    body = ScriptedBody(pieces, hangs=True)
+    async with client_of(body.answer) as client:
+        with pytest.raises(expected):
+            await collect(client)
+        await body.until_abandoned()
+
+
+async def test_a_stream_that_ends_without_finish_reason_is_an_interruption() -> None:
+    with pytest.raises(errors.LLMInterruptedError, match="finish_reason"):
+        await collect_from(ScriptedBody([token_event([1])]))
+
+
+async def test_text_that_is_not_speech_is_a_protocol_error_in_chat_form() -> None:
+    with pytest.raises(errors.LLMProtocolError):
+        await collect_from(ScriptedBody([chat_event("Sure! Here")]), CHAT_WIRE)
+
+
+async def test_an_answer_that_is_no_event_stream_is_shown() -> None:
+    with pytest.raises(errors.LLMProtocolError, match="not streamed"):
+        await collect_from(ScriptedBody([b'{"text": "not streamed"}']))
+
+
+async def test_an_llm_that_dies_in_mid_stream_is_reported_after_its_tokens() -> None:
+    is_read = asyncio.Event()
+
+    async def die_once_read(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(token_event([1]))
+        await is_read.wait()
+        return await hang_up(request)
+
+    async with client_of(die_once_read) as client, generated(client) as deltas:
+        assert (await anext(deltas)).token_ids == (1,)
+        is_read.set()
+        with pytest.raises(errors.LLMInterruptedError, match="try again"):
+            await anext(deltas)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, errors.LLMRejectedError),
+        (404, errors.LLMRejectedError),
+        (429, errors.LLMUnavailableError),
+        (500, errors.LLMFailedError),
+        (503, errors.LLMUnavailableError),
+    ],
+)
+async def test_statuses_become_typed_errors_with_the_servers_words(
+    status: int, expected: type[errors.GatewayError]
+) -> None:
+    body = ScriptedBody([b'{"error": "the reason"}'])
+    async with client_of(lambda request: body.answer(request, status)) as client:
+        with pytest.raises(expected, match="the reason"):
+            await collect(client)
+
+
+async def test_the_model_name_is_asked_for_once() -> None:
+    paths: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        paths.append(request.path)
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "served"}]})
+        assert (await request.json())["model"] == "served"
+        return await ScriptedBody([token_event([1], "stop")]).answer(request)
+
+    async with client_of(handler, model=None) as client:
+        for _ in range(2):
+            assert await collect(client)
+    assert paths == ["/v1/models", "/v1/completions", "/v1/completions"]
+
+
+@pytest.mark.parametrize("document", [{}, {"data": []}, [], "no models"])
+async def test_a_server_that_lists_no_model_breaks_the_contract(document: Any) -> None:
+    body = ScriptedBody([json.dumps(document).encode()])
+    async with client_of(body.answer, model=None) as client:
+        with pytest.raises(errors.LLMProtocolError, match="lists no models"):
+            await collect(client)
+
+
+async def test_text_too_long_for_one_generation_is_the_callers_error() -> None:
+    wire = LLMWire(CharacterEncoder(), limits=LengthLimits(max_speech_tokens=10))  # type: ignore[arg-type]
+    client = SpeechLMClient(unused_url(), wire, "m")
+    with pytest.raises(errors.TextTooLongError):
+        await collect(client, Utterance("abcdefgh", "", ()))
+    await client.close()

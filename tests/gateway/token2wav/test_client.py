@@ -1,0 +1,221 @@
+"""The token2wav client over real gRPC, against a small server that speaks the contract."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from gateway import errors
+from gateway.chunking.chunker import TokenWindow
+from gateway.token2wav.client import Token2WavClient, Token2WavDeadlines
+from tests.gateway.token2wav.fake_triton import VOICE_FILE, FakeTriton, error, serving
+from token2wav_service.contract import ErrorCode
+
+FIRST = TokenWindow(0, 0, tuple(range(18)), False)
+LAST = TokenWindow(1, 15, (15, 16, 17), True)
+
+
+async def until_freed(fake: FakeTriton) -> None:
+    for _ in range(200):
+        if fake.open_streams == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the server still has an open stream")
+
+
+async def test_a_voice_is_registered_from_samples_and_from_a_file() -> None:
+    async with serving(fake := FakeTriton()) as (url, _):
+        client = Token2WavClient(url)
+        assert await client.is_ready()
+        voice = await client.register_voice(np.zeros(4000, np.float32))
+        await client.register_voice(b"RIFF")
+        await client.close()
+    assert (voice.voice_id, voice.prompt_speech_tokens) == ("v1", (4, 5))
+    assert [sorted(set(r) - {"operation"}) for r in fake.requests] == [["reference_wav"], ["reference_audio"]]
+
+
+async def test_pushes_may_be_pipelined_and_come_back_in_order() -> None:
+    async with serving(fake := FakeTriton()) as (url, _):
+        client = Token2WavClient(url)
+        async with client.open_stream("v1", seed=2**40, priority=3) as stream:
+            pushes = [stream.push(FIRST), stream.push(LAST)]
+            chunks = [await push for push in pushes]
+        assert stream.stream_id == "s1"
+        assert stream.summary == {"status": "finished"}
+        await until_freed(fake)
+        await client.close()
+    assert [(c.index, len(c.samples), c.is_last) for c in chunks] == [(0, 180, False), (1, 30, True)]
+    assert fake.requests[0] == {"operation": "open", "voice_id": "v1", "seed": [2**40], "priority": [3]}
+    assert fake.requests[2]["token_ids"] == [15, 16, 17]
+    assert fake.requests[2]["is_last"] == [True]
+
+
+async def test_leaving_early_cancels_the_call() -> None:
+    async with serving(fake := FakeTriton(is_silent=True)) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(KeyError):
+            async with client.open_stream("v1", 0) as stream:
+                push = stream.push(FIRST)
+                raise KeyError
+        assert isinstance(push.exception(), errors.Token2WavInterruptedError)
+        await until_freed(fake)
+        await client.close()
+
+
+async def test_cancelling_the_caller_cancels_the_call() -> None:
+    async def wait_for_audio(client: Token2WavClient) -> None:
+        async with client.open_stream("v1", 0) as stream:
+            await stream.push(FIRST)
+
+    async with serving(fake := FakeTriton(is_silent=True)) as (url, _):
+        client = Token2WavClient(url)
+        task = asyncio.create_task(wait_for_audio(client))
+        while len(fake.requests) < 2:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_freed(fake)
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (ErrorCode.VOICE_NOT_FOUND, errors.VoiceEvictedError),
+        (ErrorCode.RESOURCE_EXHAUSTED, errors.Token2WavBusyError),
+        (ErrorCode.INVALID_PROMPT, errors.InvalidVoicePromptError),
+        (ErrorCode.INTERNAL, errors.Token2WavFailedError),
+        (ErrorCode.UNAVAILABLE, errors.Token2WavUnavailableError),
+    ],
+)
+async def test_errors_on_open_are_typed(code: ErrorCode, expected: type[errors.GatewayError]) -> None:
+    async with serving(FakeTriton(open_error=error(code, "the reason"))) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(expected, match="the reason"):
+            async with client.open_stream("v1", 0):
+                pass
+        await client.close()
+
+
+@pytest.mark.parametrize("code", [ErrorCode.INVALID_PROMPT, ErrorCode.INVALID_REQUEST])
+async def test_a_prompt_that_is_refused_is_the_callers_mistake(code: ErrorCode) -> None:
+    async with serving(FakeTriton(register_error=error(code, "the prompt is silent"))) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(errors.InvalidVoicePromptError, match="silent"):
+            await client.register_voice(b"x")
+        await client.close()
+
+
+async def test_a_voice_is_exported_and_imported_as_bytes() -> None:
+    async with serving(fake := FakeTriton()) as (url, _):
+        client = Token2WavClient(url)
+        exported = await client.export_voice("v1")
+        voice = await client.import_voice(exported)
+        await client.close()
+    assert (exported, voice.voice_id, voice.prompt_speech_tokens) == (VOICE_FILE, "v1", (4, 5))
+    assert [sorted(set(r) - {"operation"}) for r in fake.requests] == [["voice_id"], ["voice_file"]]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (ErrorCode.VOICE_MODEL_MISMATCH, errors.VoiceOutdatedError),
+        (ErrorCode.INVALID_VOICE_FILE, errors.VoiceFileError),
+        (ErrorCode.RESOURCE_EXHAUSTED, errors.Token2WavBusyError),
+    ],
+)
+async def test_errors_on_import_are_typed(code: ErrorCode, expected: type[errors.GatewayError]) -> None:
+    async with serving(FakeTriton(register_error=error(code, "the reason"))) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(expected, match="the reason"):
+            await client.import_voice(b"x")
+        await client.close()
+
+
+async def test_an_error_on_a_push_fails_it_and_all_later_ones() -> None:
+    async with serving(FakeTriton(push_error=error(ErrorCode.INVALID_CHUNK, "token 9999"))) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(errors.Token2WavRejectedError, match="token 9999"):
+            async with client.open_stream("v1", 0) as stream:
+                first, second = stream.push(FIRST), stream.push(LAST)
+                with pytest.raises(errors.Token2WavRejectedError):
+                    await first
+                with pytest.raises(errors.Token2WavRejectedError):
+                    await second
+                await stream.push(LAST)
+        await client.close()
+
+
+async def test_a_foreign_error_text_is_a_failure_inside() -> None:
+    async with serving(FakeTriton(push_error="segfault at 0x0")) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(errors.Token2WavFailedError, match="segfault"):
+            async with client.open_stream("v1", 0) as stream:
+                await stream.push(FIRST)
+        await client.close()
+
+
+async def test_a_server_that_ends_the_stream_early_is_reported() -> None:
+    async with serving(FakeTriton(ends_early=True)) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(errors.Token2WavInterruptedError, match="before its audio"):
+            async with client.open_stream("v1", 0) as stream:
+                await stream.push(FIRST)
+        await client.close()
+
+
+async def test_a_server_that_dies_in_mid_stream_is_reported() -> None:
+    async with serving(fake := FakeTriton(is_silent=True)) as (url, server):
+        client = Token2WavClient(url)
+        with pytest.raises(errors.Token2WavInterruptedError, match="try again"):
+            async with client.open_stream("v1", 0) as stream:
+                push = stream.push(FIRST)
+                while len(fake.requests) < 2:
+                    await asyncio.sleep(0.01)
+                await server.stop(None)
+                await push
+        await client.close()
+
+
+async def test_a_server_that_is_down_is_unavailable_and_says_what_to_do() -> None:
+    async with serving(FakeTriton()) as (url, _):
+        pass
+    client = Token2WavClient(url)
+    assert not await client.is_ready()
+    with pytest.raises(errors.Token2WavUnavailableError, match="start it"):
+        async with client.open_stream("v1", 0):
+            pass
+    with pytest.raises(errors.Token2WavUnavailableError):
+        await client.register_voice(b"x")
+    await client.close()
+
+
+async def test_a_chunk_without_audio_passes_its_deadline() -> None:
+    async with serving(fake := FakeTriton(is_silent=True)) as (url, _):
+        client = Token2WavClient(url, Token2WavDeadlines(push_s=0.05))
+        with pytest.raises(errors.Token2WavDeadlineError, match="chunk 0"):
+            async with client.open_stream("v1", 0) as stream:
+                await stream.push(FIRST)
+        await until_freed(fake)
+        await client.close()
+
+
+async def test_a_stream_has_no_deadline_but_its_windows() -> None:
+    async with serving(fake := FakeTriton()) as (url, _):
+        client = Token2WavClient(url)
+        async with client.open_stream("v1", 0):
+            assert fake.time_left_s is None
+        await client.register_voice(b"x")
+        assert fake.time_left_s is not None
+        await client.close()
+
+
+async def test_a_voice_without_answer_passes_its_deadline() -> None:
+    async with serving(FakeTriton(is_silent=True)) as (url, _):
+        client = Token2WavClient(url, Token2WavDeadlines(register_s=0.05))
+        with pytest.raises(errors.Token2WavDeadlineError):
+            await client.register_voice(b"x")
+        await client.close()

@@ -1,0 +1,196 @@
+"""Created voices through the registry, beside the operator's own: which is meant, what stays, what delete does."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from gateway import errors
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
+from gateway.token2wav.client import Token2WavClient
+from gateway.voices.aliases import OPENAI_VOICES, VoiceAliases
+from gateway.voices.registry import NamedVoice, VoiceRegistry
+from gateway.voices.settings import VoiceSettings, open_registry
+from gateway.voices.store import VoiceLimits
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from tests.gateway.voices.fakes import FakeVoiceMaker, draft, make_store
+
+
+@pytest.fixture
+def maker() -> FakeVoiceMaker:
+    return FakeVoiceMaker()
+
+
+@pytest.fixture
+def registry(tmp_path: Path, maker: FakeVoiceMaker, voices: list[NamedVoice]) -> VoiceRegistry:
+    return VoiceRegistry(maker, voices, store=make_store(tmp_path / "created", maker), aliases=VoiceAliases())
+
+
+async def test_a_created_voice_costs_no_prompt_work_when_it_is_first_spoken_in(
+    registry: VoiceRegistry, maker: FakeVoiceMaker
+) -> None:
+    voice = await registry.create(draft())
+    ready = [await registry.resolve(name) for name in ("eva", voice.id)]
+    assert [(each.registered.voice_id, each.transcript) for each in ready] == [(voice.sample_hash, "I am Eva.")] * 2
+    assert (len(maker.registrations), maker.imports) == (1, [])
+
+
+async def test_a_created_voice_that_token2wav_dropped_comes_back_from_its_file(
+    registry: VoiceRegistry, maker: FakeVoiceMaker
+) -> None:
+    await registry.create(draft())
+    maker.voices.clear()
+    ready = await registry.renew("eva")
+    assert ready.registered.voice_id in maker.voices
+    assert (len(maker.registrations), len(maker.imports)) == (1, 1)
+
+
+async def test_a_voice_is_loaded_once_even_when_asked_for_at_once(
+    tmp_path: Path, maker: FakeVoiceMaker, voices: list[NamedVoice]
+) -> None:
+    await make_store(tmp_path / "created", maker).create(draft())
+    registry = VoiceRegistry(maker, voices, store=make_store(tmp_path / "created", maker))
+    await asyncio.gather(*(registry.resolve("eva") for _ in range(5)))
+    assert len(maker.imports) == 1
+
+
+async def test_the_cache_stays_bounded_with_created_voices(tmp_path: Path, maker: FakeVoiceMaker) -> None:
+    registry = VoiceRegistry(maker, store=make_store(tmp_path, maker), max_cached=2)
+    for name in ("a", "b", "c"):
+        await registry.create(draft(name))
+    await registry.resolve("c")
+    assert maker.imports == []
+    await registry.resolve("a")
+    assert len(maker.imports) == 1
+
+
+async def test_a_deleted_voice_is_refused_at_once_and_its_running_stream_goes_on(
+    registry: VoiceRegistry, maker: FakeVoiceMaker
+) -> None:
+    voice = await registry.create(draft())
+    llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=30)
+    pipeline = SpeechPipeline(llm, maker, registry, clock=ManualClock())
+    async with aclosing(pipeline.synthesize(SpeechRequest("hello", "eva"))) as audio:
+        heard = len((await anext(audio)).samples)
+        await registry.delete("eva")
+        for name in ("eva", voice.id):
+            with pytest.raises(errors.VoiceNotFoundError):
+                registry.check(name)
+        llm.gate.set()
+        heard += sum([len(chunk.samples) async for chunk in audio])
+    assert heard == 60 * 960
+
+
+async def test_a_voice_that_is_deleted_while_it_is_loaded_is_not_spoken_in(
+    tmp_path: Path, maker: FakeVoiceMaker
+) -> None:
+    await make_store(tmp_path, maker).create(draft())
+    newer = FakeVoiceMaker(model="model-1")
+    registry = VoiceRegistry(newer, store=make_store(tmp_path, newer))
+    gate, importing = asyncio.Event(), newer.import_voice
+
+    async def held(voice_file: bytes):  # type: ignore[no-untyped-def]
+        await gate.wait()
+        return await importing(voice_file)
+
+    newer.import_voice = held  # type: ignore[method-assign]
+    resolving = asyncio.create_task(registry.resolve("eva"))
+    await asyncio.sleep(0.01)
+    await registry.delete("eva")
+    gate.set()
+    with pytest.raises(errors.VoiceNotFoundError):
+        await resolving
+
+
+async def test_the_operators_voices_cant_be_deleted_or_named_again(registry: VoiceRegistry) -> None:
+    with pytest.raises(errors.VoiceProtectedError, match="operator"):
+        await registry.delete("anna")
+    with pytest.raises(errors.VoiceExistsError):
+        await registry.create(draft("anna"))
+    assert registry.names == ["anna", "default"]
+
+
+async def test_without_a_directory_for_them_no_voice_is_created(voices: list[NamedVoice]) -> None:
+    registry = VoiceRegistry(FakeToken2Wav(), voices)
+    with pytest.raises(errors.UnsupportedOptionError, match="--created-voices-dir"):
+        registry.admit_creation("anybody")
+    with pytest.raises(errors.VoiceNotFoundError):
+        await registry.delete("eva")
+
+
+async def test_names_list_both_kinds_and_no_alias(registry: VoiceRegistry) -> None:
+    await registry.create(draft("berta"))
+    assert registry.names == ["anna", "berta", "default"]
+
+
+async def test_an_unknown_voices_message_stays_short(tmp_path: Path, maker: FakeVoiceMaker) -> None:
+    registry = VoiceRegistry(maker, [NamedVoice(f"v{n:03d}", tmp_path, "") for n in range(500)])
+    with pytest.raises(errors.VoiceNotFoundError, match="or 480 more") as refusal:
+        registry.check("nobody")
+    assert len(str(refusal.value)) < 400
+
+
+async def test_the_settings_open_both_kinds_of_voices(tmp_path: Path, maker: FakeVoiceMaker) -> None:
+    await make_store(tmp_path / "made", maker).create(draft())
+    (tmp_path / "anna.wav").write_bytes(b"RIFF")
+    (tmp_path / "anna.txt").write_text("I am anna.")
+    settings = VoiceSettings(tmp_path / "made", VoiceLimits(max_audio_bytes=77))
+    opened = open_registry(tmp_path, settings, Token2WavClient("127.0.0.1:1"), ManualClock())
+    assert (opened.names, opened.max_audio_bytes, opened.aliases["cedar"]) == (["anna", "eva"], 77, "anna")
+    without = open_registry(tmp_path, VoiceSettings(), Token2WavClient("127.0.0.1:1"), ManualClock())
+    assert (without.names, without.max_audio_bytes) == (["anna"], 0)
+
+
+def test_openais_names_go_round_the_operators_voices_in_order() -> None:
+    table = VoiceAliases().table(["zoe", "anna", "mia"])
+    assert list(table) == list(OPENAI_VOICES)
+    assert [table[name] for name in OPENAI_VOICES[:4]] == ["anna", "mia", "zoe", "anna"]
+
+
+def test_a_given_alias_replaces_the_dealt_one_and_moves_no_other() -> None:
+    dealt = VoiceAliases().table(["anna", "mia"])
+    given = VoiceAliases({"ash": "anna", "boss": "mia"}).table(["anna", "mia"])
+    assert given == {**dealt, "ash": "anna", "boss": "mia"}
+
+
+def test_openais_names_can_be_switched_off() -> None:
+    assert VoiceAliases({"boss": "mia"}, has_openai_names=False).table(["mia"]) == {"boss": "mia"}
+    assert VoiceAliases().table([]) == {}
+
+
+async def test_an_alias_speaks_in_the_voice_behind_it_and_registers_it_once(
+    registry: VoiceRegistry, maker: FakeVoiceMaker
+) -> None:
+    ready = [await registry.resolve(name) for name in ("alloy", "anna", "ballad")]
+    assert {each.transcript for each in ready} == {"I am anna."}
+    assert maker.registrations == [b"RIFFanna"]
+
+
+async def test_a_voices_own_name_comes_before_an_alias(registry: VoiceRegistry) -> None:
+    await registry.create(draft("alloy"))
+    assert (await registry.resolve("alloy")).transcript == "I am Eva."
+    assert "alloy" not in registry.aliases
+    await registry.delete("alloy")
+    assert (await registry.resolve("alloy")).transcript == "I am anna."
+
+
+async def test_an_alias_may_stand_for_a_created_voice_and_says_when_it_is_gone(
+    tmp_path: Path, maker: FakeVoiceMaker, voices: list[NamedVoice]
+) -> None:
+    aliases = VoiceAliases({"boss": "eva"})
+    registry = VoiceRegistry(maker, voices, store=make_store(tmp_path / "created", maker), aliases=aliases)
+    with pytest.raises(errors.VoiceNotFoundError, match="'boss', an alias of 'eva', which is not there"):
+        registry.check("boss")
+    await registry.create(draft("eva"))
+    assert (await registry.resolve("boss")).transcript == "I am Eva."
+
+
+async def test_an_alias_is_no_voice_to_delete_or_show(registry: VoiceRegistry) -> None:
+    with pytest.raises(errors.VoiceNotFoundError):
+        await registry.delete("alloy")
+    with pytest.raises(errors.VoiceNotFoundError):
+        registry.find("alloy")
