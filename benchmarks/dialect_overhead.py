@@ -15,15 +15,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.lib.dialects import DIALECTS, Request, Stand, ask_pipeline, instant_voices
+from benchmarks.lib.dialects import DIALECTS, Request, ask_pipeline, instant_host
 from benchmarks.lib.dialects_streaming import STREAMING_DIALECTS
-from benchmarks.lib.instant import instant_pipeline
 from cosydit.bench.arguments import count
 from cosydit.bench.environment import describe_environment
 from cosydit.bench.metrics import percentile
 from cosydit.bench.report import aligned_table, write_json
 from gateway.audio import load_codecs
-from servicekit.clock import SystemClock
 
 PIPELINE = "pipeline alone"
 _MS = 1000
@@ -48,13 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def measure(requests: int, warm_up: int) -> dict[str, list[float]]:
     """Return the seconds to first byte of every request, by dialect; the first entry is the pipeline's own."""
     load_codecs()
-    voices = instant_voices(Path(__file__))
     async with AsyncExitStack() as stack:
         executor = stack.enter_context(ThreadPoolExecutor(1))
-        stand = Stand(instant_pipeline(voices), voices, executor, SystemClock())
-        asking: dict[str, Request] = {PIPELINE: partial(ask_pipeline, stand)}
+        host = instant_host(Path(__file__), executor)
+        asking: dict[str, Request] = {PIPELINE: partial(ask_pipeline, host)}
         for dialect in (*DIALECTS, *STREAMING_DIALECTS):
-            asking[dialect.name] = await stack.enter_async_context(dialect.serve(stand))
+            asking[dialect.name] = await stack.enter_async_context(dialect.serve(host))
         rounds = [{name: await ask() for name, ask in asking.items()} for _ in range(warm_up + requests)]
     return {name: [each[name] for each in rounds[warm_up:]] for name in asking}
 

@@ -12,9 +12,11 @@ from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
 from gateway.access.server_options import http_rules, uvicorn_options
 from gateway.access.settings import open_access
-from gateway.app import Gateway, build_app, open_with_grpc
+from gateway.app import open_with_grpc
 from gateway.config import HTTP_GRACE_S, parse_args
+from gateway.doors.http import build_app
 from gateway.errors import ConfigError
+from gateway.host import Host
 from gateway.lifecycle.shutdown import DrainingServer
 from gateway.telemetry.call import CallFilter
 from gateway.telemetry.http_door import TelemetryMiddleware
@@ -46,9 +48,9 @@ def main() -> int:
     )
 
     async def drain() -> None:
-        gateway: Gateway = app.state.gateway
-        if gateway.shutdown is not None:
-            await gateway.shutdown.drain()
+        host: Host = app.state.host
+        if host.shutdown is not None:
+            await host.shutdown.drain()
 
     server = DrainingServer(
         uvicorn.Config(

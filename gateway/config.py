@@ -12,8 +12,8 @@ from pathlib import Path
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
 from gateway.chunking.policies import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
 from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
-from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
+from gateway.host import DEFAULT_READER_TIMEOUT_S
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import LLMBackend, PromptForm
 from gateway.routing.options import (

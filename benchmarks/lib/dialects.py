@@ -7,6 +7,7 @@ and returns when its first byte of speech was there.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -19,14 +20,13 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from benchmarks.lib.instant import InstantToken2Wav
-from gateway.audio import AudioFormat
+from benchmarks.lib.instant import InstantLLM, InstantToken2Wav, instant_pipeline
 from gateway.dialects.openai import http as openai_http
-from gateway.dialects.openai.speech import OpenAIHost
-from gateway.speech.pipeline import SpeechPipeline
+from gateway.host import Host, HostLimits
+from gateway.lifecycle.readiness import Readiness
 from gateway.speech.request import SpeechRequest
 from gateway.voices.registry import NamedVoice, VoiceRegistry
-from servicekit.clock import Clock
+from servicekit.clock import SystemClock
 
 TEXT = "Hello there."
 VOICE = "default"
@@ -37,21 +37,11 @@ Request = Callable[[], Awaitable[float]]
 
 
 @dataclass(frozen=True)
-class Stand:
-    """What a dialect speaks with."""
-
-    pipeline: SpeechPipeline
-    voices: VoiceRegistry
-    executor: Executor
-    clock: Clock
-
-
-@dataclass(frozen=True)
 class Dialect:
     """A row of the table."""
 
     name: str
-    serve: Callable[[Stand], AbstractAsyncContextManager[Request]]
+    serve: Callable[[Host], AbstractAsyncContextManager[Request]]
 
 
 def instant_voices(recording: Path) -> VoiceRegistry:
@@ -59,29 +49,43 @@ def instant_voices(recording: Path) -> VoiceRegistry:
     return VoiceRegistry(InstantToken2Wav(), [NamedVoice(VOICE, recording, "")])
 
 
-async def ask_pipeline(stand: Stand) -> float:
+def instant_host(recording: Path, executor: Executor) -> Host:
+    """Make a host of services that answer at once; `recording` is any file."""
+    voices = instant_voices(recording)
+    pipeline = instant_pipeline(voices)
+    return Host(
+        pipeline=pipeline,
+        voices=voices,
+        readiness=Readiness(pipeline, InstantLLM(), InstantToken2Wav(), VOICE),
+        clock=SystemClock(),
+        executor=executor,
+        encode_text=lambda text: [0] * len(text),
+        limits=HostLimits(run_ahead_s=math.inf),
+    )
+
+
+async def ask_pipeline(host: Host) -> float:
     """Return the seconds until the pipeline itself has its first samples, without any wire."""
-    began_s = stand.clock.now()
-    async with aclosing(stand.pipeline.synthesize(SpeechRequest(TEXT, VOICE))) as audio:
+    began_s = host.clock.now()
+    async with aclosing(host.pipeline.synthesize(SpeechRequest(TEXT, VOICE))) as audio:
         async for chunk in audio:
             if len(chunk.samples):
-                return stand.clock.now() - began_s
+                return host.clock.now() - began_s
     raise AssertionError("no audio")
 
 
 @asynccontextmanager
-async def _serve_openai(fields: dict[str, str], stand: Stand) -> AsyncIterator[Request]:
-    host = OpenAIHost(stand.pipeline, stand.executor, lambda text: [0] * len(text), AudioFormat.WAV)
+async def _serve_openai(fields: dict[str, str], host: Host) -> AsyncIterator[Request]:
     app = Starlette(routes=openai_http.routes(lambda: host, 1 << 20))
     body = {"model": "m", "input": TEXT, "voice": VOICE, **fields}
     async with serving(app) as url, aiohttp.ClientSession(url) as http:
 
         async def ask() -> float:
-            began_s = stand.clock.now()
+            began_s = host.clock.now()
             async with http.post(openai_http.PATH, json=body) as answer:
                 answer.raise_for_status()
                 await answer.content.readany()
-                first_s = stand.clock.now() - began_s
+                first_s = host.clock.now() - began_s
                 await answer.read()
             return first_s
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,13 +15,11 @@ from starlette.routing import BaseRoute
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 
-from benchmarks.lib.dialects import TEXT, VOICE, Dialect, Request, Stand, serving
-from benchmarks.lib.instant import InstantLLM, InstantToken2Wav
-from gateway.dialects.common.socket_host import SocketHost
+from benchmarks.lib.dialects import TEXT, VOICE, Dialect, Request, serving
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.speech_ws import socket as speech_ws
-from gateway.doors.grpc import GrpcParts, GrpcSettings, serving_grpc
-from gateway.lifecycle.readiness import Readiness
+from gateway.doors.grpc import GrpcSettings, serving_grpc
+from gateway.host import Host
 
 CONTEXT = "one"
 MULTI_STREAM = f"/v1/text-to-speech/{VOICE}/multi-stream-input?output_format=pcm_24000&auto_mode=true"
@@ -36,19 +33,17 @@ _riva_stub: Call = riva_tts_pb2_grpc.RivaSpeechSynthesisStub
 
 
 @asynccontextmanager
-async def _serve_grpc(call: Call, stand: Stand) -> AsyncIterator[Request]:
-    readiness = Readiness(stand.pipeline, InstantLLM(), InstantToken2Wav(), VOICE)
-    parts = GrpcParts(stand.pipeline, stand.voices, readiness, stand.clock, stand.executor)
+async def _serve_grpc(call: Call, host: Host) -> AsyncIterator[Request]:
     async with (
-        serving_grpc(parts, GrpcSettings(port=0, run_ahead_s=math.inf)) as port,
+        serving_grpc(host, GrpcSettings(port=0)) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
 
         async def ask() -> float:
-            began_s, first_s = stand.clock.now(), None
+            began_s, first_s = host.clock.now(), None
             async for answer in call(channel):
                 if first_s is None and _audio_of(answer):
-                    first_s = stand.clock.now() - began_s
+                    first_s = host.clock.now() - began_s
             assert first_s is not None
             return first_s
 
@@ -74,25 +69,24 @@ def _riva(channel: grpc.aio.Channel) -> Any:
 
 @asynccontextmanager
 async def _serve_socket(
-    routes: Callable[[Callable[[], SocketHost]], Sequence[BaseRoute]],
+    routes: Callable[[Callable[[], Host]], Sequence[BaseRoute]],
     path: str,
     messages: Sequence[Mapping[str, Any]],
     is_last: Callable[[Any], bool],
-    stand: Stand,
+    host: Host,
 ) -> AsyncIterator[Request]:
     """Serve a socket; each request is a connection of its own, timed from its first message."""
-    host = SocketHost(stand.pipeline, stand.voices, stand.clock, stand.executor, run_ahead_s=math.inf)
     async with serving(Starlette(routes=list(routes(lambda: host)))) as url:
 
         async def ask() -> float:
             async with connect(f"ws{url.removeprefix('http')}{path}", proxy=None) as socket:
-                began_s, first_s = stand.clock.now(), None
+                began_s, first_s = host.clock.now(), None
                 for message in messages:
                     await socket.send(json.dumps(message))
                 async for raw in socket:
                     answer = None if isinstance(raw, bytes) else json.loads(raw)
                     if first_s is None and (answer is None or answer.get("audio")):
-                        first_s = stand.clock.now() - began_s
+                        first_s = host.clock.now() - began_s
                     if answer is not None and is_last(answer):
                         break
             assert first_s is not None

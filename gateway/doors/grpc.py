@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -26,18 +25,13 @@ from tts_api.tts.v1 import tts_service_pb2_grpc
 from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.tls import TlsFiles
-from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
-from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
 from gateway.errors import ConfigError, NotReadyError
+from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
-from gateway.speech.pipeline import SpeechPipeline
 from gateway.telemetry.grpc_door import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
-from gateway.voices.registry import VoiceRegistry
-from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +58,6 @@ class GrpcSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_GRPC_PORT
     """0 takes any that is free."""
-    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
-    """See `Pacer`."""
-    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """See `gateway.dialects.common.sending.sent`."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     """Largest request message accepted."""
     grace_s: float = DEFAULT_GRACE_S
@@ -80,35 +70,27 @@ class GrpcSettings:
     """None: in the clear."""
 
 
-@dataclass(frozen=True)
-class GrpcParts:
-    """The gateway's parts behind the door; their owner closes them."""
-
-    pipeline: SpeechPipeline
-    voices: VoiceRegistry
-    readiness: Readiness
-    clock: Clock
-    executor: Executor
-    """Threads for codecs that take time."""
-    access: Access | None = None
-    """Who may come in; None: anyone."""
-    telemetry: Telemetry | None = None
-    """Told of every call."""
-
-
 @asynccontextmanager
-async def serving_grpc(parts: GrpcParts, settings: GrpcSettings) -> AsyncIterator[int]:
+async def serving_grpc(
+    host: Host, settings: GrpcSettings, access: Access | None = None, telemetry: Telemetry | None = None
+) -> AsyncIterator[int]:
     """Serve until the context is left, and yield the port.
 
+    Args:
+        host: the gateway behind the door; its owner closes it.
+        settings: how the door is opened.
+        access: decides who may come in; None: anyone.
+        telemetry: is told of every call.
+
     Raises:
-        ConfigError: the port can't be had.
+        ConfigError: another program listens on the port.
     """
-    server, health = _make_server(parts, settings)
+    server, health = _make_server(host, settings, _interceptors(access, telemetry))
     port = _bind(server, settings)
-    await _tell(health, await _status(parts.readiness))
+    await _tell(health, await _status(host.readiness))
     await server.start()
     logger.info("gRPC on %s:%d", settings.host, port)
-    watching = asyncio.create_task(_watch(parts.readiness, health, settings.health_interval_s))
+    watching = asyncio.create_task(_watch(host.readiness, health, settings.health_interval_s))
     try:
         yield port
     finally:
@@ -118,7 +100,9 @@ async def serving_grpc(parts: GrpcParts, settings: GrpcSettings) -> AsyncIterato
         await server.stop(settings.grace_s)
 
 
-def _make_server(parts: GrpcParts, settings: GrpcSettings) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+def _make_server(
+    host: Host, settings: GrpcSettings, interceptors: list[grpc.aio.ServerInterceptor]
+) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     options = (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # Two servers on one port would share its calls without a word.
@@ -127,11 +111,7 @@ def _make_server(parts: GrpcParts, settings: GrpcSettings) -> tuple[grpc.aio.Ser
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
     )
-    server = grpc.aio.server(
-        interceptors=_interceptors(parts), options=options, maximum_concurrent_rpcs=settings.max_calls
-    )
-    shared = (parts.pipeline, parts.voices, parts.clock, parts.executor)
-    host = SpeechHost(*shared, settings.run_ahead_s, reader_timeout_s=settings.reader_timeout_s)
+    server = grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=settings.max_calls)
     _add_tts(tts_grpc.TextToSpeechServicer(host), server)
     _add_riva(riva_grpc.RivaServicer(host), server)
     health = health_aio.HealthServicer()
@@ -141,13 +121,13 @@ def _make_server(parts: GrpcParts, settings: GrpcSettings) -> tuple[grpc.aio.Ser
     return server, health
 
 
-def _interceptors(parts: GrpcParts) -> list[grpc.aio.ServerInterceptor]:
+def _interceptors(access: Access | None, telemetry: Telemetry | None) -> list[grpc.aio.ServerInterceptor]:
     """Return them from the outermost inwards."""
     interceptors: list[grpc.aio.ServerInterceptor] = []
-    if parts.telemetry is not None:
-        interceptors.append(TelemetryInterceptor(parts.telemetry))
-    if parts.access is not None:
-        interceptors.append(AccessInterceptor(parts.access))
+    if telemetry is not None:
+        interceptors.append(TelemetryInterceptor(telemetry))
+    if access is not None:
+        interceptors.append(AccessInterceptor(access))
     return [*interceptors, ErrorInterceptor(list(_SERVICES))]
 
 

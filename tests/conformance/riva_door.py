@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import soxr
 
 from gateway.audio import AudioFormat
-from gateway.doors.grpc import GrpcSettings
+from gateway.host import HostLimits
 from gateway.voices.registry import NamedVoice
 from tests.conformance.openai_door import ScriptedLLM
 from tests.gateway.audio.decoding import decoded
@@ -27,7 +27,7 @@ _MAX_LENGTH_ERROR_S = 0.06
 async def opened_riva_door(voices: list[NamedVoice]) -> AsyncIterator[tuple[Door, ScriptedLLM]]:
     """Start the door, paced as it is by default; on leaving, everything that clients began must be over."""
     llm = ScriptedLLM(speech_deltas(SPEECH_TOKENS))
-    async with opened_grpc(llm, SpeakingToken2Wav(), voices, GrpcSettings(port=0)) as door:
+    async with opened_grpc(llm, SpeakingToken2Wav(), voices, limits=HostLimits()) as door:
         await door.readiness.warm_up()
         llm.utterances.clear()
         yield door, llm

@@ -13,9 +13,10 @@ import pytest
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, busy_ports
 from cosydit.stack.stack import LocalStack, triton_spec
-from gateway.app import Gateway, open_gateway
+from gateway.app import open_gateway
 from gateway.config import GatewayConfig
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
+from gateway.host import Host
 from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
 from tests.e2e.conftest import RunningStack, make_options, wait_until
@@ -32,7 +33,7 @@ def mortal(checkpoint: CheckpointLayout, tmp_path: Path) -> Iterator[RunningStac
 
 
 @asynccontextmanager
-async def _gateway(running: RunningStack) -> AsyncIterator[Gateway]:
+async def _gateway(running: RunningStack) -> AsyncIterator[Host]:
     options = running.options
     config = GatewayConfig(
         tokenizer_dir=options.checkpoint.llm_dir,
@@ -50,7 +51,7 @@ def _kill(service: ServiceProcess) -> None:
     wait_until(lambda: service.returncode is not None, f"{service.spec.name}'s death")
 
 
-async def _speak_until_dead(gateway: Gateway, victim: ServiceProcess) -> SpeechResult:
+async def _speak_until_dead(gateway: Host, victim: ServiceProcess) -> SpeechResult:
     result = SpeechResult()
     async for _ in gateway.pipeline.synthesize(SpeechRequest(LONG_TEXT, seed=0), result):
         if victim.returncode is None:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from gateway.audio import AudioFormat
 from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
+from gateway.host import Host, HostLimits
+from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.vocab import llm_id_from_speech_id
+from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
 PROMPT_TOKENS = (7, 8, 9)
+UNPACED = HostLimits(run_ahead_s=math.inf)
+"""Audio goes out as fast as it is made."""
 
 
 class ManualClock:
@@ -151,6 +159,34 @@ class CharacterEncoder:
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 1000 for character in text]
+
+
+def make_host(
+    pipeline: SpeechPipeline,
+    voices: VoiceRegistry,
+    executor: Executor | None = None,
+    *,
+    readiness: Readiness | None = None,
+    clock: Clock | None = None,
+    default_format: AudioFormat = AudioFormat.WAV,
+    limits: HostLimits = UNPACED,
+) -> Host:
+    """Put a host together; a test names the parts that it looks at."""
+    return Host(
+        pipeline=pipeline,
+        voices=voices,
+        readiness=readiness or Readiness(pipeline, FakeLLM([]), FakeToken2Wav(), "default"),
+        clock=clock or ManualClock(),
+        executor=executor or ThreadPoolExecutor(1),
+        encode_text=CharacterEncoder().encode,
+        default_format=default_format,
+        limits=limits,
+    )
+
+
+def make_voices_host(voices: VoiceRegistry) -> Host:
+    """Put a host together of which only the voices are asked."""
+    return make_host(make_pipeline(FakeLLM([]), FakeToken2Wav(), []), voices)
 
 
 def token_event(speech_ids: Iterable[int], finish_reason: str | None = None, extra: Iterable[int] = ()) -> bytes:

@@ -14,9 +14,10 @@ from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
 
 from gateway.access.settings import AccessSettings
-from gateway.app import Gateway, build_app
 from gateway.config import parse_args
+from gateway.doors.http import build_app
 from gateway.errors import ConfigError
+from gateway.host import Host
 from gateway.telemetry.exposition import metrics_port
 from gateway.telemetry.heartbeat import BEAT_INTERVAL_S, MAX_SILENCE_S, Heartbeat, beating
 from gateway.telemetry.metrics import GatewayMetrics
@@ -108,7 +109,7 @@ async def test_a_grpc_call_without_a_key_is_counted(voices: Voices) -> None:
 
 
 async def test_without_keys_the_http_door_answers_metrics() -> None:
-    def never() -> Gateway:
+    def never() -> Host:
         raise AssertionError("metrics need no gateway")
 
     app = build_app(never, 1000, GatewayMetrics().registry)  # type: ignore[arg-type]

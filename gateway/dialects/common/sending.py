@@ -8,10 +8,6 @@ from collections.abc import Awaitable
 from gateway.errors import StalledReaderError
 from servicekit.timeouts import timeout
 
-DEFAULT_READER_TIMEOUT_S = 120.0
-"""Far longer than a WebSocket's, as players of files stop reading while they have minutes ahead; whoever speaks holds
-both services until then."""
-
 
 async def sent(sending: Awaitable[None], timeout_s: float) -> None:
     """Wait until the reader has made room for what is sent.

@@ -16,11 +16,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.common.request_body import read_body
-from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.common.streamed_answer import StreamedAnswer
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_speech, whole_speech
 from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
 from gateway.errors import GatewayError
+from gateway.host import Host
 from gateway.speech.request import SpeechRequest, decode_text
 from gateway.voices.registry import NamedVoice
 
@@ -40,10 +40,10 @@ class SpeechBody(BaseModel):
     voice_settings: VoiceSettings | None = None
 
 
-Make = Callable[[SocketHost, SpeechOrder], AsyncGenerator[bytes]]
+Make = Callable[[Host, SpeechOrder], AsyncGenerator[bytes]]
 
 
-def routes(host: Callable[[], SocketHost], max_body_bytes: int) -> list[BaseRoute]:
+def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
     """Return the routes, ready to be added to an application.
 
     Args:
@@ -73,7 +73,7 @@ def routes(host: Callable[[], SocketHost], max_body_bytes: int) -> list[BaseRout
 class SpeechEndpoint:
     """A route that speaks, as an ASGI application."""
 
-    def __init__(self, host: Callable[[], SocketHost], max_body_bytes: int, make: Make, media_type: str | None) -> None:
+    def __init__(self, host: Callable[[], Host], max_body_bytes: int, make: Make, media_type: str | None) -> None:
         """Keep where to find the parts once the application has started.
 
         Args:
@@ -116,7 +116,7 @@ class SpeechEndpoint:
         media_type = self._media_type or order.output.audio_format.media_type
         headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
         host = self._host()
-        return StreamedAnswer(self._make(host, order), headers, error_response, name, host.reader_timeout_s)
+        return StreamedAnswer(self._make(host, order), headers, error_response, name, host.limits.reader_timeout_s)
 
 
 def _unprocessable(error: ValidationError) -> Response:
@@ -125,7 +125,7 @@ def _unprocessable(error: ValidationError) -> Response:
     return JSONResponse({"detail": detail}, _UNPROCESSABLE)
 
 
-def _voices(host: SocketHost, wanted: str) -> list[dict[str, Any]]:
+def _voices(host: Host, wanted: str) -> list[dict[str, Any]]:
     voices = [host.voices.find(name) for name in host.voices.names]
     described = [
         {"voice_id": voice.name, "name": voice.name, "category": "premade"}

@@ -7,11 +7,11 @@ import uuid
 from gateway.delivery.frames import Delivery
 from gateway.delivery.pacer import Pacer
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs.audio import AlignmentWriter, Send
 from gateway.dialects.elevenlabs.context import ContextParts, SpeakingContext
 from gateway.dialects.elevenlabs.text import BufferedFeed, MessageFeed, TextFeed
 from gateway.dialects.elevenlabs.wire import ClientMessage, StreamOptions
+from gateway.host import Host
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.text import LIVE_TEXT, WHOLE_TEXT
@@ -20,7 +20,7 @@ from gateway.text import LIVE_TEXT, WHOLE_TEXT
 class ContextOpener:
     """Opens any number of contexts, each with parts of its own."""
 
-    def __init__(self, host: SocketHost, voice: str, options: StreamOptions) -> None:
+    def __init__(self, host: Host, voice: str, options: StreamOptions) -> None:
         """Keep what all contexts have in common."""
         self.host = host
         self.options = options
@@ -51,7 +51,7 @@ class ContextOpener:
             feed=self._feed(session, first),
             encoder=TurnEncoder(speech.output, self.host.executor, first.speed),
             alignment=AlignmentWriter(is_absolute=self.options.is_absolute, speed=first.speed),
-            delivery=Delivery(Pacer(self.host.clock, self.host.run_ahead_s), first.speed),
+            delivery=Delivery(Pacer(self.host.clock, self.host.limits.run_ahead_s), first.speed),
             clock=self.host.clock,
         )
         return SpeakingContext(context_id, parts, send)

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.audio import OutputFormat
 from gateway.delivery.frames import frames_of, timed
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.common.socket_host import SocketHost
+from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.text_clock import CharacterTime
 
@@ -26,7 +26,7 @@ class SpeechOrder:
     speed: float
 
 
-async def whole_speech(host: SocketHost, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def whole_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech.
 
     Raises:
@@ -39,7 +39,7 @@ async def whole_speech(host: SocketHost, order: SpeechOrder) -> AsyncGenerator[b
         yield await encoder.finish()
 
 
-async def timestamped_speech(host: SocketHost, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def timestamped_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
     """Yield lines of JSON, each with some audio and the characters that end in it; times count from the first sample.
 
     A line holds a tenth of a second: aiohttp's clients read no line that is longer than 128 KiB.

@@ -28,7 +28,6 @@ from gateway.dialects.common.json_socket import (
     SocketClosedError,
     refuse,
 )
-from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.elevenlabs.context import ContextState, SpeakingContext
 from gateway.dialects.elevenlabs.opener import ContextOpener
 from gateway.dialects.elevenlabs.wire import (
@@ -40,6 +39,7 @@ from gateway.dialects.elevenlabs.wire import (
     parse_stream_options,
 )
 from gateway.errors import GatewayError, InvalidRequestError
+from gateway.host import Host
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ FAREWELL_S = 0.3
 """How long the final messages of cancelled contexts may take."""
 
 
-def routes(host: Callable[[], SocketHost]) -> list[BaseRoute]:
+def routes(host: Callable[[], Host]) -> list[BaseRoute]:
     """Return the routes, ready to be added to an application.
 
     Args:
@@ -176,7 +176,7 @@ class MultiStreamInput(TextSocket):
             _guarded(context, lambda: context.take(message))
 
     async def _open_within_limit(self, context_id: str, first: ClientMessage) -> SpeakingContext | None:
-        limit = self._opener.host.max_contexts
+        limit = self._opener.host.limits.max_contexts
         if len(self._contexts) >= limit:
             got = f"{limit} contexts are open on this connection, the most there may be"
             await self._leave("max_active_conversations", f"{got}; close one before you open another")
@@ -246,9 +246,7 @@ class StreamInput(TextSocket):
         await self._socket.close(FAILURE_CLOSE, context.failure.code)
 
 
-async def _serve(
-    websocket: WebSocket, host: SocketHost, make: Callable[[JsonSocket, ContextOpener], TextSocket]
-) -> None:
+async def _serve(websocket: WebSocket, host: Host, make: Callable[[JsonSocket, ContextOpener], TextSocket]) -> None:
     try:
         options = parse_stream_options(websocket.query_params)
         host.voices.check(websocket.path_params["voice"])
@@ -256,7 +254,7 @@ async def _serve(
     except GatewayError as error:
         await refuse(websocket, error_response(error))
         return
-    socket = JsonSocket(websocket, host.max_message_bytes, host.send_timeout_s)
+    socket = JsonSocket(websocket, host.limits.max_message_bytes, host.limits.send_timeout_s)
     await socket.accept()
     await make(socket, ContextOpener(host, websocket.path_params["voice"], options)).serve()
 

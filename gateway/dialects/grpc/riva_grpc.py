@@ -18,9 +18,9 @@ from gateway.delivery.pacer import Pacer
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.delivery.words import WordGatherer, WordTime
 from gateway.dialects.common.sending import sent
-from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaOrder, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
+from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SessionAudio
 
@@ -40,7 +40,7 @@ Response = riva_tts_pb2.SynthesizeSpeechResponse
 class RivaServicer:
     """The service's methods, as `add_RivaSpeechSynthesisServicer_to_server` takes them."""
 
-    def __init__(self, host: SpeechHost, max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES) -> None:
+    def __init__(self, host: Host, max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES) -> None:
         """Keep what to speak with.
 
         Args:
@@ -107,10 +107,10 @@ class RivaServicer:
 class _OnlineCall:
     """One call of SynthesizeOnline: its listener and its encoder outlive the single texts."""
 
-    def __init__(self, host: SpeechHost, context: Any) -> None:
+    def __init__(self, host: Host, context: Any) -> None:
         self._host = host
         self._context = context
-        self._pacer = Pacer(host.clock, host.run_ahead_s)
+        self._pacer = Pacer(host.clock, host.limits.run_ahead_s)
         self._delivery = Delivery(self._pacer)
         self._encoder: TurnEncoder | None = None
         self._before: tuple[SpeechRequest, SpeechResult] | None = None
@@ -139,7 +139,7 @@ class _OnlineCall:
         sentences would run ahead without bound.
         """
         await self._finish_encoder()
-        while (wait_s := self._pacer.ahead_s - self._host.run_ahead_s / 2) > 0:
+        while (wait_s := self._pacer.ahead_s - self._host.limits.run_ahead_s / 2) > 0:
             await asyncio.sleep(wait_s)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class _OnlineCall:
             await self._write(Response(audio=rest))
 
     async def _write(self, response: Response) -> None:
-        await sent(self._context.write(response), self._host.reader_timeout_s)
+        await sent(self._context.write(response), self._host.limits.reader_timeout_s)
 
     def _continued(self, speech: SpeechRequest) -> SpeechResult:
         """Return a result that goes on from the text before, if that had the same voice."""

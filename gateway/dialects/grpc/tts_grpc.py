@@ -21,9 +21,9 @@ from gateway.delivery.frames import Delivery, timed
 from gateway.delivery.pacer import Pacer
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.sending import sent
-from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc.tts_config import SpeechOrder, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError
+from gateway.host import Host
 from gateway.speech.request import SpeechResult
 from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.speech.text_clock import CharacterTime
@@ -37,7 +37,7 @@ Speech = AsyncGenerator[SessionAudio]
 class TextToSpeechServicer:
     """The service's methods, as `add_TextToSpeechServiceServicer_to_server` takes them."""
 
-    def __init__(self, host: SpeechHost) -> None:
+    def __init__(self, host: Host) -> None:
         """Keep what to speak with."""
         self._host = host
 
@@ -66,7 +66,7 @@ class TextToSpeechServicer:
         order = read_config(await _first_config(requests))
         session = SpeechSession(self._host.pipeline, order.speech)
         answer = _Answer(
-            self._host, order, self._host.run_ahead_s, context, tts_service_pb2.StreamingSynthesizeResponse
+            self._host, order, self._host.limits.run_ahead_s, context, tts_service_pb2.StreamingSynthesizeResponse
         )
         try:
             is_cancelled = await _until_cancelled(answer.speak(session.audio()), _read(requests, session))
@@ -87,7 +87,7 @@ class _Answer:
 
     def __init__(
         self,
-        host: SpeechHost,
+        host: Host,
         order: SpeechOrder,
         run_ahead_s: float,
         context: Any,
@@ -148,7 +148,7 @@ class _Answer:
     async def settle(self) -> None:
         """Wait for a message that a cancel found half written; gRPC hangs if anything comes beside it."""
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=self._host.reader_timeout_s)
+            await asyncio.wait({self._writing}, timeout=self._host.limits.reader_timeout_s)
 
     @property
     def _sent_s(self) -> float:
@@ -178,7 +178,7 @@ class _Answer:
         self._writing = asyncio.ensure_future(self._context.write(self._message_type(**event)))
         self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
         try:
-            await sent(asyncio.shield(self._writing), self._host.reader_timeout_s)
+            await sent(asyncio.shield(self._writing), self._host.limits.reader_timeout_s)
         except StalledReaderError:
             self._writing = None
             raise

@@ -25,6 +25,7 @@ from gateway.errors import (
     VoiceRateError,
     VoiceStoreFullError,
 )
+from gateway.host import Host
 from gateway.voices.directory import StoredVoice
 from gateway.voices.draft import VoiceDraft, too_large
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -56,14 +57,14 @@ _CLIENT_LEFT = 400
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def routes(registry: Callable[[], VoiceRegistry], caller_of: Callable[[Request], str] | None = None) -> list[BaseRoute]:
+def routes(host: Callable[[], Host], caller_of: Callable[[Request], str] | None = None) -> list[BaseRoute]:
     """Return the routes, ready to be added to an application.
 
     Args:
-        registry: where to find the voices once the application has started.
+        host: returns the host, whose voices are asked, once the application has started.
         caller_of: names the caller whose creations are counted; by default its address.
     """
-    voices = _Voices(registry, caller_of or _address)
+    voices = _Voices(lambda: host().voices, caller_of or _address)
     return [
         Route(PATH, _answering(voices.list), methods=["GET"]),
         Route(PATH, _answering(voices.create), methods=["POST"]),

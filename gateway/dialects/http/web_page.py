@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.voices.registry import VoiceRegistry
+from gateway.host import Host
 
 FILES_PATH = "/web"
 SETTINGS_PATH = f"{FILES_PATH}/settings.json"
@@ -50,17 +50,17 @@ _HEADERS = {
 }
 
 
-def routes(registry: Callable[[], VoiceRegistry]) -> list[BaseRoute]:
+def routes(host: Callable[[], Host]) -> list[BaseRoute]:
     """Return the routes, ready to be added to an application; their files are read now.
 
     They carry nothing secret and are to stay open where an API key is needed: the page asks for the key.
 
     Args:
-        registry: where to find the voices once the application has started.
+        host: returns the host, whose voices are asked, once the application has started.
     """
 
     async def settings(request: Request) -> Response:
-        max_bytes = registry().max_audio_bytes
+        max_bytes = host().voices.max_audio_bytes
         answer = {"voice_creation": max_bytes > 0, "max_recording_bytes": max_bytes}
         return JSONResponse(answer, headers={**_HEADERS, "cache-control": "no-store"})
 

@@ -19,8 +19,9 @@ from gateway.dialects.common.request_body import read_body
 from gateway.dialects.common.streamed_answer import StreamedAnswer
 from gateway.dialects.openai.errors import error_response
 from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
-from gateway.dialects.openai.speech import OpenAIHost, audio_events, bare_audio
+from gateway.dialects.openai.speech import audio_events, bare_audio
 from gateway.errors import GatewayError
+from gateway.host import Host
 
 PATH = "/v1/audio/speech"
 
@@ -30,7 +31,7 @@ _CLIENT_LEFT = 400
 _NO_CONTENT = 204
 
 
-def routes(host: Callable[[], OpenAIHost], max_body_bytes: int) -> list[BaseRoute]:
+def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
     """Return the routes, ready to be added to an application.
 
     Args:
@@ -55,7 +56,7 @@ def options_route(path: str, methods: str) -> Route:
 class SpeechEndpoint:
     """The route that speaks, as an ASGI application."""
 
-    def __init__(self, host: Callable[[], OpenAIHost], max_body_bytes: int) -> None:
+    def __init__(self, host: Callable[[], Host], max_body_bytes: int) -> None:
         """Keep where to find the parts once the application has started."""
         self._host = host
         self._max_body_bytes = max_body_bytes
@@ -82,7 +83,7 @@ class SpeechEndpoint:
             _headers(order),
             lambda error: error_response(error, request_id),
             request_id,
-            host.reader_timeout_s,
+            host.limits.reader_timeout_s,
         )
 
 

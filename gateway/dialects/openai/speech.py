@@ -12,18 +12,15 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
-from gateway.audio import AsyncEncoder, AudioFormat, open_encoder
+from gateway.audio import AsyncEncoder, open_encoder
 from gateway.core import AudioChunk, FloatArray
-from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
 from gateway.dialects.openai.errors import error_object
 from gateway.dialects.openai.request import SpeechOrder
 from gateway.errors import GatewayError
-from gateway.speech.pipeline import SpeechPipeline
+from gateway.host import Host
 from gateway.speech.request import SpeechResult
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
@@ -33,22 +30,7 @@ _MAX_DELTA_BYTES = 24 * 1024
 """Of audio in one event: some clients read lines of 64 KiB at most. Half a second of PCM."""
 
 
-@dataclass(frozen=True)
-class OpenAIHost:
-    """The gateway's parts that this dialect needs."""
-
-    pipeline: SpeechPipeline
-    executor: Executor
-    """Threads for codecs that take time."""
-    encode_text: Callable[[str], list[int]]
-    """The LLM's tokenizer."""
-    default_format: AudioFormat
-    """For requests that name none."""
-    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """See `sent`."""
-
-
-async def bare_audio(host: OpenAIHost, order: SpeechOrder, result: SpeechResult | None = None) -> AsyncGenerator[bytes]:
+async def bare_audio(host: Host, order: SpeechOrder, result: SpeechResult | None = None) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech; pieces may be empty.
 
     Raises:
@@ -64,7 +46,7 @@ async def bare_audio(host: OpenAIHost, order: SpeechOrder, result: SpeechResult 
         yield await encoder.finish()
 
 
-async def audio_events(host: OpenAIHost, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def audio_events(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
     """Yield the speech as server-sent events.
 
     Raises:

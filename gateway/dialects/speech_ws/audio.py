@@ -14,8 +14,8 @@ from gateway.core import FloatArray
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.json_socket import JsonSocket
 from gateway.dialects.common.sentence_audio import SentenceEnd
-from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.speech_ws.wire import SpeechConfig, word_times
+from gateway.host import Host
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _MS_PER_S = 1000
@@ -40,9 +40,7 @@ class SentenceWriter(Protocol):
         ...
 
 
-def sentence_writer(
-    socket: JsonSocket, host: SocketHost, config: SpeechConfig, names: dict[str, Any]
-) -> SentenceWriter:
+def sentence_writer(socket: JsonSocket, host: Host, config: SpeechConfig, names: dict[str, Any]) -> SentenceWriter:
     """Open what sends a sentence the way that the config asks for.
 
     Args:
@@ -65,7 +63,7 @@ def sentence_writer(
 class WholeWriter:
     """One binary message, a file of its own."""
 
-    def __init__(self, socket: JsonSocket, host: SocketHost, config: SpeechConfig) -> None:
+    def __init__(self, socket: JsonSocket, host: Host, config: SpeechConfig) -> None:
         """Begin without audio."""
         self._socket = socket
         self._host = host

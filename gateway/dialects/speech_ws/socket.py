@@ -21,7 +21,6 @@ from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
 from gateway.dialects.common.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
-from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.speech_ws.utterance import Utterance, UtteranceParts
 from gateway.dialects.speech_ws.wire import (
     MAX_CONFIG_BYTES,
@@ -31,11 +30,12 @@ from gateway.dialects.speech_ws.wire import (
     parse_config,
 )
 from gateway.errors import InvalidRequestError, TextTooLongError
+from gateway.host import Host
 
 PATH = "/v1/audio/speech/stream"
 
 
-def routes(host: Callable[[], SocketHost]) -> list[BaseRoute]:
+def routes(host: Callable[[], Host]) -> list[BaseRoute]:
     """Return the routes, ready to be added to an application.
 
     Args:
@@ -43,7 +43,7 @@ def routes(host: Callable[[], SocketHost]) -> list[BaseRoute]:
     """
 
     async def serve(websocket: WebSocket) -> None:
-        socket = JsonSocket(websocket, MAX_CONFIG_BYTES, host().send_timeout_s)
+        socket = JsonSocket(websocket, MAX_CONFIG_BYTES, host().limits.send_timeout_s)
         await socket.accept()
         await SpeechSocket(socket, host()).serve()
 
@@ -53,7 +53,7 @@ def routes(host: Callable[[], SocketHost]) -> list[BaseRoute]:
 class SpeechSocket:
     """One connection: takes text while its utterances are spoken, one behind the other."""
 
-    def __init__(self, socket: JsonSocket, host: SocketHost) -> None:
+    def __init__(self, socket: JsonSocket, host: Host) -> None:
         """Keep the accepted socket; nothing can be said before a config."""
         self._socket = socket
         self._host = host
@@ -151,7 +151,7 @@ class SpeechSocket:
             raise InvalidRequestError("there is no config yet; send session.config first", param="type")
         if self._open is not None:
             return self._open
-        if len(self._utterances) >= self._host.max_contexts:
+        if len(self._utterances) >= self._host.limits.max_contexts:
             got = f"{len(self._utterances)} utterances wait, which is the limit"
             raise TextTooLongError(f"{got}; wait for session.done before you send more", param="text")
         parts = UtteranceParts(self._socket, self._host, self._config, self._session_id, self._made)
@@ -176,10 +176,10 @@ class SpeechSocket:
         active_s = [self._last_message_s, *(utterance.last_active_s for utterance in self._utterances)]
         if any(utterance.has_ended for utterance in self._utterances):
             active_s.append(now_s)
-        return max(active_s) + self._host.idle_timeout_s - now_s
+        return max(active_s) + self._host.limits.idle_timeout_s - now_s
 
     async def _leave_idle(self) -> None:
-        error = InvalidRequestError(f"no message came for {self._host.idle_timeout_s:g} seconds; connect again")
+        error = InvalidRequestError(f"no message came for {self._host.limits.idle_timeout_s:g} seconds; connect again")
         await self._socket.send(error_message(error))
         await self._socket.close(POLICY_CLOSE, "idle")
         raise SocketClosedError

@@ -26,10 +26,10 @@ from gateway.dialects.common.sentence_audio import (
     SentenceStart,
     UtteranceCutter,
 )
-from gateway.dialects.common.socket_host import SocketHost
 from gateway.dialects.speech_ws.audio import SentenceWriter, sentence_writer
 from gateway.dialects.speech_ws.wire import Granularity, SpeechConfig, error_message
 from gateway.errors import GatewayError, TextTooLongError
+from gateway.host import Host
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from token2wav_service.contract import SAMPLE_RATE_HZ
@@ -45,7 +45,7 @@ class UtteranceParts:
     """Where an utterance belongs."""
 
     socket: JsonSocket
-    host: SocketHost
+    host: Host
     config: SpeechConfig
     session_id: str
     index: int
@@ -61,7 +61,9 @@ class Utterance:
         name = f"{parts.session_id}-{parts.index}"
         request = SpeechRequest("", config.voice, config.seed, text_options=config.text_options, request_id=name)
         self._session = SpeechSession(host.pipeline, request, split=config.granularity.split)
-        self._delivery = Delivery(Pacer(host.clock, host.run_ahead_s if config.is_streamed else math.inf), config.speed)
+        self._delivery = Delivery(
+            Pacer(host.clock, host.limits.run_ahead_s if config.is_streamed else math.inf), config.speed
+        )
         self._held = ""
         self._has_ended = self._is_cancelled = False
         self._speech: Interruptible | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,21 +27,14 @@ from gateway.access.metered_pipeline import MeteredPipeline
 from gateway.access.server_options import http_rules, uvicorn_options
 from gateway.access.settings import AccessSettings, WireLimits, open_access
 from gateway.access.tls import TlsFiles
-from gateway.audio import AudioFormat
-from gateway.dialects.common.socket_host import SocketHost
-from gateway.dialects.elevenlabs import http as elevenlabs_http
-from gateway.dialects.elevenlabs import ws as elevenlabs_ws
-from gateway.dialects.http import voices_http
-from gateway.dialects.openai import http as openai_http
-from gateway.dialects.openai import models as openai_models
-from gateway.dialects.openai.speech import OpenAIHost
-from gateway.dialects.speech_ws import socket as speech_ws
-from gateway.doors.grpc import GrpcParts, GrpcSettings, serving_grpc
+from gateway.doors.grpc import GrpcSettings, serving_grpc
+from gateway.doors.http import dialect_routes
+from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
 from gateway.telemetry.http_door import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
-from tests.gateway.fakes import CharacterEncoder, FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host, speech_deltas
 
 KEY = "sk-of-anna-0123456789"
 OTHER_KEY = "sk-of-bob-0123456789"
@@ -102,15 +94,12 @@ async def opened_door(
     pipeline = MeteredPipeline(access, llm, token2wav, registry, None, clock, observer=observer)
     readiness = Readiness(pipeline, llm, token2wav, "default")
     with ThreadPoolExecutor(2) as executor:
-        routes = _routes(
-            SocketHost(pipeline, registry, clock, executor, math.inf),
-            OpenAIHost(pipeline, executor, CharacterEncoder().encode, AudioFormat.WAV),
-        )
-        parts = GrpcParts(pipeline, registry, readiness, clock, executor, access, telemetry)
-        grpc_settings = GrpcSettings(port=0, run_ahead_s=math.inf, tls=settings.tls, max_calls=100)
+        host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock)
+        routes = _routes(host)
+        grpc_settings = GrpcSettings(port=0, tls=settings.tls, max_calls=100)
         async with (
             _serving_http(Starlette(routes=routes), access, settings, telemetry) as port,
-            serving_grpc(parts, grpc_settings) as grpc_port,
+            serving_grpc(host, grpc_settings, access, telemetry) as grpc_port,
             _channel(grpc_port, settings.tls) as channel,
             httpx.AsyncClient(base_url=_url(port, settings.tls), timeout=5, trust_env=False, verify=_trust()) as http,
         ):
@@ -155,7 +144,7 @@ def recorded(logger_name: str = "") -> Iterator[list[str]]:
         logger.setLevel(level)
 
 
-def _routes(sockets: SocketHost, openai: OpenAIHost) -> list[BaseRoute]:
+def _routes(host: Host) -> list[BaseRoute]:
     async def answer(request: Any) -> PlainTextResponse:
         return PlainTextResponse(caller_of(request))
 
@@ -164,12 +153,7 @@ def _routes(sockets: SocketHost, openai: OpenAIHost) -> list[BaseRoute]:
         Route("/healthz", answer),
         Route("/web/app.js", answer),
         Route("/caller", answer),
-        *openai_http.routes(lambda: openai, 100_000),
-        *openai_models.routes(),
-        *voices_http.routes(lambda: sockets.voices, caller_of),
-        *elevenlabs_http.routes(lambda: sockets, 100_000),
-        *elevenlabs_ws.routes(lambda: sockets),
-        *speech_ws.routes(lambda: sockets),
+        *dialect_routes(lambda: host, 100_000),
     ]
 
 

@@ -20,19 +20,19 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.common.socket_host import (
-    DEFAULT_IDLE_TIMEOUT_S,
-    DEFAULT_MAX_CONTEXTS,
-    DEFAULT_SEND_TIMEOUT_S,
-    SocketHost,
-)
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.speech_ws import socket as speech_ws
+from gateway.host import (
+    DEFAULT_IDLE_TIMEOUT_S,
+    DEFAULT_MAX_CONTEXTS,
+    DEFAULT_READER_TIMEOUT_S,
+    DEFAULT_SEND_TIMEOUT_S,
+    HostLimits,
+)
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_pipeline
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_host, make_pipeline
 
 ONE, TWO = "This is the first sentence of it.", "And here comes the second one, longer."
 MULTI = "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000"
@@ -136,19 +136,17 @@ async def opened_door(
 ) -> AsyncIterator[Door]:
     """Start the server and stop it again."""
     pipeline = make_pipeline(llm, token2wav, voices)
+    limits = HostLimits(
+        run_ahead_s=run_ahead_s,
+        reader_timeout_s=reader_timeout_s,
+        max_contexts=max_contexts,
+        max_message_bytes=MAX_MESSAGE_BYTES,
+        idle_timeout_s=idle_timeout_s,
+        send_timeout_s=send_timeout_s,
+    )
     with ThreadPoolExecutor(1) as executor:
-        host = SocketHost(
-            pipeline,
-            VoiceRegistry(token2wav, voices),
-            clock or SystemClock(),
-            executor,
-            run_ahead_s,
-            max_contexts,
-            MAX_MESSAGE_BYTES,
-            idle_timeout_s,
-            send_timeout_s,
-            reader_timeout_s=reader_timeout_s,
-        )
+        registry = VoiceRegistry(token2wav, voices)
+        host = make_host(pipeline, registry, executor, clock=clock or SystemClock(), limits=limits)
         routes = [
             *elevenlabs_ws.routes(lambda: host),
             *elevenlabs_http.routes(lambda: host, MAX_BODY_BYTES),

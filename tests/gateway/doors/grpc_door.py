@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,15 +13,16 @@ import grpc
 from riva.proto import riva_tts_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from gateway.doors.grpc import GrpcParts, GrpcSettings, serving_grpc
+from gateway.doors.grpc import GrpcSettings, serving_grpc
+from gateway.host import HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav
+from tests.gateway.fakes import UNPACED, FakeLLM, FakeToken2Wav, make_host
 
 PATIENCE_S = 10.0
-UNPACED = GrpcSettings(port=0, run_ahead_s=math.inf)
+ANY_PORT = GrpcSettings(port=0)
 
 
 @dataclass
@@ -56,8 +56,9 @@ async def opened_grpc(
     llm: FakeLLM,
     token2wav: FakeToken2Wav,
     voices: list[NamedVoice],
-    settings: GrpcSettings = UNPACED,
+    settings: GrpcSettings = ANY_PORT,
     clock: Clock | None = None,
+    limits: HostLimits = UNPACED,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; nothing may be left running behind it."""
     clock = clock or SystemClock()
@@ -65,8 +66,8 @@ async def opened_grpc(
     pipeline = SpeechPipeline(llm, token2wav, registry, clock=clock)
     readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
     with ThreadPoolExecutor(1) as executor:
-        parts = GrpcParts(pipeline, registry, readiness, clock, executor)
-        async with serving_grpc(parts, settings) as port:
+        host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, limits=limits)
+        async with serving_grpc(host, settings) as port:
             address = f"127.0.0.1:{port}"
             async with grpc.aio.insecure_channel(address) as channel:
                 door = Door(address, channel, readiness, llm, token2wav)

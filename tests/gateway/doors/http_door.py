@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import httpx
 import uvicorn
 
-from gateway.app import Gateway, build_app
 from gateway.audio import AudioFormat
-from gateway.dialects.common.sending import DEFAULT_READER_TIMEOUT_S
-from gateway.dialects.openai.speech import OpenAIHost
+from gateway.doors.http import build_app
+from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.voices.aliases import VoiceAliases
 from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceRegistry
 from gateway.voices.store import VoiceStore
-from tests.gateway.fakes import CharacterEncoder, FakeLLM, FakeToken2Wav, ManualClock
+from servicekit.clock import SystemClock
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host
 
 MAX_BODY_BYTES = 200_000
 
@@ -67,15 +67,22 @@ async def opened_door(
     """Start the door and stop it again."""
 
     @asynccontextmanager
-    async def open_parts() -> AsyncIterator[Gateway]:
+    async def open_host() -> AsyncIterator[Host]:
         registry = VoiceRegistry(token2wav, voices, store=store, aliases=aliases)
         pipeline = SpeechPipeline(llm, token2wav, registry, clock=ManualClock())
         readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
         with ThreadPoolExecutor(1) as executor:
-            openai = OpenAIHost(pipeline, executor, CharacterEncoder().encode, default_format, reader_timeout_s)
-            yield Gateway(pipeline, readiness, registry, executor, openai)
+            yield make_host(
+                pipeline,
+                registry,
+                executor,
+                readiness=readiness,
+                clock=SystemClock(),
+                default_format=default_format,
+                limits=HostLimits(reader_timeout_s=reader_timeout_s),
+            )
 
-    config = uvicorn.Config(build_app(open_parts, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")
+    config = uvicorn.Config(build_app(open_host, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:

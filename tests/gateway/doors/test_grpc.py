@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from typing import Any
 
@@ -61,7 +60,7 @@ async def test_reflection_shows_the_services_and_their_messages(voices: list[Nam
 
 @pytest.mark.parametrize("megabytes", [5, 7])
 async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], megabytes: int) -> None:
-    settings = GrpcSettings(port=0, run_ahead_s=math.inf, max_message_bytes=6 * 2**20)
+    settings = GrpcSettings(port=0, max_message_bytes=6 * 2**20)
     prompt = speech_pb2.VoicePrompt(audio=b"RIFF" + bytes(megabytes * 2**20))
     config = speech_pb2.SpeechConfig(voice=speech_pb2.Voice(prompt=prompt))
     request = tts_service_pb2.SynthesizeRequest(text="Hello.", config=config)

@@ -12,12 +12,12 @@ import pytest
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import tts_service_pb2
 
-from gateway.doors.grpc import GrpcSettings
+from gateway.host import HostLimits
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.grpc_door import CONFIG, END, Door, failure_of, opened_grpc, say
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
-IMPATIENT = GrpcSettings(port=0, run_ahead_s=math.inf, reader_timeout_s=0.3)
+IMPATIENT = HostLimits(run_ahead_s=math.inf, reader_timeout_s=0.3)
 
 
 def whole(door: Door) -> Any:
@@ -36,7 +36,7 @@ def online(door: Door) -> Any:
 @pytest.mark.parametrize("ask", [whole, written, online])
 async def test_a_reader_who_stands_still_is_given_up(voices: list[NamedVoice], ask: Callable[[Door], Any]) -> None:
     llm, token2wav = FakeLLM(speech_deltas(25 * 3600, per_delta=50)), FakeToken2Wav()
-    async with opened_grpc(llm, token2wav, voices, IMPATIENT) as door:
+    async with opened_grpc(llm, token2wav, voices, limits=IMPATIENT) as door:
         call = ask(door)
         await call.read()
         while not token2wav.open_streams:

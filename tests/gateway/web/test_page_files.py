@@ -8,7 +8,7 @@ import pytest
 
 from gateway.dialects.http import web_page
 from gateway.voices.registry import VoiceRegistry
-from tests.gateway.fakes import FakeToken2Wav
+from tests.gateway.fakes import FakeToken2Wav, make_voices_host
 from tests.gateway.web.page_files import DIRECTORY, FIELDS, colours, contrast, read_page, scripts
 
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -18,7 +18,7 @@ MAX_SCREENSHOT_BYTES = 200_000
 
 
 def served_paths() -> set[str]:
-    routes = web_page.routes(lambda: VoiceRegistry(FakeToken2Wav()))
+    routes = web_page.routes(lambda: make_voices_host(VoiceRegistry(FakeToken2Wav())))
     return {route.path for route in routes}  # type: ignore[attr-defined]
 
 

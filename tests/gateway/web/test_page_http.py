@@ -14,7 +14,7 @@ from gateway.dialects.http.web_page import routes
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.store import VoiceLimits
 from tests.gateway.doors.http_door import opened_door
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_voices_host, speech_deltas
 from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
 TYPES = {
@@ -29,8 +29,8 @@ TYPES = {
 
 @asynccontextmanager
 async def page_client(registry: VoiceRegistry | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    voices = registry or VoiceRegistry(FakeToken2Wav())
-    transport = httpx.ASGITransport(Starlette(routes=routes(lambda: voices)))
+    host = make_voices_host(registry or VoiceRegistry(FakeToken2Wav()))
+    transport = httpx.ASGITransport(Starlette(routes=routes(lambda: host)))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -15,13 +14,12 @@ import numpy as np
 import pytest
 from riva.proto import riva_audio_pb2, riva_common_pb2, riva_tts_pb2
 
-from gateway.dialects.common.speech_host import SpeechHost
 from gateway.dialects.grpc.riva_grpc import RivaServicer
-from gateway.doors.grpc import GrpcSettings
 from gateway.errors import LLMUnavailableError, TextTooLongError
+from gateway.host import HostLimits
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.doors.grpc_door import PATIENCE_S, failure_of, listen, opened_grpc
-from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_pipeline, speech_deltas
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host, make_pipeline, speech_deltas
 
 ONE, TWO = "This is the first sentence.", "And here comes another one."
 PCM = 50 * 960 * 2
@@ -245,7 +243,7 @@ async def test_audio_that_no_message_can_hold_is_refused_while_it_is_made(voices
     token2wav = FakeToken2Wav()
     pipeline = make_pipeline(FakeLLM(speech_deltas(100)), token2wav, voices)
     with ThreadPoolExecutor(1) as executor:
-        host = SpeechHost(pipeline, VoiceRegistry(token2wav, voices), ManualClock(), executor, math.inf)
+        host = make_host(pipeline, VoiceRegistry(token2wav, voices), executor)
         with pytest.raises(TextTooLongError, match="use SynthesizeOnline"):
             await RivaServicer(host, max_answer_bytes=PCM).Synthesize(
                 order(), SimpleNamespace(time_remaining=lambda: None)
@@ -264,8 +262,8 @@ async def test_a_caller_that_drops_the_call_frees_everything(voices: list[NamedV
 
 
 async def test_a_caller_that_says_nothing_when_interrupted_gets_only_the_run_ahead(voices: list[NamedVoice]) -> None:
-    settings = GrpcSettings(port=0, run_ahead_s=1.0)
-    async with opened_grpc(FakeLLM(speech_deltas(250)), FakeToken2Wav(), voices, settings, ManualClock()) as door:
+    limits, clock = HostLimits(run_ahead_s=1.0), ManualClock()
+    async with opened_grpc(FakeLLM(speech_deltas(250)), FakeToken2Wav(), voices, clock=clock, limits=limits) as door:
         call = door.riva.SynthesizeOnline(iter([order(ONE)]))
         await _read_bytes(call, 24000 * 2)
         assert await _is_silent(asyncio.ensure_future(call.read()))
@@ -273,8 +271,8 @@ async def test_a_caller_that_says_nothing_when_interrupted_gets_only_the_run_ahe
 
 
 async def test_a_call_ends_when_its_audio_is_nearly_played(voices: list[NamedVoice]) -> None:
-    settings, clock = GrpcSettings(port=0, run_ahead_s=0.5), ManualClock()
-    async with opened_grpc(FakeLLM(speech_deltas(10)), FakeToken2Wav(), voices, settings, clock) as door:
+    limits, clock = HostLimits(run_ahead_s=0.5), ManualClock()
+    async with opened_grpc(FakeLLM(speech_deltas(10)), FakeToken2Wav(), voices, clock=clock, limits=limits) as door:
         call = door.riva.SynthesizeOnline(iter([order(ONE)]))
         await _read_bytes(call, 10 * 960 * 2)
         end = asyncio.ensure_future(call.read())

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
-from gateway.doors.grpc import GrpcSettings
 from gateway.errors import LLMInterruptedError
+from gateway.host import HostLimits
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.grpc_door import CANCEL, CONFIG, END, FLUSH, Heard, failure_of, listen, opened_grpc, say
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
@@ -273,8 +273,8 @@ async def test_a_cancel_after_the_end_of_the_text_stops_too(voices: list[NamedVo
 
 
 async def test_no_more_than_the_run_ahead_is_sent_before_it_is_played(voices: list[NamedVoice]) -> None:
-    settings, clock = GrpcSettings(port=0, run_ahead_s=1.0), ManualClock()
-    async with opened_grpc(FakeLLM(speech_deltas(250)), FakeToken2Wav(), voices, settings, clock) as door:
+    limits, clock = HostLimits(run_ahead_s=1.0), ManualClock()
+    async with opened_grpc(FakeLLM(speech_deltas(250)), FakeToken2Wav(), voices, clock=clock, limits=limits) as door:
         call = door.tts.StreamingSynthesize()
         for message in (CONFIG, say(text=ONE), END):
             await call.write(message)

@@ -17,7 +17,7 @@ from gateway.dialects.http.voices_http import routes
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from gateway.voices.store import VoiceLimits
 from tests.gateway.doors.http_door import Door, opened_door
-from tests.gateway.fakes import FakeLLM, speech_deltas
+from tests.gateway.fakes import FakeLLM, make_voices_host, speech_deltas
 from tests.gateway.voices.fakes import UNIX_TIME, FakeVoiceMaker, make_store
 
 PATH = "/v1/audio/voices"
@@ -45,8 +45,8 @@ async def voice_client(
     """Ask the routes without a socket: for what a form may hold, not for how it travels."""
     maker = FakeVoiceMaker()
     store = make_store(folder / "created", maker, limits) if limits is not None else None
-    registry = VoiceRegistry(maker, voices, store=store)
-    transport = httpx.ASGITransport(Starlette(routes=routes(lambda: registry)))
+    host = make_voices_host(VoiceRegistry(maker, voices, store=store))
+    transport = httpx.ASGITransport(Starlette(routes=routes(lambda: host)))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 

@@ -1,0 +1,66 @@
+"""What every door and dialect of one gateway speaks with, and the limits of its connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from gateway.audio import AudioFormat
+from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
+from gateway.lifecycle.readiness import Readiness
+from gateway.lifecycle.replicas import Routes
+from gateway.lifecycle.shutdown import Shutdown
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.voices.registry import VoiceRegistry
+from servicekit.clock import Clock
+
+DEFAULT_READER_TIMEOUT_S = 120.0
+"""Much longer than a WebSocket's: players of files stop reading while they have minutes of audio ahead. The stream
+holds its slots at both services until then."""
+DEFAULT_MAX_CONTEXTS = 16
+"""ElevenLabs allows 5; ours also counts contexts that still speak after their client has turned away from them."""
+DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024
+"""Far more text than may wait to be spoken, in any script."""
+DEFAULT_IDLE_TIMEOUT_S = 30.0
+DEFAULT_SEND_TIMEOUT_S = 30.0
+"""Shorter than the WebSocket server's keepalive, which closes the connection without an error message."""
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """How long and how much a connection may take."""
+
+    run_ahead_s: float = DEFAULT_RUN_AHEAD_S
+    """Seconds of audio sent before it is played, where the gateway can't see an interruption; see `Pacer`."""
+    reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
+    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.common.sending.sent`."""
+    max_contexts: int = DEFAULT_MAX_CONTEXTS
+    """Contexts open on one WebSocket at once, including those that speak their last words."""
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    """Largest WebSocket message of the ElevenLabs dialect."""
+    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
+    """Seconds that a WebSocket may stay without a message or speech, unless its URL says otherwise."""
+    send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S
+    """Seconds that a WebSocket waits for a reader who makes no room; its streams hold both services until then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The parts of one gateway that its doors share; whoever made them closes them."""
+
+    pipeline: SpeechPipeline
+    voices: VoiceRegistry
+    readiness: Readiness
+    clock: Clock
+    executor: Executor
+    """Threads for codecs that take time."""
+    encode_text: Callable[[str], list[int]]
+    """The LLM's tokenizer; counts what a text costs."""
+    default_format: AudioFormat = AudioFormat.WAV
+    """Of OpenAI requests that name no format."""
+    limits: HostLimits = field(default_factory=HostLimits)
+    routes: Routes | None = None
+    """The replicas behind the pipeline; None where the pipeline speaks to fixed services."""
+    shutdown: Shutdown | None = None
+    """Lets open streams end before the doors close; None where the gateway stops at once."""
