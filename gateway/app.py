@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from gateway.access.access import Access
-from gateway.access.metered_pipeline import MeteredPipeline
+from gateway.access.metered_speaker import MeteredSpeaker
 from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
@@ -28,7 +28,8 @@ from gateway.llm.wire import LLMWire
 from gateway.routing.fleet import Fleet
 from gateway.routing.options import llm_sources, token2wav_sources
 from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.telemetry import exposition
 from gateway.telemetry.heartbeat import beating
 from gateway.telemetry.replicas import watch_replicas
@@ -159,8 +160,9 @@ def _make_pipeline(
     if telemetry is not None:
         observer = telemetry.observer
         watch_replicas(telemetry.metrics.registry, routes.llm.snapshot, routes.token2wav.snapshot)
+    speaker = StreamSpeaker(routes.llm, routes.token2wav, voices, settings, clock, gate, observer)
     front_end = load_text_front_end(bounds.segment_letters)
-    return MeteredPipeline(access, routes.llm, routes.token2wav, voices, settings, clock, front_end, gate, observer)
+    return SpeechPipeline(MeteredSpeaker(speaker, access, observer), settings, front_end, observer)
 
 
 async def _open_metrics_port(

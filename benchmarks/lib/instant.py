@@ -11,6 +11,7 @@ import numpy as np
 from gateway.chunking.chunker import TokenWindow
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import StreamSpeaker
 from gateway.voices.registry import VoiceRegistry
 from token2wav_service.contract import DEFAULT_PRIORITY, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
@@ -70,4 +71,4 @@ class InstantToken2Wav:
 
 def instant_pipeline(voices: VoiceRegistry) -> SpeechPipeline:
     """Make a pipeline that waits for nobody."""
-    return SpeechPipeline(InstantLLM(), InstantToken2Wav(), voices)
+    return SpeechPipeline(StreamSpeaker(InstantLLM(), InstantToken2Wav(), voices))

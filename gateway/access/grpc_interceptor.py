@@ -1,6 +1,6 @@
 """The guard of the gRPC door: lets known callers in, and says inside who they are.
 
-Limits on speech are the pipeline's (`metered_pipeline`). Refuses before a message is read.
+`metered_speaker` holds callers to their limits on speech. Refuses before a message is read.
 """
 
 from __future__ import annotations

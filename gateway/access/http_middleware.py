@@ -2,7 +2,7 @@
 
     CORS ─► origin ─► key ─► body limit ─► application
 
-Refuses before a byte of the body is read. Limits on speech are the pipeline's (`metered_pipeline`).
+Refuses before a byte of the body is read. `metered_speaker` holds callers to their limits on speech.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ from enum import Enum
 
 from gateway.core import AudioChunk, FloatArray, Stay
 from gateway.errors import InvalidTextError, TextTooLongError
-from gateway.speech.pipeline import Segments, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, check_text
+from gateway.speech.speaker import Segments
 from gateway.speech.text_clock import CharacterTime, TextClock
 from gateway.text import LIVE_TEXT, Segment, SpokenSegment
 from gateway.text.splitter import SplitSettings

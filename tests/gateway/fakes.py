@@ -18,7 +18,8 @@ from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, Spee
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
 from gateway.host import Host, HostLimits
 from gateway.lifecycle.readiness import Readiness
-from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.vocab import llm_id_from_speech_id
 from servicekit.clock import Clock
@@ -151,7 +152,8 @@ def make_pipeline(
     llm: FakeLLM, token2wav: FakeToken2Wav, voices: list[NamedVoice], settings: PipelineSettings | None = None
 ) -> SpeechPipeline:
     """Put a pipeline together from fakes."""
-    return SpeechPipeline(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
+    speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
+    return SpeechPipeline(speaker, settings)
 
 
 class CharacterEncoder:

@@ -9,8 +9,9 @@ import pytest
 
 from gateway import errors
 from gateway.core import AudioChunk
-from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -28,14 +29,9 @@ class Watched:
         self.telemetry = make_telemetry(self.clock)
         self.llm, self.token2wav = llm or FakeLLM(speech_deltas(60)), token2wav or FakeToken2Wav()
         registry = VoiceRegistry(self.token2wav, voices)
-        self.pipeline = SpeechPipeline(
-            self.llm,
-            self.token2wav,
-            registry,
-            PipelineSettings(max_text_characters=100),
-            self.clock,
-            observer=self.telemetry.observer,
-        )
+        settings, observer = PipelineSettings(max_text_characters=100), self.telemetry.observer
+        speaker = StreamSpeaker(self.llm, self.token2wav, registry, settings, self.clock, observer=observer)
+        self.pipeline = SpeechPipeline(speaker, settings, observer=observer)
 
     async def speak(self, text: str = "hello", dialect: str = "openai") -> None:
         with serving(Call(dialect)):

@@ -18,6 +18,7 @@ from gateway import errors
 from gateway.core import Sampling, Utterance
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
+from gateway.speech.speaker import StreamSpeaker
 from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -106,7 +107,9 @@ async def test_every_span_of_a_stream_that_breaks_off_is_ended(voices: Voices, e
     memory = Memory()
     llm, token2wav = FakeLLM(speech_deltas(60)), FakeToken2Wav(fail_at=1 if end == "failed" else None)
     telemetry = make_telemetry(SystemClock(), memory.tracer)
-    pipeline = SpeechPipeline(llm, token2wav, VoiceRegistry(token2wav, voices), observer=telemetry.observer)
+    observer = telemetry.observer
+    speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices), observer=observer)
+    pipeline = SpeechPipeline(speaker, observer=observer)
     call = Call("openai", memory.tracer.begin("call", None))
     with serving(call):
         chunks = pipeline.synthesize(SpeechRequest("hello"))

@@ -35,7 +35,8 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaStatus
 from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
 from token2wav_service.contract import TOKEN_RATE_HZ
@@ -136,15 +137,10 @@ class _GatewayProcess:
             clock,
         )
         self._voices = VoiceRegistry(self.token2wav)
-        pipeline = SpeechPipeline(
-            self.llm,
-            self.token2wav,
-            self._voices,
-            PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy()),
-            clock,
-            admission=Gate(self.llm, self.token2wav),
-        )
-        self.door = PipelineDoor(pipeline, process, costs)
+        pipeline_settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
+        gate = Gate(self.llm, self.token2wav)
+        speaker = StreamSpeaker(self.llm, self.token2wav, self._voices, pipeline_settings, clock, gate)
+        self.door = PipelineDoor(SpeechPipeline(speaker, pipeline_settings), process, costs)
 
     def start(self) -> None:
         self.llm.start()

@@ -26,8 +26,9 @@ from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.types import LoadResult
 from gateway.chunking.policies import ChunkSettings
 from gateway.core import InlineVoice, Utterance
-from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.voices.registry import VoiceRegistry
 
 SPEECH_TOKENS = 200
@@ -87,7 +88,7 @@ async def _sweep(
     token2wav = Token2WavLink(server, gateway)
     settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
     voices = VoiceRegistry(token2wav)
-    pipeline = SpeechPipeline(LLMLink(llm, gateway), token2wav, voices, settings, clock)
+    pipeline = SpeechPipeline(StreamSpeaker(LLMLink(llm, gateway), token2wav, voices, settings, clock), settings)
     door = PipelineDoor(pipeline, gateway, costs)
     llm.start()
     server.up()

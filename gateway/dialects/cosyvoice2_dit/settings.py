@@ -12,7 +12,8 @@ from gateway.chunking.policies import ChunkSettings
 from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMBackend, LLMWire, PromptForm
-from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import plain_front_end
 from gateway.text.carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
@@ -75,8 +76,8 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
     token2wav = Token2WavClient(config.triton_grpc_address)
     try:
         settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
-        voices, front_end = VoiceRegistry(token2wav, named), plain_front_end(bounds.segment_letters)
-        yield SpeechPipeline(llm, token2wav, voices, settings, front_end=front_end)
+        speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, named), settings)
+        yield SpeechPipeline(speaker, settings, plain_front_end(bounds.segment_letters))
     finally:
         await llm.close()
         await token2wav.close()

@@ -23,7 +23,7 @@ from gateway.access.access import Access
 from gateway.access.caller import CallerLimits, caller_of
 from gateway.access.http_middleware import guarded
 from gateway.access.keys import ApiKey, parse_keys
-from gateway.access.metered_pipeline import MeteredPipeline
+from gateway.access.metered_speaker import MeteredSpeaker
 from gateway.access.server_options import http_rules, uvicorn_options
 from gateway.access.settings import AccessSettings, WireLimits, open_access
 from gateway.access.tls import TlsFiles
@@ -31,6 +31,8 @@ from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.http import dialect_routes
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import StreamSpeaker
 from gateway.telemetry.http_door import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -91,7 +93,8 @@ async def opened_door(
     access = open_access(settings, clock)
     registry = VoiceRegistry(token2wav, voices)
     observer = telemetry.observer if telemetry is not None else None
-    pipeline = MeteredPipeline(access, llm, token2wav, registry, None, clock, observer=observer)
+    speaker = StreamSpeaker(llm, token2wav, registry, None, clock, observer=observer)
+    pipeline = SpeechPipeline(MeteredSpeaker(speaker, access, observer), observer=observer)
     readiness = Readiness(pipeline, llm, token2wav, "default")
     with ThreadPoolExecutor(2) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock)

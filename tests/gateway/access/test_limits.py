@@ -11,11 +11,13 @@ import pytest
 from gateway.access.access import MAX_CALLERS, Access
 from gateway.access.audio_usage import DAY_S, HOUR_S
 from gateway.access.caller import Caller, CallerLimits, calling
-from gateway.access.metered_pipeline import OURSELVES, MeteredPipeline
+from gateway.access.metered_speaker import OURSELVES, MeteredSpeaker
 from gateway.core import AudioChunk
 from gateway.dialects.common.retry import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
+from gateway.speech.speaker import StreamSpeaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 
@@ -33,7 +35,8 @@ class Stage:
         self.access = Access(None, CallerLimits(), self.clock)
         self.llm, self.token2wav = llm or FakeLLM(speech_deltas(50)), FakeToken2Wav()
         registry = VoiceRegistry(self.token2wav, voices)
-        self.pipeline = MeteredPipeline(self.access, self.llm, self.token2wav, registry, None, self.clock)
+        speaker = StreamSpeaker(self.llm, self.token2wav, registry, None, self.clock)
+        self.pipeline = SpeechPipeline(MeteredSpeaker(speaker, self.access))
 
     def speak(self, text: str = "hello") -> AsyncGenerator[AudioChunk]:
         return self.pipeline.synthesize(SpeechRequest(text))

@@ -16,6 +16,7 @@ from gateway.doors.http import build_app
 from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import StreamSpeaker
 from gateway.voices.aliases import VoiceAliases
 from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceRegistry
 from gateway.voices.store import VoiceStore
@@ -69,7 +70,7 @@ async def opened_door(
     @asynccontextmanager
     async def open_host() -> AsyncIterator[Host]:
         registry = VoiceRegistry(token2wav, voices, store=store, aliases=aliases)
-        pipeline = SpeechPipeline(llm, token2wav, registry, clock=ManualClock())
+        pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=ManualClock()))
         readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
         with ThreadPoolExecutor(1) as executor:
             yield make_host(

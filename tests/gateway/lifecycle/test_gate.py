@@ -18,6 +18,7 @@ from gateway.llm.routed import RoutedSpeechLM
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SessionAudio, SpeechSession
+from gateway.speech.speaker import StreamSpeaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
@@ -39,7 +40,7 @@ async def test_a_full_fleet_refuses_before_the_voice_or_the_llm_is_asked(tmp_pat
     settings = dataclasses.replace(QUICK, admission_wait_s=0.05)
     async with routed_llm(llm) as llms, routed(replica, settings=settings) as token2wav:
         voices = VoiceRegistry(token2wav, [NamedVoice("anna", tmp_path / "anna.wav", "I am anna.")])
-        pipeline = SpeechPipeline(llms, token2wav, voices, admission=Gate(llms, token2wav))
+        pipeline = SpeechPipeline(StreamSpeaker(llms, token2wav, voices, admission=Gate(llms, token2wav)))
         voice = (await token2wav.register_voice(b"other")).voice_id
         async with token2wav.open_stream(voice, 1):
             await asyncio.sleep(0.1)
@@ -149,14 +150,14 @@ async def test_draining_ends_in_time_even_if_a_stream_does_not() -> None:
 
 def _ready() -> Readiness:
     llm, token2wav = FakeLLM(speech_deltas(3)), FakeToken2Wav()
-    return Readiness(SpeechPipeline(llm, token2wav, VoiceRegistry(token2wav)), llm, token2wav, "default")
+    return Readiness(SpeechPipeline(StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav))), llm, token2wav, "default")
 
 
 def _pipeline(
     llms: RoutedSpeechLM, token2wav: RoutedToken2Wav, folder: Path, gate: Gate | None = None
 ) -> SpeechPipeline:
     voices = VoiceRegistry(token2wav, [NamedVoice("anna", folder / "anna.wav", "I am anna.")])
-    return SpeechPipeline(llms, token2wav, voices, admission=gate or Gate(llms, token2wav))
+    return SpeechPipeline(StreamSpeaker(llms, token2wav, voices, admission=gate or Gate(llms, token2wav)))
 
 
 async def _say(pipeline: SpeechPipeline) -> None:

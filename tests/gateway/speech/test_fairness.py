@@ -12,6 +12,7 @@ from gateway.errors import InvalidTextError
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
+from gateway.speech.speaker import StreamSpeaker
 from gateway.text import TextFrontEnd, TextOptions
 from gateway.text.normalizer import NormalizedText, unchanged
 from gateway.voices.registry import NamedVoice, VoiceRegistry
@@ -51,7 +52,8 @@ class Rounds:
 def make_pipeline(voices: Voices, rounds: Rounds) -> SpeechPipeline:
     token2wav = FakeToken2Wav()
     front_end = TextFrontEnd({"en": rounds}, lambda text: None)
-    return SpeechPipeline(FakeLLM(speech_deltas(3)), token2wav, VoiceRegistry(token2wav, voices), front_end=front_end)
+    speaker = StreamSpeaker(FakeLLM(speech_deltas(3)), token2wav, VoiceRegistry(token2wav, voices))
+    return SpeechPipeline(speaker, front_end=front_end)
 
 
 def assert_one_each(rounds: Rounds) -> None:

@@ -12,8 +12,9 @@ import pytest
 from gateway import errors
 from gateway.chunking.policies import DeadlineChunks, FixedChunks
 from gateway.core import AudioChunk, InlineVoice, SpeechTokenDelta
-from gateway.speech.pipeline import PipelineSettings, SpeechPipeline
+from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, decode_text
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import (
     PROMPT_TOKENS,
@@ -191,7 +192,9 @@ class TimedLLM(FakeLLM):
 async def test_the_deadline_policy_goes_by_what_the_pipeline_measures(voices: list[NamedVoice]) -> None:
     clock, token2wav, results = ManualClock(), FakeToken2Wav(), [SpeechResult(), SpeechResult()]
     settings = PipelineSettings(DeadlineChunks())
-    pipeline = SpeechPipeline(TimedLLM(300, clock), token2wav, VoiceRegistry(token2wav, voices), settings, clock)
+    pipeline = SpeechPipeline(
+        StreamSpeaker(TimedLLM(300, clock), token2wav, VoiceRegistry(token2wav, voices), settings, clock), settings
+    )
     for result in results:
         await speak(pipeline, SpeechRequest("hello"), result)
         assert result.audio_samples == 300 * 960

@@ -1,4 +1,4 @@
-"""A pipeline that holds callers to their limits, whatever door they came through.
+"""A speaker that holds callers to their limits, whatever door they came through.
 
 A stream is speech under way: a request, or one turn of a text that is still being written. An open but silent socket
 is none. Audio counts when the door has sent it and asks for more.
@@ -7,54 +7,45 @@ is none. Audio counts when the door has sent it and asks for more.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 
 from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
-from gateway.core import Admission, AudioChunk, SpeechLM, Token2Wav
+from gateway.core import AudioChunk, Stay
 from gateway.errors import AudioLimitError
 from gateway.speech.observer import Observer, telling_refusals
-from gateway.speech.pipeline import PipelineSettings, Segments, SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult
-from gateway.text import TextFrontEnd
-from gateway.voices.registry import VoiceRegistry
-from servicekit.clock import Clock
+from gateway.speech.speaker import Segments, Speaker
 
 OURSELVES = Caller("(gateway)")
 """Who speaks where nobody called: the warm-up. No key can have this name."""
 
 
-class MeteredPipeline(SpeechPipeline):
-    """Speaks for the current caller as long as that may."""
+class MeteredSpeaker:
+    """Wraps a `Speaker`: it speaks for the current caller as long as the caller's limits allow."""
 
-    def __init__(
-        self,
-        access: Access,
-        llm: SpeechLM,
-        token2wav: Token2Wav,
-        voices: VoiceRegistry,
-        settings: PipelineSettings | None = None,
-        clock: Clock | None = None,
-        front_end: TextFrontEnd | None = None,
-        admission: Admission | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        """Keep who may speak; the rest is `SpeechPipeline`'s."""
-        super().__init__(llm, token2wav, voices, settings, clock, front_end, admission, observer)
+    def __init__(self, speaker: Speaker, access: Access, observer: Observer | None = None) -> None:
+        """Keep who speaks and who may ask for it; `observer` is told of refusals."""
+        self._speaker = speaker
         self._access = access
+        self._observer = observer or Observer()
+
+    def staying(self) -> AbstractContextManager[Stay]:
+        """See `Speaker.staying`."""
+        return self._speaker.staying()
 
     async def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
     ) -> AsyncGenerator[AudioChunk]:
-        """Speak as `SpeechPipeline.speak` does.
+        """See `Speaker.speak`.
 
         Raises:
-            LimitError: the caller may not now; or it may not go on, and what was begun has been spoken to its end.
+            LimitError: the caller may not speak now; or it may not go on, and what was begun was spoken to its end.
         """
         async with aclosing(segments):
             with self._speaking() as account:
                 allowed = _AllowedSegments(segments, account)
-                async with aclosing(super().speak(request, allowed.segments(), result)) as audio:
+                async with aclosing(self._speaker.speak(request, allowed.segments(), result)) as audio:
                     async for chunk in audio:
                         yield chunk
                         account.deliver(chunk.duration_s)

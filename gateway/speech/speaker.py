@@ -1,0 +1,225 @@
+"""Speaks segments of text as audio chunks: the way through both services, in one direction.
+
+    segments -> prompt -> LLM -> speech tokens -> windows -> token2wav -> audio
+
+Each segment is spoken by an LLM request of its own, which goes on from the speech before it, and all in one token2wav
+stream. The LLM goes on while audio of earlier windows is made, and a slow caller holds both back. Every way out (the
+end, an error, a deadline, a cancelled or departed caller) closes the LLM's response and token2wav's stream before the
+audio's generator has closed. Knows the services only by the seams of `core`, and nothing of how texts are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gateway.chunking.chunker import Chunker
+from gateway.chunking.pace import PaceBook
+from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
+from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Stay, Token2Wav, Token2WavStream
+from gateway.errors import EmptySpeechError, InvalidTextError, VoiceEvictedError
+from gateway.speech.job import Push, SpeechJob
+from gateway.speech.observer import Observer
+from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_options
+from gateway.speech.running_ahead import Ahead, running_ahead
+from gateway.text import SpokenSegment
+from gateway.text.carry import CarryLimits
+from gateway.voices.registry import ReadyVoice, VoiceRegistry
+from servicekit.clock import Clock, SystemClock
+
+Segments = AsyncGenerator[SpokenSegment]
+
+
+class Speaker(Protocol):
+    """Speaks segments of text; `StreamSpeaker` does, and what wraps it to hold callers to their limits."""
+
+    def speak(
+        self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
+    ) -> AsyncGenerator[AudioChunk]:
+        """Speak segments as they come, all in one stream, until there are no more.
+
+        Args:
+            request: how to speak; its text is not looked at.
+            segments: each is taken when the LLM has spoken the one before it, and the first that can be spoken before
+                any service is asked; closed on every way out.
+            result: filled in on the way; speech goes on from its `carry`.
+
+        Yields:
+            Audio in order; the last chunk says so. Chunks may be empty.
+
+        Raises:
+            InvalidTextError: no segment holds anything to say.
+            GatewayError: the request was refused, or a service failed; audio yielded before is good.
+        """
+        ...
+
+    def staying(self) -> AbstractContextManager[Stay]:
+        """Give a session of several streams its claim to be waited for, until the context is left."""
+        ...
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """What holds for every request unless it says otherwise."""
+
+    chunk_policy: ChunkPolicy = field(default_factory=ExponentialChunks)
+    max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
+    carry: CarryLimits = field(default_factory=CarryLimits)
+    """How much of the speech before a segment the LLM goes on from."""
+    tokens_ahead: int = 512
+    """Messages of the LLM kept unread at most."""
+    pushes_ahead: int = 1
+    """Windows queued behind the one whose audio is awaited; one more may be on its way."""
+
+
+class StreamSpeaker:
+    """Implements `Speaker` over both services; serves any number of requests at once."""
+
+    def __init__(
+        self,
+        llm: SpeechLM,
+        token2wav: Token2Wav,
+        voices: VoiceRegistry,
+        settings: PipelineSettings | None = None,
+        clock: Clock | None = None,
+        admission: Admission | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Keep the services; their owner closes them.
+
+        Without an admission every stream may begin.
+        """
+        self._llm = llm
+        self._token2wav = token2wav
+        self._voices = voices
+        self._settings = settings or PipelineSettings()
+        self._clock = clock or SystemClock()
+        self._pace_book = PaceBook()
+        self._admission = admission
+        self._observer = observer or Observer()
+
+    @contextmanager
+    def staying(self) -> Iterator[Stay]:
+        """See `Speaker.staying`; without an admission nobody is waited for."""
+        stay = _NoStay() if self._admission is None else self._admission.stay()
+        try:
+            yield stay
+        finally:
+            stay.release()
+
+    async def speak(
+        self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
+    ) -> AsyncGenerator[AudioChunk]:
+        """See `Speaker.speak`."""
+        with self._begin(request, SpeechResult() if result is None else result) as job:
+            async with aclosing(segments), self._producing(job, segments) as pushes:
+                async for push in pushes:
+                    yield job.hear(await push)
+                    job.observer.asked()
+
+    def _begin(self, request: SpeechRequest, result: SpeechResult) -> SpeechJob:
+        observer = self._observer.begin(request.request_id)
+        result.carry = replace(result.carry, limits=self._settings.carry)
+        return SpeechJob(request, result, self._clock, self._pace_book, observer)
+
+    @asynccontextmanager
+    async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:
+        """Have both services work ahead of the caller; leaving the context stops them and frees what they hold."""
+        first = await self._first_segment(job.request, segments)
+        async with (
+            self._admitted(job) as voice,
+            # The LLM begins while token2wav leases the stream.
+            running_ahead(self._tokens(job, first, segments), self._settings.tokens_ahead) as tokens,
+            self._opened(job, voice) as stream,
+            running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
+        ):
+            yield pushes
+
+    async def _first_segment(self, request: SpeechRequest, segments: Segments) -> SpokenSegment:
+        """Refuse what can't be spoken before any service is asked."""
+        check_options(request)
+        self._voices.check(request.voice)
+        first = await _next_speakable(segments)
+        if first is None:
+            raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
+        return first
+
+    @asynccontextmanager
+    async def _admitted(self, job: SpeechJob) -> AsyncIterator[ReadyVoice]:
+        """Wait for room in the services, and for the voice."""
+        async with AsyncExitStack() as places:
+            if self._admission is not None:
+                request = job.request
+                admitted = self._admission.admitted(request.priority, request.patience_s, request.is_under_way)
+                await places.enter_async_context(admitted)
+            voice = await self._voices.resolve(job.request.voice)
+            job.use(voice)
+            yield voice
+
+    @asynccontextmanager
+    async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:
+        """Lease a stream, registering the voice again if token2wav has dropped it meanwhile."""
+        request, seed = job.request, job.result.seed
+        async with AsyncExitStack() as leases:
+            with job.observer.opening():
+                try:
+                    lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
+                    stream = await leases.enter_async_context(lease)
+                except VoiceEvictedError:
+                    voice = await self._voices.renew(request.voice)
+                    job.use(voice)
+                    lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
+                    stream = await leases.enter_async_context(lease)
+            job.open(stream.stream_id)
+            yield stream
+
+    async def _tokens(
+        self, job: SpeechJob, first: SpokenSegment, segments: Segments
+    ) -> AsyncGenerator[SpeechTokenDelta]:
+        """Have the LLM speak one segment after the other."""
+        segment: SpokenSegment | None = first
+        while segment is not None:
+            utterance, seed = job.begin_segment(segment)
+            with job.observer.speaking():
+                async with aclosing(self._llm.generate(utterance, job.request.sampling, seed)) as deltas:
+                    async for delta in deltas:
+                        job.note_tokens(delta)
+                        yield delta
+            segment = await _next_speakable(segments)
+        job.note_end()
+
+    async def _pushes(
+        self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream
+    ) -> AsyncGenerator[Push]:
+        """Cut tokens into windows and send each as soon as it is complete."""
+        chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy)
+        async for delta in tokens:
+            chunker.add(job.count([delta, *tokens.take_ready()]))
+            while (window := chunker.next_window(job.elapsed_s, job.pace)) is not None:
+                yield job.send(stream.push(window), window)
+        if not chunker.tokens_received:
+            raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
+        last = chunker.flush()
+        yield job.send(stream.push(last), last)
+
+
+class _NoStay:
+    """Implements `core.Stay` where nobody is waited for."""
+
+    is_held = False
+
+    def hold(self) -> None:
+        """See `core.Stay.hold`."""
+
+    def release(self) -> None:
+        """See `core.Stay.release`."""
+
+
+async def _next_speakable(segments: Segments) -> SpokenSegment | None:
+    """Return the next segment that holds something to say; None at the end."""
+    async for segment in segments:
+        if segment.is_speakable:
+            return segment
+    return None
