@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from gateway.errors import NotReadyError
@@ -36,7 +36,7 @@ class Gate:
 
     def stay(self) -> GateStay:
         """See `core.Admission.stay`."""
-        return GateStay(self)
+        return GateStay(self._count)
 
     @asynccontextmanager
     async def admitted(
@@ -75,9 +75,9 @@ class Gate:
 class GateStay:
     """Implements `core.Stay`."""
 
-    def __init__(self, gate: Gate) -> None:
-        """Made by `Gate.stay`."""
-        self._gate = gate
+    def __init__(self, count: Callable[[int], None]) -> None:
+        """Made by `Gate.stay`; `count` adds to what the gate waits for."""
+        self._count = count
         self._is_held = False
 
     @property
@@ -89,10 +89,10 @@ class GateStay:
         """See `core.Stay.hold`."""
         if not self._is_held:
             self._is_held = True
-            self._gate._count(1)
+            self._count(1)
 
     def release(self) -> None:
         """See `core.Stay.release`."""
         if self._is_held:
             self._is_held = False
-            self._gate._count(-1)
+            self._count(-1)

@@ -101,7 +101,7 @@ class Fleet:
         self._gone: set[str] = set()
         self.refused_total = 0
         """Streams that were told to come back later."""
-        self._line = Line()
+        self._line = Line[Place]()
         self._is_serving_line = False
         self._durations = StreamDurations()
         self._turnover = Turnover(clock, self._durations)
@@ -185,7 +185,7 @@ class Fleet:
 
     def ask(
         self, priority: int, on_placed: Callable[[Place], None], avoid: frozenset[str] = NOBODY, is_begun: bool = False
-    ) -> Place | Ticket:
+    ) -> Place | Ticket[Place]:
         """Ask for a place.
 
         Args:

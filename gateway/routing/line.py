@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from token2wav_service.contract import DEFAULT_PRIORITY
 
-if TYPE_CHECKING:
-    from gateway.routing.fleet import Place
+P = TypeVar("P")
+"""What those who wait are given."""
 
 
 @dataclass(eq=False)
-class Ticket:
+class Ticket(Generic[P]):
     """A stream's turn in the line."""
 
-    line: Line
+    line: Line[P]
     rank: int
-    on_placed: Callable[[Place], None]
+    on_placed: Callable[[P], None]
     avoid: frozenset[str]
 
     def leave(self) -> None:
@@ -26,12 +26,12 @@ class Ticket:
         self.line.leave(self)
 
 
-class Line:
+class Line(Generic[P]):
     """All who wait for a place of one service."""
 
     def __init__(self) -> None:
         """Begin empty."""
-        self._by_rank: list[dict[Ticket, None]] = [{} for _ in range(DEFAULT_PRIORITY + 1)]
+        self._by_rank: list[dict[Ticket[P], None]] = [{} for _ in range(DEFAULT_PRIORITY + 1)]
 
     def __len__(self) -> int:
         return sum(map(len, self._by_rank))
@@ -40,17 +40,17 @@ class Line:
         """Count those whose turn would come before that of a newcomer; rank 0 is the first."""
         return sum(map(len, self._by_rank[: rank + 1]))
 
-    def join(self, rank: int, on_placed: Callable[[Place], None], avoid: frozenset[str]) -> Ticket:
+    def join(self, rank: int, on_placed: Callable[[P], None], avoid: frozenset[str]) -> Ticket[P]:
         """Wait behind all of the same rank."""
         ticket = Ticket(self, rank, on_placed, avoid)
         self._by_rank[rank][ticket] = None
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: Ticket[P]) -> None:
         """Take a ticket out; harmless if it is out."""
         self._by_rank[ticket.rank].pop(ticket, None)
 
     @property
-    def first(self) -> Ticket | None:
+    def first(self) -> Ticket[P] | None:
         """Whose turn it is."""
         return next((ticket for tickets in self._by_rank for ticket in tickets), None)

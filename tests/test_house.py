@@ -1,0 +1,72 @@
+"""Rules of the house that no tool checks: no circle of imports between files, nobody calls another's private method."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("servicekit", "llm_service", "token2wav_service", "gateway", "demo_voice", "cosydit", "benchmarks")
+KNOWN_CIRCLES = {("token2wav_service.runtime.slots.bucket_program", "token2wav_service.runtime.slots.slot_runner")}
+"""File -> what it imports for its types only; to be empty."""
+OF_OTHERS = {"argparse._ArgumentGroup", "argparse._SubParsersAction"}
+"""Types of the standard library that have no public name."""
+
+
+def source_files(*packages: str) -> Iterator[Path]:
+    for package in packages:
+        # NOTE: Triton loads each model's folder as a path of its own, so these are no modules of the package.
+        yield from (path for path in (ROOT / package).rglob("*.py") if "model_repository" not in path.parts)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(tree: ast.AST, modules: set[str]) -> Iterator[str]:
+    """Yield the modules that a file imports anywhere, for its types too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            named = (f"{node.module}.{name.name}" for name in node.names)
+            yield from ({each if each in modules else node.module for each in named} & modules)
+
+
+def test_no_circle_of_imports_between_files() -> None:
+    trees = {module_of(path): ast.parse(path.read_text("utf-8")) for path in source_files(*PACKAGES)}
+    graph = {
+        module: {
+            each for each in imports_of(tree, set(trees)) if each != module and (module, each) not in KNOWN_CIRCLES
+        }
+        for module, tree in trees.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+
+
+def privates_of_others(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each private attribute that is asked of anything but `self` or `cls`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        is_inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
+        if not is_own and not is_inherited and ast.unparse(node) not in OF_OTHERS:
+            yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize("package", ["gateway", "servicekit"])
+def test_nobody_asks_for_a_private_attribute_of_another_object(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in source_files(package)
+        for line, text in privates_of_others(ast.parse(path.read_text("utf-8")))
+    ]
+    assert found == []
