@@ -17,10 +17,10 @@ import numpy as np
 
 from cosydit.bench.environment import describe_environment
 from cosydit.bench.report import aligned_table, write_json
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import StaticReplicas
-from gateway.routing.fleet import Fleet, Place
+from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.waiting import TOKEN2WAV
@@ -51,9 +51,9 @@ class InstantToken2Wav:
 
     stream_id = "stream"
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        future.set_result(AudioChunk(window.index, np.zeros(1, np.float32), window.is_last))
+        future.set_result(AudioChunk(chunk.index, np.zeros(1, np.float32), chunk.is_last))
         return future
 
     async def status(self) -> ServerStatus:
@@ -101,7 +101,7 @@ async def _time(token2wav: Token2Wav | InstantToken2Wav, voice_id: str) -> float
     for seed in range(STREAMS):
         async with token2wav.open_stream(voice_id, seed) as stream:
             for index in range(PUSHES):
-                await stream.push(TokenWindow(index, index, (1, 2, 3, 4), index == PUSHES - 1))
+                await stream.push(TokenChunk(index, index, (1, 2, 3, 4), index == PUSHES - 1))
     return time.perf_counter() - began_s
 
 
@@ -111,11 +111,11 @@ def _placement_s(replicas: int) -> float:
     fleet.set_replicas(dict.fromkeys(addresses, True))
     for address in addresses:
         fleet.reported(address, LoadReport(slots=SLOTS))
-    given: list[Place] = []
+    given: list[SlotLease] = []
     began_s = time.perf_counter()
     for _ in range(STREAMS):
-        place = fleet.ask(10, given.append)
-        assert isinstance(place, Place)
+        slot = fleet.ask(10, given.append)
+        assert isinstance(slot, SlotLease)
     return (time.perf_counter() - began_s) / STREAMS
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
 
 FloatArray = npt.NDArray[np.float32]
@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """Audio made from one window of tokens; may be empty while the vocoder holds samples back."""
+    """Audio made from one chunk of tokens; may be empty while the vocoder holds samples back."""
 
     index: int
     samples: FloatArray
@@ -113,8 +113,8 @@ class Token2WavStream(Protocol):
         """The service's own name of the stream."""
         ...
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
-        """Send a window at once; the future holds its audio or a Token2WavError. Pushes may be pipelined."""
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
+        """Send a chunk at once; the future holds its audio or a Token2WavError. Pushes may be pipelined."""
         ...
 
 
@@ -146,7 +146,7 @@ class Token2Wav(Protocol):
         ...
 
 
-class Stay(Protocol):
+class SessionHold(Protocol):
     """A session's claim to be waited for between two of its streams."""
 
     @property
@@ -154,7 +154,7 @@ class Stay(Protocol):
         """Whether whoever stops the gateway waits for the session now."""
         ...
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """Have it waited for; harmless if it is."""
         ...
 
@@ -166,7 +166,7 @@ class Stay(Protocol):
 class Admission(Protocol):
     """Who may begin to speak."""
 
-    def stay(self) -> Stay:
+    def session_hold(self) -> SessionHold:
         """Make a session's claim; nobody waits for it yet."""
         ...
 
@@ -178,7 +178,7 @@ class Admission(Protocol):
         Args:
             priority: 1 (first) to 10.
             patience_s: the caller waits so long at most; None: it did not say.
-            is_under_way: it belongs to a session whose `Stay` is held, and may also begin where nobody else may.
+            is_under_way: it belongs to a session whose `SessionHold` is held, and may also begin where nobody else may.
 
         Raises:
             OverloadedError: it would have to wait too long for its slot.

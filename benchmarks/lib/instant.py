@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
@@ -33,20 +33,20 @@ class InstantLLM:
 
 
 class InstantStream:
-    """Answers each window with noise, which codecs can't shorten to nothing."""
+    """Answers each chunk with noise, which codecs can't shorten to nothing."""
 
     stream_id = "instant"
 
     def __init__(self) -> None:
-        """Begin before the first window."""
+        """Begin before the first chunk."""
         self._random = np.random.default_rng(0)
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """See `Token2WavStream`."""
-        tokens = len(window.token_ids) - (0 if window.is_last else LOOKAHEAD_TOKENS)
+        tokens = len(chunk.token_ids) - (0 if chunk.is_last else LOOKAHEAD_TOKENS)
         samples = _LOUDNESS * self._random.standard_normal(tokens * SAMPLES_PER_TOKEN, np.float32)
         answer: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        answer.set_result(AudioChunk(window.index, samples, window.is_last))
+        answer.set_result(AudioChunk(chunk.index, samples, chunk.is_last))
         return answer
 
 

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from cosydit.bench.metrics import Distribution, distribution
 from cosydit.bench.report import aligned_table
 from cosydit.bench.types import BenchmarkError
-from gateway.chunking.chunker import Chunker, TokenWindow
+from gateway.chunking.chunker import Chunker
+from gateway.chunking.chunker import TokenChunk as CutChunk
 from gateway.chunking.policies import FixedChunks
 from gateway.core import FloatArray
 from gateway.token2wav.client import Token2WavClient
@@ -29,7 +30,7 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
 
 _MS = 1000
 _PROMPT_PEAK = 0.1
-Windows = Sequence[TokenWindow]
+Windows = Sequence[CutChunk]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cosydit.batch.types import TokenisedUtterance
 from cosydit.batch.voices import read_prompt
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.errors import VoiceEvictedError
 from gateway.token2wav.client import Token2WavClient
@@ -90,7 +90,7 @@ class TritonStage:
         async with self._client.open_stream(utterance.voice.voice_id, utterance.seed) as stream:
             pushes = []
             for index, token_ids in enumerate(cuts):
-                window = TokenWindow(index, index * self._window_tokens, token_ids, index == len(cuts) - 1)
+                window = TokenChunk(index, index * self._window_tokens, token_ids, index == len(cuts) - 1)
                 pushes.append(stream.push(window))
             chunks = [await push for push in pushes]
         return np.concatenate([chunk.samples for chunk in chunks])

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanag
 
 from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
-from gateway.core import AudioChunk, Stay
+from gateway.core import AudioChunk, SessionHold
 from gateway.errors import AudioLimitError
 from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import SpeechRequest, SpeechResult
@@ -30,9 +30,9 @@ class MeteredSpeaker:
         self._access = access
         self._observer = observer or Observer()
 
-    def staying(self) -> AbstractContextManager[Stay]:
-        """See `Speaker.staying`."""
-        return self._speaker.staying()
+    def holding_session(self) -> AbstractContextManager[SessionHold]:
+        """See `Speaker.holding_session`."""
+        return self._speaker.holding_session()
 
     async def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None

@@ -1,8 +1,8 @@
 """Cuts one stream of speech tokens into the chunks that go to token2wav.
 
 tokens    0 ........... 15 .. 18 ................ 40 .. 43 ......
-window 0  [ hop 15       |la 3]
-window 1                 [ hop 25                  |la 3]
+chunk 0  [ hop 15       |la 3]
+chunk 1                 [ hop 25                  |la 3]
 last                                               [ all that remains ]
 """
 
@@ -16,7 +16,7 @@ from token2wav_service.contract import LOOKAHEAD_TOKENS
 
 
 @dataclass(frozen=True)
-class TokenWindow:
+class TokenChunk:
     """Tokens that go to token2wav in one push."""
 
     index: int
@@ -24,7 +24,7 @@ class TokenWindow:
     start: int
     """Position of the first token in the stream."""
     token_ids: tuple[int, ...]
-    """0..6560; unless last, the final 3 are look-ahead and come again in the next window."""
+    """0..6560; unless last, the final 3 are look-ahead and come again in the next chunk."""
     is_last: bool
 
     @property
@@ -34,7 +34,7 @@ class TokenWindow:
 
 
 class Chunker:
-    """Cuts one stream of tokens into windows."""
+    """Cuts one stream of tokens into chunks."""
 
     def __init__(self, policy: ChunkPolicy) -> None:
         """Begin a stream; a chunker serves one only."""
@@ -52,32 +52,32 @@ class Chunker:
 
     @property
     def schedule(self) -> tuple[int, ...]:
-        """Tokens in each window cut so far, look-ahead included."""
+        """Tokens in each chunk cut so far, look-ahead included."""
         return tuple(self._schedule)
 
-    def push(self, token_ids: list[int], elapsed_s: float = 0.0) -> list[TokenWindow]:
-        """Take new tokens and return the windows that are now complete.
+    def push(self, token_ids: list[int], elapsed_s: float = 0.0) -> list[TokenChunk]:
+        """Take new tokens and return the chunks that are now complete.
 
         Args:
             token_ids: speech tokens 0..6560, any number.
             elapsed_s: seconds since the request began; only `time_based` looks at it.
         """
         self.add(token_ids)
-        windows = []
-        while (window := self.next_window(elapsed_s)) is not None:
-            windows.append(window)
-        return windows
+        chunks = []
+        while (chunk := self.next_chunk(elapsed_s)) is not None:
+            chunks.append(chunk)
+        return chunks
 
     def add(self, token_ids: list[int]) -> None:
         """Take new tokens, 0..6560, any number."""
         self._tokens.extend(token_ids)
 
-    def next_window(self, elapsed_s: float = 0.0, pace: Pace = UNMEASURED) -> TokenWindow | None:
-        """Cut the next window if it is complete; call it until it returns None, and again when tokens have come.
+    def next_chunk(self, elapsed_s: float = 0.0, pace: Pace = UNMEASURED) -> TokenChunk | None:
+        """Cut the next chunk if it is complete; call it until it returns None, and again when tokens have come.
 
         Args:
             elapsed_s: seconds since the request began; only `time_based` looks at it.
-            pace: measured up to now, windows cut before included; only `deadline` looks at it.
+            pace: measured up to now, chunks cut before included; only `deadline` looks at it.
         """
         pending = len(self._tokens) - self._start
         # NOTE: decided when there is something to speak, so that a policy sees the time and the backlog.
@@ -89,16 +89,16 @@ class Chunker:
         hop = self._considered = self._policy.next_hop(progress)
         if pending < hop + LOOKAHEAD_TOKENS:
             return None
-        window = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)
+        chunk = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)
         self._start += hop
         self._last_hop, self._considered = hop, None
-        return window
+        return chunk
 
-    def flush(self) -> TokenWindow:
-        """Return the last window: all that remains, at least 3 tokens if any window went before."""
+    def flush(self) -> TokenChunk:
+        """Return the last chunk: all that remains, at least 3 tokens if any chunk went before."""
         return self._cut(len(self._tokens) - self._start, is_last=True)
 
-    def _cut(self, size: int, is_last: bool) -> TokenWindow:
+    def _cut(self, size: int, is_last: bool) -> TokenChunk:
         token_ids = tuple(self._tokens[self._start : self._start + size])
         self._schedule.append(size)
-        return TokenWindow(len(self._schedule) - 1, self._start, token_ids, is_last)
+        return TokenChunk(len(self._schedule) - 1, self._start, token_ids, is_last)

@@ -1,7 +1,7 @@
-"""What will become of a stream if its next window speaks so many tokens: arithmetic on its pace.
+"""What will become of a stream if its next chunk speaks so many tokens: arithmetic on its pace.
 
     tokens come ─ ready ─┐
-    windows under way ─ free ─┴─ cost ─► audio ── room ──► dry
+    chunks under way ─ free ─┴─ cost ─► audio ── room ──► dry
 
 Pure; knows nothing of clocks, services or policies.
 """
@@ -50,7 +50,7 @@ class Outlook:
         return self.pace.free_in_s + CAUTION * to_come_s + MARGIN_S <= self.pace.dry_in_s
 
     def after(self, hop: int) -> Outlook:
-        """Return the outlook at the moment when that window has been pushed."""
+        """Return the outlook at the moment when that chunk has been pushed."""
         ready_s, audio_s = self.ready_in_s(hop), self.audio_in_s(hop)
         spoken_s = hop / TOKEN_RATE_HZ - (0.0 if self.last_hop_tokens else HELD_BACK_S)
         dry_s = audio_s if math.isinf(self.pace.dry_in_s) else max(self.pace.dry_in_s, audio_s)

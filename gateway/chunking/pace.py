@@ -38,7 +38,7 @@ _RATE_LEARNT_SHARE = 0.2
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """Seconds from pushing a window to its audio when nothing is queued before it."""
+    """Seconds from pushing a chunk to its audio when nothing is queued before it."""
 
     fixed_s: float
     per_token_s: float
@@ -69,9 +69,9 @@ class Pace:
     cost: ChunkCost = PRIOR_COST
     """Cautious estimate."""
     free_in_s: float = 0.0
-    """Until token2wav has answered every window under way, by estimate."""
+    """Until token2wav has answered every chunk under way, by estimate."""
     dry_in_s: float = float("inf")
-    """Until the listener has played all audio delivered and under way; inf before the first window."""
+    """Until the listener has played all audio delivered and under way; inf before the first chunk."""
 
 
 class PaceBook:
@@ -130,7 +130,7 @@ class PaceBook:
 
 
 class PaceMeter:
-    """Measures one stream; told of every token, window and answer when it happens."""
+    """Measures one stream; told of every token, chunk and answer when it happens."""
 
     def __init__(self, book: PaceBook, clock: Clock) -> None:
         """Begin a stream; `book` gives the prior and learns from it."""
@@ -142,7 +142,7 @@ class PaceMeter:
         self._first: tuple[float, int] | None = None
         self._is_rate_told = False
         self._under_way: deque[tuple[float, int]] = deque()
-        self._windows = 0
+        self._chunks = 0
         self._own: deque[tuple[int, float]] = deque(maxlen=_OWN_CHUNKS)
         self._answered_s = float("-inf")
         self._dry_s = float("-inf")
@@ -160,13 +160,13 @@ class PaceMeter:
         self._first = self._first or (now_s, count)
         self._tell_rate(now_s)
 
-    def sent(self, window_tokens: int) -> None:
-        """Note a window, look-ahead included, that has just been pushed."""
-        self._under_way.append((self._clock.now(), max(window_tokens - LOOKAHEAD_TOKENS, 0)))
-        self._windows += 1
+    def sent(self, chunk_tokens: int) -> None:
+        """Note a chunk, look-ahead included, that has just been pushed."""
+        self._under_way.append((self._clock.now(), max(chunk_tokens - LOOKAHEAD_TOKENS, 0)))
+        self._chunks += 1
 
     def answered(self, audio_s: float) -> None:
-        """Note that the audio of the oldest window under way has just come; it may be empty."""
+        """Note that the audio of the oldest chunk under way has just come; it may be empty."""
         now_s = self._clock.now()
         pushed_s, hop = self._under_way.popleft()
         cost_s = now_s - max(pushed_s, self._answered_s)
@@ -180,13 +180,13 @@ class PaceMeter:
         """Return what is known now."""
         now_s, cost = self._clock.now(), self._cautious_cost()
         free_s, dry_s = self._look_ahead(now_s, cost)
-        dry_in_s = dry_s - now_s if self._windows else float("inf")
+        dry_in_s = dry_s - now_s if self._chunks else float("inf")
         return Pace(self._token_rate(now_s), self._burst, cost, max(free_s - now_s, 0.0), dry_in_s)
 
     def _look_ahead(self, now_s: float, cost: ChunkCost) -> tuple[float, float]:
         """Play what is under way; return when token2wav is free and when the listener runs dry."""
         free_s, dry_s = self._answered_s, self._dry_s
-        index = self._windows - len(self._under_way)
+        index = self._chunks - len(self._under_way)
         for pushed_s, hop in self._under_way:
             free_s = max(max(free_s, pushed_s) + cost.of_hop(hop), now_s)
             audio_s = hop / TOKEN_RATE_HZ - (0.0 if index else HELD_BACK_S)

@@ -48,18 +48,18 @@ class ChunkProgress:
     elapsed_s: float
     """Seconds since the request began."""
     last_hop_tokens: int = 0
-    """0 before the first window."""
+    """0 before the first chunk."""
     hop_considered: int | None = None
-    """What the policy answered when it was last asked for this very window."""
+    """What the policy answered when it was last asked for this very chunk."""
     pace: Pace = UNMEASURED
     """Measured speed of the LLM and of token2wav, and the listener's slack; only `deadline` looks at it."""
 
 
 class ChunkPolicy(Protocol):
-    """Chooses how many tokens the next window speaks; has no state of its own."""
+    """Chooses how many tokens the next chunk speaks; has no state of its own."""
 
     def next_hop(self, progress: ChunkProgress) -> int:
-        """Return the tokens to speak in the next window, at least 1; asked again whenever tokens have come."""
+        """Return the tokens to speak in the next chunk, at least 1; asked again whenever tokens have come."""
         ...
 
 
@@ -98,7 +98,7 @@ class TimeBasedChunks:
     max_hop_tokens: int | None = DEFAULT_MAX_HOP_TOKENS
 
     def next_hop(self, progress: ChunkProgress) -> int:
-        """Compare the audio sent with the time it took, in units of the mean time per chunk; decide once a window."""
+        """Compare the audio sent with the time it took, in units of the mean time per chunk; decide once a chunk."""
         if progress.hop_considered is not None:
             return progress.hop_considered
         if progress.chunks_sent == 0:
@@ -146,7 +146,7 @@ class DeadlineChunks:
         return candidates.start + bisect_left(candidates, True, key=lambda hop: self._lasts(outlook.after(hop)))
 
     def _lasts(self, outlook: Outlook) -> bool:
-        """Rehearse the windows to come; whether every one is in time."""
+        """Rehearse the chunks to come; whether every one is in time."""
         for _ in range(_REHEARSED_CHUNKS):
             hop = self._longest_in_time(outlook)
             if hop is None or hop == self.max_hop_tokens:

@@ -34,9 +34,9 @@ class Gate:
         """Whether no stream may begin any more."""
         return self._is_draining
 
-    def stay(self) -> GateStay:
-        """See `core.Admission.stay`."""
-        return GateStay(self._count)
+    def session_hold(self) -> GateHold:
+        """See `core.Admission.session_hold`."""
+        return GateHold(self._count)
 
     @asynccontextmanager
     async def admitted(
@@ -72,27 +72,27 @@ class Gate:
             self._idle.set()
 
 
-class GateStay:
-    """Implements `core.Stay`."""
+class GateHold:
+    """Implements `core.SessionHold`."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
-        """Made by `Gate.stay`; `count` adds to what the gate waits for."""
+        """Made by `Gate.session_hold`; `count` adds to what the gate waits for."""
         self._count = count
         self._is_held = False
 
     @property
     def is_held(self) -> bool:
-        """See `core.Stay.is_held`."""
+        """See `core.SessionHold.is_held`."""
         return self._is_held
 
-    def hold(self) -> None:
-        """See `core.Stay.hold`."""
+    def acquire(self) -> None:
+        """See `core.SessionHold.acquire`."""
         if not self._is_held:
             self._is_held = True
             self._count(1)
 
     def release(self) -> None:
-        """See `core.Stay.release`."""
+        """See `core.SessionHold.release`."""
         if self._is_held:
             self._is_held = False
             self._count(-1)

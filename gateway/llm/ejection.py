@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from gateway.errors import LLMUnavailableError
-from gateway.routing.fleet import Place
+from gateway.routing.fleet import SlotLease
 from servicekit.timeouts import Timeout, expire, timeout
 
 T = TypeVar("T")
@@ -16,12 +16,12 @@ T = TypeVar("T")
 class Ejection:
     """Whether the LLM replica of one answer has been ejected. An answer that gives tokens keeps it from that."""
 
-    def __init__(self, place: Place) -> None:
-        """Watch the place; there is one watcher."""
-        self._place = place
+    def __init__(self, slot: SlotLease) -> None:
+        """Watch the slot; there is one watcher."""
+        self._slot = slot
         self._has_happened = False
         self._limit: Timeout | None = None
-        place.on_ejected = self._note
+        slot.on_ejected = self._note
 
     async def unless(self, coming: Awaitable[T]) -> T:
         """Wait for something of the replica's.
@@ -35,7 +35,7 @@ class Ejection:
         except asyncio.TimeoutError as error:
             if not self._has_happened:
                 raise
-            got = f"the LLM at {self._place.address} was given up ({self._place.replica.health.last_failure})"
+            got = f"the LLM at {self._slot.address} was ejected ({self._slot.replica.health.last_failure})"
             raise LLMUnavailableError(f"{got}; see its log") from error
         finally:
             self._limit = None

@@ -19,10 +19,10 @@ from gateway.llm.ejection import Ejection
 from gateway.llm.token_pace import TokenPace
 from gateway.routing.discovery import Source
 from gateway.routing.faults import is_replica_fault
-from gateway.routing.fleet import NOBODY, Fleet, Place
+from gateway.routing.fleet import NOBODY, Fleet, SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.routing.status import ReplicaStatus
-from gateway.routing.waiting import wait_for_place, wait_for_replica
+from gateway.routing.waiting import wait_for_replica, wait_for_slot
 from gateway.routing.watch import Watch
 from gateway.speech.request import MAX_SEED
 from gateway.token2wav.lease import give_back
@@ -35,7 +35,7 @@ FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 
 
-class LLMBackend(Protocol):
+class LLMReplicaClient(Protocol):
     """A client of one replica (`gateway.llm.client.SpeechLMClient`, or a fake)."""
 
     def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]: ...
@@ -46,7 +46,7 @@ class LLMBackend(Protocol):
 class LLMReplica:
     """One LLM replica."""
 
-    def __init__(self, client: LLMBackend) -> None:
+    def __init__(self, client: LLMReplicaClient) -> None:
         """Own the client."""
         self.client = client
 
@@ -63,7 +63,7 @@ class RoutedSpeechLM:
     """Implements `core.SpeechLM` over all replicas."""
 
     def __init__(
-        self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], LLMBackend], clock: Clock
+        self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], LLMReplicaClient], clock: Clock
     ) -> None:
         """Know the replicas that the sources name; `start` finds and probes the others."""
         self.fleet = fleet
@@ -104,37 +104,37 @@ class RoutedSpeechLM:
         """
         answer = _Answer(utterance, seed, self.fleet.settings.max_failovers)
         while True:
-            place = await self._place(answer)
+            slot = await self._wait_for_slot(answer)
             error: BaseException | None = None
             try:
-                async with aclosing(self._deltas(place, answer, sampling)) as deltas:
+                async with aclosing(self._deltas(slot, answer, sampling)) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
             except BaseException as caught:
                 error = caught
-                answer.note_loss(caught, place, self._clock.now(), self.fleet.settings.failover_s)
+                answer.note_loss(caught, slot, self._clock.now(), self.fleet.settings.failover_s)
             finally:
-                give_back(place, error, is_begun=True)
+                give_back(slot, error, is_begun=True)
             await answer.pause()
 
-    async def _deltas(self, place: Place, answer: _Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
-        client = self._watch.client(place.address).client
-        pace, ejection = TokenPace(self._clock), Ejection(place)
+    async def _deltas(self, slot: SlotLease, answer: _Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
+        client = self._watch.client(slot.address).client
+        pace, ejection = TokenPace(self._clock), Ejection(slot)
         async with aclosing(client.generate(answer.rest(), sampling, answer.rest_seed)) as deltas:
             while (delta := await ejection.unless(anext(deltas, None))) is not None:
                 if delta.token_ids:
-                    place.worked()
+                    slot.worked()
                     if (token_s := pace.note(len(delta.token_ids))) is not None:
-                        place.replica.measured(token_s)
+                        slot.replica.measured(token_s)
                     answer.note_tokens(delta.token_ids)
                 yield delta
 
-    async def _place(self, answer: _Answer) -> Place:
+    async def _wait_for_slot(self, answer: _Answer) -> SlotLease:
         settings = self.fleet.settings
         wait_s = settings.failover_s if answer.ends_s is None else max(0.0, answer.ends_s - self._clock.now())
         try:
-            return await wait_for_place(self.fleet, DEFAULT_PRIORITY, wait_s, answer.avoid, is_begun=True)
+            return await wait_for_slot(self.fleet, DEFAULT_PRIORITY, wait_s, answer.avoid, is_begun=True)
         except errors.LLMUnavailableError:
             if answer.lost is not None:
                 raise answer.lost from None
@@ -178,7 +178,7 @@ class _Answer:
         self.avoid = NOBODY
         self.ends_s = None
 
-    def note_loss(self, error: BaseException, place: Place, now_s: float, failover_s: float) -> None:
+    def note_loss(self, error: BaseException, slot: SlotLease, now_s: float, failover_s: float) -> None:
         """Decide whether to ask again; raise the error if not."""
         if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
             raise error
@@ -189,9 +189,9 @@ class _Answer:
         if self._failovers_left < 0 or now_s >= self.ends_s:
             raise error
         logger.warning("asking again for an answer that broke off after %d tokens: %s", len(self._spoken), error)
-        place.replica.failovers_total += 1
+        slot.replica.failovers_total += 1
         self.lost = error
-        self.avoid |= {place.address}
+        self.avoid |= {slot.address}
 
     async def pause(self) -> None:
         """Let a little time go by, more each time."""

@@ -1,10 +1,10 @@
 """The replicas of one service: which of them gets the next stream, and who waits for one. Pure.
 
 Time comes from a clock, and what replicas do is told from outside; nothing here knows a network or an event loop, so
-a simulator can drive it. A place is given at once, or later through a callback, or refused.
+a simulator can drive it. A slot is given at once, or later through a callback, or refused.
 
-    ask ──room?──► Place ──────────────────────────────► end / fail / refused
-      └─ none ──in time?──► Ticket ──a slot comes free──► Place
+    ask ──room?──► SlotLease ──────────────────────────────► end / fail / refused
+      └─ none ──in time?──► QueueEntry ──a slot comes free──► SlotLease
                   └─ no ──► OverloadedError with when to try again
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from gateway.errors import OverloadedError
+from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
 from gateway.routing.durations import StreamDurations
-from gateway.routing.line import Line, Ticket
 from gateway.routing.replica import LoadReport, Replica
 from gateway.routing.settings import RoutingSettings
+from gateway.routing.slot_forecast import OpenStreams, SlotForecast
 from gateway.routing.status import ReplicaState, ReplicaStatus
-from gateway.routing.turnover import OpenStreams, Turnover
 from servicekit.clock import Clock
 
 LEAST_RETRY_S = 1.0
@@ -31,8 +31,8 @@ CHOICES_BESIDE_OTHERS = 2
 others' streams only when it probes, and all would send everything to the same replica until then."""
 
 
-class Place:
-    """A stream's place at a replica; given back exactly once."""
+class SlotLease:
+    """A stream's slot at a replica; given back exactly once."""
 
     def __init__(self, fleet: Fleet, replica: Replica, opened_s: float) -> None:
         """Made by `Fleet`."""
@@ -53,7 +53,7 @@ class Place:
         self.replica.health.succeeded()
 
     def end(self, is_whole: bool = True) -> None:
-        """Give the place back; harmless the second time.
+        """Give the slot back; harmless the second time.
 
         Args:
             is_whole: the stream held it as long as it needed it; how long is learnt.
@@ -97,14 +97,14 @@ class Fleet:
         self.settings = settings
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
-        self._places: dict[str, set[Place]] = {}
+        self._leases: dict[str, set[SlotLease]] = {}
         self._gone: set[str] = set()
         self.refused_total = 0
         """Streams that were told to come back later."""
-        self._line = Line[Place]()
-        self._is_serving_line = False
+        self._queue = AdmissionQueue[SlotLease]()
+        self._is_serving_queue = False
         self._durations = StreamDurations()
-        self._turnover = Turnover(clock, self._durations)
+        self._forecast = SlotForecast(clock, self._durations)
 
     @property
     def addresses(self) -> list[str]:
@@ -118,8 +118,8 @@ class Fleet:
 
     @property
     def waiting(self) -> int:
-        """Streams that wait for a place."""
-        return len(self._line)
+        """Streams that wait for a slot."""
+        return len(self._queue)
 
     def snapshot(self) -> tuple[ReplicaStatus, ...]:
         """Return the facts of every replica."""
@@ -148,49 +148,53 @@ class Fleet:
         for address in found:
             if address not in self._replicas:
                 self._replicas[address] = Replica(self.service, address, self.settings, self._clock)
-                self._places[address] = set()
+                self._leases[address] = set()
         self._gone = set(self._replicas) - set(found)
         for address, replica in list(self._replicas.items()):
             replica.health.set_listed(found.get(address, False))
             if address in self._gone:
                 self._forget_if_idle(address)
-        self._serve_line()
+        self._serve_queue()
 
     def reported(self, address: str, report: LoadReport) -> None:
         """Take over what a replica said of itself."""
         if address in self._replicas:
             self._replicas[address].reported(report)
-            self._serve_line()
+            self._serve_queue()
 
     def note_failure(self, address: str, why: str) -> None:
         """Note that a probe or a stream failed through a replica's fault; streams of one that is ejected are told."""
         replica = self._replicas.get(address)
         if replica is not None and replica.health.failed(why):
-            for place in list(self._places[address]):
-                if place.on_ejected is not None:
-                    place.on_ejected()
+            for slot in list(self._leases[address]):
+                if slot.on_ejected is not None:
+                    slot.on_ejected()
 
     def check(self, priority: int, patience_s: float | None = None) -> None:
-        """Refuse what would have to wait too long for its place.
+        """Refuse what would have to wait too long for its slot.
 
         Args:
             priority: 1 (first) to 10.
             patience_s: the caller's own bound of the wait, where that is shorter than `admission_wait_s`.
 
         Raises:
-            OverloadedError: as `ask`, without taking a place.
+            OverloadedError: as `ask`, without taking a slot.
         """
-        if self._best(NOBODY) is None or self._line.ahead_of(priority):
-            self._check_line(priority, patience_s)
+        if self._best(NOBODY) is None or self._queue.ahead_of(priority):
+            self._check_queue(priority, patience_s)
 
     def ask(
-        self, priority: int, on_placed: Callable[[Place], None], avoid: frozenset[str] = NOBODY, is_begun: bool = False
-    ) -> Place | Ticket[Place]:
-        """Ask for a place.
+        self,
+        priority: int,
+        on_leased: Callable[[SlotLease], None],
+        avoid: frozenset[str] = NOBODY,
+        is_begun: bool = False,
+    ) -> SlotLease | QueueEntry[SlotLease]:
+        """Ask for a slot.
 
         Args:
             priority: 1 (first) to 10; equal ones in the order of asking.
-            on_placed: called with the place if there is none now; not before this has returned.
+            on_leased: called with the slot if there is none now; not before this has returned.
             avoid: replicas that come last, because they just failed the stream.
             is_begun: the stream is under way: it goes before all others and is never refused.
 
@@ -198,24 +202,24 @@ class Fleet:
             OverloadedError: no slot is expected to come free within `admission_wait_s`, or too many wait.
         """
         rank = 0 if is_begun else priority
-        if not self._line.ahead_of(rank) and (replica := self._best(avoid)) is not None:
-            return self._place(replica)
+        if not self._queue.ahead_of(rank) and (replica := self._best(avoid)) is not None:
+            return self._take_slot(replica)
         if not is_begun:
-            self._check_line(rank)
-        return self._line.join(rank, on_placed, avoid)
+            self._check_queue(rank)
+        return self._queue.join(rank, on_leased, avoid)
 
-    def errand(self, avoid: frozenset[str] = NOBODY) -> Replica | None:
+    def unslotted_replica(self, avoid: frozenset[str] = NOBODY) -> Replica | None:
         """Return the replica for work that needs no slot; None if none can be had."""
         return self._first(self._usable(), avoid)
 
     @contextmanager
-    def on_errand(self, replica: Replica) -> Iterator[None]:
+    def unslotted_call(self, replica: Replica) -> Iterator[None]:
         """Do such work there: a replica that discovery drops meanwhile is not forgotten before its end."""
-        replica.errands += 1
+        replica.unslotted_calls += 1
         try:
             yield
         finally:
-            replica.errands -= 1
+            replica.unslotted_calls -= 1
             if replica.address in self._gone:
                 self._forget_if_idle(replica.address)
 
@@ -225,52 +229,52 @@ class Fleet:
 
     def retry_after_s(self, priority: int) -> float:
         """Expect when a stream of that priority would find a slot, if it asked again."""
-        expected_s = self._turnover.nth_s(self._line.ahead_of(priority), self._open_streams)
+        expected_s = self._forecast.nth_s(self._queue.ahead_of(priority), self._open_streams)
         return LEAST_RETRY_S if expected_s is None else max(LEAST_RETRY_S, expected_s)
 
-    def end(self, place: Place, is_whole: bool = True, is_full: bool = False) -> None:
-        """Take a place back; harmless the second time.
+    def end(self, slot: SlotLease, is_whole: bool = True, is_full: bool = False) -> None:
+        """Take a slot back; harmless the second time.
 
         Args:
-            place: whose stream has ended.
+            slot: whose stream has ended.
             is_whole: the stream held it as long as it needed it; how long is learnt.
             is_full: the replica turned out to have no room.
         """
-        if not place.is_open:
+        if not slot.is_open:
             return
-        place.is_open = False
-        address = place.address
-        self._places[address].discard(place)
-        place.replica.give_back()
+        slot.is_open = False
+        address = slot.address
+        self._leases[address].discard(slot)
+        slot.replica.give_back()
         if is_full:
-            place.replica.refused()
+            slot.replica.refused()
         if is_whole:
-            self._durations.add(self._clock.now() - place.opened_s)
+            self._durations.add(self._clock.now() - slot.opened_s)
         if address in self._gone:
             self._forget_if_idle(address)
-        self._serve_line()
+        self._serve_queue()
 
     def overloaded(self, priority: int) -> OverloadedError:
         """Make the refusal of a stream that finds no slot in time."""
         self.refused_total += 1
         retry_s = self.retry_after_s(priority)
-        got = f"all {self.service} replicas are full and {len(self._line)} streams wait"
+        got = f"all {self.service} replicas are full and {len(self._queue)} streams wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
 
-    def _check_line(self, rank: int, patience_s: float | None = None) -> None:
-        expected_s = self._turnover.nth_s(self._line.ahead_of(rank), self._open_streams)
+    def _check_queue(self, rank: int, patience_s: float | None = None) -> None:
+        expected_s = self._forecast.nth_s(self._queue.ahead_of(rank), self._open_streams)
         wait_s = (
             self.settings.admission_wait_s if patience_s is None else min(patience_s, self.settings.admission_wait_s)
         )
         is_late = expected_s is not None and expected_s > wait_s
-        if is_late or len(self._line) >= self.settings.max_waiting:
+        if is_late or len(self._queue) >= self.settings.max_waiting:
             raise self.overloaded(rank)
 
-    def _place(self, replica: Replica) -> Place:
-        place = Place(self, replica, self._clock.now())
+    def _take_slot(self, replica: Replica) -> SlotLease:
+        slot = SlotLease(self, replica, self._clock.now())
         replica.take()
-        self._places[replica.address].add(place)
-        return place
+        self._leases[replica.address].add(slot)
+        return slot
 
     def _best(self, avoid: frozenset[str]) -> Replica | None:
         """Return the replica with room where a new stream is served soonest."""
@@ -302,21 +306,21 @@ class Fleet:
     def _open_streams(self) -> list[OpenStreams]:
         """Return what is open at the replicas that would take streams if they had room."""
         return [
-            OpenStreams([place.opened_s for place in self._places[replica.address]], replica.others)
+            OpenStreams([slot.opened_s for slot in self._leases[replica.address]], replica.others)
             for replica in self._usable()
         ]
 
-    def _serve_line(self) -> None:
-        if self._is_serving_line:
-            return  # NOTE: a place that nobody wants any more comes back from within the loop, which sees it
-        self._is_serving_line = True
+    def _serve_queue(self) -> None:
+        if self._is_serving_queue:
+            return  # NOTE: a slot that nobody wants any more comes back from within the loop, which sees it
+        self._is_serving_queue = True
         try:
-            while (ticket := self._line.first) is not None and (replica := self._best(ticket.avoid)) is not None:
-                self._line.leave(ticket)
-                ticket.on_placed(self._place(replica))
+            while (entry := self._queue.first) is not None and (replica := self._best(entry.avoid)) is not None:
+                self._queue.leave(entry)
+                entry.on_leased(self._take_slot(replica))
         finally:
-            self._is_serving_line = False
+            self._is_serving_queue = False
 
     def _forget_if_idle(self, address: str) -> None:
-        if not self._places[address] and not self._replicas[address].errands:
-            del self._replicas[address], self._places[address]
+        if not self._leases[address] and not self._replicas[address].unslotted_calls:
+            del self._replicas[address], self._leases[address]

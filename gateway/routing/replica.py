@@ -39,7 +39,7 @@ class Replica:
         self.health = Health(settings, clock)
         self.ours = 0
         """Streams that this gateway has open here."""
-        self.errands = 0
+        self.unslotted_calls = 0
         """Exchanges under way here that need no slot."""
         self.opened_total = 0
         self.failovers_total = 0

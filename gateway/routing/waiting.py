@@ -1,11 +1,11 @@
-"""How a coroutine waits for what a `Fleet` gives: a place, or a replica for an errand."""
+"""How a coroutine waits for what a `Fleet` gives: a slot, or a replica for a call that needs no slot."""
 
 from __future__ import annotations
 
 import asyncio
 
 from gateway.errors import GatewayError, LLMUnavailableError, Token2WavUnavailableError
-from gateway.routing.fleet import NOBODY, Fleet, Place
+from gateway.routing.fleet import NOBODY, Fleet, SlotLease
 from gateway.routing.replica import Replica
 from servicekit.clock import Clock
 from servicekit.timeouts import timeout
@@ -22,25 +22,25 @@ def unavailable(fleet: Fleet) -> GatewayError:
     return _UNAVAILABLE[fleet.service](f"{got}; start one, or see its log")
 
 
-async def wait_for_place(
+async def wait_for_slot(
     fleet: Fleet, priority: int, wait_s: float, avoid: frozenset[str] = NOBODY, is_begun: bool = False
-) -> Place:
-    """Wait for a stream's place; see `Fleet.ask`.
+) -> SlotLease:
+    """Wait for a stream's slot; see `Fleet.ask`.
 
     Raises:
         OverloadedError: refused at once, or no slot came free within `wait_s`.
         LLMUnavailableError, Token2WavUnavailableError: no replica could be had within `wait_s`.
     """
-    coming: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+    coming: asyncio.Future[SlotLease] = asyncio.get_running_loop().create_future()
 
-    def on_placed(place: Place) -> None:
+    def on_leased(slot: SlotLease) -> None:
         if coming.done():
-            place.end(is_whole=False)
+            slot.end(is_whole=False)
         else:
-            coming.set_result(place)
+            coming.set_result(slot)
 
-    answer = fleet.ask(priority, on_placed, avoid, is_begun)
-    if isinstance(answer, Place):
+    answer = fleet.ask(priority, on_leased, avoid, is_begun)
+    if isinstance(answer, SlotLease):
         return answer
     try:
         async with timeout(wait_s):
@@ -48,11 +48,13 @@ async def wait_for_place(
     except BaseException as error:
         # NOTE: who leaves stands in nobody's way, his own next try included.
         answer.leave()
-        # NOTE: a place may have come together with the end of the wait.
+        # NOTE: a slot may have come together with the end of the wait.
         if coming.done() and not coming.cancelled():
             coming.result().end(is_whole=False)
         if isinstance(error, asyncio.TimeoutError):
-            raise (fleet.overloaded(priority) if fleet.errand() is not None else unavailable(fleet)) from error
+            raise (
+                fleet.overloaded(priority) if fleet.unslotted_replica() is not None else unavailable(fleet)
+            ) from error
         raise
 
 
@@ -63,7 +65,7 @@ async def wait_for_replica(fleet: Fleet, wait_s: float, clock: Clock, avoid: fro
         LLMUnavailableError, Token2WavUnavailableError: none could be had within `wait_s`.
     """
     ends_s = clock.now() + wait_s
-    while (replica := fleet.errand(avoid)) is None:
+    while (replica := fleet.unslotted_replica(avoid)) is None:
         if clock.now() >= ends_s:
             raise unavailable(fleet)
         await asyncio.sleep(_LOOK_AGAIN_S)

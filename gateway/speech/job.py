@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from types import TracebackType
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
 from gateway.speech.observer import StreamObserver
@@ -95,10 +95,10 @@ class SpeechJob:
         self._meter.received([len(delta.token_ids) for delta in deltas])
         return new_tokens
 
-    def send(self, push: Push, window: TokenWindow) -> Push:
-        self.result.chunk_schedule.append(len(window.token_ids))
-        self._meter.sent(len(window.token_ids))
-        self.observer.sent(window.index, len(window.token_ids))
+    def send(self, push: Push, chunk: TokenChunk) -> Push:
+        self.result.chunk_schedule.append(len(chunk.token_ids))
+        self._meter.sent(len(chunk.token_ids))
+        self.observer.sent(chunk.index, len(chunk.token_ids))
         push.add_done_callback(self._note_answer)
         return push
 

@@ -36,7 +36,7 @@ class StreamObserver:
         """Note speech tokens that have just come."""
 
     def sent(self, index: int, tokens: int) -> None:
-        """Note a window, look-ahead included, that has just been pushed."""
+        """Note a chunk, look-ahead included, that has just been pushed."""
 
     def heard(self, audio: AudioChunk) -> None:
         """Note audio that leaves the pipeline now."""

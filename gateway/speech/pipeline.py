@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing
 
-from gateway.core import AudioChunk, Stay
+from gateway.core import AudioChunk, SessionHold
 from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import SpeechRequest, SpeechResult, check_request
 from gateway.speech.speaker import PipelineSettings, Segments, Speaker
@@ -55,9 +55,9 @@ class SpeechPipeline:
         """What cuts and normalises texts."""
         return self._front_end
 
-    def staying(self) -> AbstractContextManager[Stay]:
-        """See `Speaker.staying`."""
-        return self._speaker.staying()
+    def holding_session(self) -> AbstractContextManager[SessionHold]:
+        """See `Speaker.holding_session`."""
+        return self._speaker.holding_session()
 
     def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None

@@ -42,7 +42,7 @@ class SpeechRequest:
     text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     is_under_way: bool = False
-    """A later turn of a session that is waited for (`core.Stay`)."""
+    """A later turn of a session that is waited for (`core.SessionHold`)."""
     patience_s: float | None = None
     """From now on the caller waits so long at most; None: it did not say."""
 
@@ -79,7 +79,7 @@ class SpeechResult:
     carry: ProsodyCarry = field(default_factory=ProsodyCarry)
     """What speech that goes on from this one needs to know; give a result one to go on from."""
     chunk_schedule: list[int] = field(default_factory=list)
-    """Tokens in each window pushed, look-ahead included."""
+    """Tokens in each chunk pushed, look-ahead included."""
     audio_chunks: int = 0
     audio_samples: int = 0
     """24 kHz."""

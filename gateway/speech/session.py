@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gateway.core import AudioChunk, FloatArray, Stay
+from gateway.core import AudioChunk, FloatArray, SessionHold
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, check_text
@@ -142,11 +142,11 @@ class SpeechSession:
         Raises:
             GatewayError: what went wrong; audio yielded before is good.
         """
-        with self._pipeline.staying() as stay:
-            while (first := await self._first_speakable(stay)) is not None:
-                async with aclosing(self._speak_turn(first, stay.is_held)) as turn:
+        with self._pipeline.holding_session() as hold:
+            while (first := await self._first_speakable(hold)) is not None:
+                async with aclosing(self._speak_turn(first, hold.is_held)) as turn:
                     async for audio in turn:
-                        stay.hold()
+                        hold.acquire()
                         yield audio
 
     async def _speak_turn(self, first: SpokenSegment, is_under_way: bool) -> AsyncGenerator[SessionAudio]:
@@ -184,22 +184,22 @@ class SpeechSession:
             yield self._prepare(item)
             await asyncio.sleep(0)  # NOTE: items that are there already are had without letting others run
 
-    async def _first_speakable(self, stay: Stay) -> SpokenSegment | None:
+    async def _first_speakable(self, hold: SessionHold) -> SpokenSegment | None:
         """Wait for the next thing to say; None at the end."""
-        while (item := await self._next_item(stay)) is not _Mark.END:
+        while (item := await self._next_item(hold)) is not _Mark.END:
             if isinstance(item, Segment) and (segment := self._prepare(item)).is_speakable:
                 return segment
             await asyncio.sleep(0)  # NOTE: as in `_turn`
         return None
 
-    async def _next_item(self, stay: Stay) -> Segment | _Mark:
+    async def _next_item(self, hold: SessionHold) -> Segment | _Mark:
         """Wait for the writer; one who is silent for long keeps nobody from stopping."""
-        if stay.is_held:
+        if hold.is_held:
             try:
                 async with timeout(WAITED_FOR_S):
                     return await self._items.get()
             except asyncio.TimeoutError:
-                stay.release()
+                hold.release()
         return await self._items.get()
 
     def _prepare(self, segment: Segment) -> SpokenSegment:

@@ -1,9 +1,9 @@
 """Speaks segments of text as audio chunks: the way through both services, in one direction.
 
-    segments -> prompt -> LLM -> speech tokens -> windows -> token2wav -> audio
+    segments -> prompt -> LLM -> speech tokens -> chunks -> token2wav -> audio
 
 Each segment is spoken by an LLM request of its own, which goes on from the speech before it, and all in one token2wav
-stream. The LLM goes on while audio of earlier windows is made, and a slow caller holds both back. Every way out (the
+stream. The LLM goes on while audio of earlier chunks is made, and a slow caller holds both back. Every way out (the
 end, an error, a deadline, a cancelled or departed caller) closes the LLM's response and token2wav's stream before the
 audio's generator has closed. Knows the services only by the seams of `core`, and nothing of how texts are cut.
 """
@@ -18,7 +18,7 @@ from typing import Protocol
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
 from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
-from gateway.core import Admission, AudioChunk, SpeechLM, SpeechTokenDelta, Stay, Token2Wav, Token2WavStream
+from gateway.core import Admission, AudioChunk, SessionHold, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream
 from gateway.errors import EmptySpeechError, InvalidTextError, VoiceEvictedError
 from gateway.speech.job import Push, SpeechJob
 from gateway.speech.observer import Observer
@@ -55,7 +55,7 @@ class Speaker(Protocol):
         """
         ...
 
-    def staying(self) -> AbstractContextManager[Stay]:
+    def holding_session(self) -> AbstractContextManager[SessionHold]:
         """Give a session of several streams its claim to be waited for, until the context is left."""
         ...
 
@@ -71,7 +71,7 @@ class PipelineSettings:
     tokens_ahead: int = 512
     """Messages of the LLM kept unread at most."""
     pushes_ahead: int = 1
-    """Windows queued behind the one whose audio is awaited; one more may be on its way."""
+    """Chunks queued behind the one whose audio is awaited; one more may be on its way."""
 
 
 class StreamSpeaker:
@@ -101,13 +101,13 @@ class StreamSpeaker:
         self._observer = observer or Observer()
 
     @contextmanager
-    def staying(self) -> Iterator[Stay]:
-        """See `Speaker.staying`; without an admission nobody is waited for."""
-        stay = _NoStay() if self._admission is None else self._admission.stay()
+    def holding_session(self) -> Iterator[SessionHold]:
+        """See `Speaker.holding_session`; without an admission nobody is waited for."""
+        hold = _NoHold() if self._admission is None else self._admission.session_hold()
         try:
-            yield stay
+            yield hold
         finally:
-            stay.release()
+            hold.release()
 
     async def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
@@ -193,28 +193,28 @@ class StreamSpeaker:
     async def _pushes(
         self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream
     ) -> AsyncGenerator[Push]:
-        """Cut tokens into windows and send each as soon as it is complete."""
+        """Cut tokens into chunks and send each as soon as it is complete."""
         chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy)
         async for delta in tokens:
             chunker.add(job.count([delta, *tokens.take_ready()]))
-            while (window := chunker.next_window(job.elapsed_s, job.pace)) is not None:
-                yield job.send(stream.push(window), window)
+            while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:
+                yield job.send(stream.push(chunk), chunk)
         if not chunker.tokens_received:
             raise EmptySpeechError("not a single speech token came for the text; try another text, seed or voice")
         last = chunker.flush()
         yield job.send(stream.push(last), last)
 
 
-class _NoStay:
-    """Implements `core.Stay` where nobody is waited for."""
+class _NoHold:
+    """Implements `core.SessionHold` where nobody is waited for."""
 
     is_held = False
 
-    def hold(self) -> None:
-        """See `core.Stay.hold`."""
+    def acquire(self) -> None:
+        """See `core.SessionHold.acquire`."""
 
     def release(self) -> None:
-        """See `core.Stay.release`."""
+        """See `core.SessionHold.release`."""
 
 
 async def _next_speakable(segments: Segments) -> SpokenSegment | None:

@@ -23,7 +23,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from gateway import errors
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.token2wav.triton_call import TritonCall, bytes_tensor, text_of
 from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
@@ -48,7 +48,7 @@ class Token2WavDeadlines:
     """From sending a voice prompt to its features; the first one after a start is slow."""
     open_s: float = 10.0
     push_s: float = 60.0
-    """From pushing a window to its audio."""
+    """From pushing a chunk to its audio."""
     close_s: float = 2.0
     """From the last audio to the stream's summary; then the call is cancelled."""
     ready_s: float = 3.0
@@ -186,16 +186,16 @@ class Token2WavCallStream:
         """The server's account of the stream, once it has ended well."""
         return self._summary
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
-        """Send a window; see `Token2WavStream.push`."""
-        push = _Push(window, asyncio.get_running_loop().create_future())
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
+        """Send a chunk; see `Token2WavStream.push`."""
+        push = _Push(chunk, asyncio.get_running_loop().create_future())
         if self._failure is not None:
             push.fail(self._failure)
             return push.future
-        request_id = f"push-{window.index}"
+        request_id = f"push-{chunk.index}"
         self._waiting[request_id] = push
         push.watch(self._push_deadline_s, self._expire)
-        self._call.send(Operation.PUSH, request_id, _window_tensors(self._stream_id, window))
+        self._call.send(Operation.PUSH, request_id, _chunk_tensors(self._stream_id, chunk))
         return push.future
 
     async def finish(self, deadline_s: float) -> None:
@@ -231,7 +231,7 @@ class Token2WavCallStream:
             push.succeed(np.ascontiguousarray(samples, dtype=np.float32).ravel())
 
     def _expire(self, push: _Push) -> None:
-        got = f"no audio for chunk {push.window.index} of stream {self._stream_id} within {self._push_deadline_s} s"
+        got = f"no audio for chunk {push.chunk.index} of stream {self._stream_id} within {self._push_deadline_s} s"
         self._fail(errors.Token2WavDeadlineError(f"{got}; the token2wav server is overloaded or stuck: see its log"))
         self._call.cancel()
 
@@ -244,10 +244,10 @@ class Token2WavCallStream:
 
 
 class _Push:
-    """One window on its way and the future of its audio."""
+    """One chunk on its way and the future of its audio."""
 
-    def __init__(self, window: TokenWindow, future: asyncio.Future[AudioChunk]) -> None:
-        self.window = window
+    def __init__(self, chunk: TokenChunk, future: asyncio.Future[AudioChunk]) -> None:
+        self.chunk = chunk
         self.future = future
         self._timer: asyncio.TimerHandle | None = None
 
@@ -257,7 +257,7 @@ class _Push:
     def succeed(self, samples: FloatArray) -> None:
         self._settle()
         if not self.future.done():
-            self.future.set_result(AudioChunk(self.window.index, samples, self.window.is_last))
+            self.future.set_result(AudioChunk(self.chunk.index, samples, self.chunk.is_last))
 
     def fail(self, error: errors.GatewayError) -> None:
         self._settle()
@@ -281,12 +281,12 @@ def _voice_of(result: Any) -> RegisteredVoice:
     return RegisteredVoice(text_of(_required(result, "voice_id")), tuple(int(token) for token in tokens.ravel()))
 
 
-def _window_tensors(stream_id: str, window: TokenWindow) -> dict[str, Any]:
+def _chunk_tensors(stream_id: str, chunk: TokenChunk) -> dict[str, Any]:
     return {
         "stream_id": bytes_tensor(stream_id.encode()),
-        "chunk_index": np.array([window.index], np.int32),
-        "token_ids": np.array(window.token_ids, np.int32),
-        "is_last": np.array([window.is_last], np.bool_),
+        "chunk_index": np.array([chunk.index], np.int32),
+        "token_ids": np.array(chunk.token_ids, np.int32),
+        "is_last": np.array([chunk.is_last], np.bool_),
     }
 
 

@@ -1,10 +1,10 @@
-"""A stream that outlives its replica: its windows are kept, and played again on another one when the first is lost.
+"""A stream that outlives its replica: its chunks are kept, and played again on another one when the first is lost.
 
-    push ─► windows kept ─► lease at A ─► audio ─► caller
+    push ─► chunks kept ─► lease at A ─► audio ─► caller
                  │              ✗ lost
                  └─ all again ─► lease at B ─► audio, without the samples that were delivered ─► caller
 
-The windows are the same, with the same cuts, seed and voice, so the audio is the same; what was delivered is dropped by
+The chunks are the same, with the same cuts, seed and voice, so the audio is the same; what was delivered is dropped by
 count. Knows nothing of how leases are had.
 """
 
@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray
 from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
 from gateway.routing.faults import is_replica_fault
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 Relet = Callable[[frozenset[str], GatewayError], Awaitable[Lease]]
 """Leases anew, away from some addresses if possible; the error is why, and raised if it can't be done in time."""
 _REPLAYED_AT_ONCE = 3
-"""Windows on their way in a replay: one runs, one waits, one travels."""
+"""Chunks on their way in a replay: one runs, one waits, one travels."""
 
 
 class _Life:
@@ -50,12 +50,12 @@ class FailoverStream:
         Args:
             lease: the first.
             relet: gives the next ones.
-            max_failovers: in a row without new audio: windows that every replica fails at must not go round for ever.
+            max_failovers: in a row without new audio: chunks that every replica fails at must not go round for ever.
         """
         self._relet = relet
         self._max_failovers = max_failovers
         self._failovers_left = max_failovers
-        self._windows: list[TokenWindow] = []
+        self._chunks: list[TokenChunk] = []
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
         self._delivered_samples = 0
         self._failure: GatewayError | None = None
@@ -67,13 +67,13 @@ class FailoverStream:
         """The name that the stream has at its replica now."""
         return self._life.lease.stream.stream_id
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
-        """Send a window; see `Token2WavStream.push`. While the stream is being rebuilt it waits for its turn."""
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
+        """Send a chunk; see `Token2WavStream.push`. While the stream is being rebuilt it waits for its turn."""
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             return _failed(future, self._failure)
-        self._waiting[len(self._windows)] = future
-        self._windows.append(window)
+        self._waiting[len(self._chunks)] = future
+        self._chunks.append(chunk)
         if self._recovery is None:
             self._send_next(self._life)
         return future
@@ -87,18 +87,18 @@ class FailoverStream:
         finally:
             # NOTE: a caller may be cancelled a second time while the recovery ends.
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
-            is_cut = error is not None or self._life.answered < len(self._windows)
+            is_cut = error is not None or self._life.answered < len(self._chunks)
             await self._life.lease.close(self._life.error, is_cut)
 
     def _begin(self, lease: Lease) -> _Life:
         life = _Life(lease, self._delivered_samples)
-        lease.place.on_ejected = lambda: self._lose(life, _ejected(lease))
+        lease.slot.on_ejected = lambda: self._lose(life, _ejected(lease))
         return life
 
     def _send_next(self, life: _Life) -> None:
         position = life.sent
         life.sent += 1
-        push = life.lease.stream.push(self._windows[position])
+        push = life.lease.stream.push(self._chunks[position])
         push.add_done_callback(lambda done: self._settle(life, position, done))
 
     def _settle(self, life: _Life, position: int, push: asyncio.Future[AudioChunk]) -> None:
@@ -110,7 +110,7 @@ class FailoverStream:
         elif error is not None:
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} failed: {error!r}"))
         elif life.error is None:
-            life.lease.place.worked()
+            life.lease.slot.worked()
             life.answered = position + 1
             self._deliver(life, position, push.result())
             life.progress.set()
@@ -141,7 +141,7 @@ class FailoverStream:
         self._recovery = asyncio.create_task(self._recover(), name=f"failover-{self.stream_id}")
 
     async def _recover(self) -> None:
-        """Lease anew until all windows are sent again; ends with `_recovery` unset, or with the stream failed."""
+        """Lease anew until all chunks are sent again; ends with `_recovery` unset, or with the stream failed."""
         try:
             while (error := self._life.error) is not None:
                 await self._move(error)
@@ -158,12 +158,12 @@ class FailoverStream:
         if self._failovers_left <= 0 or not is_replica_fault(error):
             raise error
         self._failovers_left -= 1
-        lost.place.replica.failovers_total += 1
-        lease = await self._relet(frozenset((lost.place.address,)), error)
+        lost.slot.replica.failovers_total += 1
+        lease = await self._relet(frozenset((lost.slot.address,)), error)
         logger.warning(
             "stream_id=%s goes on at %s as stream_id=%s after %d samples: %s",
             lost.stream.stream_id,
-            lease.place.address,
+            lease.slot.address,
             lease.stream.stream_id,
             self._delivered_samples,
             error,
@@ -172,8 +172,8 @@ class FailoverStream:
         await self._replay(self._life)
 
     async def _replay(self, life: _Life) -> None:
-        """Send the windows again, a few at a time, and those that come meanwhile."""
-        while life.error is None and life.sent < len(self._windows):
+        """Send the chunks again, a few at a time, and those that come meanwhile."""
+        while life.error is None and life.sent < len(self._chunks):
             if life.sent - life.answered < _REPLAYED_AT_ONCE:
                 self._send_next(life)
                 continue
@@ -196,5 +196,5 @@ def _failed(future: asyncio.Future[AudioChunk], error: GatewayError) -> asyncio.
 
 
 def _ejected(lease: Lease) -> Token2WavUnavailableError:
-    got = f"token2wav at {lease.place.address} was given up ({lease.place.replica.health.last_failure})"
+    got = f"token2wav at {lease.slot.address} was ejected ({lease.slot.replica.health.last_failure})"
     return Token2WavUnavailableError(f"{got}; see its log")

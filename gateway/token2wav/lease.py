@@ -1,4 +1,4 @@
-"""One open stream at one replica, and its place there."""
+"""One open stream at one replica, and its slot there."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from contextlib import AbstractAsyncContextManager
 from gateway import errors
 from gateway.core import Token2WavStream
 from gateway.routing.faults import is_sickness
-from gateway.routing.fleet import Place
+from gateway.routing.fleet import SlotLease
 
 
-def give_back(place: Place, error: BaseException | None, is_begun: bool = False) -> None:
-    """Give a stream's place back and tell the fleet what it must know of how it ended.
+def give_back(slot: SlotLease, error: BaseException | None, is_begun: bool = False) -> None:
+    """Give a stream's slot back and tell the fleet what it must know of how it ended.
 
     Args:
-        place: of the stream.
+        slot: of the stream.
         error: what ended it; None if it went well.
         is_begun: the stream was open there.
     """
     if isinstance(error, errors.Token2WavBusyError) and not is_begun:
-        place.refuse()
+        slot.refuse()
     elif isinstance(error, errors.Token2WavStoppingError):
-        place.leave_draining()
+        slot.leave_draining()
     elif error is not None and is_sickness(error):
-        place.fail(str(error))
+        slot.fail(str(error))
     else:
-        place.end(is_whole=is_begun)
+        slot.end(is_whole=is_begun)
 
 
 class Lease:
     """A stream that is open at a replica; closed exactly once."""
 
     def __init__(
-        self, place: Place, context: AbstractAsyncContextManager[Token2WavStream], stream: Token2WavStream
+        self, slot: SlotLease, context: AbstractAsyncContextManager[Token2WavStream], stream: Token2WavStream
     ) -> None:
-        """Own the place and the entered context that gave the stream."""
-        self.place = place
+        """Own the slot and the entered context that gave the stream."""
+        self.slot = slot
         self.stream = stream
         self._context: AbstractAsyncContextManager[Token2WavStream] | None = context
 
     async def close(self, fault: errors.GatewayError | None, is_cut: bool) -> None:
-        """Free the stream at the replica and its place; harmless the second time.
+        """Free the stream at the replica and its slot; harmless the second time.
 
         Args:
             fault: what the replica did wrong, if it did.
@@ -56,4 +56,4 @@ class Lease:
             with contextlib.suppress(errors.GatewayError):
                 await context.__aexit__(None if reason is None else type(reason), reason, None)
         finally:
-            give_back(self.place, fault, is_begun=True)
+            give_back(self.slot, fault, is_begun=True)

@@ -9,14 +9,14 @@ from weakref import WeakValueDictionary
 
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
-from gateway.routing.fleet import Place
+from gateway.routing.fleet import SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.token2wav.lease import Lease
-from gateway.token2wav.voice_shelf import VoiceNames, VoiceShelf
+from gateway.token2wav.voice_file_cache import VoiceFileCache, VoiceNames
 from token2wav_service.contract import ServerStatus
 
 
-class Token2WavBackend(Protocol):
+class Token2WavReplicaClient(Protocol):
     """A client of one replica (`gateway.token2wav.client.Token2WavClient`, or a fake)."""
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice: ...
@@ -41,10 +41,10 @@ class _Import:
 class Token2WavReplica:
     """Opens streams at one replica, bringing the voice along where it lacks it."""
 
-    def __init__(self, client: Token2WavBackend, shelf: VoiceShelf) -> None:
-        """Own the client; the shelf is shared by all replicas."""
+    def __init__(self, client: Token2WavReplicaClient, voice_file_cache: VoiceFileCache) -> None:
+        """Own the client; the cache of voice files is shared by all replicas."""
         self.client = client
-        self._shelf = shelf
+        self._voice_file_cache = voice_file_cache
         self._names = VoiceNames()
         self._imports: WeakValueDictionary[str, _Import] = WeakValueDictionary()
 
@@ -70,34 +70,34 @@ class Token2WavReplica:
         """Drop its connection."""
         await self.client.close()
 
-    async def open(self, place: Place, voice_id: str, seed: int, priority: int) -> Lease:
-        """Open a stream in a place there.
+    async def open(self, slot: SlotLease, voice_id: str, seed: int, priority: int) -> Lease:
+        """Open a stream in a slot there.
 
         Raises:
-            VoiceEvictedError: it lacks the voice, and no file of it is on the shelf.
+            VoiceEvictedError: it lacks the voice, and no file of it is in the voice file cache.
             VoiceOutdatedError, VoiceFileError: it can't use the file.
             Token2WavError: anything the service did wrong.
         """
         try:
-            return await self._open(place, self._names.get(voice_id), seed, priority)
+            return await self._open(slot, self._names.get(voice_id), seed, priority)
         except errors.VoiceEvictedError:
             name = await self._bring(voice_id)
-            return await self._open(place, name, seed, priority)
+            return await self._open(slot, name, seed, priority)
 
-    async def shelve(self, voice_id: str) -> None:
-        """Put a voice's file on the shelf, unless it is there."""
-        if self._shelf.get(voice_id) is None:
-            self._shelf.put(voice_id, await self.client.export_voice(self._names.get(voice_id)))
+    async def cache_voice_file(self, voice_id: str) -> None:
+        """Put a voice's file in the voice file cache, unless it is there."""
+        if self._voice_file_cache.get(voice_id) is None:
+            self._voice_file_cache.put(voice_id, await self.client.export_voice(self._names.get(voice_id)))
 
-    async def _open(self, place: Place, name: str, seed: int, priority: int) -> Lease:
+    async def _open(self, slot: SlotLease, name: str, seed: int, priority: int) -> Lease:
         context = self.client.open_stream(name, seed, priority)
-        return Lease(place, context, await context.__aenter__())
+        return Lease(slot, context, await context.__aenter__())
 
     async def _bring(self, voice_id: str) -> str:
-        """Import a voice from the shelf, once however many streams want it; returns its name there."""
-        file = self._shelf.get(voice_id)
+        """Import a voice from the voice file cache, once however many streams want it; returns its name there."""
+        file = self._voice_file_cache.get(voice_id)
         if file is None:
-            raise errors.VoiceEvictedError(f"voice {voice_id} is on no shelf; register it again")
+            raise errors.VoiceEvictedError(f"voice {voice_id} is in no file cache; register it again")
         importing = self._imports.setdefault(voice_id, _Import())
         async with importing.lock:
             if not importing.is_done:

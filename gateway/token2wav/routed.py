@@ -1,7 +1,7 @@
-"""All token2wav replicas as one `core.Token2Wav`: places, voices, failover.
+"""All token2wav replicas as one `core.Token2Wav`: slots, voices, failover.
 
 A stream stays at its replica until it ends or the replica is lost. A voice is registered at one replica; its file goes
-on the shelf, and is imported wherever a stream in it opens.
+in the voice file cache, and is imported wherever a stream in it opens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Source
 from gateway.routing.faults import is_replica_fault, is_sickness
-from gateway.routing.fleet import NOBODY, Fleet, Place
+from gateway.routing.fleet import NOBODY, Fleet, SlotLease
 from gateway.routing.status import ReplicaStatus
-from gateway.routing.waiting import wait_for_place, wait_for_replica
+from gateway.routing.waiting import wait_for_replica, wait_for_slot
 from gateway.routing.watch import Watch
 from gateway.token2wav.failover_stream import FailoverStream
 from gateway.token2wav.lease import Lease, give_back
-from gateway.token2wav.replica import Token2WavBackend, Token2WavReplica
-from gateway.token2wav.voice_shelf import VoiceShelf
+from gateway.token2wav.replica import Token2WavReplica, Token2WavReplicaClient
+from gateway.token2wav.voice_file_cache import VoiceFileCache
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 
@@ -38,14 +38,16 @@ class RoutedToken2Wav:
     """Implements `core.Token2Wav` and `core.VoiceMaker` over all replicas."""
 
     def __init__(
-        self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], Token2WavBackend], clock: Clock
+        self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], Token2WavReplicaClient], clock: Clock
     ) -> None:
         """Know the replicas that the sources name; `start` finds and probes the others."""
         self.fleet = fleet
         self._clock = clock
-        self._shelf = VoiceShelf(fleet.settings.voice_shelf_bytes)
-        self._watch = Watch(fleet, sources, lambda address: Token2WavReplica(make_client(address), self._shelf))
-        self._shelving: set[asyncio.Task[None]] = set()
+        self.voice_file_cache = VoiceFileCache(fleet.settings.voice_shelf_bytes)
+        self._watch = Watch(
+            fleet, sources, lambda address: Token2WavReplica(make_client(address), self.voice_file_cache)
+        )
+        self._caching_tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin to look for replicas and to probe them."""
@@ -53,9 +55,9 @@ class RoutedToken2Wav:
 
     async def close(self) -> None:
         """Drop all connections; open streams end."""
-        for task in self._shelving:
+        for task in self._caching_tasks:
             task.cancel()
-        await asyncio.gather(*self._shelving, return_exceptions=True)
+        await asyncio.gather(*self._caching_tasks, return_exceptions=True)
         await self._watch.close()
 
     def snapshot(self) -> tuple[ReplicaStatus, ...]:
@@ -82,21 +84,25 @@ class RoutedToken2Wav:
         async def register(replica: Token2WavReplica) -> RegisteredVoice:
             voice = await replica.client.register_voice(audio)
             # NOTE: a file of an earlier model must not stay.
-            self._shelf.drop(voice.voice_id)
-            await _shelve_quietly(replica, voice.voice_id)
+            self.voice_file_cache.drop(voice.voice_id)
+            await _cache_voice_file(replica, voice.voice_id)
             return voice
 
-        return await self._errand(register)
+        return await self._unslotted_call(register)
 
     async def export_voice(self, voice_id: str) -> bytes:
         """See `VoiceMaker.export_voice`."""
-        file = self._shelf.get(voice_id)
-        return file if file is not None else await self._errand(lambda replica: replica.client.export_voice(voice_id))
+        file = self.voice_file_cache.get(voice_id)
+        return (
+            file
+            if file is not None
+            else await self._unslotted_call(lambda replica: replica.client.export_voice(voice_id))
+        )
 
     async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
         """See `VoiceMaker.import_voice`; any replica does it."""
-        voice = await self._errand(lambda replica: replica.client.import_voice(voice_file))
-        self._shelf.put(voice.voice_id, voice_file)
+        voice = await self._unslotted_call(lambda replica: replica.client.import_voice(voice_file))
+        self.voice_file_cache.put(voice.voice_id, voice_file)
         return voice
 
     @asynccontextmanager
@@ -112,7 +118,7 @@ class RoutedToken2Wav:
         async def relet(avoid: frozenset[str], lost: errors.GatewayError) -> Lease:
             return await self._lease(voice_id, seed, priority, avoid, lost)
 
-        with self._shelf.in_use(voice_id):
+        with self.voice_file_cache.in_use(voice_id):
             lease = await self._lease(voice_id, seed, priority)
             stream = FailoverStream(lease, relet, self.fleet.settings.max_failovers)
             failure: BaseException | None = None
@@ -137,18 +143,18 @@ class RoutedToken2Wav:
         ends_s = self._clock.now() + (settings.admission_wait_s if lost is None else settings.failover_s)
         trouble, pause_s = lost, FIRST_PAUSE_S
         while True:
-            place = await self._place(priority, avoid, ends_s, trouble, is_begun=lost is not None)
-            replica = self._watch.client(place.address)
+            slot = await self._wait_for_slot(priority, avoid, ends_s, trouble, is_begun=lost is not None)
+            replica = self._watch.client(slot.address)
             try:
-                lease = await replica.open(place, voice_id, seed, priority)
+                lease = await replica.open(slot, voice_id, seed, priority)
             except BaseException as error:
-                give_back(place, error)
+                give_back(slot, error)
                 if not isinstance(error, errors.GatewayError) or not _may_go_elsewhere(error):
                     raise
-                if _is_voice_trouble(error) and place.address in avoid:
+                if _is_voice_trouble(error) and slot.address in avoid:
                     raise errors.VoiceEvictedError(f"{error}; the voice must be registered again") from error
-                may_try_others = place.address not in avoid
-                trouble, avoid = error, avoid | {place.address}
+                may_try_others = slot.address not in avoid
+                trouble, avoid = error, avoid | {slot.address}
             else:
                 self._keep_file(replica, voice_id)
                 return lease
@@ -159,12 +165,12 @@ class RoutedToken2Wav:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _place(
+    async def _wait_for_slot(
         self, priority: int, avoid: frozenset[str], ends_s: float, trouble: errors.GatewayError | None, is_begun: bool
-    ) -> Place:
+    ) -> SlotLease:
         try:
             wait_s = max(0.0, ends_s - self._clock.now())
-            return await wait_for_place(self.fleet, priority, wait_s, avoid, is_begun)
+            return await wait_for_slot(self.fleet, priority, wait_s, avoid, is_begun)
         except (errors.OverloadedError, errors.Token2WavUnavailableError):
             # NOTE: what went wrong first says more than that nothing else was to be had.
             if trouble is not None and not _is_full(trouble):
@@ -173,12 +179,12 @@ class RoutedToken2Wav:
 
     def _keep_file(self, replica: Token2WavReplica, voice_id: str) -> None:
         """See to it, beside the stream, that the voice can follow it elsewhere."""
-        if self._shelf.get(voice_id) is None:
-            task = asyncio.create_task(_shelve_quietly(replica, voice_id))
-            self._shelving.add(task)
-            task.add_done_callback(self._shelving.discard)
+        if self.voice_file_cache.get(voice_id) is None:
+            task = asyncio.create_task(_cache_voice_file(replica, voice_id))
+            self._caching_tasks.add(task)
+            task.add_done_callback(self._caching_tasks.discard)
 
-    async def _errand(self, do: Callable[[Token2WavReplica], Awaitable[T]]) -> T:
+    async def _unslotted_call(self, do: Callable[[Token2WavReplica], Awaitable[T]]) -> T:
         """Have some replica do what needs no slot; the next one if it has no room or fails through its own fault."""
         avoid: frozenset[str] = NOBODY
         ends_s = self._clock.now() + self.fleet.settings.admission_wait_s
@@ -186,7 +192,7 @@ class RoutedToken2Wav:
             wait_s = max(0.0, ends_s - self._clock.now())
             chosen = await wait_for_replica(self.fleet, wait_s, self._clock, avoid)
             try:
-                with self.fleet.on_errand(chosen):
+                with self.fleet.unslotted_call(chosen):
                     done = await do(self._watch.client(chosen.address))
             except errors.GatewayError as error:
                 if is_sickness(error):
@@ -214,8 +220,8 @@ def _is_voice_trouble(error: errors.GatewayError) -> bool:
     return isinstance(error, (errors.VoiceOutdatedError, errors.VoiceFileError))
 
 
-async def _shelve_quietly(replica: Token2WavReplica, voice_id: str) -> None:
+async def _cache_voice_file(replica: Token2WavReplica, voice_id: str) -> None:
     try:
-        await replica.shelve(voice_id)
+        await replica.cache_voice_file(voice_id)
     except errors.GatewayError as error:
         logger.warning("voice %s can't be kept for other replicas: %s", voice_id, error)

@@ -32,7 +32,7 @@ class TritonCall:
             model: the model's name.
             url: for messages only.
             timeout_s: from now to the call's end; None: as long as it takes, which is right for a stream, because a
-                listener in real time may take hours and each of its windows has a deadline of its own.
+                listener in real time may take hours and each of its chunks has a deadline of its own.
         """
         self._model = model
         self._url = url

@@ -19,7 +19,7 @@ from benchmarks.lib.token2wav_bench import (
     random_streams,
 )
 from cosydit.bench.types import BenchmarkError
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from servicekit.clock import SystemClock
 from tests.token2wav_service.engine.factory import make_engine
 from token2wav_service.contract import TOKEN_RATE_HZ
@@ -58,7 +58,7 @@ def test_a_step_smaller_than_its_case_is_an_error_and_frees_all_streams() -> Non
     engine = make_engine(max_batch_size=1)
     player = EnginePlayer(engine, random_prompt(1.0, seed=0), SystemClock())
     with pytest.raises(BenchmarkError, match="a step ran 1 of 2 streams"):
-        player.play([[TokenWindow(0, 0, (1, 2, 3), True)]] * 2)
+        player.play([[TokenChunk(0, 0, (1, 2, 3), True)]] * 2)
     assert engine.stats().open_streams == 0
 
 

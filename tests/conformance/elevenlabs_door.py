@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMInterruptedError
 from gateway.voices.registry import NamedVoice
@@ -85,15 +85,15 @@ class ScriptedLLM(FakeLLM):
 
 
 class SoundingStream(FakeStream):
-    """Gives each window its part of the sound."""
+    """Gives each chunk its part of the sound."""
 
     _sent_samples = 0
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
-        silent = super().push(window).result()
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
+        silent = super().push(chunk).result()
         end = self._sent_samples + len(silent.samples)
         answer: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        answer.set_result(AudioChunk(window.index, SOUND[self._sent_samples : end], window.is_last))
+        answer.set_result(AudioChunk(chunk.index, SOUND[self._sent_samples : end], chunk.is_last))
         self._sent_samples = end
         return answer
 

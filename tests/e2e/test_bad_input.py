@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import RegisteredVoice, Token2WavStream
 from gateway.errors import InvalidVoicePromptError, Token2WavInterruptedError, Token2WavRejectedError, VoiceEvictedError
 from gateway.token2wav.client import Token2WavClient
@@ -37,12 +37,12 @@ def _buzz(seconds: float) -> np.ndarray:  # type: ignore[type-arg]
     return 0.2 * np.sign(np.sin(2 * np.pi * 130 * np.arange(int(seconds * RATE)) / RATE))
 
 
-def _windows(hop: int = 15) -> list[TokenWindow]:
+def _windows(hop: int = 15) -> list[TokenChunk]:
     cuts, start = [], 0
     while start + hop + 3 <= len(TOKENS):
-        cuts.append(TokenWindow(len(cuts), start, TOKENS[start : start + hop + 3], False))
+        cuts.append(TokenChunk(len(cuts), start, TOKENS[start : start + hop + 3], False))
         start += hop
-    return [*cuts, TokenWindow(len(cuts), start, TOKENS[start:], True)]
+    return [*cuts, TokenChunk(len(cuts), start, TOKENS[start:], True)]
 
 
 async def _speak(client: Token2WavClient, voice: RegisteredVoice) -> np.ndarray:  # type: ignore[type-arg]
@@ -86,14 +86,14 @@ async def test_a_bad_prompt_is_refused(idle_after: RunningStack, audio: bytes, m
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        pytest.param(TokenWindow(0, 0, (1, 2, 6561, 4, 5), False), "6561", id="token id out of range"),
-        pytest.param(TokenWindow(0, 0, (1, 2, -1, 4, 5), False), "-1", id="negative token id"),
-        pytest.param(TokenWindow(3, 0, TOKENS[:18], False), "expected 0", id="wrong chunk index"),
-        pytest.param(TokenWindow(0, 0, TOKENS[:3], False), "at least 4", id="only look-ahead"),
-        pytest.param(TokenWindow(0, 0, (), True), "0 tokens", id="no token at all"),
+        pytest.param(TokenChunk(0, 0, (1, 2, 6561, 4, 5), False), "6561", id="token id out of range"),
+        pytest.param(TokenChunk(0, 0, (1, 2, -1, 4, 5), False), "-1", id="negative token id"),
+        pytest.param(TokenChunk(3, 0, TOKENS[:18], False), "expected 0", id="wrong chunk index"),
+        pytest.param(TokenChunk(0, 0, TOKENS[:3], False), "at least 4", id="only look-ahead"),
+        pytest.param(TokenChunk(0, 0, (), True), "0 tokens", id="no token at all"),
     ],
 )
-async def test_a_bad_chunk_is_refused(idle_after: RunningStack, window: TokenWindow, message: str) -> None:
+async def test_a_bad_chunk_is_refused(idle_after: RunningStack, window: TokenChunk, message: str) -> None:
     async def bad(client: Token2WavClient, voice: RegisteredVoice) -> None:
         with pytest.raises(Token2WavRejectedError, match=message):
             async with client.open_stream(voice.voice_id, seed=1) as stream:
@@ -111,7 +111,7 @@ async def test_a_chunk_for_a_closed_stream_is_refused(idle_after: RunningStack) 
         with pytest.raises(Token2WavInterruptedError, match="has ended"):
             async with client.open_stream(voice.voice_id, seed=1) as stream:
                 await push_all(stream)
-                await stream.push(TokenWindow(len(_windows()), 0, TOKENS[:18], False))
+                await stream.push(TokenChunk(len(_windows()), 0, TOKENS[:18], False))
 
     await _beside_a_neighbour(idle_after, bad)
 
@@ -129,7 +129,7 @@ async def test_one_token_chunks_work_over_the_wire(idle_after: RunningStack) -> 
     client = Token2WavClient(idle_after.options.token2wav_url)
     voice = await client.register_voice(_wav(_buzz(3.0)))
     async with client.open_stream(voice.voice_id, seed=1) as stream:
-        cuts = [TokenWindow(i, i, TOKENS[i : i + 4], False) for i in range(6)]
-        audio = [await stream.push(window) for window in [*cuts, TokenWindow(6, 6, (), True)]]
+        cuts = [TokenChunk(i, i, TOKENS[i : i + 4], False) for i in range(6)]
+        audio = [await stream.push(window) for window in [*cuts, TokenChunk(6, 6, (), True)]]
     await client.close()
     assert sum(len(chunk.samples) for chunk in audio) == 960 * 9

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gateway.audio import AudioFormat
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
 from gateway.host import Host, HostLimits
@@ -73,33 +73,33 @@ class FakeLLM:
 
 
 class FakeStream:
-    """Answers each window with 960 samples a token, or fails at `fail_at`."""
+    """Answers each chunk with 960 samples a token, or fails at `fail_at`."""
 
     def __init__(self, owner: FakeToken2Wav, stream_id: str) -> None:
         self._owner = owner
         self.stream_id = stream_id
-        self.windows: list[TokenWindow] = []
-        self.pending: list[tuple[TokenWindow, asyncio.Future[AudioChunk]]] = []
+        self.chunks: list[TokenChunk] = []
+        self.pending: list[tuple[TokenChunk, asyncio.Future[AudioChunk]]] = []
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        self.windows.append(window)
-        self.pending.append((window, future))
+        self.chunks.append(chunk)
+        self.pending.append((chunk, future))
         if not self._owner.is_held:
             self.answer_all()
         return future
 
     def answer_all(self) -> None:
-        for window, future in self.pending:
+        for chunk, future in self.pending:
             if future.done():
                 continue
-            if self._owner.fail_at == window.index:
+            if self._owner.fail_at == chunk.index:
                 future.set_exception(self._owner.failure)
                 future.exception()
                 continue
-            spoken = len(window.token_ids) - (0 if window.is_last else LOOKAHEAD_TOKENS)
+            spoken = len(chunk.token_ids) - (0 if chunk.is_last else LOOKAHEAD_TOKENS)
             samples = np.full(spoken * SAMPLES_PER_TOKEN, 0.5, np.float32)
-            future.set_result(AudioChunk(window.index, samples, window.is_last))
+            future.set_result(AudioChunk(chunk.index, samples, chunk.is_last))
         self.pending.clear()
 
 

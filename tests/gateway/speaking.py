@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray
 from tests.gateway.audio.signals import speech_like
 from tests.gateway.fakes import FakeStream, FakeToken2Wav
@@ -26,17 +26,17 @@ def spoken_sound() -> FloatArray:
 
 
 class SpeakingStream(FakeStream):
-    """Gives each window its part of the sound."""
+    """Gives each chunk its part of the sound."""
 
     _sent_samples = 0
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
-        future = super().push(window)
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
+        future = super().push(chunk)
         if future.exception() is not None:
             return future
         end = self._sent_samples + len(future.result().samples)
         answer: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        answer.set_result(AudioChunk(window.index, spoken_sound()[self._sent_samples : end], window.is_last))
+        answer.set_result(AudioChunk(chunk.index, spoken_sound()[self._sent_samples : end], chunk.is_last))
         self._sent_samples = end
         return answer
 

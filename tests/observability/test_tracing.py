@@ -79,7 +79,7 @@ async def test_a_call_is_one_trace_down_to_each_chunk(voices: Voices) -> None:
     for name in ("llm.generate", "token2wav.stream"):
         assert parent_name(memory, memory.named(name)) == "speech"
     chunks = [span for span in memory.spans if span.name == "chunk"]
-    assert len(chunks) == len(door.token2wav.streams[0].windows) > 1
+    assert len(chunks) == len(door.token2wav.streams[0].chunks) > 1
     assert [span.attributes["index"] for span in chunks if span.attributes] == list(range(len(chunks)))
     generate = memory.named("llm.generate").context
     assert llm.headers == {TRACEPARENT: f"00-{TRACE}-{generate.span_id:016x}-01"}

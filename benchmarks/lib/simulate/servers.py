@@ -71,7 +71,7 @@ class Token2WavServer:
 
 
 class Token2WavLink:
-    """A gateway's client of one address (`gateway.routing`'s `Token2WavBackend`)."""
+    """A gateway's client of one address (`gateway.routing`'s `Token2WavReplicaClient`)."""
 
     def __init__(self, server: Token2WavServer, gateway: SerialProcess) -> None:
         """Connect to nobody yet; `gateway` is the process whose client it is."""
@@ -109,7 +109,7 @@ class Token2WavLink:
 
 
 class LLMLink:
-    """A gateway's client of one LLM (`gateway.routing`'s `LLMBackend`)."""
+    """A gateway's client of one LLM (`gateway.routing`'s `LLMReplicaClient`)."""
 
     def __init__(self, server: ModelledLLM, gateway: SerialProcess) -> None:
         """Connect to nobody yet; `gateway` is the process whose client it is."""

@@ -21,7 +21,7 @@ from benchmarks.lib.simulate.gpu import Compute
 from benchmarks.lib.simulate.runner import ModelledExtractor, ModelledRunner
 from benchmarks.lib.simulate.serial import SerialProcess
 from gateway import errors
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk as CutChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from servicekit.clock import Clock
 from token2wav_service import errors as engine_errors
@@ -192,7 +192,7 @@ class _ModelledStream:
     def stream_id(self) -> str:
         return self._stream_id
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+    def push(self, window: CutChunk) -> asyncio.Future[AudioChunk]:
         answer: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         self._waiting[window.index] = answer
         if self._failure is not None:

@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 
 from gateway.audio import open_encoder
 from gateway.dialects.common.json_socket import NORMAL_CLOSE, POLICY_CLOSE, JsonSocket, SocketClosedError
-from gateway.dialects.speech_ws.utterance import Utterance, UtteranceParts
+from gateway.dialects.speech_ws.utterance import SpeakingUtterance, UtteranceParts
 from gateway.dialects.speech_ws.wire import (
     MAX_CONFIG_BYTES,
     MAX_TEXT_BYTES,
@@ -59,8 +59,8 @@ class SpeechSocket:
         self._host = host
         self._session_id = f"speech_ws_{uuid.uuid4().hex}"
         self._config: SpeechConfig | None = None
-        self._utterances: list[Utterance] = []
-        self._to_speak: asyncio.Queue[Utterance | None] = asyncio.Queue()
+        self._utterances: list[SpeakingUtterance] = []
+        self._to_speak: asyncio.Queue[SpeakingUtterance | None] = asyncio.Queue()
         self._made = 0
         self._last_message_s = host.clock.now()
 
@@ -141,12 +141,12 @@ class SpeechSocket:
         self._to_speak.put_nowait(None)
 
     @property
-    def _open(self) -> Utterance | None:
+    def _open(self) -> SpeakingUtterance | None:
         """The utterance that takes text."""
         last = self._utterances[-1] if self._utterances else None
         return None if last is None or last.has_ended else last
 
-    def _opened(self) -> Utterance:
+    def _opened(self) -> SpeakingUtterance:
         if self._config is None:
             raise InvalidRequestError("there is no config yet; send session.config first", param="type")
         if self._open is not None:
@@ -156,7 +156,7 @@ class SpeechSocket:
             raise TextTooLongError(f"{got}; wait for session.done before you send more", param="text")
         parts = UtteranceParts(self._socket, self._host, self._config, self._session_id, self._made)
         self._made += 1
-        utterance = Utterance(parts)
+        utterance = SpeakingUtterance(parts)
         self._utterances.append(utterance)
         self._to_speak.put_nowait(utterance)
         return utterance

@@ -51,7 +51,7 @@ class UtteranceParts:
     index: int
 
 
-class Utterance:
+class SpeakingUtterance:
     """One text; made and written by its socket, spoken when its turn comes."""
 
     def __init__(self, parts: UtteranceParts) -> None:

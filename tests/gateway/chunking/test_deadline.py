@@ -142,18 +142,18 @@ def test_an_llm_far_ahead_gives_full_windows_at_once() -> None:
     chunker = Chunker(DeadlineChunks(20))
     chunker.add(list(range(400)))
     pace = Pace(dry_in_s=20.0)
-    sizes = [len(w.token_ids) for _ in range(4) if (w := chunker.next_window(1.0, pace))]
+    sizes = [len(w.token_ids) for _ in range(4) if (w := chunker.next_chunk(1.0, pace))]
     assert sizes == [23, 28, 53, 103], "growing by the sizes that token2wav batches"
 
 
 def test_a_hop_is_chosen_anew_while_tokens_come() -> None:
     chunker = Chunker(DeadlineChunks(10))
     chunker.add(list(range(13 + 12)))
-    assert chunker.next_window() is not None
-    assert chunker.next_window(pace=Pace(50, dry_in_s=9.0)) is None, "there is time for 20"
-    window = chunker.next_window(pace=Pace(50, dry_in_s=0.0))
-    assert window is not None
-    assert len(window.token_ids) < 15 + 3
+    assert chunker.next_chunk() is not None
+    assert chunker.next_chunk(pace=Pace(50, dry_in_s=9.0)) is None, "there is time for 20"
+    chunk = chunker.next_chunk(pace=Pace(50, dry_in_s=0.0))
+    assert chunk is not None
+    assert len(chunk.token_ids) < 15 + 3
 
 
 def test_settings_make_the_policy() -> None:

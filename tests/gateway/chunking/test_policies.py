@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chunking.chunker import Chunker, TokenWindow
+from gateway.chunking.chunker import Chunker, TokenChunk
 from gateway.chunking.policies import (
     ChunkPolicy,
     ChunkProgress,
@@ -25,21 +25,21 @@ TABLES = json.loads((ASSETS / "schedules.json").read_text())["tables"]
 UPSTREAM: dict[str, ChunkPolicy] = {"equal": FixedChunks(), "exponential": ExponentialChunks(max_hop_tokens=None)}
 
 
-def cut(policy: ChunkPolicy, count: int, per_push: int = 1) -> list[TokenWindow]:
+def cut(policy: ChunkPolicy, count: int, per_push: int = 1) -> list[TokenChunk]:
     chunker = Chunker(policy)
-    windows = []
+    chunks = []
     for at in range(0, count, per_push):
-        windows += chunker.push(list(range(at, min(count, at + per_push))))
-    return [*windows, chunker.flush()]
+        chunks += chunker.push(list(range(at, min(count, at + per_push))))
+    return [*chunks, chunker.flush()]
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))
 @pytest.mark.parametrize("per_push", [1, 7, 1000])
 def test_recorded_schedules_are_reproduced_however_tokens_arrive(table: str, per_push: int) -> None:
     strategy, _, count = table.partition(":")
-    windows = cut(UPSTREAM[strategy], int(count), per_push)
-    assert [[w.start, w.end, w.is_last] for w in windows] == TABLES[table]
-    assert [w.index for w in windows] == list(range(len(windows)))
+    chunks = cut(UPSTREAM[strategy], int(count), per_push)
+    assert [[w.start, w.end, w.is_last] for w in chunks] == TABLES[table]
+    assert [w.index for w in chunks] == list(range(len(chunks)))
 
 
 def test_all_recorded_tables_were_found() -> None:
@@ -48,13 +48,13 @@ def test_all_recorded_tables_were_found() -> None:
 
 @given(st.integers(1, 600), st.integers(1, 50), st.sampled_from(["equal", "exponential", "time_based"]))
 def test_windows_speak_every_token_once_and_carry_the_look_ahead(count: int, per_push: int, strategy: str) -> None:
-    windows = cut(ChunkSettings(strategy).policy(), count, per_push)
-    spoken = [token for w in windows[:-1] for token in w.token_ids[:-3]] + list(windows[-1].token_ids)
+    chunks = cut(ChunkSettings(strategy).policy(), count, per_push)
+    spoken = [token for w in chunks[:-1] for token in w.token_ids[:-3]] + list(chunks[-1].token_ids)
     assert spoken == list(range(count))
-    for window, following in pairwise(windows):
-        assert window.token_ids[-3:] == following.token_ids[:3]
-        assert not window.is_last
-    assert windows[-1].is_last
+    for chunk, following in pairwise(chunks):
+        assert chunk.token_ids[-3:] == following.token_ids[:3]
+        assert not chunk.is_last
+    assert chunks[-1].is_last
 
 
 def test_the_maximum_bounds_exponential_hops() -> None:

@@ -1,4 +1,4 @@
-"""One stream in virtual time: an LLM, a token2wav that answers one window after another, and a listener."""
+"""One stream in virtual time: an LLM, a token2wav that answers one chunk after another, and a listener."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.chunking.chunker import Chunker, TokenWindow
+from gateway.chunking.chunker import Chunker, TokenChunk
 from gateway.chunking.pace import HELD_BACK_S, PaceBook, PaceMeter
 from gateway.chunking.policies import ChunkPolicy
 from tests.gateway.fakes import ManualClock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 CostOf = Callable[[int, float], float]
-"""Seconds for a window of so many tokens that is begun at such a time."""
+"""Seconds for a chunk of so many tokens that is begun at such a time."""
 
 
 def linear(fixed_s: float, per_token_s: float) -> CostOf:
@@ -23,7 +23,7 @@ def linear(fixed_s: float, per_token_s: float) -> CostOf:
 
 
 MAX_UNDER_WAY = 3
-"""The pipeline pushes no more windows until the oldest one's audio has come."""
+"""The pipeline pushes no more chunks until the oldest one's audio has come."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Hearing:
 
     ttfa_s: float = 0.0
     hops: list[int] = field(default_factory=list)
-    """Without look-ahead; the last window is left out."""
+    """Without look-ahead; the last chunk is left out."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """When audio came too late, and by how much."""
     audio_s: float = 0.0
@@ -101,24 +101,24 @@ class _Stream:
 
     def _push_ready(self) -> None:
         while self._under_way < MAX_UNDER_WAY and not self._is_flushed:
-            window = self._chunker.next_window(self._clock.now(), self._meter.read())
-            if window is None and not self._has_ended:
+            chunk = self._chunker.next_chunk(self._clock.now(), self._meter.read())
+            if chunk is None and not self._has_ended:
                 return
-            self._push(window or self._chunker.flush())
+            self._push(chunk or self._chunker.flush())
 
-    def _push(self, window: TokenWindow) -> None:
-        self._is_flushed = window.is_last
-        if not window.is_last:
-            self._hearing.hops.append(len(window.token_ids) - LOOKAHEAD_TOKENS)
-        self._meter.sent(len(window.token_ids))
+    def _push(self, chunk: TokenChunk) -> None:
+        self._is_flushed = chunk.is_last
+        if not chunk.is_last:
+            self._hearing.hops.append(len(chunk.token_ids) - LOOKAHEAD_TOKENS)
+        self._meter.sent(len(chunk.token_ids))
         self._under_way += 1
         begun_s = max(self._free_s, self._clock.now())
-        self._free_s = begun_s + self._world.cost(len(window.token_ids), begun_s)
-        self._at(self._free_s, lambda: self._hear(window))
+        self._free_s = begun_s + self._world.cost(len(chunk.token_ids), begun_s)
+        self._at(self._free_s, lambda: self._hear(chunk))
 
-    def _hear(self, window: TokenWindow) -> None:
-        held_s = HELD_BACK_S * (window.is_last - (window.index == 0))
-        spoken = len(window.token_ids) - (0 if window.is_last else LOOKAHEAD_TOKENS)
+    def _hear(self, chunk: TokenChunk) -> None:
+        held_s = HELD_BACK_S * (chunk.is_last - (chunk.index == 0))
+        spoken = len(chunk.token_ids) - (0 if chunk.is_last else LOOKAHEAD_TOKENS)
         audio_s = max(spoken / TOKEN_RATE_HZ + held_s, 0.0)
         self._meter.answered(audio_s)
         now_s, heard = self._clock.now(), self._hearing

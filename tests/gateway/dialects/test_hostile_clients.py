@@ -132,9 +132,9 @@ async def test_a_reader_who_stops_reading_stops_both_services(voices: Voices, pa
     async with opened_door(llm, token2wav, voices) as door:
         async with door.client(path, max_queue=1, compression=None) as client:
             await speak(client)
-            await door.until(lambda: bool(token2wav.streams and token2wav.streams[-1].windows))
+            await door.until(lambda: bool(token2wav.streams and token2wav.streams[-1].chunks))
             made = -1
-            while made != (made := len(token2wav.streams[-1].windows)):
+            while made != (made := len(token2wav.streams[-1].chunks)):
                 await asyncio.sleep(0.1)
             assert llm.running == 1, "the LLM waits too"
             client.connection.transport.abort()

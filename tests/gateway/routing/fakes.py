@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import (
     GatewayError,
@@ -45,37 +45,37 @@ async def until(condition: object, what: str = "") -> None:
 
 
 class ScriptedStream:
-    """Answers each window with samples that tell voice seed, window and position; `hold` keeps answers back."""
+    """Answers each chunk with samples that tell voice seed, chunk and position; `hold` keeps answers back."""
 
     def __init__(self, owner: ScriptedToken2Wav, stream_id: str, seed: int) -> None:
         self.owner = owner
         self.stream_id = stream_id
         self.seed = seed
-        self.windows: list[TokenWindow] = []
-        self.held: list[tuple[TokenWindow, asyncio.Future[AudioChunk]]] = []
+        self.chunks: list[TokenChunk] = []
+        self.held: list[tuple[TokenChunk, asyncio.Future[AudioChunk]]] = []
         self.error: GatewayError | None = None
 
-    def push(self, window: TokenWindow) -> asyncio.Future[AudioChunk]:
+    def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
-        self.windows.append(window)
-        self.held.append((window, future))
+        self.chunks.append(chunk)
+        self.held.append((chunk, future))
         self.answer()
         return future
 
     def answer(self, force: int = 0) -> None:
-        """Answer what may be answered, and `force` windows more."""
+        """Answer what may be answered, and `force` chunks more."""
         while self.held:
-            window, future = self.held[0]
+            chunk, future = self.held[0]
             if self.error is not None:
                 _fail(future, self.error)
-            elif self.owner.poison is not None and self.owner.poison in window.token_ids:
+            elif self.owner.poison is not None and self.owner.poison in chunk.token_ids:
                 self.error = self.owner.poison_error
                 _fail(future, self.error)
-            elif self.owner.answers <= window.index and force <= 0:
+            elif self.owner.answers <= chunk.index and force <= 0:
                 return
             else:
                 force -= 1
-                future.set_result(AudioChunk(window.index, audio_of(window, self.seed), window.is_last))
+                future.set_result(AudioChunk(chunk.index, audio_of(chunk, self.seed), chunk.is_last))
             self.held.pop(0)
 
     def die(self, error: GatewayError) -> None:
@@ -83,10 +83,10 @@ class ScriptedStream:
         self.answer()
 
 
-def audio_of(window: TokenWindow, seed: int) -> FloatArray:
-    """What any replica makes of a window; the numbers of samples differ from window to window."""
-    count = SAMPLES_PER_TOKEN * len(window.token_ids) + window.index % 3
-    return (np.arange(count) + 1000 * window.index + 100_000 * seed).astype(np.float32)
+def audio_of(chunk: TokenChunk, seed: int) -> FloatArray:
+    """What any replica makes of a chunk; the numbers of samples differ from chunk to chunk."""
+    count = SAMPLES_PER_TOKEN * len(chunk.token_ids) + chunk.index % 3
+    return (np.arange(count) + 1000 * chunk.index + 100_000 * seed).astype(np.float32)
 
 
 def _fail(future: asyncio.Future[AudioChunk], error: GatewayError) -> None:
@@ -101,7 +101,7 @@ class ScriptedToken2Wav:
     address: str
     slots: int = 4
     answers: int = 1_000_000
-    """Windows of a stream that are answered at once; the others wait."""
+    """Chunks of a stream that are answered at once; the others wait."""
     poison: int | None = None
     poison_error: GatewayError = field(default_factory=lambda: Token2WavUnavailableError("poisoned"))
     is_dead: bool = False
@@ -273,9 +273,9 @@ async def routed_llm(*replicas: ScriptedLLM, settings: RoutingSettings = QUICK) 
         await router.close()
 
 
-def windows(count: int, is_ended: bool = True) -> list[TokenWindow]:
-    """Cut windows of different sizes."""
+def chunks(count: int, is_ended: bool = True) -> list[TokenChunk]:
+    """Cut chunks of different sizes."""
     return [
-        TokenWindow(index, 10 * index, tuple(range(index, index + 5 + index % 2)), is_ended and index == count - 1)
+        TokenChunk(index, 10 * index, tuple(range(index, index + 5 + index % 2)), is_ended and index == count - 1)
         for index in range(count)
     ]

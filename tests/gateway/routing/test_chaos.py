@@ -14,17 +14,17 @@ from gateway.core import Sampling, Utterance
 from gateway.errors import LLMInterruptedError
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.token2wav.routed import RoutedToken2Wav
-from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, audio_of, routed, routed_llm, windows
+from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, audio_of, chunks, routed, routed_llm
 
 STREAMS, WINDOWS = 40, 12
 PATIENT = dataclasses.replace(QUICK, admission_wait_s=30.0, failover_s=30.0, max_failovers=1000)
 
 
 async def _speak(router: RoutedToken2Wav, voice: str, seed: int, leaves: bool) -> bool:
-    """Speak a stream as the pipeline does, three windows ahead; True if all was heard and right."""
-    todo = windows(WINDOWS)
+    """Speak a stream as the pipeline does, three chunks ahead; True if all was heard and right."""
+    todo = chunks(WINDOWS)
     async with router.open_stream(voice, seed) as stream:
-        pushes = [stream.push(window) for window in todo[:3]]
+        pushes = [stream.push(chunk) for chunk in todo[:3]]
         heard = []
         for number in range(WINDOWS):
             heard.append((await pushes[number]).samples)
@@ -32,7 +32,7 @@ async def _speak(router: RoutedToken2Wav, voice: str, seed: int, leaves: bool) -
                 return True
             if len(pushes) < WINDOWS:
                 pushes.append(stream.push(todo[len(pushes)]))
-    return np.array_equal(np.concatenate(heard), np.concatenate([audio_of(window, seed) for window in todo]))
+    return np.array_equal(np.concatenate(heard), np.concatenate([audio_of(chunk, seed) for chunk in todo]))
 
 
 async def _work(replicas: list[ScriptedToken2Wav], chance: random.Random) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.routing.durations import REMEMBERED, StreamDurations
-from gateway.routing.turnover import MANY_STREAMS, OpenStreams, Turnover
+from gateway.routing.slot_forecast import MANY_STREAMS, OpenStreams, SlotForecast
 from tests.gateway.fakes import ManualClock
 
 
@@ -34,36 +34,36 @@ def test_old_durations_are_forgotten() -> None:
     assert durations.remaining_s(0.5) == 0.5
 
 
-def _turnover(clock: ManualClock, *seconds: float) -> Turnover:
-    return Turnover(clock, _durations(*seconds))
+def _forecast(clock: ManualClock, *seconds: float) -> SlotForecast:
+    return SlotForecast(clock, _durations(*seconds))
 
 
 def test_slots_come_free_in_the_order_of_their_expected_ends() -> None:
     clock = ManualClock()
     clock.seconds = 10.0
-    turnover = _turnover(clock, 8.0)
+    forecast = _forecast(clock, 8.0)
     streams = [OpenStreams([4.0, 9.0], others=0)]
-    assert [turnover.nth_s(nth, lambda: streams) for nth in range(2)] == [2.0, 7.0]
+    assert [forecast.nth_s(nth, lambda: streams) for nth in range(2)] == [2.0, 7.0]
 
 
 def test_beyond_the_open_streams_each_slot_is_held_for_the_mean_again() -> None:
-    turnover = _turnover(ManualClock(), 8.0)
-    assert turnover.nth_s(3, lambda: [OpenStreams([0.0, 0.0], others=0)]) == pytest.approx(16.0)
+    forecast = _forecast(ManualClock(), 8.0)
+    assert forecast.nth_s(3, lambda: [OpenStreams([0.0, 0.0], others=0)]) == pytest.approx(16.0)
 
 
 def test_streams_of_other_gateways_are_spread_over_the_mean() -> None:
-    turnover = _turnover(ManualClock(), 8.0)
+    forecast = _forecast(ManualClock(), 8.0)
     streams = [OpenStreams([], others=4)]
-    assert [turnover.nth_s(nth, lambda: streams) for nth in range(4)] == [2.0, 4.0, 6.0, 8.0]
+    assert [forecast.nth_s(nth, lambda: streams) for nth in range(4)] == [2.0, 4.0, 6.0, 8.0]
 
 
 def test_nothing_open_means_nothing_to_wait_for() -> None:
-    assert _turnover(ManualClock(), 8.0).nth_s(0, list) is None
+    assert _forecast(ManualClock(), 8.0).nth_s(0, list) is None
 
 
 def test_a_storm_of_refusals_asks_for_many_streams_only_now_and_then() -> None:
     clock = ManualClock()
-    turnover = _turnover(clock, 8.0)
+    forecast = _forecast(clock, 8.0)
     asked = []
 
     def streams() -> list[OpenStreams]:
@@ -72,5 +72,5 @@ def test_a_storm_of_refusals_asks_for_many_streams_only_now_and_then() -> None:
 
     for _ in range(1000):
         clock.seconds += 0.001
-        turnover.nth_s(0, streams)
+        forecast.nth_s(0, streams)
     assert len(asked) <= 11

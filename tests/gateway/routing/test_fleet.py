@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from gateway.errors import OverloadedError
-from gateway.routing.fleet import Fleet, Place
-from gateway.routing.line import Ticket
+from gateway.routing.admission_queue import QueueEntry
+from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import COST_MEMORY_S, LoadReport
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.status import ReplicaState
-from gateway.routing.waiting import wait_for_place
+from gateway.routing.waiting import wait_for_slot
 from tests.gateway.fakes import ManualClock
 
 SETTINGS = RoutingSettings(admission_wait_s=2.0, max_waiting=3)
@@ -26,24 +26,26 @@ class World:
         self.clock = ManualClock()
         self.fleet = Fleet("token2wav", SETTINGS, self.clock)
         self.fleet.set_replicas(dict.fromkeys(addresses, True))
-        self.placed: list[tuple[str, Place]] = []
+        self.given_slots: list[tuple[str, SlotLease]] = []
         for address in addresses:
             self.fleet.reported(address, LoadReport(slots=slots))
 
-    def ask(self, name: str = "", priority: int = USUAL, is_begun: bool = False, avoid: str = "") -> Place | Ticket:
+    def ask(
+        self, name: str = "", priority: int = USUAL, is_begun: bool = False, avoid: str = ""
+    ) -> SlotLease | QueueEntry:
         avoided = frozenset([avoid] if avoid else [])
-        return self.fleet.ask(priority, lambda place: self.placed.append((name, place)), avoided, is_begun)
+        return self.fleet.ask(priority, lambda slot: self.given_slots.append((name, slot)), avoided, is_begun)
 
-    def place(self, **options: object) -> Place:
-        place = self.ask(**options)  # type: ignore[arg-type]
-        assert isinstance(place, Place)
-        return place
+    def slot(self, **options: object) -> SlotLease:
+        slot = self.ask(**options)  # type: ignore[arg-type]
+        assert isinstance(slot, SlotLease)
+        return slot
 
-    def fill(self) -> list[Place]:
-        places = []
+    def fill(self) -> list[SlotLease]:
+        slots = []
         while self.fleet._best(frozenset()) is not None:
-            places.append(self.place())
-        return places
+            slots.append(self.slot())
+        return slots
 
     def measured(self, address: str, step_s: float, slots: int = 100) -> None:
         steps = int(self.clock.seconds * 1000) + 1
@@ -51,11 +53,11 @@ class World:
 
     @property
     def names(self) -> list[str]:
-        return [name for name, _ in self.placed]
+        return [name for name, _ in self.given_slots]
 
 
 def test_gateways_do_not_all_begin_with_the_same_replica() -> None:
-    assert {World("a", "b", "c").place().address for _ in range(60)} == {"a", "b", "c"}
+    assert {World("a", "b", "c").slot().address for _ in range(60)} == {"a", "b", "c"}
 
 
 def test_a_fresh_replica_is_not_sent_everything_by_every_gateway() -> None:
@@ -63,7 +65,7 @@ def test_a_fresh_replica_is_not_sent_everything_by_every_gateway() -> None:
     world = World("fresh", *busy, slots=1000)
     for address in busy:
         world.fleet.reported(address, LoadReport(slots=1000, open_streams=100))
-    placed = Counter(world.place().address for _ in range(300))
+    placed = Counter(world.slot().address for _ in range(300))
     # Two of ten are looked at: every fifth stream finds the fresh one among them.
     assert 30 < placed["fresh"] < 90
     assert min(placed[address] for address in busy) > 0
@@ -74,19 +76,19 @@ def test_a_gateway_that_is_alone_looks_at_every_replica() -> None:
     for address in ("a", "b", "c"):
         world.measured(address, step_s=0.05, slots=1000)
     world.measured("d", step_s=0.01, slots=1000)
-    assert [world.place().address for _ in range(3)] == ["d"] * 3
+    assert [world.slot().address for _ in range(3)] == ["d"] * 3
 
 
 def test_equal_replicas_get_equal_numbers_of_streams() -> None:
     world = World("a", "b", "c", slots=10)
-    assert Counter(world.place().address for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
+    assert Counter(world.slot().address for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_replica_twice_as_fast_gets_twice_as_many_streams() -> None:
     world = World("fast", "slow")
     world.measured("fast", 0.05)
     world.measured("slow", 0.10)
-    given = Counter(world.place().address for _ in range(30))
+    given = Counter(world.slot().address for _ in range(30))
     assert given == {"fast": 20, "slow": 10}
 
 
@@ -96,35 +98,35 @@ def test_a_measurement_made_under_load_does_not_keep_an_idle_replica_idle() -> N
     world.measured("busy", 0.1)
     world.clock.seconds = COST_MEMORY_S + 1.0
     world.measured("busy", 0.1)
-    assert Counter(world.place().address for _ in range(4)) == {"busy": 2, "idle": 2}
+    assert Counter(world.slot().address for _ in range(4)) == {"busy": 2, "idle": 2}
 
 
 def test_streams_of_other_gateways_count() -> None:
     world = World("a", "b", slots=10)
     world.fleet.reported("a", LoadReport(slots=10, open_streams=4))
-    assert [world.place().address for _ in range(4)] == ["b"] * 4
+    assert [world.slot().address for _ in range(4)] == ["b"] * 4
     assert world.fleet.snapshot()[0].free_slots == 6
 
 
 def test_own_streams_are_not_counted_twice() -> None:
     world = World("a", slots=4)
-    places = [world.place() for _ in range(2)]
+    slots = [world.slot() for _ in range(2)]
     world.fleet.reported("a", LoadReport(slots=4, open_streams=2))
     assert world.fleet.snapshot()[0].free_slots == 2
-    places[0].end()
+    slots[0].end()
     assert world.fleet.snapshot()[0].free_slots == 3
 
 
 def test_a_replica_that_has_not_said_its_slots_is_asked() -> None:
     world = World("a", slots=None)
-    assert [world.place().address for _ in range(50)] == ["a"] * 50
+    assert [world.slot().address for _ in range(50)] == ["a"] * 50
 
 
 def test_a_replica_that_turns_out_to_be_full_gets_nothing_until_a_stream_there_ends() -> None:
     world = World("a", slots=None)
-    first = world.place()
-    world.place().refuse()
-    assert isinstance(world.ask("later"), Ticket)
+    first = world.slot()
+    world.slot().refuse()
+    assert isinstance(world.ask("later"), QueueEntry)
     first.end()
     assert world.names == ["later"]
 
@@ -134,7 +136,7 @@ def test_draining_and_ejected_replicas_get_no_new_streams() -> None:
     world.fleet.reported("a", LoadReport(slots=9, is_draining=True))
     for _ in range(3):
         world.fleet.note_failure("b", "no answer")
-    assert {world.place().address for _ in range(6)} == {"c"}
+    assert {world.slot().address for _ in range(6)} == {"c"}
     states = {status.address: status.state for status in world.fleet.snapshot()}
     assert states == {"a": ReplicaState.DRAINING, "b": ReplicaState.EJECTED, "c": ReplicaState.READY}
 
@@ -143,7 +145,7 @@ def test_the_streams_of_an_ejected_replica_are_told() -> None:
     world = World("a")
     told = []
     for name in ("one", "two"):
-        world.place().on_ejected = lambda name=name: told.append(name)
+        world.slot().on_ejected = lambda name=name: told.append(name)
     for _ in range(3):
         world.fleet.note_failure("a", "no answer")
     assert sorted(told) == ["one", "two"]
@@ -151,62 +153,62 @@ def test_the_streams_of_an_ejected_replica_are_told() -> None:
 
 def test_a_replica_that_discovery_drops_is_forgotten_with_its_last_stream() -> None:
     world = World("a", "b")
-    places = [world.place(), world.place()]
+    slots = [world.slot(), world.slot()]
     world.fleet.set_replicas({"b": True})
     assert sorted(world.fleet.addresses) == ["a", "b"]
-    assert world.place().address == "b"
-    next(place for place in places if place.address == "a").end()
+    assert world.slot().address == "b"
+    next(slot for slot in slots if slot.address == "a").end()
     assert world.fleet.addresses == ["b"]
 
 
 def test_who_waits_is_served_by_priority_and_then_in_order() -> None:
     world = World("a", slots=1)
-    place = world.place()
+    slot = world.slot()
     world.ask("usual 1"), world.ask("usual 2"), world.ask("urgent", priority=1)
     for _ in range(3):
-        place.end()
-        place = world.placed[-1][1]
+        slot.end()
+        slot = world.given_slots[-1][1]
     assert world.names == ["urgent", "usual 1", "usual 2"]
 
 
 def test_a_stream_under_way_goes_before_all_others_and_is_never_refused() -> None:
     world = World("a", slots=1)
-    place = world.place()
+    slot = world.slot()
     for number in range(3):
         world.ask(f"new {number}", priority=1)
     with pytest.raises(OverloadedError):
         world.ask("one too many")
     world.ask("begun", is_begun=True)
-    place.end()
+    slot.end()
     assert world.names == ["begun"]
 
 
 def test_who_leaves_the_line_is_not_served() -> None:
     world = World("a", slots=1)
-    place = world.place()
+    slot = world.slot()
     gone = world.ask("gone")
     world.ask("stays")
-    assert isinstance(gone, Ticket)
+    assert isinstance(gone, QueueEntry)
     gone.leave()
-    place.end()
+    slot.end()
     assert world.names == ["stays"]
     assert world.fleet.waiting == 0
 
 
 def test_nobody_overtakes_the_line() -> None:
     world = World("a", slots=1)
-    world.place().end()
-    first = world.place()
+    world.slot().end()
+    first = world.slot()
     world.ask("waits")
     first.end()
-    assert isinstance(world.ask("newcomer"), Ticket)
+    assert isinstance(world.ask("newcomer"), QueueEntry)
 
 
 def test_a_stream_is_refused_when_no_slot_will_be_free_in_time_and_told_when_one_will() -> None:
     world = World("a", slots=2)
-    for place in world.fill():
+    for slot in world.fill():
         world.clock.seconds += 4.0
-        place.end()
+        slot.end()
     # Streams last 4 and 8 s, 6 s in the mean.
     world.fill()
     with pytest.raises(OverloadedError) as refusal:
@@ -221,16 +223,16 @@ def test_a_stream_is_refused_when_no_slot_will_be_free_in_time_and_told_when_one
     world.fleet.check(USUAL, patience_s=1.6)
     with pytest.raises(OverloadedError):
         world.fleet.check(USUAL, patience_s=1.4)
-    assert isinstance(world.ask(), Ticket)
+    assert isinstance(world.ask(), QueueEntry)
 
 
 def test_each_place_in_the_line_waits_for_a_slot_of_its_own() -> None:
     world = World("a", slots=1)
-    place = world.place()
+    slot = world.slot()
     world.clock.seconds = 1.5
-    place.end()
+    slot.end()
     world.fill()
-    assert isinstance(world.ask("first"), Ticket)
+    assert isinstance(world.ask("first"), QueueEntry)
     with pytest.raises(OverloadedError) as refusal:
         world.ask("second")
     assert refusal.value.retry_after_s == pytest.approx(3.0)
@@ -238,9 +240,9 @@ def test_each_place_in_the_line_waits_for_a_slot_of_its_own() -> None:
 
 def test_retry_after_is_a_second_at_least() -> None:
     world = World("a", slots=1)
-    place = world.place()
+    slot = world.slot()
     world.clock.seconds = 0.01
-    place.end()
+    slot.end()
     world.fill()
     for _ in range(SETTINGS.max_waiting):
         world.ask()
@@ -252,9 +254,9 @@ def test_retry_after_is_a_second_at_least() -> None:
 def test_the_check_refuses_what_ask_would_refuse_and_takes_nothing() -> None:
     world = World("a", slots=1)
     world.fleet.check(USUAL)
-    place = world.place()
+    slot = world.slot()
     world.clock.seconds = 60.0
-    place.end()
+    slot.end()
     world.fill()
     with pytest.raises(OverloadedError):
         world.fleet.check(USUAL)
@@ -264,57 +266,57 @@ def test_the_check_refuses_what_ask_would_refuse_and_takes_nothing() -> None:
 
 def test_a_new_replica_serves_those_who_wait() -> None:
     world = World("a", slots=1)
-    world.place()
+    world.slot()
     world.ask("waits")
     world.fleet.set_replicas({"a": True, "b": True})
     world.fleet.reported("b", LoadReport(slots=1))
-    assert [(name, place.address) for name, place in world.placed] == [("waits", "b")]
+    assert [(name, slot.address) for name, slot in world.given_slots] == [("waits", "b")]
 
 
 def test_a_replica_to_avoid_comes_last() -> None:
     world = World("a", "b", slots=2)
-    assert [world.place(avoid="a").address for _ in range(3)] == ["b", "b", "a"]
+    assert [world.slot(avoid="a").address for _ in range(3)] == ["b", "b", "a"]
 
 
 def test_a_place_is_given_back_once() -> None:
     world = World("a", slots=2)
-    place = world.place()
-    place.end()
-    place.end()
-    place.fail("late")
+    slot = world.slot()
+    slot.end()
+    slot.end()
+    slot.fail("late")
     status = world.fleet.snapshot()[0]
     assert (status.open_streams, status.free_slots, status.failures_total) == (0, 2, 0)
 
 
 def test_ten_thousand_streams_over_64_replicas_stay_balanced() -> None:
     world = World(*(f"replica-{number}" for number in range(64)), slots=200)
-    given = Counter(world.place().address for _ in range(10_000))
+    given = Counter(world.slot().address for _ in range(10_000))
     assert max(given.values()) - min(given.values()) <= 1
 
 
 async def test_whoever_gives_up_waiting_is_told_what_those_who_ask_are_told() -> None:
     """One stream of 30 s a slot, 27 s of it gone by: the slot comes free in 3 s, also for one who has waited."""
     world = World("a", slots=1)
-    first = world.place()
+    first = world.slot()
     world.clock.seconds = 30.0
     first.end()
-    world.place()
+    world.slot()
     world.clock.seconds = 58.5
     with pytest.raises(OverloadedError) as refusal:
-        await wait_for_place(world.fleet, USUAL, 0.01)
+        await wait_for_slot(world.fleet, USUAL, 0.01)
     assert refusal.value.retry_after_s == pytest.approx(1.5)
     assert world.fleet.waiting == 0
 
 
 async def test_a_slot_that_comes_when_all_have_given_up_goes_through_every_hand() -> None:
-    """Far more than Python would nest: each place that nobody wants any more comes back and is given to the next."""
+    """Far more than Python would nest: each slot that nobody wants any more comes back and is given to the next."""
     clock = ManualClock()
     fleet = Fleet("token2wav", RoutingSettings(max_waiting=5000), clock)
     fleet.set_replicas({"a": True})
     fleet.reported("a", LoadReport(slots=1))
-    place = fleet.ask(USUAL, lambda place: None)
-    assert isinstance(place, Place)
+    slot = fleet.ask(USUAL, lambda slot: None)
+    assert isinstance(slot, SlotLease)
     for _ in range(3000):
-        fleet.ask(USUAL, lambda place: place.end(is_whole=False))
-    place.end()
+        fleet.ask(USUAL, lambda slot: slot.end(is_whole=False))
+    slot.end()
     assert (fleet.waiting, fleet.snapshot()[0].open_streams) == (0, 0)

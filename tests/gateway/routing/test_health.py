@@ -1,4 +1,4 @@
-"""When a replica is given up, and when it is let back in."""
+"""When a replica is ejected, and when it is let back in."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ async def test_every_token_is_heard_and_the_result_tells_all(voices: list[NamedV
     chunks = await speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello", seed=5), result)
     assert sum(len(c.samples) for c in chunks) == 60 * 960 == result.audio_samples
     assert [c.is_last for c in chunks] == [False, False, True]
-    assert result.chunk_schedule == [18, 28, 20] == [len(w.token_ids) for w in token2wav.streams[0].windows]
+    assert result.chunk_schedule == [18, 28, 20] == [len(w.token_ids) for w in token2wav.streams[0].chunks]
     assert (result.finish_reason, result.speech_tokens, result.seed, result.stream_id) == ("stop", 60, 5, "stream-0")
     assert not result.is_truncated
     assert result.ttfa_s is not None and result.total_s is not None
@@ -148,9 +148,9 @@ async def test_audio_is_heard_while_the_llm_still_speaks(voices: list[NamedVoice
 async def test_the_llm_is_read_while_audio_is_awaited(voices: list[NamedVoice]) -> None:
     llm, token2wav = FakeLLM(speech_deltas(200)), FakeToken2Wav(is_held=True)
     task = asyncio.create_task(speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello")))
-    while llm.running or not (token2wav.streams and token2wav.streams[0].windows):
+    while llm.running or not (token2wav.streams and token2wav.streams[0].chunks):
         await asyncio.sleep(0)
-    assert len(token2wav.streams[0].windows) > 1, "later windows are pushed before the first one's audio"
+    assert len(token2wav.streams[0].chunks) > 1, "later chunks are pushed before the first one's audio"
     token2wav.is_held = False
     token2wav.streams[0].answer_all()
     assert sum(len(c.samples) for c in await task) == 200 * 960
@@ -163,7 +163,7 @@ async def test_a_slow_caller_bounds_the_windows_under_way(voices: list[NamedVoic
         await anext(audio)
         for _ in range(2000):
             await asyncio.sleep(0)
-        assert len(token2wav.streams[0].windows) == 3
+        assert len(token2wav.streams[0].chunks) == 3
     assert_all_is_freed(llm, token2wav)
 
 
@@ -310,7 +310,7 @@ async def test_cancelling_frees_both_services(voices: list[NamedVoice], is_held:
     llm = FakeLLM(speech_deltas(100), gate=asyncio.Event(), ungated=30)
     token2wav = FakeToken2Wav(is_held=is_held)
     task = asyncio.create_task(speak(make_pipeline(llm, token2wav, voices), SpeechRequest("hello")))
-    while not (token2wav.streams and token2wav.streams[0].windows):
+    while not (token2wav.streams and token2wav.streams[0].chunks):
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

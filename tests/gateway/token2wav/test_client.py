@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from gateway import errors
-from gateway.chunking.chunker import TokenWindow
+from gateway.chunking.chunker import TokenChunk
 from gateway.token2wav.client import Token2WavClient, Token2WavDeadlines
 from tests.gateway.token2wav.fake_triton import VOICE_FILE, FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode
 
-FIRST = TokenWindow(0, 0, tuple(range(18)), False)
-LAST = TokenWindow(1, 15, (15, 16, 17), True)
+FIRST = TokenChunk(0, 0, tuple(range(18)), False)
+LAST = TokenChunk(1, 15, (15, 16, 17), True)
 
 
 async def until_freed(fake: FakeTriton) -> None:

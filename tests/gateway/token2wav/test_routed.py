@@ -23,7 +23,7 @@ from gateway.errors import (
 from gateway.routing.replica import LoadReport
 from gateway.routing.status import ReplicaState
 from gateway.token2wav.routed import RoutedToken2Wav
-from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, routed, until, windows
+from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
 
 SEED = 7
 
@@ -33,7 +33,7 @@ def _replicas(*addresses: str, **options: object) -> list[ScriptedToken2Wav]:
 
 
 def _expected(count: int) -> FloatArray:
-    return np.concatenate([audio_of(window, SEED) for window in windows(count)])
+    return np.concatenate([audio_of(chunk, SEED) for chunk in chunks(count)])
 
 
 async def _voice(router: RoutedToken2Wav) -> str:
@@ -49,7 +49,7 @@ def _serving(replicas: list[ScriptedToken2Wav]) -> ScriptedToken2Wav:
 
 
 async def _push_all(stream: Token2WavStream, count: int) -> list[AudioChunk]:
-    return [await stream.push(window) for window in windows(count)]
+    return [await stream.push(chunk) for chunk in chunks(count)]
 
 
 async def test_a_stream_on_one_replica_is_the_replica_s_own() -> None:
@@ -68,7 +68,7 @@ async def test_a_lost_stream_goes_on_elsewhere_at_the_right_sample(lost_after: i
     replicas = _replicas("a", "b", "c", answers=lost_after)
     async with routed(*replicas) as router:
         async with router.open_stream(await _voice(router), SEED) as stream:
-            pushes = [stream.push(window) for window in windows(5)]
+            pushes = [stream.push(chunk) for chunk in chunks(5)]
             heard = [await push for push in pushes[:lost_after]]
             victim = _serving(replicas)
             for replica in replicas:
@@ -79,7 +79,7 @@ async def test_a_lost_stream_goes_on_elsewhere_at_the_right_sample(lost_after: i
         assert [chunk.index for chunk in heard] == list(range(5)) and heard[-1].is_last
         assert not any(replica.open for replica in replicas)
         survivor = next(replica for replica in replicas if replica.streams and replica is not victim)
-        assert survivor.streams[0].windows == windows(5) and survivor.streams[0].seed == SEED
+        assert survivor.streams[0].chunks == chunks(5) and survivor.streams[0].seed == SEED
         failed = {status.address: status.failovers_total for status in router.snapshot()}
         assert failed[victim.address] == 1 and sum(failed.values()) == 1
 
@@ -91,10 +91,10 @@ async def test_windows_pushed_while_the_stream_is_rebuilt_wait_for_their_turn() 
         other = router.open_stream(voice, 1)
         async with router.open_stream(voice, SEED) as stream:
             await other.__aenter__()
-            heard = [await stream.push(window) for window in windows(3)[:2]]
+            heard = [await stream.push(chunk) for chunk in chunks(3)[:2]]
             replicas[0].die()
             replicas[1].die()
-            late = [stream.push(window) for window in windows(4)[2:]]
+            late = [stream.push(chunk) for chunk in chunks(4)[2:]]
             await asyncio.sleep(0.05)
             assert not any(push.done() for push in late)
             for replica in replicas:
@@ -109,16 +109,16 @@ async def test_a_stream_survives_the_loss_of_its_second_replica_in_the_replay() 
     replicas = _replicas("a", "b", "c")
     async with routed(*replicas) as router:
         async with router.open_stream(await _voice(router), SEED) as stream:
-            heard = [await stream.push(window) for window in windows(4)[:2]]
+            heard = [await stream.push(chunk) for chunk in chunks(4)[:2]]
             first = _serving(replicas)
             for replica in replicas:
                 replica.answers = 1
             first.die()
             # NOTE: the loss shows with the next push.
-            pushes = [stream.push(window) for window in windows(4)[2:]]
+            pushes = [stream.push(chunk) for chunk in chunks(4)[2:]]
             await until(lambda: any(replica.open for replica in replicas if replica is not first), "the failover")
             second = next(replica for replica in replicas if replica.open and replica is not first)
-            await until(lambda: len(second.streams[0].windows) >= 2, "the replay")
+            await until(lambda: len(second.streams[0].chunks) >= 2, "the replay")
             for replica in replicas:
                 replica.answers = 100
             second.die()
@@ -131,14 +131,14 @@ async def test_the_only_replica_is_used_again_when_it_is_back() -> None:
     (replica,) = _replicas("a")
     async with routed(replica) as router:
         async with router.open_stream(await _voice(router), SEED) as stream:
-            heard = [await stream.push(windows(3)[0])]
+            heard = [await stream.push(chunks(3)[0])]
             replica.die()
-            push = stream.push(windows(3)[1])
+            push = stream.push(chunks(3)[1])
             await asyncio.sleep(0.1)
             assert router.snapshot()[0].state is ReplicaState.EJECTED
             replica.voices.clear()
             replica.is_dead = False
-            heard += [await push, await stream.push(windows(3)[2])]
+            heard += [await push, await stream.push(chunks(3)[2])]
         assert np.array_equal(_joined(heard), _expected(3))
         assert replica.imported
 
@@ -148,9 +148,9 @@ async def test_a_stream_that_finds_no_replica_in_time_ends_with_what_went_wrong(
     async with routed(replica, settings=dataclasses.replace(QUICK, failover_s=0.2)) as router:
         with pytest.raises(Token2WavUnavailableError, match="a can't be reached"):
             async with router.open_stream(await _voice(router), SEED) as stream:
-                await stream.push(windows(2)[0])
+                await stream.push(chunks(2)[0])
                 replica.die()
-                await stream.push(windows(2)[1])
+                await stream.push(chunks(2)[1])
         assert router.snapshot()[0].open_streams == 0
 
 
@@ -179,9 +179,9 @@ async def test_a_stream_that_its_replica_ended_is_rebuilt_and_speaks_not_against
     (replica,) = _replicas("a")
     async with routed(replica) as router:
         async with router.open_stream(await _voice(router), SEED) as stream:
-            heard = [await stream.push(windows(2)[0])]
+            heard = [await stream.push(chunks(2)[0])]
             replica.streams[0].die(StreamLostError("idle for too long"))
-            heard.append(await stream.push(windows(2)[1]))
+            heard.append(await stream.push(chunks(2)[1]))
         assert np.array_equal(_joined(heard), _expected(2))
         assert router.snapshot()[0].failures_total == 0
 
@@ -190,7 +190,7 @@ async def test_a_silent_replica_is_given_up_when_its_probes_fail() -> None:
     replicas = _replicas("a", "b", answers=0)
     async with routed(*replicas) as router:
         async with router.open_stream(await _voice(router), SEED) as stream:
-            push = stream.push(windows(1)[0])
+            push = stream.push(chunks(1)[0])
             silent = _serving(replicas)
             for replica in replicas:
                 replica.answers = 100
@@ -207,12 +207,12 @@ async def test_a_caller_who_leaves_at_any_moment_leaves_nothing_behind(moment: s
     async def speak(router: RoutedToken2Wav, voice: str) -> None:
         async with router.open_stream(voice, SEED) as stream:
             if moment != "open":
-                pushes = [stream.push(window) for window in windows(3)]
+                pushes = [stream.push(chunk) for chunk in chunks(3)]
                 if moment == "rebuilding":
                     await asyncio.gather(*pushes)
                     for replica in replicas:
                         replica.die()
-                    pushes = [stream.push(windows(4)[3])]
+                    pushes = [stream.push(chunks(4)[3])]
                 if moment == "replaying":
                     victim = _serving(replicas)
                     victim.die()
@@ -248,7 +248,7 @@ async def test_a_voice_follows_its_stream_without_being_made_again() -> None:
         assert sum(len(replica.imported) for replica in replicas) == 1
 
 
-async def test_a_voice_that_is_on_no_shelf_must_be_registered_again() -> None:
+async def test_a_voice_that_is_in_no_file_cache_must_be_registered_again() -> None:
     replicas = _replicas("a", "b")
     async with routed(*replicas) as router:
         with pytest.raises(VoiceEvictedError):
@@ -293,7 +293,7 @@ async def test_a_replica_without_room_for_a_voice_is_passed_over() -> None:
         assert router.snapshot()[0].failures_total == 0
 
 
-async def test_a_replica_that_leaves_the_list_finishes_its_errands() -> None:
+async def test_a_replica_that_leaves_the_list_finishes_its_unslotted_calls() -> None:
     gate = asyncio.Event()
     replicas = _replicas("a", register_gate=gate)
     async with routed(*replicas) as router:
@@ -333,19 +333,19 @@ async def test_replicas_that_turn_out_full_are_told_with_when_to_try_again() -> 
         assert refusal.value.retry_after_s >= 1.0
 
 
-async def test_a_voice_stays_on_the_shelf_as_long_as_a_stream_speaks_in_it() -> None:
+async def test_a_voice_stays_in_the_file_cache_as_long_as_a_stream_speaks_in_it() -> None:
     replicas = _replicas("a", "b")
     async with routed(*replicas, settings=dataclasses.replace(QUICK, voice_shelf_bytes=30)) as router:
         voice = await _voice(router)
         async with router.open_stream(voice, SEED) as stream:
-            heard = [await stream.push(windows(2)[0])]
+            heard = [await stream.push(chunks(2)[0])]
             for number in range(4):
                 await router.register_voice(b"voice %d" % number)
             _serving(replicas).die()
-            heard.append(await stream.push(windows(2)[1]))
+            heard.append(await stream.push(chunks(2)[1]))
         assert np.array_equal(_joined(heard), _expected(2))
         await router.register_voice(b"another")
-        assert router._shelf.get(voice) is None
+        assert router.voice_file_cache.get(voice) is None
 
 
 async def test_streams_that_need_the_same_voice_import_it_once() -> None:
@@ -370,7 +370,7 @@ async def test_a_second_cancel_while_the_stream_is_rebuilt_leaves_nothing_behind
 
         async def speak() -> None:
             async with router.open_stream(voice, SEED) as stream:
-                pushes = [stream.push(window) for window in windows(6)]
+                pushes = [stream.push(chunk) for chunk in chunks(6)]
                 has_pushed.set()
                 await asyncio.gather(*pushes)
 
@@ -413,7 +413,7 @@ async def test_a_stream_that_gets_no_slot_in_time_is_refused_with_when_to_try_ag
         assert replica.opened_total == 1
 
 
-async def test_whoever_leaves_the_line_leaves_no_place_taken() -> None:
+async def test_whoever_leaves_the_queue_leaves_no_slot_taken() -> None:
     (replica,) = _replicas("a", slots=1)
     async with routed(replica) as router:
         voice = await _voice(router)
@@ -451,14 +451,14 @@ async def test_a_draining_replica_finishes_its_streams_and_gets_no_others() -> N
     async with routed(*replicas) as router:
         voice = await _voice(router)
         async with router.open_stream(voice, SEED) as stream:
-            heard = [await stream.push(windows(2)[0])]
+            heard = [await stream.push(chunks(2)[0])]
             draining = _serving(replicas)
             draining.is_draining = True
             state = {status.address: status.state for status in router.snapshot()}
             await until(lambda: router.fleet.state_of(draining.address) is ReplicaState.DRAINING, str(state))
             for _ in range(3):
                 await _speak_once(router, voice)
-            heard.append(await stream.push(windows(2)[1]))
+            heard.append(await stream.push(chunks(2)[1]))
             assert draining.open
         assert np.array_equal(_joined(heard), _expected(2))
         assert draining.opened_total == 1

@@ -8,7 +8,7 @@ from gateway import errors
 from gateway.routing.replica import LoadReport
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.replica import Token2WavReplica
-from gateway.token2wav.voice_shelf import VoiceShelf
+from gateway.token2wav.voice_file_cache import VoiceFileCache
 from tests.gateway.token2wav.fake_triton import FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 
@@ -17,7 +17,7 @@ STATUS = ServerStatus(8, 3, 1, 16, 100, 0.02, 40.0, is_draining=True)
 
 async def _probe(fake: FakeTriton) -> LoadReport:
     async with serving(fake) as (url, _):
-        replica = Token2WavReplica(Token2WavClient(url), VoiceShelf(1))
+        replica = Token2WavReplica(Token2WavClient(url), VoiceFileCache(1))
         try:
             return await replica.probe()
         finally:
@@ -43,7 +43,7 @@ async def test_a_status_of_another_form_is_a_protocol_error() -> None:
 
 
 async def test_a_server_that_is_gone_is_unavailable() -> None:
-    replica = Token2WavReplica(Token2WavClient("127.0.0.1:1"), VoiceShelf(1))
+    replica = Token2WavReplica(Token2WavClient("127.0.0.1:1"), VoiceFileCache(1))
     with pytest.raises(errors.Token2WavUnavailableError):
         await replica.probe()
     await replica.close()

@@ -110,7 +110,7 @@ async def test_closing_a_context_after_text_stops_it_at_once(voices: Voices) -> 
     assert progress["isCancelled"] is True
     assert 0 < sent == progress["samplesSent"] <= progress["samplesGenerated"] <= 24_000 + 15 * 960
     assert progress["charactersSent"] == len(text_of([first, *heard]))
-    assert sum(len(stream.windows) for stream in token2wav.streams) < 10, "the rest of 80 seconds was never made"
+    assert sum(len(stream.chunks) for stream in token2wav.streams) < 10, "the rest of 80 seconds was never made"
 
 
 @pytest.mark.parametrize("texts", [(), (ONE,)], ids=["before any text", "in the same breath as its text"])

@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_frees_both_services(voices: Voices, is_held:
     token2wav = FakeToken2Wav(is_held=is_held)
     async with opened_door(llm, token2wav, voices) as door:
         speaking = asyncio.create_task(_read_some(door.http))
-        while not any(stream.windows for stream in token2wav.streams[1:]):
+        while not any(stream.chunks for stream in token2wav.streams[1:]):
             await asyncio.sleep(0.01)
         busy = token2wav.open_streams
         await asyncio.sleep(0.05)

@@ -1,7 +1,7 @@
 """Voice files by the id that voices have here, so that any replica can be given any voice.
 
 A replica names a voice after what it was made from: the recording, or the file that was imported. So one voice may have
-several names; the shelf knows it by the first one, and `VoiceNames` what each replica calls it.
+several names; the cache knows it by the first one, and `VoiceNames` what each replica calls it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class VoiceShelf:
+class VoiceFileCache:
     """The files used last, under a bound of bytes; those of streams under way stay, also beyond it."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -25,7 +25,7 @@ class VoiceShelf:
         return len(self._files)
 
     def put(self, voice_id: str, file: bytes) -> None:
-        """Keep a file; the ones used longest ago make room. One that is larger than the shelf is not kept."""
+        """Keep a file; the ones used longest ago make room. One that is larger than the cache is not kept."""
         self.drop(voice_id)
         self._files[voice_id] = file
         self._bytes += len(file)

@@ -23,7 +23,7 @@ class OpenStreams:
     """Streams of other gateways; nothing is known of their ages."""
 
 
-class Turnover:
+class SlotForecast:
     """Forecasts when the next slots come free."""
 
     def __init__(self, clock: Clock, durations: StreamDurations) -> None:

@@ -1,0 +1,56 @@
+"""Streams that wait for a slot: by priority, equal ones in the order of asking. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from token2wav_service.contract import DEFAULT_PRIORITY
+
+P = TypeVar("P")
+"""What those who wait are given."""
+
+
+@dataclass(eq=False)
+class QueueEntry(Generic[P]):
+    """A stream's turn in the queue."""
+
+    queue: AdmissionQueue[P]
+    rank: int
+    on_leased: Callable[[P], None]
+    avoid: frozenset[str]
+
+    def leave(self) -> None:
+        """Wait no longer; harmless for one that has its slot."""
+        self.queue.leave(self)
+
+
+class AdmissionQueue(Generic[P]):
+    """All who wait for a slot of one service."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._by_rank: list[dict[QueueEntry[P], None]] = [{} for _ in range(DEFAULT_PRIORITY + 1)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_rank))
+
+    def ahead_of(self, rank: int) -> int:
+        """Count those whose turn would come before that of a newcomer; rank 0 is the first."""
+        return sum(map(len, self._by_rank[: rank + 1]))
+
+    def join(self, rank: int, on_leased: Callable[[P], None], avoid: frozenset[str]) -> QueueEntry[P]:
+        """Wait behind all of the same rank."""
+        entry = QueueEntry(self, rank, on_leased, avoid)
+        self._by_rank[rank][entry] = None
+        return entry
+
+    def leave(self, entry: QueueEntry[P]) -> None:
+        """Take an entry out; harmless if it is out."""
+        self._by_rank[entry.rank].pop(entry, None)
+
+    @property
+    def first(self) -> QueueEntry[P] | None:
+        """Whose turn it is."""
+        return next((entry for entries in self._by_rank for entry in entries), None)
