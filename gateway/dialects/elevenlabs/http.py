@@ -34,10 +34,15 @@ class SpeechBody(BaseModel):
     """The body of a request; what else clients send has no meaning here."""
 
     text: str
+    """The text; at most 100,000 characters (`--max-text-characters`)."""
     language_code: str | None = None
+    """BCP 47 tag such as `en` or `zh-CN`; by default it is guessed from the text."""
     apply_text_normalization: str | None = None
+    """`auto` (default) and `on`: written forms become words; `off`: the text is spoken as it is written."""
     seed: int | None = None
+    """0 to 2**63-1: the same seed and text give the same speech."""
     voice_settings: VoiceSettings | None = None
+    """Only `speed` has a meaning."""
 
 
 Make = Callable[[Host, SpeechOrder], AsyncGenerator[bytes]]

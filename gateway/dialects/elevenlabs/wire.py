@@ -67,21 +67,31 @@ class VoiceSettings(BaseModel):
     """What of the voice can be changed; stability, similarity and style are the recording's own here."""
 
     speed: float | None = None
+    """0.25 to 4 times the normal speed; other values than 1 need the extra `audio`."""
 
 
 class ClientMessage(BaseModel):
     """Any message that a client sends."""
 
     text: str | None = None
+    """More text, joined to what came before. Empty text without a context keeps the socket alive; on `stream-input` it
+    ends the text."""
     context_id: str | None = Field(
         default=None, max_length=_MAX_CONTEXT_ID, validation_alias=AliasChoices("context_id", "contextId")
     )
+    """Which context the message is for; on `multi-stream-input` a new name opens a new context."""
     flush: bool | None = None
+    """Speak all text so far, without waiting for more."""
     try_trigger_generation: bool | None = None
+    """Without `auto_mode`: pass on the text that is buffered, without waiting for the schedule."""
     close_context: bool | None = None
+    """Right after a message that only flushes: no more text will come, speak the rest. Otherwise: stop now."""
     close_socket: bool | None = None
+    """Close the socket; contexts may speak on for 1.5 s."""
     generation_config: GenerationConfig | None = None
+    """How much text to wait for before it is spoken; first message of a context."""
     voice_settings: VoiceSettings | None = None
+    """Only `speed` has a meaning; first message of a context."""
 
     @property
     def has_speech(self) -> bool:

@@ -41,6 +41,7 @@ class VoiceObject(BaseModel):
 
     model_config = ConfigDict(strict=True)
     id: str
+    """Of the voice, or its name."""
 
 
 class SpeechBody(BaseModel):
@@ -50,15 +51,26 @@ class SpeechBody(BaseModel):
     model: str
     """Any name: there is one model, and clients insist on names of their own."""
     input: str
+    """The text; at most 100,000 characters (`--max-text-characters`)."""
     voice: str | VoiceObject
+    """A name, an alias such as `alloy`, or an object with the `id` of a created voice."""
     response_format: str | None = None
+    """`mp3` (default), `opus`, `aac`, `flac`, `wav` or `pcm` (16 bit, 24 kHz, one channel). Without the extra `audio`
+    only `wav`, which is then the default, and `pcm`."""
     speed: float | None = None
+    """0.25 to 4 times the normal speed at the same pitch; other values than 1 need the extra `audio`."""
     stream_format: str | None = None
+    """`audio` (default): the bytes as they are; `sse`: in server-sent events."""
     instructions: str | None = None
+    """Taken and left alone: the model has no ear for it. `x-ignored-fields` names it."""
     seed: int | None = None
+    """0 to 2**63-1: the same seed and text give the same speech. By default it is drawn; `x-seed` tells it."""
     priority: int | None = None
+    """Scheduling class from 1 (first) to 10 (last, the default)."""
     language: str | None = None
+    """BCP 47 tag such as `en` or `zh-CN`; by default it is guessed from the text, part by part."""
     normalize: bool | None = None
+    """`true` (default): written forms such as `3.50` become words; `false`: the text is spoken as it is written."""
 
 
 @dataclass(frozen=True)

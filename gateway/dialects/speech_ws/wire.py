@@ -71,17 +71,29 @@ class ConfigFields(BaseModel):
     """The fields of `session.config`, flat or in `session`."""
 
     voice: str | None = Field(default=None, validation_alias=AliasChoices("voice", "speaker"))
+    """Name, id or alias of a voice; by default the server's default voice."""
     response_format: str | None = None
+    """As on `POST /v1/audio/speech`; by default `wav`, and with `stream_audio` `pcm`, which alone can be streamed."""
     speed: float | None = None
+    """0.25 to 4 times the normal speed; other values than 1 need the extra `audio`."""
     stream_audio: bool = False
+    """`true`: audio is sent while it is made; `false`: each sentence is one binary message."""
     word_timestamps: bool = False
+    """`true`: audio comes as `audio.chunk` with the times of its words; needs `stream_audio`."""
     split_granularity: Granularity | None = None
+    """What is announced and counted as a sentence: `sentence` (default), `clause`, or `none`, the whole text."""
     language: str | None = None
+    """A BCP 47 tag, or a name such as `English`; `auto` (default): guessed from the text."""
     instructions: str | None = None
+    """Refused unless empty: the model can't follow it."""
     ref_audio: str | None = None
+    """A voice for this session only: an audio file as base64 or as a `data:` URL; addresses are refused."""
     ref_text: str | None = None
+    """What the recording says."""
     x_vector_only_mode: bool | None = None
+    """`true`: take only the timbre of the recording, whatever `ref_text` says."""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    """0 to 2**63-1: the same seed and text give the same speech."""
 
 
 @dataclass(frozen=True)

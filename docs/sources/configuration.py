@@ -1,0 +1,163 @@
+"""The page of all options and settings, from the parsers and tables that read them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sources.markdown import WARNING, attribute_docs, code, table
+
+import gateway.config
+import llm_service.__main__
+import token2wav_service.triton.__main__ as token2wav_process
+from cosydit.cli.main import SUBCOMMANDS
+from token2wav_service.config import SynthesisPolicy, Token2WavConfig
+from token2wav_service.triton.settings import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+_INTRODUCTION = """# Configuration
+
+Every option of every program, as the programs themselves know them. Each program also prints them with `--help`.
+
+Where to begin: [settings one must know](../README.DIT.md#settings-one-must-know) on the deployment page. How options
+reach the services:
+
+- `cosydit serve --llm-options "..."` and `--gateway-options "..."` pass options on to the LLM service and the gateway;
+  `--set NAME=VALUE` passes a setting on to token2wav and the model repository.
+- The run script takes `--set NAME=VALUE` too.
+- In Compose and Kubernetes the options stand in the `command` of each service.
+
+An unknown option or setting is an error, never ignored.
+
+## Environment variables
+"""
+_ENVIRONMENT = (
+    ("COSYDIT_HOME", "work directory of the script and of `cosydit`: checkpoints, model repository, logs", "~/.cache/cosydit"),
+    ("COSYDIT_API_KEYS", "the gateway's API keys, as lines of a keys file or separated by `; `", ""),
+    ("COSYDIT_API_KEY", "the key that `cosydit client http` sends", ""),
+    ("COSYDIT_LOG_FORMAT", "`text` or `json`, for all services", "text"),
+    ("COSYDIT_DRAIN_FLAG", "set by the token2wav process for its models: a file that says the server is stopping", ""),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "base URL of an OTLP/HTTP receiver of spans, for all services", ""),
+)
+"""Read by the Python programs; the run script's own stand in its manual below."""
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [WARNING, _INTRODUCTION + "\n" + _environment()]
+    parts.append("## The run script\n\nThe manual that `bash run_stepaudio2_dit_token2wav.sh --help` prints:\n")
+    parts.append(f"```text\n{_script_manual()}\n```")
+    parts.append("## The gateway\n")
+    parts += _parser_section(gateway.config._parser())
+    parts.append("## The LLM service\n\nOptions in [brackets] are for that backend only.\n")
+    parts += _parser_section(llm_service.__main__._parser())
+    parts.append("## token2wav\n")
+    parts += _parser_section(token2wav_process._parser())
+    parts += ["### Settings of the model repository\n", _settings()]
+    parts.append("## The command `cosydit`\n")
+    parts += _commands()
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def environment_names() -> set[str]:
+    """Return the variables that the page explains."""
+    return {name for name, _, _ in _ENVIRONMENT}
+
+
+def _environment() -> str:
+    return table(("variable", "meaning", "default"), [(code(n), meaning, code(d)) for n, meaning, d in _ENVIRONMENT])
+
+
+def _script_manual() -> str:
+    text = (ROOT / "deploy" / "lib" / "options.sh").read_text(encoding="utf-8")
+    found = re.search(r"cat <<'USAGE'\n(.*?)\nUSAGE\n", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def _parser_section(parser: argparse.ArgumentParser) -> list[str]:
+    return [f"`{parser.prog}`", table(("option", "default", "meaning"), _rows(parser))]
+
+
+def _commands() -> list[str]:
+    parser = argparse.ArgumentParser(prog="cosydit")
+    subparsers = parser.add_subparsers()
+    for name in SUBCOMMANDS:
+        importlib.import_module(f"cosydit.cli.{name}").add_parser(subparsers)
+    helps = {action.dest: action.help or "" for action in subparsers._choices_actions}
+    parts = []
+    for name in sorted(subparsers.choices):
+        parts.append(f"### cosydit {name}\n\n{_sentence(helps.get(name, ''))}")
+        parts += [table(("option", "default", "meaning"), rows) for rows in _command_rows(subparsers.choices[name])]
+    return parts
+
+
+def _command_rows(parser: argparse.ArgumentParser) -> Iterator[list[tuple[str, str, str]]]:
+    """Yield the rows of a command, and those of its own subcommands in one table with it."""
+    rows = list(_rows(parser))
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {each.dest: each.help or "" for each in action._choices_actions}
+            for name, inner in action.choices.items():
+                rows.append((f"**{name}**", "", _sentence(helps.get(name, ""))))
+                rows += _rows(inner)
+    if rows:
+        yield rows
+
+
+def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
+    formatter = argparse.HelpFormatter(parser.prog)
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            continue
+        text = formatter._expand_help(action) if action.help else ""
+        yield _name(action), code(_default(action, text)), text
+
+
+def _name(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return code(action.metavar if isinstance(action.metavar, str) else action.dest.upper())
+    value = ""
+    if action.nargs != 0:
+        choices = "\\|".join(map(str, action.choices)) if action.choices else None
+        metavar = action.metavar if isinstance(action.metavar, str) else None
+        value = " " + (choices or metavar or _kind(action))
+    required = " (required)" if action.required else ""
+    return code(f"{action.option_strings[-1]}{value}".replace("\\|", "|")) + required
+
+
+def _kind(action: argparse.Action) -> str:
+    name = action.dest
+    if name.endswith(("_dir", "directory")):
+        return "DIR"
+    if name.endswith(("path", "file", "cert")) or action.type is Path:
+        return "FILE"
+    return "TEXT" if action.type in (None, str) else "N"
+
+
+def _default(action: argparse.Action, text: str) -> str:
+    default = action.default
+    if default in (None, argparse.SUPPRESS, False, [], ()) or "(default" in text:
+        return ""
+    if default is True:
+        return "on"
+    if isinstance(default, list | tuple):
+        return " ".join(map(str, default))
+    return str(default).replace(str(Path.home()), "~")
+
+
+def _settings() -> str:
+    docs = attribute_docs(Token2WavConfig) | attribute_docs(SynthesisPolicy)
+    rows = []
+    for setting in SETTINGS:
+        meaning = docs.get(setting.name, "") if setting.help.startswith("token2wav engine:") else setting.help
+        default = "required" if setting.is_required else code(setting.default or "")
+        rows.append((code(setting.name), default, meaning or setting.help))
+    return table(("name", "default", "meaning"), rows)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

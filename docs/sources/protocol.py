@@ -1,0 +1,92 @@
+"""The page of the gRPC interfaces, from the comments in proto/."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sources.markdown import WARNING, code, table
+
+ROOT = Path(__file__).resolve().parents[2]
+_FILES = (
+    ("tts_api.tts.v1", "our own interface", ("tts_service.proto", "speech.proto"), "proto/tts_api/tts/v1"),
+    ("nvidia.riva.tts", "for NVIDIA Riva's clients", ("riva_tts.proto", "riva_audio.proto"), "proto/riva/proto"),
+)
+_BLOCK = re.compile(r"(service|message|enum|oneof) (\w+) \{(\})?")
+_RPC = re.compile(r"rpc (\w+)\((stream )?([\w.]+)\) returns \((stream )?([\w.]+)\)")
+_FIELD = re.compile(r"((?:optional |repeated )?(?:map<[^>]+>|[\w.]+)) (\w+) = (\d+)( \[.*\])?;")
+_VALUE = re.compile(r"(\w+) = (\d+);")
+_INTRODUCTION = """# gRPC
+
+The gateway listens on port 50051 (`--grpc-port`; 0 closes it), with health (`grpc.health.v1.Health`) and reflection. The
+Python stubs come with the package: `tts_api.tts.v1` and `riva.proto`. [Examples](index.md#grpc).
+
+- A call that fails ends with a status whose message says what was got, what was expected and what to do. The trailing
+  metadata `error-code` and `error-param` are for programs; the codes are [here](errors.md).
+- API keys travel as metadata `authorization: Bearer KEY`.
+- Requests may have 64 MiB (`--max-grpc-message-bytes`), a voice prompt 10 MiB.
+"""
+
+
+@dataclass
+class _Block:
+    """A service, message or enum."""
+
+    kind: str
+    name: str
+    comment: str
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [WARNING, _INTRODUCTION.strip()]
+    for package, meaning, names, folder in _FILES:
+        parts.append(f"## {package}: {meaning}\n\nSource: `{folder}`.")
+        for name in names:
+            for block in _blocks((ROOT / folder / name).read_text(encoding="utf-8")):
+                parts += _section(block)
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(block: _Block) -> Iterator[str]:
+    yield f"### {block.name}"
+    yield block.comment
+    heads = {"service": ("call", "request", "answer", "meaning"), "enum": ("value", "number", "meaning")}
+    if block.rows:
+        yield table(heads.get(block.kind, ("field", "type", "number", "meaning")), block.rows)
+
+
+def _blocks(text: str) -> list[_Block]:
+    """Read a file of our style: one declaration a line, its comment in the lines before it."""
+    blocks: list[_Block] = []
+    open_blocks: list[_Block | None] = []
+    comment: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("//"):
+            comment.append(line.removeprefix("//").strip())
+            continue
+        said = " ".join(comment)
+        comment = []
+        if begins := _BLOCK.match(line):
+            if begins[1] != "oneof":
+                blocks.append(_Block(begins[1], begins[2], said))
+            if not begins[3]:
+                open_blocks.append(None if begins[1] == "oneof" else blocks[-1])
+        elif line == "}":
+            open_blocks.pop()
+        elif row := _row(line, said):
+            next(block for block in reversed(open_blocks) if block is not None).rows.append(row)
+    return blocks
+
+
+def _row(line: str, said: str) -> tuple[str, ...] | None:
+    if found := _RPC.match(line):
+        return code(found[1]), f"{found[2] or ''}{code(found[3])}", f"{found[4] or ''}{code(found[5])}", said
+    if found := _FIELD.match(line):
+        return code(found[2]), code(found[1]), found[3], said
+    if found := _VALUE.match(line):
+        return code(found[1]), found[2], said
+    return None
