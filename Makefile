@@ -15,7 +15,7 @@ help:  ## list the commands
 install:  ## make .venv with everything that checks and tests need
 	bash $(SCRIPT) install
 
-check:  ## lint, types, import layers
+check:  ## lint, types, import layers, documentation
 	bash $(SCRIPT) check
 
 test:  ## all checks and all tests, as CI runs them
@@ -28,7 +28,7 @@ build: $(TOOLS)/build  ## source distribution and, from it, the wheel, in dist/
 	$(TOOLS)/build/bin/python -m build --outdir dist .
 
 docs:  ## the documentation as a website, in build/docs
-	$(PYTHON) -m mkdocs build --strict --site-dir build/docs
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --site-dir build/docs
 
 sbom: $(TOOLS)/sbom  ## what .venv holds, as dist/sbom.cdx.json (CycloneDX)
 	mkdir -p dist

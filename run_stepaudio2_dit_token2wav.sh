@@ -77,7 +77,7 @@ verb_say() {
 
 # Everything that checks and tests need.
 verb_install() {
-  stage_environment "$(runtime_extras),test"
+  stage_environment "$(runtime_extras),test,docs"
 }
 
 verb_check() {
@@ -90,6 +90,8 @@ verb_check() {
   "$PYTHON" -m mypy
   log "import layers"
   "$VENV/bin/lint-imports"
+  log "documentation"
+  NO_MKDOCS_2_WARNING=1 "$PYTHON" -m mkdocs build --strict --quiet --site-dir build/docs
 }
 
 verb_test() {
