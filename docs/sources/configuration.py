@@ -12,10 +12,10 @@ from sources.markdown import WARNING, attribute_docs, code, table
 
 import gateway.config
 import llm_service.__main__
-import token2wav_service.triton.__main__ as token2wav_process
+import token2wav_service.serving.__main__ as token2wav_process
 from cosydit.cli.main import SUBCOMMANDS
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
-from token2wav_service.triton.settings import SETTINGS
+from token2wav_service.serving.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 _INTRODUCTION = """# Configuration
