@@ -1,0 +1,45 @@
+"""Links, anchors and paths of the repository that the documentation names: all there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, SITE_PAGES, anchors, links, name_of, prose
+
+FOLDERS = "benchmarks|cosydit|demo_voice|deploy|docs|gateway|llm_service|proto|servicekit|tests|token2wav_service"
+NO_PATHS = {f"cosydit/{path.stem}" for path in (ROOT / "deploy/docker").glob("*.Dockerfile")}
+"""Names of images."""
+MADE_BY_USERS = {"deploy/models.lock.json"}
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w./+*<>-]*)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_internal_links_and_their_anchors_hold(page: Path) -> None:
+    broken = []
+    for target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked)):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    named = set(PATH.findall(prose(page))) - NO_PATHS - MADE_BY_USERS
+    missing = [path for path in sorted(named) if not list(ROOT.glob(re.sub(r"<\w+>", "*", path.rstrip("/"))))]
+    assert not missing
+
+
+def test_a_page_that_the_site_would_not_show_is_noticed() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    unlisted = [name_of(page) for page in SITE_PAGES if page.relative_to(ROOT / "docs").as_posix() not in nav]
+    decisions = [page for page in unlisted if page.startswith("docs/decisions/0")]
+    assert unlisted == decisions, "list it in mkdocs.yml"
+    index = (ROOT / "docs/decisions/index.md").read_text("utf-8")
+    assert all(Path(page).name in index for page in decisions)
