@@ -117,7 +117,7 @@ def read_curves(gpu: str) -> Curves:
     """
     if gpu not in known_gpus():
         got = f"got GPU {gpu!r}, expected one of {', '.join(known_gpus())}: no other was measured"
-        raise CapacityError(f"{got}; bash benchmarks/gpu.sh measures one, and README.DIT.md (Capacity) says what next")
+        raise CapacityError(f"{got}; bash benchmarks/gpu.sh measures one, and docs/capacity.md says what next")
     return _curves(json.loads((_FILES / f"{_PREFIX}{gpu}{_SUFFIX}").read_text("utf-8")))
 
 

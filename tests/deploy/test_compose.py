@@ -17,7 +17,7 @@ from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2, debian_compose
 
 COMPOSE = DEPLOY / "compose"
-GUIDE = ROOT / "README.DIT.md"
+GUIDE = ROOT / "docs/docker.md"
 ENVIRONMENT = ("--env-file", "env.example")
 GPU_PROFILES = ("gpu2", "gpu3")
 SPANS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://jaeger:4318"}
