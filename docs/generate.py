@@ -3,9 +3,9 @@
     .venv/bin/python docs/generate.py            # write
     .venv/bin/python docs/generate.py --check    # say what would change; status 1 if anything would
 
-Files: docs/configuration.md (from the argument parsers and settings), docs/api/openai-fields.md and docs/api/openapi.json
-(from the request model), docs/api/websocket-fields.md (from the message models), docs/api/grpc.md (from proto/) and
-docs/api/errors.md (from the table of errors). `tests/docs` runs the check.
+Files below docs/: configuration.md (from the argument parsers and settings), api/openai-fields.md and api/openapi.json
+(from the request model), api/websocket-fields.md (from the message models), api/grpc.md (from proto/) and api/errors.md
+(from the table of errors). `tests/docs` runs the check.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
     is_check = parser.parse_args().check
     changed = outdated()
     for name, text in changed.items():
-        print(f"{'differs' if is_check else 'wrote'}: docs/{name}")
+        sys.stdout.write(f"{'differs' if is_check else 'wrote'}: docs/{name}\n")
         if not is_check:
             (DOCS / name).write_text(text, encoding="utf-8")
     return 1 if is_check and changed else 0

@@ -8,16 +8,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources.markdown import WARNING, attribute_docs, code, table
-
 import gateway.config
 import llm_service.__main__
 import token2wav_service.serving.__main__ as token2wav_process
 from cosydit.cli.main import SUBCOMMANDS
+from sources.markdown import WARNING, attribute_docs, code, table
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.serving.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
+_SAID_DEFAULT = re.compile(r"(.*?),? \(default:? ([^()]*)\)", re.DOTALL)
 _INTRODUCTION = """# Configuration
 
 Every option of every program, as the programs themselves know them. Each program also prints them with `--help`.
@@ -35,7 +35,11 @@ An unknown option or setting is an error, never ignored.
 ## Environment variables
 """
 _ENVIRONMENT = (
-    ("COSYDIT_HOME", "work directory of the script and of `cosydit`: checkpoints, model repository, logs", "~/.cache/cosydit"),
+    (
+        "COSYDIT_HOME",
+        "work directory of the script and of `cosydit`: checkpoints, model repository, logs",
+        "~/.cache/cosydit",
+    ),
     ("COSYDIT_API_KEYS", "the gateway's API keys, as lines of a keys file or separated by `; `", ""),
     ("COSYDIT_API_KEY", "the key that `cosydit client http` sends", ""),
     ("COSYDIT_LOG_FORMAT", "`text` or `json`, for all services", "text"),
@@ -114,7 +118,14 @@ def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             continue
         text = formatter._expand_help(action) if action.help else ""
-        yield _name(action), code(_default(action, text)), text
+        meaning, said = _split_default(text)
+        yield _name(action), code(said or _default(action)), meaning
+
+
+def _split_default(text: str) -> tuple[str, str]:
+    """Return a help text without its closing "(default X)", and that X."""
+    found = _SAID_DEFAULT.fullmatch(text)
+    return (found[1], found[2]) if found else (text, "")
 
 
 def _name(action: argparse.Action) -> str:
@@ -122,31 +133,27 @@ def _name(action: argparse.Action) -> str:
         return code(action.metavar if isinstance(action.metavar, str) else action.dest.upper())
     value = ""
     if action.nargs != 0:
-        choices = "\\|".join(map(str, action.choices)) if action.choices else None
+        choices = "|".join(map(str, action.choices)) if action.choices else None
         metavar = action.metavar if isinstance(action.metavar, str) else None
         value = " " + (choices or metavar or _kind(action))
-    required = " (required)" if action.required else ""
-    return code(f"{action.option_strings[-1]}{value}".replace("\\|", "|")) + required
+    return code(f"{action.option_strings[-1]}{value}") + (" (required)" if action.required else "")
 
 
 def _kind(action: argparse.Action) -> str:
-    name = action.dest
-    if name.endswith(("_dir", "directory")):
-        return "DIR"
-    if name.endswith(("path", "file", "cert")) or action.type is Path:
-        return "FILE"
+    if action.type is Path:
+        return "PATH"
     return "TEXT" if action.type in (None, str) else "N"
 
 
-def _default(action: argparse.Action, text: str) -> str:
+def _default(action: argparse.Action) -> str:
     default = action.default
-    if default in (None, argparse.SUPPRESS, False, [], ()) or "(default" in text:
+    if default is None or default is False or default == argparse.SUPPRESS or default in ([], ()):
         return ""
-    if default is True:
-        return "on"
     if isinstance(default, list | tuple):
         return " ".join(map(str, default))
-    return str(default).replace(str(Path.home()), "~")
+    if isinstance(default, float):
+        return f"{default:g}"
+    return "on" if default is True else str(default).replace(str(Path.home()), "~")
 
 
 def _settings() -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sources.markdown import WARNING, code, table
-
 from gateway import errors
+from sources.markdown import WARNING, code, table
 from token2wav_service.contract import ErrorCode
 
 _INTRODUCTION = """# Error codes

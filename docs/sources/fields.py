@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from sources.markdown import WARNING, attribute_docs, code, table
 
 from gateway.audio import AudioFormat
 from gateway.dialects.elevenlabs import http as elevenlabs_http
@@ -22,6 +21,7 @@ from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_ws_wire
 from gateway.errors import wire_status
+from sources.markdown import WARNING, attribute_docs, code, table
 
 ROOT = Path(__file__).resolve().parents[2]
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -44,4 +45,7 @@ def _own_docs(cls: type) -> dict[str, str]:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """Keep a text on one line of a table, and what looks like HTML, outside code, as text."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    plain = [part if part.startswith("`") else part.replace("<", "&lt;") for part in parts]
+    return "".join(plain).replace("|", "\\|")

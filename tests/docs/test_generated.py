@@ -16,7 +16,7 @@ PRODUCT = ("cosydit", "gateway", "llm_service", "servicekit", "token2wav_service
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
-    command = [sys.executable, ROOT / "docs/generate.py", "--check"]
+    command = [sys.executable, str(ROOT / "docs/generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"run python docs/generate.py\n{done.stdout}{done.stderr}"
 
