@@ -68,7 +68,8 @@ class SpeechBody(BaseModel):
     priority: int | None = None
     """Scheduling class from 1 (first) to 10 (last, the default)."""
     language: str | None = None
-    """BCP 47 tag such as `en` or `zh-CN`; by default it is guessed from the text, part by part."""
+    """BCP 47 tag such as `en` or `zh-CN`, or a name such as `English`; `auto` (default): guessed from the text, part by
+    part."""
     normalize: bool | None = None
     """`true` (default): written forms such as `3.50` become words; `false`: the text is spoken as it is written."""
 
