@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,9 +41,8 @@ def test_every_metric_of_the_gateway_is_named() -> None:
             assert family.name.removeprefix(f"{PREFIX}_") in page, family.name
 
 
-def test_the_site_builds_without_a_warning() -> None:
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the docs extra is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
-    with_target = [*command, str(ROOT / "build" / "docs-test")]
-    done = subprocess.run(with_target, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -92,7 +92,7 @@ def test_the_source_distribution_has_what_a_developer_needs(sdist: Path) -> None
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("LICENSE", "NOTICE", "Makefile", "README.DIT.md", "run_stepaudio2_dit_token2wav.sh"):
         assert name in names
-    assert sources("tests", "deploy", "proto", "benchmarks") <= names
+    assert sources("tests", "deploy", "docs", "proto", "benchmarks") <= names
 
 
 def test_the_wheel_carries_licence_notices_and_types(wheel: Path) -> None:
@@ -112,6 +112,11 @@ def test_nothing_of_the_repository_is_seen_from_there(python: Path, tmp_path: Pa
     program = "import cosydit, gateway, token2wav_service as t; print(cosydit.__file__, gateway.__file__, t.__file__)"
     for path in run(python, "-c", program, cwd=tmp_path).split():
         assert Path(path).is_relative_to(python.parents[1])
+
+
+def test_its_data_files_are_there(python: Path, tmp_path: Path) -> None:
+    plan = run(python.parent / "cosydit", "plan", "--listeners", "10", "--p95-ms", "250", cwd=tmp_path)
+    assert "one GPU" in plan
 
 
 def test_it_speaks_from_there(python: Path, tmp_path: Path) -> None:
