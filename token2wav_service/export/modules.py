@@ -18,7 +18,8 @@ from token2wav_service.export.precision import MixedPrecision, in_precision
 from token2wav_service.graphs.catalogue import Precision
 from token2wav_service.models.attention import AttentionPlan, chunk_plan, relative_sinusoids
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.dit import DiT, DiTHistory
+from token2wav_service.models.cfm import EstimatorHistory
+from token2wav_service.models.dit import DiT
 from token2wav_service.models.encoder import EncoderHistory, EncoderPlans
 from token2wav_service.models.f0 import F0Predictor
 from token2wav_service.models.flow import Flow
@@ -54,7 +55,7 @@ class EstimatorChunk(nn.Module):
         valid = torch.cat([prompt_valid.index_select(0, prompt_row), window_valid, own_valid], 1)
         # The estimator only iterates over the blocks: joined block by block, one block's keys are alive at a time.
         kv = cast(Tensor, list(_joined(prompt_kv, prompt_row, window_kv)))
-        history = DiTHistory(kv, tail)
+        history = EstimatorHistory(kv, tail)
         with _products(self.precision):
             velocity, own = self.estimator(x, mu, speaker, cond, time, valid[:, None, None, :], lengths, history)
         return velocity, own.kv.to(window_kv.dtype), own.tail.to(tail.dtype)

@@ -23,8 +23,8 @@ from token2wav_service.export.precision import dtype_of
 from token2wav_service.features.onnx_session import open_session
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import Precision
+from token2wav_service.models.cfm import EstimatorHistory
 from token2wav_service.models.config import DiTConfig
-from token2wav_service.models.dit import DiTHistory
 from token2wav_service.models.encoder import EncoderHistory, EncoderPlans, EncoderUpdate
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
@@ -75,8 +75,8 @@ class OnnxEstimator(nn.Module):
         time: Tensor,
         mask: Tensor,
         lengths: Tensor,
-        history: DiTHistory | None = None,
-    ) -> tuple[Tensor, DiTHistory]:
+        history: EstimatorHistory | None = None,
+    ) -> tuple[Tensor, EstimatorHistory]:
         """Estimate the velocity as `DiT.forward` does; `mask` must be the same for every query."""
         history = history or self._nothing(x.shape[0])
         split = max(0, history.kv.shape[3] - WINDOW_COLUMNS)
@@ -97,11 +97,11 @@ class OnnxEstimator(nn.Module):
                 "tail": history.tail,
             }
         )
-        return made["velocity"], DiTHistory(made["chunk_kv"], made["new_tail"])
+        return made["velocity"], EstimatorHistory(made["chunk_kv"], made["new_tail"])
 
-    def _nothing(self, rows: int) -> DiTHistory:
+    def _nothing(self, rows: int) -> EstimatorHistory:
         c = self.config
-        return DiTHistory(
+        return EstimatorHistory(
             kv=torch.zeros(c.depth, rows, c.num_heads, 0, 2 * c.head_dim, dtype=self.dtype),
             tail=torch.zeros(c.depth, rows, 2 * c.hidden_size, graphs.CONVOLUTION_COLUMNS, dtype=self.dtype),
         )

@@ -7,25 +7,39 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.models.config import DiTConfig
-from token2wav_service.models.dit import DiT, DiTHistory
+E = TypeVar("E", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class EstimatorHistory:
+    """What earlier chunks left of an estimator at one solver step, padded to one batch.
+
+    Shapes: L attention layers, h heads, d head_dim, S padded history frames in any order; G groups of convolutions
+    with C input channels in all and w columns of left context.
+    """
+
+    kv: Tensor
+    """[L, B, h, S, 2d] keys (as the queries meet them) then values."""
+    tail: Tensor
+    """[G, B, C, w] columns that the convolutions continue from."""
 
 
 @dataclass(frozen=True)
 class SolverHistory:
-    """`DiTHistory` of every solver step; the batch axis holds [conditional, unconditional] per row.
+    """`EstimatorHistory` of every solver step; the batch axis holds [conditional, unconditional] per row.
 
-    Shapes as in `DiTHistory`, with n solver steps in front and rows split: B streams times 2.
+    Shapes as in `EstimatorHistory`, with n solver steps in front and rows split: B streams times 2.
     """
 
     kv: Tensor
     """[n, L, 2, B, h, S, 2d]."""
     tail: Tensor
-    """[n, L, 2, B, 2C, 2]."""
+    """[n, G, 2, B, C, w]."""
 
 
 def time_grid(steps: int) -> Tensor:
@@ -33,13 +47,13 @@ def time_grid(steps: int) -> Tensor:
     return 1 - torch.cos(torch.linspace(0, 1, steps + 1, dtype=torch.float32) * (0.5 * math.pi))
 
 
-class ConditionalFlowMatching(nn.Module):
+class ConditionalFlowMatching(nn.Module, Generic[E]):
     """Euler solver with classifier-free guidance; holds the estimator under upstream's name."""
 
-    def __init__(self, config: DiTConfig, guidance: float) -> None:
+    def __init__(self, estimator: E, guidance: float) -> None:
         super().__init__()
         self.guidance = guidance
-        self.estimator = DiT(config)
+        self.estimator = estimator
 
     def forward(
         self,
@@ -51,14 +65,17 @@ class ConditionalFlowMatching(nn.Module):
         lengths: Tensor,
         steps: int,
         history: SolverHistory | None = None,
+        *,
+        first_frames: Tensor | None = None,
     ) -> tuple[Tensor, SolverHistory]:
         """Solve from t = 0 to 1.
 
         Args:
             noise: [B, 80, T] the state at t = 0.
-            mu, speaker, cond, mask, lengths: as `DiT.forward` takes them, B rows.
+            mu, speaker, cond, mask, lengths: as the estimator's `forward` takes them, B rows.
             steps: Euler steps; must equal the history's.
             history: what earlier chunks left; None starts from nothing.
+            first_frames: [B] absolute frame of each row's first column, for estimators that encode positions.
 
         Returns:
             Mel [B, 80, T], and what this chunk adds to the history.
@@ -67,12 +84,15 @@ class ConditionalFlowMatching(nn.Module):
         mu2, cond2 = _with_zeros(mu), _with_zeros(cond)
         speaker2, mask2 = _with_zeros(speaker), torch.cat([mask, mask])
         lengths2 = torch.cat([lengths, lengths])
+        where = {} if first_frames is None else {"first_frames": torch.cat([first_frames, first_frames])}
         grid = time_grid(steps).tolist()
         kv, tails = [], []
         for step in range(steps):
             time = noise.new_full((2 * rows,), grid[step], dtype=torch.float32)
             past = _at_step(history, step) if history is not None else None
-            velocity, own = self.estimator(torch.cat([x, x]), mu2, speaker2, cond2, time, mask2, lengths2, past)
+            velocity, own = self.estimator(
+                torch.cat([x, x]), mu2, speaker2, cond2, time, mask2, lengths2, past, **where
+            )
             conditional, unconditional = velocity.chunk(2)
             guided = (1 + self.guidance) * conditional - self.guidance * unconditional
             x = x + (grid[step + 1] - grid[step]) * guided
@@ -85,5 +105,5 @@ def _with_zeros(conditional: Tensor) -> Tensor:
     return torch.cat([conditional, torch.zeros_like(conditional)])
 
 
-def _at_step(history: SolverHistory, step: int) -> DiTHistory:
-    return DiTHistory(history.kv[step].flatten(1, 2), history.tail[step].flatten(1, 2))
+def _at_step(history: SolverHistory, step: int) -> EstimatorHistory:
+    return EstimatorHistory(history.kv[step].flatten(1, 2), history.tail[step].flatten(1, 2))

@@ -6,32 +6,19 @@ It knows nothing of the solver, of guidance or of streams; its state is passed i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import causal_tail
+from token2wav_service.models.cfm import EstimatorHistory
 from token2wav_service.models.config import DiTConfig
 
 TIME_FEATURES = 256
 TIME_SCALE = 1000.0
 MODULATIONS = 9
 """shift, scale and gate, for attention, MLP and convolution."""
-
-
-@dataclass(frozen=True)
-class DiTHistory:
-    """What earlier chunks left at one solver step, padded to one batch.
-
-    Shapes: L blocks, h heads, d head_dim, C hidden size, S padded history frames in any order.
-    """
-
-    kv: Tensor
-    """[L, B, h, S, 2d] keys (after their norm) then values."""
-    tail: Tensor
-    """[L, B, 2C, 2] columns that the block's two convolutions continue from."""
 
 
 class DiT(nn.Module):
@@ -57,8 +44,8 @@ class DiT(nn.Module):
         time: Tensor,
         mask: Tensor,
         lengths: Tensor,
-        history: DiTHistory | None = None,
-    ) -> tuple[Tensor, DiTHistory]:
+        history: EstimatorHistory | None = None,
+    ) -> tuple[Tensor, EstimatorHistory]:
         """Estimate the velocity at `time`.
 
         Args:
@@ -85,12 +72,12 @@ class DiT(nn.Module):
             kv.append(own_kv)
             tails.append(tail)
         velocity = self.final_layer(hidden, condition).transpose(1, 2)
-        return velocity, DiTHistory(torch.stack(kv), torch.stack(tails))
+        return velocity, EstimatorHistory(torch.stack(kv), torch.stack(tails))
 
-    def empty_history(self, like: Tensor) -> DiTHistory:
+    def empty_history(self, like: Tensor) -> EstimatorHistory:
         """Return a history of length 0 for a batch shaped as `like` [B, ...]."""
         c, b = self.config, like.shape[0]
-        return DiTHistory(
+        return EstimatorHistory(
             kv=like.new_zeros(c.depth, b, c.num_heads, 0, 2 * c.head_dim),
             tail=like.new_zeros(c.depth, b, 2 * c.hidden_size, 2),
         )

@@ -11,6 +11,7 @@ from torch.nn import functional
 from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import FlowConfig
+from token2wav_service.models.dit import DiT
 from token2wav_service.models.encoder import ConformerEncoder, EncoderHistory, EncoderPlans, EncoderUpdate
 
 
@@ -56,7 +57,7 @@ class Flow(nn.Module):
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.output_size)
         self.encoder = ConformerEncoder(config.encoder)
         self.encoder_proj = nn.Linear(config.encoder.output_size, config.output_size)
-        self.decoder = ConditionalFlowMatching(config.estimator, config.inference_cfg_rate)
+        self.decoder = ConditionalFlowMatching(DiT(config.estimator), config.inference_cfg_rate)
 
     def forward(
         self,

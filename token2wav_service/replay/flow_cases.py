@@ -11,9 +11,9 @@ from torch import Tensor
 
 from token2wav_service.checkpoint.loader import load_weights
 from token2wav_service.models.attention import chunk_plan, relative_sinusoids
-from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory, time_grid
+from token2wav_service.models.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
 from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
-from token2wav_service.models.dit import DiT, DiTHistory, time_features
+from token2wav_service.models.dit import DiT, time_features
 from token2wav_service.models.encoder import ConformerEncoder, EncoderHistory
 from token2wav_service.replay.report import FLOW_TOLERANCE, Report
 from token2wav_service.replay.vectors import Tensors, VectorFolder, calls, step_counts
@@ -46,7 +46,7 @@ def replay_encoder(folder: VectorFolder, report: Report) -> None:
 def replay_cfm(folder: VectorFolder, report: Report) -> None:
     """The solver, whole and in chunks."""
     config = folder.json("config.json")
-    cfm = ConditionalFlowMatching(_dit_config(config["estimator"]), config["inference_cfg_rate"])
+    cfm = ConditionalFlowMatching(DiT(_dit_config(config["estimator"])), config["inference_cfg_rate"])
     weights = (folder.path / config["weights"]).resolve()
     load_weights(cfm.estimator, VectorFolder(weights.parent).tensors(weights.name), weights)
     for file in folder.matching("offline*.safetensors"):
@@ -79,14 +79,14 @@ def _dit_whole(dit: DiT, folder: VectorFolder, file: Path, report: Report) -> No
 
 def _dit_chunks(dit: DiT, folder: VectorFolder, file: Path, report: Report) -> None:
     v = folder.tensors(file.name)
-    history: DiTHistory | None = None
+    history: EstimatorHistory | None = None
     for number, call in enumerate(calls(v)):
         rows, _, frames = call["x"].shape
         held = 0 if history is None else history.kv.shape[3]
         mask = torch.ones(rows, 1, 1, held + frames, dtype=torch.bool)
         lengths = torch.full((rows,), frames)
         out, own = dit(call["x"], call["mu"], v["spks"], call["cond"], call["t"], mask, lengths, history)
-        history = own if history is None else DiTHistory(torch.cat([own.kv, history.kv], 3), own.tail)
+        history = own if history is None else EstimatorHistory(torch.cat([own.kv, history.kv], 3), own.tail)
         report.check_close(folder.label(file, f"c{number}.out"), out, call["out"], FLOW_TOLERANCE)
         report.check_close(folder.label(file, f"c{number}.cnn_cache"), history.tail, call["cnn_cache"], FLOW_TOLERANCE)
         report.check_close(folder.label(file, f"c{number}.att_cache"), history.kv, call["att_cache"], FLOW_TOLERANCE)
@@ -134,7 +134,7 @@ def _encoder_chunks(encoder: ConformerEncoder, folder: VectorFolder, file: Path,
             report.check_close(f"{label}.att_cache", cache, call["att_cache"], FLOW_TOLERANCE)
 
 
-def _cfm_whole(cfm: ConditionalFlowMatching, folder: VectorFolder, file: Path, report: Report) -> None:
+def _cfm_whole(cfm: ConditionalFlowMatching[DiT], folder: VectorFolder, file: Path, report: Report) -> None:
     v = folder.tensors(file.name)
     mask = v["mask"][:, None].bool()
     lengths = v["mask"].sum((1, 2)).long()
@@ -147,7 +147,7 @@ def _cfm_whole(cfm: ConditionalFlowMatching, folder: VectorFolder, file: Path, r
             )
 
 
-def _cfm_chunks(cfm: ConditionalFlowMatching, folder: VectorFolder, file: Path, report: Report) -> None:
+def _cfm_chunks(cfm: ConditionalFlowMatching[DiT], folder: VectorFolder, file: Path, report: Report) -> None:
     v = folder.tensors(file.name)
     match = re.search(r"n(\d+)", file.stem)
     steps = int(match[1]) if match else 10

@@ -8,6 +8,7 @@ import torch
 from tests.token2wav_service.streaming.flow_factory import randomise
 from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import DiTConfig
+from token2wav_service.models.dit import DiT
 from token2wav_service.models.hift import Snake
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.runtime.kernels import ops
@@ -51,7 +52,7 @@ def test_snake_equals_the_module(has_mask: bool) -> None:
 
 def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings() -> None:
     cfm = ConditionalFlowMatching(
-        DiTConfig(depth=LAYERS, num_heads=HEADS, head_dim=DIM, hidden_size=HIDDEN), guidance=0.7
+        DiT(DiTConfig(depth=LAYERS, num_heads=HEADS, head_dim=DIM, hidden_size=HIDDEN)), guidance=0.7
     )
     randomise(cfm, 0)
     slots, generated, lengths = torch.tensor([2, 0, 4]), torch.tensor([0, 4, 25]), torch.tensor([5, 1, 3])

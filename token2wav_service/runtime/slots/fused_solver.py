@@ -72,7 +72,7 @@ class FusedSolver:
 
     prompt_sizes: tuple[int, ...] = (0,)
 
-    def __init__(self, cfm: ConditionalFlowMatching, steps: int, dtype: torch.dtype) -> None:
+    def __init__(self, cfm: ConditionalFlowMatching[DiT], steps: int, dtype: torch.dtype) -> None:
         dit, config = cfm.estimator, cfm.estimator.config
         self.config, self.steps, self.dtype, self.guidance = config, steps, dtype, cfm.guidance
         self.device = next(cfm.parameters()).device
