@@ -27,8 +27,10 @@ class AttentionPlan:
     """[R, width] what `relative_sinusoids` gives, where the caller has it already; None computes it."""
 
 
-def chunk_plan(history_lengths: Tensor, history_size: int, chunk_lengths: Tensor, chunk_size: int) -> AttentionPlan:
-    """Let every query see the valid history and its whole own chunk.
+def chunk_plan(
+    history_lengths: Tensor, history_size: int, chunk_lengths: Tensor, chunk_size: int, block: int | None = None
+) -> AttentionPlan:
+    """Let every query see the valid history and its whole own chunk, or the chunk up to the end of its own block.
 
     History is aligned to the right, so that the distance of a key is the same in every row whatever the
     row's history length.
@@ -38,14 +40,20 @@ def chunk_plan(history_lengths: Tensor, history_size: int, chunk_lengths: Tensor
         history_size: padded history columns.
         chunk_lengths: [B] valid columns of the chunk (the first ones).
         chunk_size: padded chunk columns.
+        block: columns in a block of the mask, counted from the chunk's start; None is no mask inside the chunk.
     """
     device = chunk_lengths.device
     seen = valid_mask(history_lengths, history_size).flip(1)
     own = valid_mask(chunk_lengths, chunk_size)
     keys = torch.arange(history_size + chunk_size, device=device)
     queries = torch.arange(chunk_size, device=device) + history_size
+    mask = torch.cat([seen, own], 1)[:, None, None, :]
+    if block is not None:
+        columns = torch.arange(chunk_size, device=device)
+        ends = (columns // block + 1) * block + history_size
+        mask = mask & (keys[None, :] < ends[:, None])[None, None]
     return AttentionPlan(
-        mask=torch.cat([seen, own], 1)[:, None, None, :],
+        mask=mask,
         relative=queries[:, None] - keys[None, :],
         relative_min=1 - chunk_size,
         relative_max=history_size + chunk_size - 1,

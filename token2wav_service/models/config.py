@@ -72,15 +72,194 @@ class FlowConfig:
             encoder=pick_fields(EncoderConfig, values["encoder"]),
             estimator=pick_fields(DiTConfig, decoder["estimator"]),
         )
-        encoder = config.encoder
-        if not config.input_size == encoder.input_size == encoder.output_size:
-            raise ValueError(
-                f"flow input_size {config.input_size}, encoder input_size {encoder.input_size} and output_size "
-                f"{encoder.output_size} must be equal: both embedding layers share one width"
-            )
-        if encoder.output_size % encoder.attention_heads:
-            raise ValueError(f"{encoder.attention_heads} heads do not divide width {encoder.output_size}")
+        _check_encoder(config.input_size, config.encoder)
         return config
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """U-Net of one level that estimates the velocity of CosyVoice2's flow."""
+
+    in_channels: int = 320
+    out_channels: int = 80
+    channels: int = 256
+    head_dim: int = 64
+    n_blocks: int = 4
+    """Transformer layers in a stage."""
+    num_mid_blocks: int = 12
+    num_heads: int = 8
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers of all stages."""
+        return (self.num_mid_blocks + 2) * self.n_blocks
+
+    @property
+    def time_channels(self) -> int:
+        return 4 * self.channels
+
+    @property
+    def tail_channels(self) -> int:
+        """Input channels of all causal convolutions together."""
+        down = self.in_channels + 2 * self.channels
+        up = 4 * self.channels
+        return down + 2 * self.num_mid_blocks * self.channels + up + self.channels
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> UNetConfig:
+        """Read the constructor arguments as upstream names them.
+
+        Raises:
+            ValueError: more than one level, or an activation that the models lack.
+        """
+        channels = values.get("channels", [cls.channels])
+        if len(channels) != 1:
+            raise ValueError(f"got U-Net channels {channels}, expected one level: others down-sample")
+        if values.get("act_fn", "gelu") != "gelu":
+            raise ValueError(f"got act_fn {values['act_fn']!r}, expected 'gelu'")
+        config = pick_fields(cls, {key: value for key, value in values.items() if key != "channels"})
+        head_dim = values.get("attention_head_dim", cls.head_dim)
+        return dataclasses.replace(config, channels=channels[0], head_dim=head_dim)
+
+
+@dataclass(frozen=True)
+class RotaryDiTConfig:
+    """Diffusion transformer with rotary positions that estimates the velocity of CosyVoice3's flow."""
+
+    dim: int = 1024
+    depth: int = 22
+    heads: int = 16
+    head_dim: int = 64
+    ff_mult: float = 2
+    mel_dim: int = 80
+    mu_dim: int = 80
+    spk_dim: int = 80
+    out_channels: int = 80
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of x, cond, mu and speaker together."""
+        return 2 * self.mel_dim + self.mu_dim + self.spk_dim
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> RotaryDiTConfig:
+        """Read the constructor arguments as upstream names them.
+
+        Raises:
+            ValueError: a long skip connection, which the models lack.
+        """
+        if values.get("long_skip_connection", False):
+            raise ValueError("got long_skip_connection, expected none")
+        return dataclasses.replace(pick_fields(cls, values), head_dim=values.get("dim_head", cls.head_dim))
+
+
+BLOCK_TOKENS = 25
+"""Tokens (25 Hz) in a block of the mask that CosyVoice2 and CosyVoice3 stream under."""
+
+
+@dataclass(frozen=True)
+class CosyVoice2FlowConfig:
+    """CosyVoice2's flow: conformer encoder and U-Net estimator, under a block mask."""
+
+    input_size: int = 512
+    output_size: int = 80
+    spk_embed_dim: int = 192
+    vocab_size: int = 6561
+    inference_cfg_rate: float = 0.7
+    block_tokens: int = BLOCK_TOKENS
+    encoder: EncoderConfig = EncoderConfig()
+    estimator: UNetConfig = UNetConfig()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> CosyVoice2FlowConfig:
+        """Read the `flow` tree of cosyvoice2.yaml.
+
+        Raises:
+            ValueError: sizes that no model can be built from.
+        """
+        config = cls(
+            **_wrapper_fields(values),
+            block_tokens=_block_tokens(values["encoder"].get("static_chunk_size", BLOCK_TOKENS)),
+            encoder=pick_fields(EncoderConfig, {"key_bias": True, **values["encoder"]}),
+            estimator=UNetConfig.from_mapping(values["decoder"]["estimator"]),
+        )
+        _check_encoder(config.input_size, config.encoder)
+        _check_channels(config.estimator.in_channels, config.output_size)
+        return config
+
+
+@dataclass(frozen=True)
+class CosyVoice3FlowConfig:
+    """CosyVoice3's flow: one look-ahead layer and a rotary DiT, under a block mask."""
+
+    input_size: int = 80
+    output_size: int = 80
+    spk_embed_dim: int = 192
+    vocab_size: int = 6561
+    inference_cfg_rate: float = 0.7
+    block_tokens: int = BLOCK_TOKENS
+    token_mel_ratio: int = 2
+    pre_lookahead_len: int = 3
+    lookahead_channels: int = 1024
+    estimator: RotaryDiTConfig = RotaryDiTConfig()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> CosyVoice3FlowConfig:
+        """Read the `flow` tree of cosyvoice3.yaml.
+
+        Raises:
+            ValueError: sizes that no model can be built from.
+        """
+        layer, estimator = values["pre_lookahead_layer"], values["decoder"]["estimator"]
+        ratio = values.get("token_mel_ratio", cls.token_mel_ratio)
+        config = cls(
+            **_wrapper_fields(values),
+            block_tokens=_block_tokens(estimator.get("static_chunk_size", BLOCK_TOKENS * ratio) // ratio),
+            token_mel_ratio=ratio,
+            pre_lookahead_len=values.get("pre_lookahead_len", cls.pre_lookahead_len),
+            lookahead_channels=layer.get("channels", cls.lookahead_channels),
+            estimator=RotaryDiTConfig.from_mapping(estimator),
+        )
+        if config.input_size != config.output_size:
+            raise ValueError(
+                f"got flow input_size {config.input_size} and output_size {config.output_size}, expected equal ones: "
+                "the look-ahead layer's result is the mel's condition"
+            )
+        _check_channels(config.estimator.in_channels, config.output_size)
+        return config
+
+
+AnyFlowConfig = FlowConfig | CosyVoice2FlowConfig | CosyVoice3FlowConfig
+
+
+def _wrapper_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what both CosyVoice flows name alike."""
+    names = ("input_size", "output_size", "spk_embed_dim", "vocab_size")
+    rate = values["decoder"].get("cfm_params", {}).get("content", {}).get("inference_cfg_rate", 0.7)
+    return {name: values[name] for name in names} | {"inference_cfg_rate": rate}
+
+
+def _block_tokens(value: int) -> int:
+    if value < 1:
+        raise ValueError(f"got a mask block (static_chunk_size) of {value} tokens, expected at least 1")
+    return value
+
+
+def _check_encoder(input_size: int, encoder: EncoderConfig) -> None:
+    if not input_size == encoder.input_size == encoder.output_size:
+        raise ValueError(
+            f"flow input_size {input_size}, encoder input_size {encoder.input_size} and output_size "
+            f"{encoder.output_size} must be equal: both embedding layers share one width"
+        )
+    if encoder.output_size % encoder.attention_heads:
+        raise ValueError(f"{encoder.attention_heads} heads do not divide width {encoder.output_size}")
+
+
+def _check_channels(in_channels: int, mel_bins: int) -> None:
+    if in_channels != 4 * mel_bins:
+        raise ValueError(
+            f"got an estimator of {in_channels} input channels, expected {4 * mel_bins}: x, mu, speaker and cond"
+        )
 
 
 @dataclass(frozen=True)
@@ -105,6 +284,14 @@ class HiFTConfig:
     lrelu_slope: float = 0.1
     audio_limit: float = 0.99
     f0_cond_channels: int = 512
+    conv_pre_look_right: int = 0
+    """Mel frames (50 Hz) that the causal vocoder's first convolution looks ahead; 0 is the vocoder without look-ahead
+    rules, which sees its whole input."""
+
+    @property
+    def is_causal(self) -> bool:
+        """True for CosyVoice3's vocoder."""
+        return self.conv_pre_look_right > 0
 
     @property
     def frame_samples(self) -> int:
@@ -122,6 +309,10 @@ class HiFTConfig:
         flat["istft_n_fft"] = istft.get("n_fft", cls.istft_n_fft)
         flat["istft_hop"] = istft.get("hop_len", cls.istft_hop)
         flat["f0_cond_channels"] = f0.get("cond_channels", cls.f0_cond_channels)
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(flat) - known)
+        if unknown:
+            raise ValueError(f"got unknown vocoder arguments {unknown}, expected some of {sorted(known)}")
         return cls(**flat)
 
 

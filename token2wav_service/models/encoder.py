@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.attention import AttentionPlan, chunk_plan, relative_sinusoids
-from token2wav_service.models.causal import causal_tail, valid_mask
+from token2wav_service.models.causal import PreLookahead, causal_tail, valid_mask
 from token2wav_service.models.config import EncoderConfig
 
 LAYER_NORM_EPS = 1e-12
@@ -73,21 +73,6 @@ class _Embed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.as_tensor(self.out(x) * self.scale)
-
-
-class _PreLookahead(nn.Module):
-    def __init__(self, channels: int, lookahead: int) -> None:
-        super().__init__()
-        self.lookahead = lookahead
-        self.conv1 = nn.Conv1d(channels, channels, lookahead + 1)
-        self.conv2 = nn.Conv1d(channels, channels, 3)
-
-    def forward(self, x: Tensor, size: int, lengths: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix in the look-ahead; x is [B, at least size + lookahead, C], the result [B, size, C]."""
-        y = functional.leaky_relu(self.conv1(x[:, : size + self.lookahead].transpose(1, 2)))
-        columns = torch.cat([tail, y], 2)
-        mixed = self.conv2(columns).transpose(1, 2) + x[:, :size]
-        return mixed, causal_tail(columns, lengths, tail.shape[2])
 
 
 class _RelativeAttention(nn.Module):
@@ -165,12 +150,15 @@ class ConformerEncoder(nn.Module):
     Source: specification section 4; relative positions in closed form, so any history length works.
     """
 
+    UPSAMPLE_CONTEXT = _Upsample.KERNEL - 1
+    """Frames that the upsampling convolution sees before its own."""
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
         width = config.output_size
         self.embed = _Embed(config.input_size, width)
-        self.pre_lookahead_layer = _PreLookahead(width, config.pre_lookahead_len)
+        self.pre_lookahead_layer = PreLookahead(width, width, config.pre_lookahead_len)
         self.encoders = nn.ModuleList(_Block(config) for _ in range(config.num_blocks))
         self.up_layer = _Upsample(width, config.up_stride)
         self.up_embed = _Embed(config.input_size, width)
@@ -186,6 +174,7 @@ class ConformerEncoder(nn.Module):
         *,
         plans: EncoderPlans | None = None,
         size: int | None = None,
+        committed: Tensor | None = None,
         upstream_padding_leak: bool = False,
     ) -> tuple[Tensor, Tensor, EncoderUpdate]:
         """Encode one chunk of every row, or the whole utterance (no history, last).
@@ -198,6 +187,7 @@ class ConformerEncoder(nn.Module):
             history: what earlier chunks left; None starts from nothing.
             plans: attention to use instead of [history | own chunk].
             size: T, where the caller knows it; None reads it from `is_last`.
+            committed: [B] tokens per row after which the convolution tails are taken; None is all without look-ahead.
             upstream_padding_leak: reproduce upstream's whole-utterance batches, in which the look-ahead of a
                 shorter row reads its padding.
 
@@ -209,15 +199,16 @@ class ConformerEncoder(nn.Module):
         if size is None:
             # No longer than the input: a non-last batch needs no padding columns for its look-ahead.
             size = x.shape[1] if bool(is_last.any()) else x.shape[1] - self.config.pre_lookahead_len
+        committed = spoken if committed is None else committed
         history = history or self.empty_history(x)
         plans = plans or self._plans(history, spoken, size)
         embedded = self.embed(x)
         if not upstream_padding_leak:
             embedded = embedded * valid_mask(lengths, x.shape[1])[:, :, None].to(embedded.dtype)
         embedded = functional.pad(embedded, (0, 0, 0, self.config.pre_lookahead_len))
-        hidden, lookahead_tail = self.pre_lookahead_layer(embedded, size, spoken, history.lookahead_tail)
+        hidden, lookahead_tail = self.pre_lookahead_layer(embedded, size, committed, history.lookahead_tail)
         hidden, token_kv = self._stack(self.encoders, hidden, plans.tokens, history.token_kv)
-        hidden, upsample_tail = self.up_layer(hidden, spoken, history.upsample_tail)
+        hidden, upsample_tail = self.up_layer(hidden, committed, history.upsample_tail)
         hidden, frame_kv = self._stack(self.up_encoders, self.up_embed(hidden), plans.frames, history.frame_kv)
         update = EncoderUpdate(token_kv, frame_kv, lookahead_tail, upsample_tail)
         return self.after_norm(hidden), spoken * self.config.up_stride, update
@@ -232,7 +223,7 @@ class ConformerEncoder(nn.Module):
             token_lengths=none,
             frame_lengths=none,
             lookahead_tail=like.new_zeros(b, c.output_size, 2),
-            upsample_tail=like.new_zeros(b, c.output_size, _Upsample.KERNEL - 1),
+            upsample_tail=like.new_zeros(b, c.output_size, self.UPSAMPLE_CONTEXT),
         )
 
     def _plans(self, history: EncoderHistory, spoken: Tensor, size: int) -> EncoderPlans:

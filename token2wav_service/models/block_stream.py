@@ -1,0 +1,262 @@
+"""Chunked running of block-masked flows: prepares voices, computes `[A, E)` of every stream, commits whole blocks.
+
+A is a stream's last complete block, E the end of its chunk. A chunk that ends inside a block is computed again with
+the next one, at most one block less a token. The states' layout comes from the flow.
+
+Source: specification of the flows, sections 6 and 7; differs in the default noise (see `SynthesisPolicy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from token2wav_service.config import NoiseSource, SynthesisPolicy
+from token2wav_service.models.block_flow import STREAMING, BlockFlow, BlockMask, Caches, CacheSpec, Past
+from token2wav_service.models.noise import NoiseDomain, counter_normal
+
+PROMPT_SEED = 0
+"""A voice's noise is the same for every stream, so that its blocks can be shared."""
+NOISE_FRAMES = 15_000
+"""Columns (300 s with the prompt) of the original's noise buffer."""
+NOISE_SEED = 0
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """Everything a block-masked flow remembers of one stream; never changed in place. Positions count the prompt."""
+
+    prompt_tokens: int
+    first_token: int
+    """A: tokens whose blocks are complete; the caches hold no others."""
+    end_token: int
+    """E of the last chunk: tokens whose mel was given out."""
+    pending: Tensor
+    """[E - A] int64 token ids that the next chunk computes again."""
+    cond: Tensor
+    """[80, F] the prompt's mel from frame `stride A` on; empty once A is past the prompt."""
+    caches: Caches
+    """As the flow's `state_specs` describes them, without a batch."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it holds."""
+        tensors = (self.pending, self.cond, *self.caches.values())
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@dataclass(frozen=True)
+class BlockInput:
+    """One stream's part of a batch."""
+
+    state: BlockState
+    token_ids: Tensor
+    """[N] int64; unless last, the final 3 are look-ahead."""
+    speaker: Tensor
+    """[192] raw speaker embedding."""
+    seed: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class _Span:
+    """What one row computes: absolute positions in tokens."""
+
+    first: int
+    """A."""
+    start: int
+    """The first token whose mel is given out."""
+    end: int
+    """E."""
+    committed: int
+    """Where the last complete block ends; at least A."""
+
+
+class BlockStreamFlow:
+    """Runs a block-masked flow in chunks; holds the model and the policy, no stream's state."""
+
+    def __init__(self, flow: BlockFlow, policy: SynthesisPolicy, noise_buffer: Tensor | None = None) -> None:
+        """Hold the model.
+
+        Args:
+            flow: in eval mode, on its device.
+            policy: noise and solver steps.
+            noise_buffer: [80, frames] for `NoiseSource.UPSTREAM`; None draws the original's.
+        """
+        self.flow = flow
+        self.policy = policy
+        self.device = flow.device
+        self.stride = flow.stride
+        self.lookahead = flow.lookahead
+        self.specs = flow.state_specs(policy.ode_steps)
+        self.noise_buffer = noise_buffer
+        if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
+            self.noise_buffer = upstream_noise(flow.output_size)
+
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor, trimmed: int = 0) -> BlockState:
+        """Run the prompt's complete blocks once.
+
+        Args:
+            tokens: [T] int64 prompt speech tokens.
+            mel: [F, 80] prompt log-mel; tokens and mel are cut to the shorter of the two.
+            speaker: [192] raw speaker embedding.
+            trimmed: tokens to leave away at the prompt's start, so that a stream's first chunk can end a block.
+
+        Returns:
+            The state from which every stream of the voice starts.
+        """
+        count = min(mel.shape[0] // self.stride, tokens.shape[0])
+        ids = tokens[trimmed:count].to(self.device)
+        cond = mel[trimmed * self.stride : count * self.stride].T.to(self.device)
+        state = BlockState(len(ids), 0, 0, ids[:0], cond, self._empty_caches())
+        block = self.flow.block_tokens
+        whole = max(0, len(ids) - self.lookahead) // block * block
+        if whole:
+            chunk = BlockInput(state, ids[: whole + self.lookahead], speaker, PROMPT_SEED, is_last=False)
+            _, (state,) = self.forward([chunk])
+        return replace(state, end_token=len(ids), pending=ids[state.first_token :])
+
+    def new_frames(self, tokens: int, is_last: bool) -> int:
+        """Return the mel frames that a chunk of `tokens` tokens makes."""
+        return self.stride * (tokens if is_last else tokens - self.lookahead)
+
+    def forward(self, rows: Sequence[BlockInput], mask: BlockMask = STREAMING) -> tuple[list[Tensor], list[BlockState]]:
+        """Run one chunk of every row.
+
+        Args:
+            rows: the streams' inputs.
+            mask: other than the default for comparisons only; states made under another mask are not exact.
+
+        Returns:
+            Mel [80, F] float32 per row, and the new states; the input states are unchanged.
+
+        Raises:
+            ValueError: a row would pass the end of the noise buffer of noise policy `upstream`.
+        """
+        spans = [self._span(row) for row in rows]
+        self._check_limit(spans)
+        tokens = [torch.cat([row.state.pending, row.token_ids.to(self.device)]) for row in rows]
+        longest = max(len(ids) for ids in tokens)
+        firsts = torch.tensor([span.first for span in spans], device=self.device)
+        past = Past(self._collate(rows), self._held(rows), firsts)
+        mel, added = self.flow(
+            torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True),
+            torch.tensor([len(ids) for ids in tokens], device=self.device),
+            torch.tensor([row.is_last for row in rows], device=self.device),
+            torch.stack([row.speaker for row in rows]).to(self.device),
+            self._noise(rows, longest * self.stride),
+            self.policy.ode_steps,
+            cond=self._cond(rows, tokens),
+            past=past,
+            committed=torch.tensor([span.committed - span.first for span in spans], device=self.device),
+            mask=mask,
+        )
+        mels, states = [], []
+        for index, (row, span, ids) in enumerate(zip(rows, spans, tokens, strict=True)):
+            first, last = ((at - span.first) * self.stride for at in (span.start, span.end))
+            mels.append(mel[index, :, first:last].float())
+            own = {spec.name: added[spec.name].select(spec.batch_axis, index) for spec in self.specs}
+            states.append(self._advance(row.state, span, ids, own))
+        return mels, states
+
+    def _span(self, row: BlockInput) -> _Span:
+        state, block = row.state, self.flow.block_tokens
+        end = state.end_token + len(row.token_ids) - (0 if row.is_last else self.lookahead)
+        return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
+
+    def _check_limit(self, spans: Sequence[_Span]) -> None:
+        if self.policy.noise is not NoiseSource.UPSTREAM or self.noise_buffer is None:
+            return
+        frames, limit = max(span.end for span in spans) * self.stride, self.noise_buffer.shape[1]
+        if frames > limit:
+            raise ValueError(
+                f"prompt and audio would reach {frames / 50:.2f} s, noise policy `upstream` ends at "
+                f"{limit / 50:.0f} s; use `counter` for longer streams"
+            )
+
+    def _advance(self, state: BlockState, span: _Span, ids: Tensor, own: Caches) -> BlockState:
+        """Return the state after a chunk: complete blocks join the caches, the rest of the tokens waits."""
+        added = span.committed - span.first
+        caches = {}
+        for spec in self.specs:
+            if spec.time_axis is None:
+                caches[spec.name] = own[spec.name].clone()
+            else:
+                columns = own[spec.name].narrow(spec.time_axis, 0, added * spec.columns_per_token)
+                caches[spec.name] = torch.cat([state.caches[spec.name], columns], spec.time_axis)
+        return BlockState(
+            prompt_tokens=state.prompt_tokens,
+            first_token=span.committed,
+            end_token=span.end,
+            pending=ids[added : span.end - span.first].clone(),
+            cond=state.cond[:, added * self.stride :],
+            caches=caches,
+        )
+
+    def _empty_caches(self) -> Caches:
+        weight = self.flow.spk_embed_affine_layer.weight
+        return {spec.name: weight.new_zeros(spec.shape) for spec in self.specs}
+
+    def _held(self, rows: Sequence[BlockInput]) -> Tensor:
+        """[B] tokens that each row's growing caches hold."""
+        return torch.tensor([_held_tokens(row.state, self.specs) for row in rows], device=self.device)
+
+    def _collate(self, rows: Sequence[BlockInput]) -> Caches:
+        """Pad the rows' caches to one batch, aligned to the right on time."""
+        return {spec.name: _stack([row.state.caches[spec.name] for row in rows], spec) for spec in self.specs}
+
+    def _cond(self, rows: Sequence[BlockInput], tokens: Sequence[Tensor]) -> Tensor:
+        """[B, 80, F] what is left of the prompts' mel, then zeros."""
+        is_any_last = any(row.is_last for row in rows)
+        longest = max(len(ids) for ids in tokens) - (0 if is_any_last else self.lookahead)
+        frames = longest * self.stride
+        conds = [row.state.cond[:, :frames] for row in rows]
+        return torch.stack([functional.pad(cond, (0, frames - cond.shape[1])) for cond in conds])
+
+    def _noise(self, rows: Sequence[BlockInput], count: int) -> Tensor:
+        """[B, 80, count] from each row's first frame: by the voice's seed in the prompt, by the stream's behind it."""
+        firsts = [row.state.first_token * self.stride for row in rows]
+        if self.policy.noise is NoiseSource.UPSTREAM and self.noise_buffer is not None:
+            padded = functional.pad(self.noise_buffer, (0, count))
+            return torch.stack([padded[:, first : first + count] for first in firsts]).to(self.device)
+        start = torch.tensor(firsts, dtype=torch.int64, device=self.device)
+        prompts = torch.tensor([row.state.prompt_tokens * self.stride for row in rows], device=self.device)
+        seeds = torch.tensor([row.seed for row in rows], dtype=torch.int64, device=self.device)
+        width = self.flow.output_size
+        own, shared = (
+            counter_normal(seed, start, count, width, NoiseDomain.FLOW)
+            for seed in (seeds, torch.full_like(seeds, PROMPT_SEED))
+        )
+        in_prompt = start[:, None] + torch.arange(count, device=self.device) < prompts[:, None]
+        return torch.where(in_prompt[:, :, None], shared, own).transpose(1, 2)
+
+
+def upstream_noise(mel_bins: int) -> Tensor:
+    """Return [mel_bins, 15000], the buffer that every process of the original draws for official sizes."""
+    generator = torch.Generator().manual_seed(NOISE_SEED)
+    return torch.randn(1, mel_bins, NOISE_FRAMES, generator=generator)[0]
+
+
+def _held_tokens(state: BlockState, specs: Sequence[CacheSpec]) -> int:
+    for spec in specs:
+        if spec.time_axis is not None:
+            return state.caches[spec.name].shape[spec.time_axis] // spec.columns_per_token
+    return 0
+
+
+def _stack(rows: Sequence[Tensor], spec: CacheSpec) -> Tensor:
+    if spec.time_axis is None:
+        return torch.stack(list(rows), spec.batch_axis)
+    size = max(row.shape[spec.time_axis] for row in rows)
+    shape = list(rows[0].shape)
+    shape[spec.time_axis] = size
+    shape.insert(spec.batch_axis, len(rows))
+    out = rows[0].new_zeros(shape)
+    for index, row in enumerate(rows):
+        held = row.shape[spec.time_axis]
+        out.select(spec.batch_axis, index).narrow(spec.time_axis, size - held, held).copy_(row)
+    return out
