@@ -38,7 +38,7 @@ class HiFT(nn.Module):
             for i, (rate, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
         )
         self.source_downs = nn.ModuleList(
-            _source_down(spectrum, channels[i + 1], stride) for i, stride in enumerate(_source_strides(config))
+            _source_down(spectrum, channels[i + 1], stride) for i, stride in enumerate(source_strides(config))
         )
         self.source_resblocks = nn.ModuleList(
             ResBlock(channels[i + 1], config.source_resblock_kernel_sizes[i], config.source_resblock_dilation_sizes[i])
@@ -194,7 +194,7 @@ def _same_conv(channels: int, kernel: int, dilation: int) -> nn.Module:
     return conv
 
 
-def _source_strides(config: HiFTConfig) -> list[int]:
+def source_strides(config: HiFTConfig) -> list[int]:
     """STFT frames per column of each stage: the product of the later stages' rates (15, 3, 1)."""
     strides = [1]
     for rate in reversed(config.upsample_rates[1:]):

@@ -1,4 +1,4 @@
-"""Gaussian noise as a function of (seed, domain, position): the same on every call, in every batch, at any time."""
+"""Noise as a function of (seed, domain, position): the same on every call, in every batch, at any time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _WORDS = 4
 """32-bit words per counter."""
+_UNIFORM_SHIFT = 8
 
 
 class NoiseDomain(IntEnum):
@@ -36,6 +37,21 @@ def counter_normal(seeds: Tensor, starts: Tensor, positions: int, width: int, do
     Returns:
         [B, positions, width] float32; each value depends on its seed, domain, position and index alone.
     """
+    words = _words(seeds, starts, positions, width, domain)
+    pairs = [_box_muller(words[0], words[1]), _box_muller(words[2], words[3])]
+    return torch.stack([value for pair in pairs for value in pair], -1).flatten(2)[:, :, :width]
+
+
+def counter_uniform(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: NoiseDomain) -> Tensor:
+    """Draw float32 numbers in 0..1 (1 excluded); arguments and result as in `counter_normal`."""
+    words = _words(seeds, starts, positions, width, domain)
+    # The upper 24 bits: what float32 holds without rounding up to 1.
+    values = [(word >> _UNIFORM_SHIFT).float() / 2.0**24 for word in words]
+    return torch.stack(values, -1).flatten(2)[:, :, :width]
+
+
+def _words(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: NoiseDomain) -> tuple[Tensor, ...]:
+    """Return four [B, positions, width / 4 rounded up] words in 0..2^32-1."""
     blocks = -(-width // _WORDS)
     shape = (seeds.shape[0], positions, blocks)
     position = starts[:, None] + torch.arange(positions, device=seeds.device)[None, :]
@@ -46,9 +62,7 @@ def counter_normal(seeds: Tensor, starts: Tensor, positions: int, width: int, do
         (position >> 32)[:, :, None].expand(shape),
         torch.full((), int(domain), device=seeds.device, dtype=torch.int64).expand(shape),
     )
-    words = philox_4x32(counter, ((seeds & _MASK)[:, None, None], (seeds >> 32)[:, None, None]))
-    pairs = [_box_muller(words[0], words[1]), _box_muller(words[2], words[3])]
-    return torch.stack([value for pair in pairs for value in pair], -1).flatten(2)[:, :, :width]
+    return philox_4x32(counter, ((seeds & _MASK)[:, None, None], (seeds >> 32)[:, None, None]))
 
 
 def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

@@ -1,0 +1,364 @@
+"""Causal HiFT vocoder of CosyVoice3: mel to audio in pieces of any size that join without a fade.
+
+All convolutions look back except the first of the pitch predictor (3 frames ahead) and of the decoder (4 ahead), so a
+piece that holds back 4 frames and 4 samples equals the whole. State is passed in and out as two flat rows a stream.
+The pitch is computed in float64, everything else in float32. It knows nothing of streams or batches of them.
+
+Source: specification of the flows, section 8; differs in what is held back (the original: 7 frames and 480 samples).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+from token2wav_service.config import SourcePhase
+from token2wav_service.models.causal import causal_tail
+from token2wav_service.models.config import HiFTConfig
+from token2wav_service.models.hift import FINAL_LEAKY_SLOPE, MAX_MAGNITUDE, Snake, source_strides
+from token2wav_service.models.source import HarmonicSource
+
+F0_LOOKAHEAD = 3
+"""Mel frames that the pitch predictor sees ahead."""
+F0_LAYERS = 5
+F0_KERNEL = 3
+POST_KERNEL = 7
+OVERLAPPING_COLUMNS = 3
+"""Spectrum columns before a piece's first that reach into the samples it completes."""
+
+
+@dataclass(frozen=True)
+class CausalState:
+    """What earlier pieces left of each row; zeros before the first."""
+
+    floats: Tensor
+    """[B, num_floats] float32: left contexts of the convolutions and spectra, and the newest source samples."""
+    doubles: Tensor
+    """[B, num_doubles] float64: left contexts of the pitch predictor, and each harmonic's cycles so far."""
+    is_first: Tensor
+    """[B] bool, true before a row's first piece."""
+
+
+class CausalHiFT(nn.Module):
+    """The upstream CausalHiFTGenerator, with its parameter names."""
+
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__()
+        self.config = config
+        stages = range(len(config.upsample_rates))
+        channels = [config.base_channels // 2**i for i in range(len(config.upsample_rates) + 1)]
+        spectrum = config.istft_n_fft + 2
+        self.lookahead = config.conv_pre_look_right
+        """Mel frames that a piece needs beyond those it decodes."""
+        self.m_source = HarmonicSource(config)
+        self.f0_predictor = CausalF0Predictor(config.in_channels, config.f0_cond_channels).double()
+        self.conv_pre = _conv(config.in_channels, channels[0], self.lookahead + 1)
+        self.ups = nn.ModuleList(
+            _conv(channels[i], channels[i + 1], kernel) for i, kernel in enumerate(config.upsample_kernel_sizes)
+        )
+        self.source_downs = nn.ModuleList(
+            nn.Conv1d(spectrum, channels[i + 1], 2 * stride if stride > 1 else 1, stride)
+            for i, stride in enumerate(source_strides(config))
+        )
+        self.source_resblocks = nn.ModuleList(
+            _ResBlock(channels[i + 1], config.source_resblock_kernel_sizes[i], config.source_resblock_dilation_sizes[i])
+            for i in stages
+        )
+        self.resblocks = nn.ModuleList(
+            _ResBlock(channels[i + 1], kernel, dilations)
+            for i in stages
+            for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+        )
+        self.conv_post = _conv(channels[-1], spectrum, POST_KERNEL)
+        self.register_buffer("window", torch.hann_window(config.istft_n_fft, periodic=True), persistent=False)
+        self.window: Tensor
+        self.num_floats = self._count_floats()
+        self.num_doubles = self.f0_predictor.num_doubles + self.m_source.harmonics
+
+    @property
+    def held_samples(self) -> int:
+        """Samples at a piece's end that the next one completes (4 for the official sizes)."""
+        return self.config.istft_n_fft // 2 - self.config.istft_hop
+
+    def initial_state(self, rows: int) -> CausalState:
+        """Return the state of rows that have not begun."""
+        device = self.window.device
+        return CausalState(
+            torch.zeros(rows, self.num_floats, device=device),
+            torch.zeros(rows, self.num_doubles, device=device, dtype=torch.float64),
+            torch.ones(rows, device=device, dtype=torch.bool),
+        )
+
+    def forward(
+        self, mel: Tensor, frames: Tensor, is_last: Tensor, state: CausalState, noise: Tensor, phase: SourcePhase
+    ) -> tuple[Tensor, CausalState]:
+        """Vocode a piece of every row.
+
+        Args:
+            mel: [B, 80, T + look-ahead] float32, zeros behind a row's last frame; the look-ahead frames come again.
+            frames: [B] int64 frames to decode per row, at least 1, at most T.
+            is_last: [B] bool; a last row has no look-ahead.
+            state: what the rows' earlier pieces left.
+            noise: [B, 480 (T + 1), H] uniform in 0..1, from the piece's first sample.
+            phase: how the harmonics' phases are summed.
+
+        Returns:
+            [B, 480 T + 4] samples, see `decode`, and the new state.
+        """
+        _, source, doubles = self.excite(mel, frames, state, noise, phase)
+        samples, floats = self.decode(mel, source, frames, is_last, state)
+        return samples, CausalState(floats, doubles, torch.zeros_like(state.is_first))
+
+    def excite(
+        self, mel: Tensor, frames: Tensor, state: CausalState, noise: Tensor, phase: SourcePhase
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return f0 [B, T + 1] in Hz, the source [B, 480 (T + 1)] and the new `doubles`; arguments as in `forward`."""
+        contexts = self.f0_predictor.num_doubles
+        f0, tails = self.f0_predictor(mel.double(), frames, state.doubles[:, :contexts])
+        f0 = f0.float()
+        carried = state.doubles[:, contexts:]
+        angles, cycles = self._angles(f0, carried, phase)
+        angles = angles.repeat_interleave(self.config.frame_samples, dim=2)
+        source = self.m_source(f0, noise, angles)[:, 0]
+        carried = cycles.gather(2, frames[:, None, None].expand(-1, cycles.shape[1], 1))[:, :, 0]
+        return f0, source, torch.cat([tails, carried], 1)
+
+    def decode(
+        self, mel: Tensor, source: Tensor, frames: Tensor, is_last: Tensor, state: CausalState
+    ) -> tuple[Tensor, Tensor]:
+        """Decode mel with a given source.
+
+        Args:
+            mel, frames, is_last, state: as in `forward`.
+            source: [B, at least 480 (T + 1), or 480 T where all rows are last] from the piece's first sample.
+
+        Returns:
+            [B, 480 T + 4] samples within +-audio_limit, and the new `floats`. Column j is sample j - 4 of the piece:
+            the first 4 belong to the previous piece's end (without meaning in a first piece), and row b ends at
+            column 480 frames_b, or 4 later when it is last.
+        """
+        run = _Run(state.floats)
+        size = mel.shape[2] - self.lookahead
+        padded = self._padded_source(source, frames, is_last, state.is_first, run, size)
+        spectrum = self._spectrum(padded, frames, run)
+        columns = self._columns(self.conv_pre(mel), spectrum, frames, state.is_first, run)
+        spectra = run.conv(self.conv_post, functional.leaky_relu(columns, FINAL_LEAKY_SLOPE), self._at(frames))
+        samples = self._samples(run.context(spectra, self._at(frames), OVERLAPPING_COLUMNS), frames, state.is_first)
+        return samples, run.floats()
+
+    def _at(self, frames: Tensor, stage: int | None = None) -> Tensor:
+        """Return columns per row after a stage; None is after the last."""
+        rates = self.config.upsample_rates
+        return frames * math.prod(rates if stage is None else rates[: stage + 1])
+
+    def _angles(self, f0: Tensor, carried: Tensor, phase: SourcePhase) -> tuple[Tensor, Tensor]:
+        """Return [B, H, T] float32 radians of every frame, and [B, H, T + 1] float64 cycles / 480 before each."""
+        numbers = torch.arange(1, self.m_source.harmonics + 1, device=f0.device, dtype=f0.dtype)
+        steps = (f0[:, None, :] * numbers[:, None] / self.config.sampling_rate) % 1
+        samples = self.config.frame_samples
+        # Upstream sums in float32 and lets the sum grow; float64 of the fraction keeps long streams in tune.
+        dtype = torch.float32 if phase is SourcePhase.UPSTREAM else torch.float64
+        cycles = torch.cumsum(torch.cat([carried.to(dtype)[:, :, None], steps.to(dtype)], 2), 2)
+        if phase is SourcePhase.UPSTREAM:
+            return cycles[:, :, 1:] * 2 * math.pi * samples, cycles.double()
+        return ((cycles[:, :, 1:] * samples % 1) * 2 * math.pi).float(), cycles % 1
+
+    def _padded_source(
+        self, source: Tensor, frames: Tensor, is_last: Tensor, is_first: Tensor, run: _Run, size: int
+    ) -> Tensor:
+        """Return [B, 8 + 480 T + 8]: the piece between the samples before it and those behind it.
+
+        At a stream's two ends the source is reflected.
+        """
+        width, samples = self.config.istft_n_fft // 2, self.config.frame_samples
+        held = run.take((width,))
+        before = torch.where(is_first[:, None], source[:, 1 : width + 1].flip(1), held)
+        source = functional.pad(source, (0, max(0, samples * size + width - source.shape[1])))
+        ends = (frames * samples)[:, None]
+        run.put(source.gather(1, ends - width + torch.arange(width, device=source.device)))
+        index = torch.arange(samples * size + width, device=source.device).expand(source.shape[0], -1)
+        reflected = torch.where(is_last[:, None] & (index >= ends), 2 * (ends - 1) - index, index)
+        return torch.cat([before, source.gather(1, reflected.clamp(min=0))], 1)
+
+    def _spectrum(self, samples: Tensor, frames: Tensor, run: _Run) -> Tensor:
+        """Return [B, n_fft + 2, left context + 120 T + 1]: real parts, then imaginary ones."""
+        c = self.config
+        spectrum = torch.stft(
+            samples, c.istft_n_fft, c.istft_hop, window=self.window, center=False, return_complex=True
+        )
+        return run.context(torch.cat([spectrum.real, spectrum.imag], 1), self._at(frames), self._spectrum_context())
+
+    def _spectrum_context(self) -> int:
+        return source_strides(self.config)[0] - 1
+
+    def _columns(self, x: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, run: _Run) -> Tensor:
+        """Run the stages: [B, C, T] to [B, C', 120 T + 1], the first column being the last piece's last."""
+        c = self.config
+        last = len(self.ups) - 1
+        per_stage = len(c.resblock_kernel_sizes)
+        for stage, (up, rate) in enumerate(zip(self.ups, c.upsample_rates, strict=True)):
+            at = self._at(frames, stage)
+            x = functional.leaky_relu(x, c.lrelu_slope).repeat_interleave(rate, dim=2)
+            x = run.conv(up, x, at)
+            if stage == last:
+                x = _with_held_column(x, at, is_first, run)
+            excitation = self._excitation(stage, spectrum)
+            x = x + run.resblock(cast(_ResBlock, self.source_resblocks[stage]), excitation, at)
+            blocks = cast(Sequence[_ResBlock], self.resblocks[stage * per_stage : (stage + 1) * per_stage])
+            x = torch.stack([run.resblock(block, x, at) for block in blocks]).mean(0)
+        return x
+
+    def _excitation(self, stage: int, spectrum: Tensor) -> Tensor:
+        """Down-sample the source's spectrum to a stage's rate."""
+        unused = self._spectrum_context() - (source_strides(self.config)[stage] - 1)
+        return torch.as_tensor(self.source_downs[stage](spectrum[:, :, unused:]))
+
+    def _samples(self, spectra: Tensor, frames: Tensor, is_first: Tensor) -> Tensor:
+        """Inverse STFT of [B, n_fft + 2, 3 + 120 T + 1] columns of which those outside a stream do not exist."""
+        c = self.config
+        bins = c.istft_n_fft // 2 + 1
+        magnitude = torch.exp(spectra[:, :bins]).clamp(max=MAX_MAGNITUDE)
+        phase = torch.sin(spectra[:, bins:])
+        complex_spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        column = torch.arange(spectra.shape[2], device=spectra.device)
+        ends = self._at(frames)[:, None] + OVERLAPPING_COLUMNS
+        exists = (column <= ends) & ((column >= OVERLAPPING_COLUMNS) | ~is_first[:, None])
+        mask = exists[:, None].to(spectra.dtype)
+        pieces = torch.fft.irfft(complex_spectrum, c.istft_n_fft, dim=1) * self.window[:, None] * mask
+        added = _fold(pieces, c.istft_hop)
+        envelope = _fold((self.window**2)[:, None] * mask, c.istft_hop)
+        samples = added / envelope.clamp(min=torch.finfo(envelope.dtype).tiny)
+        start = OVERLAPPING_COLUMNS * c.istft_hop + c.istft_n_fft // 2 - self.held_samples
+        count = (spectra.shape[2] - OVERLAPPING_COLUMNS - 1) * c.istft_hop + self.held_samples
+        return samples[:, start : start + count].clamp(-c.audio_limit, c.audio_limit)
+
+    def _count_floats(self) -> int:
+        """Count the state's floats by what a run puts there."""
+        c = self.config
+        channels = [c.base_channels // 2**i for i in range(len(c.upsample_rates) + 1)]
+        spectrum = c.istft_n_fft + 2
+        count = c.istft_n_fft // 2 + spectrum * (self._spectrum_context() + OVERLAPPING_COLUMNS) + channels[-1]
+        count += sum(a * (kernel - 1) for a, kernel in zip(channels, c.upsample_kernel_sizes, strict=False))
+        blocks = cast(Sequence[_ResBlock], [*self.source_resblocks, *self.resblocks])
+        count += sum(block.num_floats for block in blocks) + channels[-1] * (POST_KERNEL - 1)
+        return int(count)
+
+
+class _Run:
+    """One piece's way through the state: layers take their left contexts in the order in which they run."""
+
+    def __init__(self, floats: Tensor) -> None:
+        self._floats = floats
+        self._cursor = 0
+        self._new: list[Tensor] = []
+
+    def take(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the next part of the state, [B, *shape]."""
+        size = math.prod(shape)
+        part = self._floats[:, self._cursor : self._cursor + size]
+        self._cursor += size
+        return part.view(-1, *shape)
+
+    def put(self, value: Tensor) -> None:
+        """Set the part that was taken last."""
+        self._new.append(value.flatten(1))
+
+    def floats(self) -> Tensor:
+        """Return the new state."""
+        return torch.cat(self._new, 1)
+
+    def context(self, x: Tensor, at: Tensor, width: int) -> Tensor:
+        """Put `width` columns of left context before [B, C, T]; the next piece's end at column `at` [B]."""
+        columns = torch.cat([self.take((x.shape[1], width)), x], 2)
+        self.put(causal_tail(columns, at, width))
+        return columns
+
+    def conv(self, conv: nn.Module, x: Tensor, at: Tensor) -> Tensor:
+        """Run a causal convolution on [B, C, T]."""
+        return torch.as_tensor(conv(self.context(x, at, _left_context(conv))))
+
+    def resblock(self, block: _ResBlock, x: Tensor, at: Tensor) -> Tensor:
+        """Run a residual block on [B, C, T]."""
+        for conv1, conv2, snake1, snake2 in block.layers():
+            x = x + self.conv(conv2, snake2(self.conv(conv1, snake1(x), at)), at)
+        return x
+
+
+class _ResBlock(nn.Module):
+    """Dilated causal convolutions with snake activations, each added to its input; run by `_Run.resblock`."""
+
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(_conv(channels, channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(_conv(channels, channels, kernel) for _ in dilations)
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.num_floats = channels * (kernel - 1) * sum(dilation + 1 for dilation in dilations)
+
+    def layers(self) -> zip[tuple[nn.Module, ...]]:
+        """Return the convolutions and activations of every dilation."""
+        return zip(self.convs1, self.convs2, self.activations1, self.activations2, strict=True)
+
+
+class CausalF0Predictor(nn.Module):
+    """Pitch from mel, in float64: one convolution that looks ahead, four that look back, a linear layer."""
+
+    def __init__(self, in_channels: int, cond_channels: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_conv(in_channels, cond_channels, F0_LOOKAHEAD + 1), nn.ELU()]
+        for _ in range(F0_LAYERS - 1):
+            layers += [_conv(cond_channels, cond_channels, F0_KERNEL), nn.ELU()]
+        self.condnet = nn.Sequential(*layers)
+        self.classifier = nn.Linear(cond_channels, 1)
+        self.num_doubles = (F0_LAYERS - 1) * cond_channels * (F0_KERNEL - 1)
+
+    def forward(self, mel: Tensor, frames: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
+        """Map mel to pitch.
+
+        Args:
+            mel: [B, 80, T + 3] float64.
+            frames: [B] frames per row after which the left contexts are taken.
+            tails: [B, num_doubles] left contexts.
+
+        Returns:
+            [B, T] Hz, 0 or more, and the new left contexts.
+        """
+        run = _Run(tails)
+        layers = list(self.condnet)
+        x = layers[1](layers[0](mel))
+        for conv, activation in zip(layers[2::2], layers[3::2], strict=True):
+            x = activation(run.conv(conv, x, frames))
+        return torch.abs(self.classifier(x.transpose(1, 2)).squeeze(-1)), run.floats()
+
+
+def _conv(channels: int, out_channels: int, kernel: int, dilation: int = 1) -> nn.Module:
+    """A weight-normed convolution without padding."""
+    conv = nn.Conv1d(channels, out_channels, kernel, dilation=dilation)
+    weight_norm(conv)
+    return conv
+
+
+def _left_context(conv: nn.Module) -> int:
+    assert isinstance(conv, nn.Conv1d)
+    return (conv.kernel_size[0] - 1) * conv.dilation[0]
+
+
+def _with_held_column(x: Tensor, at: Tensor, is_first: Tensor, run: _Run) -> Tensor:
+    """Put the previous piece's last column before [B, C, T]; a stream's first is reflected."""
+    held = run.take((x.shape[1], 1))
+    run.put(x.gather(2, (at - 1)[:, None, None].expand(-1, x.shape[1], 1)))
+    return torch.cat([torch.where(is_first[:, None, None], x[:, :, 1:2], held), x], 2)
+
+
+def _fold(pieces: Tensor, hop: int) -> Tensor:
+    """Add up overlapping pieces [B, n_fft, F] into [B, hop (F - 1) + n_fft]."""
+    size, count = pieces.shape[1:]
+    total = hop * (count - 1) + size
+    return functional.fold(pieces, (1, total), (1, size), stride=(1, hop))[:, 0, 0]
