@@ -20,6 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="small",
         help="official: the real sizes, about 2 GB, to measure speed; its speech always runs to the longest length",
     )
+    _add_family(make, "step_audio2", "of token2wav's models; cosyvoice3 comes without an LLM (default %(default)s)")
     make.add_argument("--numbered-voices", type=_seed, default=0, metavar="N", help="more voices, voice-000 and on")
     make.add_argument("--voice-seconds", type=float, default=5.0, help="length of those (default %(default)s)")
     make.add_argument("--force", action="store_true", help="write over a directory that is not empty")
@@ -29,7 +30,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     demo.set_defaults(run=_unpack_demo)
     verify = actions.add_parser("verify", help="load every part of a checkpoint and say what is wrong with it")
     verify.add_argument("directory", type=Path, help="what make-random wrote, or a token2wav directory alone")
+    _add_family(verify, None, "what it must be of; left out, its description file says it")
     verify.set_defaults(run=_verify)
+
+
+def _add_family(parser: argparse.ArgumentParser, default: str | None, meaning: str) -> None:
+    families = ("step_audio2", "cosyvoice2", "cosyvoice3")
+    parser.add_argument("--family", choices=families, default=default, help=meaning)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,14 +46,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _make_random(args: argparse.Namespace) -> int:
     from cosydit.stack.checkpoint.make_checkpoint import CheckpointSize, NumberedVoices, make_random_checkpoint
+    from token2wav_service.checkpoint.family import Family
 
-    voices = NumberedVoices(args.numbered_voices, args.voice_seconds)
+    voices, size, family = NumberedVoices(args.numbered_voices, args.voice_seconds), args.size, Family(args.family)
     try:
-        make_random_checkpoint(args.directory, args.seed, args.force, CheckpointSize(args.size), voices)
+        make_random_checkpoint(args.directory, args.seed, args.force, CheckpointSize(size), voices, family)
     except OSError as err:
         print(f"cosydit checkpoint: {err}", file=sys.stderr)
         return 1
-    print(f"wrote {args.directory} (random weights, seed {args.seed}: it speaks noise)")
+    print(f"wrote {args.directory} ({args.family}, random weights, seed {args.seed}: it speaks noise)")
     return 0
 
 
@@ -66,11 +74,14 @@ def _verify(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         print(f"cosydit checkpoint: {args.directory} is no directory", file=sys.stderr)
         return 2
-    from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
+    from cosydit.stack.checkpoint.verify_checkpoint import unused_files, verify_checkpoint
+    from token2wav_service.checkpoint.family import Family
 
-    reports = verify_checkpoint(args.directory)
+    reports = verify_checkpoint(args.directory, Family(args.family) if args.family else None)
     for report in reports:
         print(f"{'ok':4}  {report.name}" if report.problem is None else f"FAIL  {report.name}: {report.problem}")
+    for name in unused_files(args.directory):
+        print(f"note  {name} is not used: flow.pt runs itself")
     failed = sum(report.problem is not None for report in reports)
     print(f"{len(reports)} parts, {failed} with problems")
     return 1 if failed else 0

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from token2wav_service.checkpoint.version import VOICE_MODEL_FILES, voice_model_version
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.errors import CheckpointError
 
 
 def checkpoint(folder: Path) -> Path:
     folder.mkdir()
-    for name in (*VOICE_MODEL_FILES, "hift.pt"):
+    for name in (*Family.STEP_AUDIO2.files.voice_models, "hift.pt"):
         (folder / name).write_bytes(name.encode())
     return folder
 
@@ -21,7 +22,7 @@ def test_the_same_files_elsewhere_have_the_same_version(tmp_path: Path) -> None:
     assert voice_model_version(checkpoint(tmp_path / "a")) == voice_model_version(checkpoint(tmp_path / "b"))
 
 
-@pytest.mark.parametrize("name", VOICE_MODEL_FILES)
+@pytest.mark.parametrize("name", Family.STEP_AUDIO2.files.voice_models)
 def test_every_file_that_voices_depend_on_changes_the_version(tmp_path: Path, name: str) -> None:
     folder = checkpoint(tmp_path / "a")
     before = voice_model_version(folder)

@@ -2,35 +2,147 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import yaml
 from torch import Tensor, nn
 
+from token2wav_service.checkpoint.description import read_description
+from token2wav_service.checkpoint.family import (
+    FLOW_WEIGHTS,
+    HIFT_WEIGHTS,
+    SPEAKER_ENCODER,
+    Family,
+    ignored_files,
+    missing_files,
+    read_family,
+)
 from token2wav_service.errors import CheckpointError
-from token2wav_service.features import speaker_encoder, speech_tokenizer
-from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.models.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
+from token2wav_service.models.causal_hift import CausalHiFT
+from token2wav_service.models.config import (
+    AnyFlowConfig,
+    CosyVoice2FlowConfig,
+    CosyVoice3FlowConfig,
+    FlowConfig,
+    HiFTConfig,
+)
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
 
+__all__ = [
+    "FLOW_WEIGHTS",
+    "FLOW_YAML",
+    "HIFT_CONFIG",
+    "HIFT_WEIGHTS",
+    "SPEAKER_ENCODER",
+    "SPEECH_TOKENIZER",
+    "CheckpointConfig",
+    "LoadedModels",
+    "build_flow",
+    "build_vocoder",
+    "load_flow",
+    "load_flow_of",
+    "load_hift",
+    "load_models",
+    "load_vocoder_of",
+    "load_weights",
+    "missing_files",
+    "read_config",
+    "read_flow_config",
+    "read_hift_config",
+    "read_state_dict",
+]
+
+logger = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=nn.Module)
 
-FLOW_YAML = "flow.yaml"
-FLOW_WEIGHTS = "flow.pt"
-HIFT_WEIGHTS = "hift.pt"
+FLOW_YAML = Family.STEP_AUDIO2.files.description
+SPEECH_TOKENIZER = Family.STEP_AUDIO2.files.speech_tokenizer
 HIFT_CONFIG = "hift_config.json"
-SPEAKER_ENCODER = speaker_encoder.FILE_NAME
-SPEECH_TOKENIZER = speech_tokenizer.FILE_NAME
-REQUIRED_FILES = (FLOW_YAML, FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, SPEECH_TOKENIZER)
+CAUSAL_LOOKAHEAD_FRAMES = 4
+"""What CosyVoice3's vocoder looks ahead where its description does not say."""
 
 
-def missing_files(model_dir: Path) -> list[str]:
-    """Return the names of required files that are not there."""
-    return [name for name in REQUIRED_FILES if not (model_dir / name).is_file()]
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The sizes of a checkpoint's models."""
+
+    family: Family
+    flow: AnyFlowConfig
+    hift: HiFTConfig
+
+
+@dataclass(frozen=True)
+class LoadedModels:
+    """A checkpoint's models, whatever its family."""
+
+    family: Family
+    flow: Flow | BlockFlow
+    vocoder: HiFT | CausalHiFT
+
+
+def read_config(model_dir: Path) -> CheckpointConfig:
+    """Read the sizes of a checkpoint of any family.
+
+    Raises:
+        CheckpointError: no description file, several, or values no model can be built from.
+    """
+    family = read_family(model_dir)
+    path = model_dir / family.files.description
+    if family is Family.STEP_AUDIO2:
+        return CheckpointConfig(family, read_flow_config(path), read_hift_config(model_dir))
+    trees = read_description(path, ("flow", "hift"))
+    kind = CosyVoice2FlowConfig if family is Family.COSYVOICE2 else CosyVoice3FlowConfig
+    try:
+        return CheckpointConfig(family, kind.from_mapping(trees["flow"]), _hift_config(family, trees["hift"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise CheckpointError(f"{path}: no {family.value} flow and vocoder can be built from it: {err!r}") from err
+
+
+def load_models(model_dir: Path) -> LoadedModels:
+    """Build what the directory describes and load flow.pt and hift.pt, strictly; eval mode, on the CPU.
+
+    All in float32, but for the causal vocoder's pitch predictor in float64.
+
+    Raises:
+        CheckpointError: a file is missing, unreadable, or its keys or shapes differ.
+    """
+    ignored = ignored_files(model_dir)
+    if ignored:
+        logger.info("%s: not used, flow.pt runs itself: %s", model_dir, ", ".join(ignored))
+    return LoadedModels(read_family(model_dir), load_flow_of(model_dir), load_vocoder_of(model_dir))
+
+
+def load_flow_of(model_dir: Path) -> Flow | BlockFlow:
+    """Return the flow alone; see `load_models`."""
+    path = model_dir / FLOW_WEIGHTS
+    return load_weights(build_flow(read_config(model_dir).flow), read_state_dict(path), path)
+
+
+def load_vocoder_of(model_dir: Path) -> HiFT | CausalHiFT:
+    """Return the vocoder alone; see `load_models`."""
+    path = model_dir / HIFT_WEIGHTS
+    return load_weights(build_vocoder(read_config(model_dir).hift), _without_prefix(read_state_dict(path)), path)
+
+
+def build_flow(config: AnyFlowConfig) -> Flow | BlockFlow:
+    """Return the flow of these sizes, not initialised."""
+    if isinstance(config, FlowConfig):
+        return Flow(config)
+    return CosyVoice2Flow(config) if isinstance(config, CosyVoice2FlowConfig) else CosyVoice3Flow(config)
+
+
+def build_vocoder(config: HiFTConfig) -> HiFT | CausalHiFT:
+    """Return the vocoder of these sizes, not initialised."""
+    return CausalHiFT(config) if config.is_causal else HiFT(config)
 
 
 def load_flow(model_dir: Path) -> Flow:
@@ -46,14 +158,14 @@ def load_flow(model_dir: Path) -> Flow:
 def load_hift(model_dir: Path) -> HiFT:
     """Build the vocoder and load hift.pt into it, strictly; float32, eval mode, on the CPU.
 
-    The official checkpoint has no sizes file; a small one carries hift_config.json beside hift.pt or one level up.
+    Step-Audio2's official checkpoint has no sizes file; a small one carries hift_config.json beside hift.pt or one
+    level up.
 
     Raises:
         CheckpointError: a file is missing, unreadable, or its keys or shapes differ.
     """
     path = model_dir / HIFT_WEIGHTS
-    state = {key.replace("generator.", ""): value for key, value in read_state_dict(path).items()}
-    return load_weights(HiFT(read_hift_config(model_dir)), state, path)
+    return load_weights(HiFT(read_hift_config(model_dir)), _without_prefix(read_state_dict(path)), path)
 
 
 def read_flow_config(path: Path) -> FlowConfig:
@@ -62,10 +174,10 @@ def read_flow_config(path: Path) -> FlowConfig:
     Raises:
         CheckpointError: missing, not YAML, another tag, or values no flow can be built from.
     """
+    values = read_description(path, ("flow",))
     try:
-        values = yaml.load(_read_bytes(path), Loader=_ValuesOnlyLoader)
         return FlowConfig.from_mapping(values["flow"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as err:
+    except (KeyError, TypeError, ValueError) as err:
         raise CheckpointError(f"{path}: expected one key `flow` in the official nesting, got {err!r}") from err
 
 
@@ -78,6 +190,18 @@ def read_hift_config(model_dir: Path) -> HiFTConfig:
             except (ValueError, TypeError) as err:
                 raise CheckpointError(f"{path}: not the vocoder's constructor arguments as JSON: {err}") from err
     return HiFTConfig()
+
+
+def _hift_config(family: Family, values: Mapping[str, Any]) -> HiFTConfig:
+    """Read the `hift` tree of a description; what only training uses is left away."""
+    names = {f.name for f in dataclasses.fields(HiFTConfig)} | {"istft_params", "f0_predictor"}
+    known = {key: value for key, value in values.items() if key in names}
+    ahead = {"conv_pre_look_right": CAUSAL_LOOKAHEAD_FRAMES} if family is Family.COSYVOICE3 else {}
+    return HiFTConfig.from_mapping(ahead | known)
+
+
+def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key.replace("generator.", ""): value for key, value in state.items()}
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -125,23 +249,3 @@ def _difference(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
     ]
     parts = [("missing keys", missing), ("unknown keys", extra), ("shapes", shapes)]
     return "; ".join(f"{len(found)} {name}, e.g. {found[:3]}" for name, found in parts if found)
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as err:
-        raise CheckpointError(f"{path} can't be read: {err.strerror}") from err
-
-
-class _ValuesOnlyLoader(yaml.SafeLoader):
-    """A safe loader that reads `!new:package.Class` mappings as plain ones."""
-
-
-def _construct_new(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[Any, Any]:
-    if not isinstance(node, yaml.MappingNode):
-        raise yaml.YAMLError(f"!new:{suffix} must tag a mapping")
-    return loader.construct_mapping(node, deep=True)
-
-
-_ValuesOnlyLoader.add_multi_constructor("!new:", _construct_new)

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.checkpoint.loader import build_flow, build_vocoder
+from token2wav_service.models.config import AnyFlowConfig, HiFTConfig
 
 _SMALL = 0.1
 """Spread of gains around 1 and of biases around 0."""
@@ -29,22 +28,29 @@ _MAGNITUDE_GAIN, _PHASE_GAIN = 0.25, 2.0
 _LOG_MAGNITUDES = (0.5, -2.0)
 """Bias from the lowest to the highest bin of the vocoder's spectrum; sets the loudness, darker than white."""
 _LOG_MAGNITUDE_OF_DC = -4.0
+_VELOCITY_BIASES = {
+    "decoder.estimator.final_layer.linear.bias",
+    "decoder.estimator.final_proj.bias",
+    "decoder.estimator.proj_out.bias",
+}
+"""Of the estimators' last layers."""
 
 
-def random_flow_state(config: FlowConfig, seed: int) -> dict[str, Tensor]:
+def random_flow_state(config: AnyFlowConfig, seed: int) -> dict[str, Tensor]:
     """Return a state dict of the flow; its mel lies around a speech-like spectrum."""
-    state = _draw(Flow(config), seed)
+    state = _draw(build_flow(config), seed)
     envelope = np.linspace(*_MEL_LEVELS, config.output_size, dtype=np.float32)
-    state["decoder.estimator.final_layer.linear.bias"] = torch.from_numpy(envelope)
+    (last,) = _VELOCITY_BIASES & state.keys()
+    state[last] = torch.from_numpy(envelope)
     return state
 
 
 def random_hift_state(config: HiFTConfig, seed: int) -> dict[str, Tensor]:
     """Return a state dict of the vocoder; its pitch lies around 150 Hz and its audio stays inside the limits."""
-    state = _draw(HiFT(config), seed)
+    state = _draw(build_vocoder(config), seed)
     for name in [key for key in state if "resblocks" in key and key.endswith("original0")]:
         state[name] *= _RESIDUAL_GAIN
-    for stage, rate in enumerate(config.upsample_rates):
+    for stage, rate in enumerate(() if config.is_causal else config.upsample_rates):
         # A transposed convolution halves the channels and spreads each input over `rate` outputs.
         state[f"ups.{stage}.parametrizations.weight.original0"] *= (rate / 2) ** 0.5
     for name in [key for key in state if key.startswith("source_downs") and key.endswith("weight")]:
@@ -62,7 +68,11 @@ def random_hift_state(config: HiFTConfig, seed: int) -> dict[str, Tensor]:
 
 
 def _draw(module: nn.Module, seed: int) -> dict[str, Tensor]:
-    return {name: _random_parameter(name, value, seed) for name, value in module.state_dict().items()}
+    constants = {name for name, _ in module.named_buffers()}
+    return {
+        name: value.clone() if name in constants else _random_parameter(name, value, seed)
+        for name, value in module.state_dict().items()
+    }
 
 
 def _random_parameter(name: str, like: Tensor, seed: int) -> Tensor:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, FLOW_YAML, SPEAKER_ENCODER, SPEECH_TOKENIZER
+from token2wav_service.checkpoint.family import Family, find_family
 from token2wav_service.errors import CheckpointError
 from token2wav_service.hashes import sha256_of_file, sha256_of_json
 
-VOICE_MODEL_FILES = (FLOW_YAML, FLOW_WEIGHTS, SPEAKER_ENCODER, SPEECH_TOKENIZER)
-"""What makes and uses a voice's features; the vocoder sees none of them."""
 FEATURE_CODE_VERSION = 1
 """Raised when our own front end (resampling, mel, cutting to length) makes other numbers from the same prompt."""
 
@@ -22,8 +20,9 @@ def voice_model_version(model_dir: Path) -> str:
     Raises:
         CheckpointError: a file is missing or can't be read.
     """
+    files = (find_family(model_dir) or Family.STEP_AUDIO2).files
     try:
-        hashes = {name: sha256_of_file(model_dir / name) for name in VOICE_MODEL_FILES}
+        hashes = {name: sha256_of_file(model_dir / name) for name in files.voice_models}
     except OSError as err:
         raise CheckpointError(
             f"{err.filename} can't be read ({err.strerror}); `cosydit checkpoint verify` lists what a checkpoint needs"

@@ -180,7 +180,7 @@ class CosyVoice2FlowConfig:
         config = cls(
             **_wrapper_fields(values),
             block_tokens=_block_tokens(values["encoder"].get("static_chunk_size", BLOCK_TOKENS)),
-            encoder=pick_fields(EncoderConfig, {"key_bias": True, **values["encoder"]}),
+            encoder=_encoder_of(values),
             estimator=UNetConfig.from_mapping(values["decoder"]["estimator"]),
         )
         _check_encoder(config.input_size, config.encoder)
@@ -237,6 +237,13 @@ def _wrapper_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     names = ("input_size", "output_size", "spk_embed_dim", "vocab_size")
     rate = values["decoder"].get("cfm_params", {}).get("content", {}).get("inference_cfg_rate", 0.7)
     return {name: values[name] for name in names} | {"inference_cfg_rate": rate}
+
+
+def _encoder_of(values: Mapping[str, Any]) -> EncoderConfig:
+    """Read CosyVoice2's encoder; its rate and look-ahead stand beside it."""
+    outer = {"up_stride": "token_mel_ratio", "up_scale_factor": "token_mel_ratio", "pre_lookahead_len": None}
+    found = {name: values[key or name] for name, key in outer.items() if (key or name) in values}
+    return pick_fields(EncoderConfig, found | dict(values["encoder"]))
 
 
 def _block_tokens(value: int) -> int:

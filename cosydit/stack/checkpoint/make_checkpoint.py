@@ -9,19 +9,21 @@ from enum import Enum
 from pathlib import Path
 
 from llm_service.checkpoint import OFFICIAL_LLM, SMALL_LLM, make_random_llm
-from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
 from token2wav_service.checkpoint.make_voices import VOICE_SECONDS, make_numbered_voices, make_voices
-from token2wav_service.models.config import FlowConfig, HiFTConfig
 
 MODEL_CARD = """\
-# A random checkpoint of {size} size
+# A random checkpoint of family {family} and {size} size
 
 Random weights: it speaks noise. Made by `cosydit checkpoint make-random` with seed {seed}.
 
     token2wav/   flow, vocoder, speaker encoder and speech tokenizer, in the official layout
-    llm/         a Qwen2 with the official token numbering
-    voices/      synthetic prompt voices, each a WAV and its transcript
+{llm}    voices/      synthetic prompt voices, each a WAV and its transcript
 """
+LLM_LINE = "    llm/         a Qwen2 with the official token numbering\n"
+FAMILIES_WITHOUT_LLM = (Family.COSYVOICE3,)
+"""Their LLM numbers its tokens in a way that this repository does not write yet."""
 
 
 class CheckpointSize(str, Enum):
@@ -47,14 +49,18 @@ def make_random_checkpoint(
     force: bool = False,
     size: CheckpointSize = CheckpointSize.SMALL,
     voices: NumberedVoices | None = None,
+    family: Family = Family.STEP_AUDIO2,
 ) -> None:
     """Write token2wav/, llm/, voices/ and README.md; nothing appears before everything is made.
+
+    There is no llm/ for `FAMILIES_WITHOUT_LLM`.
 
     Args:
         directory: made if missing.
         seed: not negative; equal arguments give equal files.
         size: of both models.
         voices: more prompt voices; None makes the usual two.
+        family: of token2wav's models.
         force: write over files of equal names in a directory that is not empty; others stay.
 
     Raises:
@@ -66,18 +72,21 @@ def make_random_checkpoint(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         made = Path(scratch) / "checkpoint"
-        _make(made, seed, size, voices or NumberedVoices())
+        _make(made, seed, size, voices or NumberedVoices(), family)
         if directory.exists():
             shutil.copytree(made, directory, dirs_exist_ok=True)
         else:
             made.rename(directory)
 
 
-def _make(directory: Path, seed: int, size: CheckpointSize, voices: NumberedVoices) -> None:
+def _make(directory: Path, seed: int, size: CheckpointSize, voices: NumberedVoices, family: Family) -> None:
     is_small = size is CheckpointSize.SMALL
-    flow, hift = (SMALL_FLOW, SMALL_HIFT) if is_small else (FlowConfig(), HiFTConfig())
+    flow, hift = (SMALL_SIZES if is_small else OFFICIAL_SIZES)[family]
     make_random_token2wav(directory / "token2wav", seed, flow, hift)
-    make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM)
+    has_llm = family not in FAMILIES_WITHOUT_LLM
+    if has_llm:
+        make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM)
     make_voices(directory / "voices", seed)
     make_numbered_voices(directory / "voices", seed, voices.count, voices.seconds)
-    (directory / "README.md").write_text(MODEL_CARD.format(seed=seed, size=size.value), encoding="utf-8")
+    card = MODEL_CARD.format(family=family.value, size=size.value, seed=seed, llm=LLM_LINE if has_llm else "")
+    (directory / "README.md").write_text(card, encoding="utf-8")

@@ -14,15 +14,15 @@ import numpy as np
 from llm_service.errors import LLMServiceError
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import END_IDS
-from token2wav_service.checkpoint.loader import (
+from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
-    FLOW_YAML,
     HIFT_WEIGHTS,
     SPEAKER_ENCODER,
-    SPEECH_TOKENIZER,
-    load_flow,
-    load_hift,
+    Family,
+    find_family,
+    ignored_files,
 )
+from token2wav_service.checkpoint.loader import load_flow_of, load_vocoder_of
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import CheckpointError, Token2WavError
 from token2wav_service.features.audio import load_prompt_audio, validate_prompt
@@ -45,13 +45,24 @@ class PartReport:
     """None when it loads and answers as it should."""
 
 
-def verify_checkpoint(directory: Path) -> list[PartReport]:
+def verify_checkpoint(directory: Path, family: Family | None = None) -> list[PartReport]:
     """Check every part, whatever is wrong with the others.
 
     Args:
         directory: with token2wav/, llm/ and voices/, or a token2wav directory alone.
+        family: what it must be of; None takes what its description file says.
     """
-    return [PartReport(name, _problem(check)) for name, check in _checks(directory)]
+    return [PartReport(name, _problem(check)) for name, check in _checks(directory, family)]
+
+
+def unused_files(directory: Path) -> list[str]:
+    """Return the names of the original's compiled graphs in a checkpoint, which are not used."""
+    return ignored_files(_token2wav_dir(directory))
+
+
+def _token2wav_dir(directory: Path) -> Path:
+    is_alone = any((directory / family.files.description).is_file() for family in Family)
+    return directory if is_alone else directory / "token2wav"
 
 
 def _problem(check: Callable[[], object]) -> str | None:
@@ -62,11 +73,11 @@ def _problem(check: Callable[[], object]) -> str | None:
     return None
 
 
-def _checks(directory: Path) -> Iterator[_Check]:
-    if (directory / FLOW_YAML).is_file():
-        yield from _token2wav_checks(directory)
+def _checks(directory: Path, family: Family | None) -> Iterator[_Check]:
+    model_dir = _token2wav_dir(directory)
+    yield from _token2wav_checks(model_dir, family)
+    if model_dir == directory:
         return
-    yield from _token2wav_checks(directory / "token2wav")
     yield "llm/tokenizer.json", partial(load_text_encoder, directory / "llm")
     yield "llm/config.json and weights", partial(_check_llm, directory / "llm")
     names = {"default", *(path.stem for path in (directory / "voices").glob("*.wav"))}
@@ -74,11 +85,25 @@ def _checks(directory: Path) -> Iterator[_Check]:
         yield f"voices/{name}.wav and .txt", partial(_check_voice, directory / "voices", name)
 
 
-def _token2wav_checks(model_dir: Path) -> Iterator[_Check]:
-    yield f"token2wav/{FLOW_YAML} and {FLOW_WEIGHTS}", partial(load_flow, model_dir)
-    yield f"token2wav/{HIFT_WEIGHTS}", partial(load_hift, model_dir)
+def _token2wav_checks(model_dir: Path, expected: Family | None) -> Iterator[_Check]:
+    try:
+        found = find_family(model_dir)
+    except CheckpointError as err:
+        yield "token2wav/", partial(_fail, err)
+        return
+    files = (expected or found or Family.STEP_AUDIO2).files
+    if expected is not None and found is not None and found is not expected:
+        wrong = f"{model_dir} holds {found.files.description}, expected {files.description} of {expected.value}"
+        yield "token2wav/", partial(_fail, CheckpointError(wrong))
+        return
+    yield f"token2wav/{files.description} and {FLOW_WEIGHTS}", partial(load_flow_of, model_dir)
+    yield f"token2wav/{HIFT_WEIGHTS}", partial(load_vocoder_of, model_dir)
     yield f"token2wav/{SPEAKER_ENCODER}", partial(_check_speaker_encoder, model_dir / SPEAKER_ENCODER)
-    yield f"token2wav/{SPEECH_TOKENIZER}", partial(_check_speech_tokenizer, model_dir / SPEECH_TOKENIZER)
+    yield f"token2wav/{files.speech_tokenizer}", partial(_check_speech_tokenizer, model_dir / files.speech_tokenizer)
+
+
+def _fail(err: CheckpointError) -> None:
+    raise err
 
 
 def _check_speaker_encoder(path: Path) -> None:

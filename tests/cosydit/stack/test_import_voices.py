@@ -14,8 +14,9 @@ from tokenizers.models import WordLevel
 
 from cosydit.cli.main import main
 from gateway.voices.directory import VoiceDirectory
+from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.spk2info import UnusableVoice, read_spk2info
-from token2wav_service.checkpoint.version import VOICE_MODEL_FILES, voice_model_version
+from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.errors import CheckpointError
 
 TOKENS = 20
@@ -43,7 +44,7 @@ def python_entry() -> dict[str, Any]:
 def folders(tmp_path: Path) -> Path:
     """A checkpoint to name, and a tokenizer of two words."""
     (tmp_path / "token2wav").mkdir()
-    for name in VOICE_MODEL_FILES:
+    for name in Family.STEP_AUDIO2.files.voice_models:
         (tmp_path / "token2wav" / name).write_bytes(name.encode())
     (tmp_path / "llm").mkdir()
     Tokenizer(WordLevel({"me": 0, "Hear": 1}, unk_token="me")).save(str(tmp_path / "llm" / "tokenizer.json"))

@@ -1,0 +1,263 @@
+"""A checkpoint directory says which family it is of: official sizes, descriptions, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cosydit.cli.main import main
+from tests import ASSETS
+from token2wav_service.checkpoint.description import read_description
+from token2wav_service.checkpoint.family import Family, find_family, missing_files
+from token2wav_service.checkpoint.loader import build_flow, build_vocoder, load_models, read_config
+from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
+from token2wav_service.checkpoint.version import voice_model_version
+from token2wav_service.errors import CheckpointError
+
+MANIFESTS = ASSETS / "checkpoint_manifests" / "cosyvoice.json.gz"
+COSYVOICE = (Family.COSYVOICE2, Family.COSYVOICE3)
+
+OFFICIAL_STYLE = {
+    Family.COSYVOICE2: """
+seed: !apply:random.seed [1986]
+sample_rate: 24000
+spk_embed_dim: 192
+token_mel_ratio: 2
+chunk_size: 25
+llm: !new:some.Model
+  sampling: !name:some.sampling
+    top_p: 0.8
+flow: !new:any.Flow
+  input_size: 512
+  output_size: 80
+  spk_embed_dim: !ref <spk_embed_dim>
+  vocab_size: 6561
+  token_mel_ratio: !ref <token_mel_ratio>
+  pre_lookahead_len: 3
+  encoder: !new:any.Encoder
+    output_size: 512
+    attention_heads: 8
+    linear_units: 2048
+    num_blocks: 6
+    dropout_rate: 0.1
+    input_size: 512
+    static_chunk_size: !ref <chunk_size>
+  decoder: !new:any.Solver
+    in_channels: 240
+    cfm_params: !new:any.Params
+      content:
+        inference_cfg_rate: 0.7
+    estimator: !new:any.UNet
+      in_channels: 320
+      out_channels: 80
+      channels: [256]
+      dropout: 0.0
+      attention_head_dim: 64
+      n_blocks: 4
+      num_mid_blocks: 12
+      num_heads: 8
+      act_fn: 'gelu'
+      static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
+hift: !new:any.Vocoder
+  in_channels: 80
+  base_channels: 512
+  sampling_rate: !ref <sample_rate>
+  upsample_rates: [8, 5, 3]
+  istft_params:
+    n_fft: 16
+    hop_len: 4
+  f0_predictor: !new:any.Pitch
+    num_class: 1
+    in_channels: 80
+    cond_channels: 512
+""",
+    Family.COSYVOICE3: """
+spk_embed_dim: 192
+token_mel_ratio: 2
+chunk_size: 25
+flow: !new:any.Flow
+  input_size: 80
+  output_size: 80
+  spk_embed_dim: !ref <spk_embed_dim>
+  vocab_size: 6561
+  token_mel_ratio: !ref <token_mel_ratio>
+  pre_lookahead_len: 3
+  pre_lookahead_layer: !new:any.Layer
+    in_channels: 80
+    channels: 1024
+    pre_lookahead_len: 3
+  decoder: !new:any.Solver
+    cfm_params: !new:any.Params
+      content:
+        inference_cfg_rate: 0.7
+    estimator: !new:any.DiT
+      dim: 1024
+      depth: 22
+      heads: 16
+      dim_head: 64
+      ff_mult: 2
+      mel_dim: 80
+      mu_dim: 80
+      spk_dim: 80
+      out_channels: 80
+      static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
+hift: !new:any.CausalVocoder
+  in_channels: 80
+  base_channels: 512
+  f0_predictor: !new:any.Pitch
+    in_channels: 80
+    cond_channels: 512
+""",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=list(Family))
+def family(request: pytest.FixtureRequest) -> Family:
+    return Family(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(family.value)
+    make_random_token2wav(directory, 5, *SMALL_SIZES[family])
+    return directory
+
+
+@pytest.mark.parametrize("family", COSYVOICE)
+def test_a_description_of_the_official_form_gives_the_official_keys_and_shapes(family: Family, tmp_path: Path) -> None:
+    (tmp_path / family.files.description).write_text(OFFICIAL_STYLE[family], "utf-8")
+    manifests = json.loads(gzip.decompress(MANIFESTS.read_bytes()))
+
+    config = read_config(tmp_path)
+    with torch.device("meta"):
+        modules = {"flow": build_flow(config.flow), "hift": build_vocoder(config.hift)}
+
+    assert (config.flow, config.hift) == OFFICIAL_SIZES[family]
+    for name, module in modules.items():
+        got = {key: list(value.shape) for key, value in module.state_dict().items()}
+        assert got == manifests[f"{family.value}_{name}"]
+
+
+def test_a_random_checkpoint_tells_its_family_and_loads(family: Family, checkpoint: Path) -> None:
+    models, config = load_models(checkpoint), read_config(checkpoint)
+
+    assert find_family(checkpoint) is family is models.family is config.family
+    assert (config.flow, config.hift) == SMALL_SIZES[family]
+    assert missing_files(checkpoint) == []
+
+
+def test_equal_seeds_give_equal_weights(family: Family, checkpoint: Path, tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path / "same", 5, *SMALL_SIZES[family])
+    make_random_token2wav(tmp_path / "other", 6, *SMALL_SIZES[family])
+
+    for name in ("flow.pt", "hift.pt"):
+        assert (tmp_path / "same" / name).read_bytes() == (checkpoint / name).read_bytes()
+        assert (tmp_path / "other" / name).read_bytes() != (checkpoint / name).read_bytes()
+
+
+def test_rotary_frequencies_are_no_random_numbers(tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path, 5, *SMALL_SIZES[Family.COSYVOICE3])
+    state = torch.load(tmp_path / "flow.pt", weights_only=True)
+    expected = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    torch.testing.assert_close(
+        state["decoder.estimator.rotary_embed.inv_freq"].double(), torch.from_numpy(expected), rtol=1e-6, atol=0
+    )
+
+
+def test_the_voices_version_follows_the_family_s_files(family: Family, checkpoint: Path, tmp_path: Path) -> None:
+    for path in checkpoint.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = voice_model_version(tmp_path)
+    assert before == voice_model_version(checkpoint)
+
+    (tmp_path / family.files.speech_tokenizer).write_bytes(b"another")
+
+    assert voice_model_version(tmp_path) != before
+
+
+def test_a_directory_of_two_families_is_refused(tmp_path: Path) -> None:
+    for family in COSYVOICE:
+        (tmp_path / family.files.description).write_text(OFFICIAL_STYLE[family], "utf-8")
+    with pytest.raises(CheckpointError, match=r"cosyvoice2\.yaml.*cosyvoice3\.yaml.*leave only"):
+        load_models(tmp_path)
+
+
+def test_a_directory_of_no_family_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"none of .*flow\.yaml.*cosyvoice2\.yaml.*cosyvoice3\.yaml"):
+        load_models(tmp_path)
+
+
+def test_weights_of_another_family_are_refused_by_key(tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path / "two", 5, *SMALL_SIZES[Family.COSYVOICE2])
+    make_random_token2wav(tmp_path / "three", 5, *SMALL_SIZES[Family.COSYVOICE3])
+    (tmp_path / "two" / "flow.pt").write_bytes((tmp_path / "three" / "flow.pt").read_bytes())
+    with pytest.raises(CheckpointError, match=r"flow\.pt: \d+ missing keys"):
+        load_models(tmp_path / "two")
+
+
+def test_references_are_followed_and_reckoned_with(tmp_path: Path) -> None:
+    path = tmp_path / "any.yaml"
+    tree = "flow:\n  x: !ref <b[c]>\n  y: !ref (<a> + <b[c]>) * 2\n  z: !ref <b>\n"
+    path.write_text("a: 6\nb:\n  c: !ref <a>\n" + tree, "utf-8")
+    assert read_description(path, ("flow",)) == {"flow": {"x": 6, "y": 24, "z": {"c": 6}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("flow: !ref <nothing>", "refers to nothing"),
+        ("a: !ref <b>\nb: !ref <a>\nflow: !ref <a>", "lead back to themselves"),
+        ("a: text\nflow: !ref <a> * 2", "no number"),
+        ("a: 1\nflow: !ref __import__('os').system('true') + <a>", "no plain arithmetic"),
+        ("flow: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: 1\nflow: !ref <a> of a kind", "no plain arithmetic"),
+        ("other: 1", "flow"),
+    ],
+)
+def test_a_description_that_can_t_be_read_says_why(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(CheckpointError, match=reason):
+        read_description(path, ("flow",))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("channels: [256]", "channels: [256, 256]", "one level"),
+        ("act_fn: 'gelu'", "act_fn: 'relu'", "expected 'gelu'"),
+        ("in_channels: 320", "in_channels: 240", "240 input channels, expected 320"),
+        ("static_chunk_size: !ref <chunk_size>\n", "static_chunk_size: 0\n", "mask block"),
+    ],
+)
+def test_sizes_that_no_flow_can_have_are_named(old: str, new: str, reason: str, tmp_path: Path) -> None:
+    text = OFFICIAL_STYLE[Family.COSYVOICE2]
+    assert old in text
+    (tmp_path / "cosyvoice2.yaml").write_text(text.replace(old, new), "utf-8")
+    with pytest.raises(CheckpointError, match=reason):
+        read_config(tmp_path)
+
+
+def test_the_command_makes_and_verifies_a_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tmp_path / "made"
+    assert main(["checkpoint", "make-random", str(made), "--family", "cosyvoice2"]) == 0
+    (made / "token2wav" / "flow.decoder.estimator.fp32.onnx").write_bytes(b"")
+
+    assert main(["checkpoint", "verify", str(made)]) == 0
+    assert main(["checkpoint", "verify", str(made / "token2wav"), "--family", "cosyvoice2"]) == 0
+    out = capsys.readouterr().out
+    assert "ok    token2wav/cosyvoice2.yaml and flow.pt" in out
+    assert "flow.decoder.estimator.fp32.onnx is not used" in out
+
+    assert main(["checkpoint", "verify", str(made), "--family", "cosyvoice3"]) == 1
+    assert "holds cosyvoice2.yaml, expected cosyvoice3.yaml" in capsys.readouterr().out

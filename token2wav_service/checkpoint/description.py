@@ -1,0 +1,138 @@
+"""Reads the values of a HyperPyYAML file: sizes and references between them. It constructs nothing by tag.
+
+`!new:`, `!name:` and `!apply:` are read as the plain values that they tag. `!ref <key>` is the value of that key, with
+`<key[inner]>` for nested ones, and with arithmetic on numbers (`!ref <chunk_size> * <token_mel_ratio>`).
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from token2wav_service.errors import CheckpointError
+
+_REFERENCE = re.compile(r"<([^<>]+)>")
+_MAX_DEPTH = 20
+"""References that lead to references, at most."""
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The text behind `!ref`."""
+
+    text: str
+
+
+def read_description(path: Path, trees: tuple[str, ...]) -> dict[str, Any]:
+    """Read those of the file's top-level trees that are asked for, references resolved.
+
+    Args:
+        path: flow.yaml, cosyvoice2.yaml or cosyvoice3.yaml.
+        trees: names of top-level keys; each must be there.
+
+    Raises:
+        CheckpointError: missing, not YAML, another kind of tag, a tree is not there or refers to nothing.
+    """
+    try:
+        values = yaml.load(_read_bytes(path), Loader=_ValuesOnlyLoader)
+        return {name: _resolve(values[name], values, 0) for name in trees}
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as err:
+        raise CheckpointError(
+            f"{path}: expected the keys {list(trees)} in the official nesting, got {err!r}; "
+            "download the file again, or write the sizes as plain numbers"
+        ) from err
+
+
+def _resolve(value: Any, root: Mapping[str, Any], depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise ValueError("references that lead back to themselves, or nesting beyond 20 levels")
+    if isinstance(value, _Reference):
+        return _look_up(value.text, root, depth + 1)
+    if isinstance(value, Mapping):
+        return {key: _resolve(inner, root, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_resolve(inner, root, depth + 1) for inner in value]
+    return value
+
+
+def _look_up(text: str, root: Mapping[str, Any], depth: int) -> Any:
+    whole = _REFERENCE.fullmatch(text.strip())
+    if whole:
+        return _resolve(_at_path(whole[1], root), root, depth)
+
+    def number(match: re.Match[str]) -> str:
+        value = _resolve(_at_path(match[1], root), root, depth)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"`!ref {text}` reckons with {match[0]}, which is {value!r} and no number")
+        return repr(value)
+
+    try:
+        expression = ast.parse(_REFERENCE.sub(number, text), mode="eval").body
+    except SyntaxError as err:
+        raise ValueError(f"`!ref {text}` is no plain arithmetic on numbers") from err
+    return _reckon(expression, text)
+
+
+def _at_path(path: str, root: Any) -> Any:
+    for key in re.split(r"[\[\].]+", path.rstrip("]")):
+        if not isinstance(root, Mapping) or key not in root:
+            raise ValueError(f"`!ref <{path}>` refers to nothing in the file")
+        root = root[key]
+    return root
+
+
+def _reckon(node: ast.expr, text: str) -> int | float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_reckon(node.operand, text)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        result = _OPERATORS[type(node.op)](_reckon(node.left, text), _reckon(node.right, text))
+        return int(result) if isinstance(result, float) and result.is_integer() else result
+    raise ValueError(f"`!ref {text}` is no plain arithmetic on numbers")
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        raise CheckpointError(f"{path} can't be read: {err.strerror}") from err
+
+
+class _ValuesOnlyLoader(yaml.SafeLoader):
+    """A safe loader that reads tagged values as plain ones."""
+
+
+def _construct_tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    assert isinstance(node, yaml.ScalarNode)
+    return loader.construct_scalar(node)
+
+
+def _construct_reference(loader: yaml.SafeLoader, node: yaml.Node) -> _Reference:
+    if not isinstance(node, yaml.ScalarNode):
+        raise yaml.YAMLError("!ref must stand before a text such as <key>")
+    return _Reference(str(loader.construct_scalar(node)))
+
+
+for _prefix in ("!new:", "!name:", "!apply:"):
+    _ValuesOnlyLoader.add_multi_constructor(_prefix, _construct_tagged)
+for _tag in ("!ref", "!copy"):
+    _ValuesOnlyLoader.add_constructor(_tag, _construct_reference)

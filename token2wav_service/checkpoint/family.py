@@ -1,0 +1,95 @@
+"""Which family a checkpoint directory is of, by the description file that it holds, and what its files are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from token2wav_service.errors import CheckpointError
+from token2wav_service.features import speaker_encoder, speech_tokenizer
+
+FLOW_WEIGHTS = "flow.pt"
+HIFT_WEIGHTS = "hift.pt"
+SPEAKER_ENCODER = speaker_encoder.FILE_NAME
+IGNORED_FILES = ("flow.decoder.estimator*.onnx", "flow.decoder.estimator*.plan", "flow.encoder*.zip")
+"""The original's compiled graphs: this service runs flow.pt itself."""
+
+
+class Family(str, Enum):
+    """The flows that this service runs."""
+
+    STEP_AUDIO2 = "step_audio2"
+    """Conformer encoder and DiT, as Step-Audio2's token2wav."""
+    COSYVOICE2 = "cosyvoice2"
+    """Conformer encoder and U-Net."""
+    COSYVOICE3 = "cosyvoice3"
+    """Look-ahead layer and rotary DiT, with a causal vocoder."""
+
+    @property
+    def files(self) -> FamilyFiles:
+        """Return what the family's files are called."""
+        return _FILES[self]
+
+
+@dataclass(frozen=True)
+class FamilyFiles:
+    """Names in a checkpoint directory that differ between families."""
+
+    description: str
+    """YAML with the models' sizes; its name tells the family."""
+    speech_tokenizer: str
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Everything that the service reads."""
+        return (self.description, FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, self.speech_tokenizer)
+
+    @property
+    def voice_models(self) -> tuple[str, ...]:
+        """What makes and uses a voice's features; the vocoder sees none of them."""
+        return (self.description, FLOW_WEIGHTS, SPEAKER_ENCODER, self.speech_tokenizer)
+
+
+_FILES = {
+    Family.STEP_AUDIO2: FamilyFiles("flow.yaml", speech_tokenizer.FILE_NAME),
+    Family.COSYVOICE2: FamilyFiles("cosyvoice2.yaml", "speech_tokenizer_v2.onnx"),
+    Family.COSYVOICE3: FamilyFiles("cosyvoice3.yaml", "speech_tokenizer_v3.onnx"),
+}
+
+
+def find_family(model_dir: Path) -> Family | None:
+    """Return the family whose description file the directory holds; None where it holds none.
+
+    Raises:
+        CheckpointError: it holds several, which says nothing about flow.pt.
+    """
+    found = [family for family in Family if (model_dir / family.files.description).is_file()]
+    if len(found) > 1:
+        names = [family.files.description for family in found]
+        raise CheckpointError(f"{model_dir} holds {names}: leave only the one that describes its flow.pt")
+    return found[0] if found else None
+
+
+def read_family(model_dir: Path) -> Family:
+    """Return the directory's family.
+
+    Raises:
+        CheckpointError: it holds no description file, or several.
+    """
+    family = find_family(model_dir)
+    if family is None:
+        names = [each.files.description for each in Family]
+        raise CheckpointError(f"{model_dir} holds none of {names}; download a checkpoint, or make a random one")
+    return family
+
+
+def missing_files(model_dir: Path) -> list[str]:
+    """Return the names of required files that are not there; of Step-Audio2's where nothing tells the family."""
+    family = find_family(model_dir) or Family.STEP_AUDIO2
+    return [name for name in family.files.required if not (model_dir / name).is_file()]
+
+
+def ignored_files(model_dir: Path) -> list[str]:
+    """Return the names of files that belong to the original's checkpoints and are not used here."""
+    return sorted(path.name for pattern in IGNORED_FILES for path in model_dir.glob(pattern))
