@@ -43,7 +43,7 @@ def _replay_schedules(path: Path, report: Report) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from token2wav_service.errors import CheckpointError, ExportError
-    from token2wav_service.replay.report import format_rows
+    from token2wav_service.replay.report import format_folders, format_rows
     from token2wav_service.replay.run import replay_directory
 
     try:
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     rows = [row for row in report.rows if not (args.failed_only and row.passed)]
     print(format_rows(rows))
+    print(format_folders(report.rows))
     failed = sum(not row.passed for row in report.rows)
     print(f"{len(report.rows)} outputs, {failed} out of tolerance")
     return 0 if report.passed else 1

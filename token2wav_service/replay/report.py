@@ -74,6 +74,14 @@ class Report:
         return True
 
 
+def format_folders(rows: Sequence[Row]) -> str:
+    """Return how many outputs of each golden folder are within their tolerance, a line a folder."""
+    folders: dict[str, list[bool]] = {}
+    for row in rows:
+        folders.setdefault(row.output.split("/")[0], []).append(row.passed)
+    return "\n".join(f"{name}: {sum(passed)} of {len(passed)} within tolerance" for name, passed in folders.items())
+
+
 def snr_db(got: Tensor, expected: Tensor) -> float:
     """Return 10 log10(|expected|^2 / |got - expected|^2); infinite when equal."""
     noise = (got.double() - expected.double()).pow(2).sum().item()

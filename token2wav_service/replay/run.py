@@ -8,13 +8,20 @@ from pathlib import Path
 import torch
 
 from token2wav_service.errors import CheckpointError
-from token2wav_service.replay import feature_cases, flow_cases, stream_cases, vocoder_cases
+from token2wav_service.replay import (
+    block_flow_cases,
+    block_vocoder_cases,
+    feature_cases,
+    flow_cases,
+    stream_cases,
+    vocoder_cases,
+)
 from token2wav_service.replay.report import Report
-from token2wav_service.replay.vectors import VectorFolder
+from token2wav_service.replay.vectors import FAMILY_FOLDERS, VectorFolder
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("dit", "encoder", "cfm", "flow", "hift", "stream", "features", "checkpoint")
+KINDS = ("dit", "encoder", "cfm", "flow", "hift", "stream", "features", "checkpoint", *FAMILY_FOLDERS)
 
 
 def replay_directory(directory: Path) -> Report:
@@ -53,6 +60,9 @@ def _replay(kind: str, folders: dict[str, VectorFolder], report: Report) -> None
     }
     if kind in simple:
         simple[kind](folder, report)
+    elif kind in FAMILY_FOLDERS:
+        block_flow_cases.replay_block_flow(folder, report)
+        block_vocoder_cases.replay_family_vocoder(folder, report)
     elif kind == "checkpoint":
         feature_cases.replay_checkpoint(folder, folders.get("features"), report)
     elif "flow" in folders and "hift" in folders:

@@ -57,6 +57,17 @@ def stream_flow(folder: VectorFolder, steps: int, flow: Flow | None = None) -> S
     return StreamFlow(flow or load_flow_vectors(folder), policy, buffer)
 
 
+def _solver_steps(folder: VectorFolder, setup: Tensors) -> int:
+    """Return how many solver steps a flow folder was made with.
+
+    Its whole caches tell; where only the first and last step were kept, config.json may, else it is the usual number.
+    """
+    cache = setup.get("cache.estimator_cnn_cache")
+    if cache is not None:
+        return int(cache.shape[0])
+    return int(folder.json("config.json").get("n_timesteps", SynthesisPolicy().ode_steps))
+
+
 def replay_flow(folder: VectorFolder, report: Report) -> None:
     """Whole utterances, the prompt's caches, and every stream's mel, caches and kept frames."""
     flow = load_flow_vectors(folder)
@@ -68,7 +79,7 @@ def replay_flow(folder: VectorFolder, report: Report) -> None:
 def replay_flow_streams(folder: VectorFolder, report: Report, flow: Flow | None = None) -> None:
     """The prompt's caches, and every stream's mel, caches and kept frames; `flow` as in `stream_flow`."""
     setup = folder.tensors("setup_cache.safetensors")
-    streamed = stream_flow(folder, setup["cache.estimator_cnn_cache"].shape[0], flow)
+    streamed = stream_flow(folder, _solver_steps(folder, setup), flow)
     voice = streamed.prepare_voice(setup["prompt_token"][0], setup["prompt_mel"][0], setup["spk"][0])
     cached = {key.removeprefix("cache."): value for key, value in setup.items() if key.startswith("cache.")}
     _check_caches(report, f"{folder.path.name}/setup_cache", cached, voice)
@@ -86,7 +97,7 @@ def replay_stream(
     """Tokens to audio, chunk by chunk: end to end, and with the golden source injected; `flow` as in `stream_flow`."""
     prompt = folder.tensors("prompt.safetensors")
     setup = flow_folder.tensors("setup_cache.safetensors")
-    streamed = stream_flow(flow_folder, setup["cache.estimator_cnn_cache"].shape[0], flow)
+    streamed = stream_flow(flow_folder, _solver_steps(flow_folder, setup), flow)
     voice = streamed.prepare_voice(prompt["prompt_token"][0], prompt["prompt_mel"][0], prompt["spk"][0])
     vocoder = StreamVocoder(hift, UPSTREAM_POLICY)
     if "speech_window" in prompt:

@@ -15,6 +15,8 @@ from torch import Tensor
 from token2wav_service.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
+FAMILY_FOLDERS = ("cosyvoice2_unet", "cosyvoice3_dit")
+"""Folders that hold a whole family: flow, vocoder and streams."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class VectorFolder:
 
     @property
     def kind(self) -> str:
-        """The name behind the ordering letter: `dit` of `a_dit`."""
-        return self.path.name.split("_", 1)[-1]
+        """The name behind the ordering letter: `dit` of `a_dit`; a family's folder goes by its whole name."""
+        return self.path.name if self.path.name in FAMILY_FOLDERS else self.path.name.split("_", 1)[-1]
 
     def tensors(self, name: str) -> Tensors:
         """Read one .safetensors file.
