@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from token2wav_service.models.noise import NoiseDomain, counter_normal, philox_4x32
+from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform, philox_4x32
 
 
 def _words(values: list[int]) -> tuple[torch.Tensor, ...]:
@@ -39,3 +39,13 @@ def test_noise_is_standard_normal() -> None:
     assert abs(values.mean()) < 0.01 and abs(values.std() - 1) < 0.01
     assert abs((values.abs() > 1.96).double().mean() - 0.05) < 0.003
     assert bool(torch.isfinite(values).all())
+
+
+def test_uniform_noise_fills_0_to_1_and_follows_seed_and_position() -> None:
+    seeds, starts = torch.tensor([1, 2]), torch.tensor([0, 0])
+    both = counter_uniform(seeds, starts, 500, 81, NoiseDomain.SOURCE)
+    later = counter_uniform(seeds[:1], starts[:1] + 100, 400, 81, NoiseDomain.SOURCE)
+    assert both.dtype == torch.float32 and bool(((both >= 0) & (both < 1)).all())
+    assert abs(both.double().mean() - 0.5) < 0.005 and abs(both.double().var() - 1 / 12) < 0.001
+    assert torch.equal(both[0, 100:], later[0])
+    assert not torch.equal(both[0], both[1])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from cosydit.cli.main import main
 from tests import ASSETS
 from token2wav_service.errors import CheckpointError
 from token2wav_service.replay.report import format_rows
@@ -42,3 +43,28 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_directory_without_vectors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no golden folder"):
         replay_directory(tmp_path)
+
+
+def test_a_setup_cache_of_two_solver_steps_is_enough(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "d_flow", tmp_path / "d_flow")
+    file = tmp_path / "d_flow" / "setup_cache.safetensors"
+    tensors = load_file(file)
+    for name in ("cache.estimator_cnn_cache", "cache.estimator_att_cache"):
+        if name in tensors:
+            tensors[f"{name}_t0_tlast"] = tensors.pop(name)[[0, -1]].contiguous()
+    save_file(tensors, file)
+
+    report = replay_directory(tmp_path)
+
+    assert report.passed, "\n" + format_rows([row for row in report.rows if not row.passed])
+    assert any(row.output.endswith("estimator_cnn_cache_t0_tlast") for row in report.rows)
+    tensors["cache.estimator_cnn_cache_t0_tlast"] += 1
+    save_file(tensors, file)
+    assert not replay_directory(tmp_path).passed
+
+
+def test_the_command_counts_what_each_folder_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(GOLDEN / "a_dit", tmp_path / "a_dit")
+    assert main(["replay", str(tmp_path), "--failed-only"]) == 0
+    rows = len(replay_directory(tmp_path).rows)
+    assert f"a_dit: {rows} of {rows} within tolerance" in capsys.readouterr().out.splitlines()

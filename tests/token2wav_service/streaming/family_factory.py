@@ -1,0 +1,68 @@
+"""Small seeded block-masked flows, causal vocoders and streams for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.loader import build_flow
+from token2wav_service.checkpoint.make_random import SMALL_SIZES
+from token2wav_service.checkpoint.make_weights import random_flow_state, random_hift_state
+from token2wav_service.models.block_flow import BlockFlow
+from token2wav_service.models.block_stream import BlockInput, BlockState, BlockStreamFlow
+from token2wav_service.models.causal_hift import CausalHiFT
+from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
+
+COSYVOICE = (Family.COSYVOICE2, Family.COSYVOICE3)
+BLOCK = 10
+VOCAB = 100
+SEED = 7
+
+
+def make_block_flow(family: Family, seed: int = 0) -> BlockFlow:
+    config = SMALL_SIZES[family][0]
+    assert isinstance(config, CosyVoice2FlowConfig | CosyVoice3FlowConfig)
+    config = replace(config, block_tokens=BLOCK, vocab_size=VOCAB)
+    flow = build_flow(config)
+    flow.load_state_dict(random_flow_state(config, seed))
+    assert isinstance(flow, BlockFlow)
+    return flow.eval().requires_grad_(False)
+
+
+def make_causal_hift(seed: int = 0) -> CausalHiFT:
+    config = SMALL_SIZES[Family.COSYVOICE3][1]
+    hift = CausalHiFT(config)
+    hift.load_state_dict(random_hift_state(config, seed))
+    return hift.eval().requires_grad_(False)
+
+
+def random_tokens(count: int, seed: int) -> Tensor:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def random_normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def random_speaker(seed: int) -> Tensor:
+    return random_normal(192, seed=seed)
+
+
+def prepare_voice(flow: BlockStreamFlow, tokens: int, seed: int, trimmed: int = 0) -> BlockState:
+    mel = random_normal(2 * tokens, 80, seed=seed + 1)
+    return flow.prepare_voice(random_tokens(tokens, seed), mel, random_speaker(seed), trimmed)
+
+
+def run_stream(
+    flow: BlockStreamFlow, voice: BlockState, tokens: Tensor, cuts: list[tuple[int, int, bool]], speaker: Tensor
+) -> tuple[list[Tensor], list[BlockState]]:
+    """Return the mel of every chunk and the states before each and after the last."""
+    mels, states = [], [voice]
+    for start, end, last in cuts:
+        (mel,), (state,) = flow.forward([BlockInput(states[-1], tokens[start:end], speaker, SEED, last)])
+        mels.append(mel)
+        states.append(state)
+    return mels, states
