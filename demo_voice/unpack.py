@@ -36,7 +36,7 @@ from token2wav_service.checkpoint.loader import (
     SPEAKER_ENCODER,
     SPEECH_TOKENIZER,
 )
-from token2wav_service.checkpoint.describe import flow_yaml, hift_arguments
+from token2wav_service.checkpoint.write_description import flow_yaml, hift_arguments
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
 
 SIZES_FILE = "bundle.json"

@@ -29,8 +29,8 @@ from demo_voice.train.vocoder.losses import MelLoss
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder
-from token2wav_service.checkpoint.describe import flow_yaml
 from token2wav_service.checkpoint.loader import read_flow_config
+from token2wav_service.checkpoint.write_description import flow_yaml
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.speaker_encoder import SpeakerEncoder

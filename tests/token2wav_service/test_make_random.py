@@ -16,9 +16,9 @@ import torch
 
 from cosydit.cli import checkpoint as command
 from tests import ASSETS
-from token2wav_service.checkpoint.describe import flow_yaml, hift_arguments
 from token2wav_service.checkpoint.loader import load_flow, load_hift, read_flow_config, read_hift_config
 from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
+from token2wav_service.checkpoint.write_description import flow_yaml, hift_arguments
 from token2wav_service.config import SourcePhase
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor

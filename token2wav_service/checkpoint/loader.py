@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.checkpoint.description import read_description
 from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
     HIFT_WEIGHTS,
@@ -23,6 +22,7 @@ from token2wav_service.checkpoint.family import (
     missing_files,
     read_family,
 )
+from token2wav_service.checkpoint.read_description import read_description
 from token2wav_service.errors import CheckpointError
 from token2wav_service.models.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
 from token2wav_service.models.causal_hift import CausalHiFT

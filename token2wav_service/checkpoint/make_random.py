@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from token2wav_service.checkpoint.describe import cosyvoice2_yaml, cosyvoice3_yaml, flow_yaml, hift_arguments
 from token2wav_service.checkpoint.family import FLOW_WEIGHTS, HIFT_WEIGHTS, SPEAKER_ENCODER, Family
 from token2wav_service.checkpoint.loader import HIFT_CONFIG
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder, make_speech_tokenizer
 from token2wav_service.checkpoint.make_weights import random_flow_state, random_hift_state
+from token2wav_service.checkpoint.write_description import cosyvoice2_yaml, cosyvoice3_yaml, flow_yaml, hift_arguments
 from token2wav_service.models.config import (
     AnyFlowConfig,
     CosyVoice2FlowConfig,

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import nn
 
 from token2wav_service.checkpoint import loader
-from token2wav_service.checkpoint.describe import hift_arguments
+from token2wav_service.checkpoint.write_description import hift_arguments
 from token2wav_service.export.modules import (
     EncoderChunk,
     EncoderWhole,

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from tests import ASSETS
 from token2wav_service.checkpoint import loader
-from token2wav_service.checkpoint.describe import flow_yaml
 from token2wav_service.checkpoint.make_random import make_random_token2wav
+from token2wav_service.checkpoint.write_description import flow_yaml
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
 
 GOLDEN = ASSETS / "golden"
