@@ -17,12 +17,11 @@ import numpy as np
 from servicekit.clock import Clock
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
-from token2wav_service.engine.books import EngineBooks
-from token2wav_service.engine.chunk_rules import ChunkRules, check_options
+from token2wav_service.engine.counters import EngineCounters
 from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Batch, Scheduler
-from token2wav_service.engine.stream import Stream
+from token2wav_service.engine.stream import ChunkRules, Stream, check_options
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import (
     CapacityError,
@@ -91,7 +90,7 @@ class Token2WavEngine:
         self._rules = ChunkRules(config, runner.facts)
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
-        self._books = EngineBooks()
+        self._counters = EngineCounters()
 
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
         """Open a stream of a registered voice; returns its id.
@@ -165,7 +164,7 @@ class Token2WavEngine:
         with self._lock:
             began_s, ended_s = begun.began_s, self.clock.now()
             streams, size = begun.batch.streams, len(begun.works)
-            self._books.step(size, ended_s - began_s, _samples(outcomes))
+            self._counters.step(size, ended_s - began_s, _samples(outcomes))
             timings = [ChunkTiming(s.accepted_s.popleft(), began_s, ended_s, size) for s in streams]
             settled = zip(streams, outcomes, timings, strict=True)
             return [self._settle(stream, outcome, timing) for stream, outcome, timing in settled]
@@ -211,17 +210,17 @@ class Token2WavEngine:
         """Return the counters as they are now."""
         cache = self.voices.cache.stats()
         with self._lock:
-            return self._books.stats(self._streams.values(), self.config.max_streams, cache)
+            return self._counters.stats(self._streams.values(), self.config.max_streams, cache)
 
     def status(self) -> ServerStatus:
         """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
         with self._lock:
-            return self._books.status(self._streams.values(), self.config.max_streams, self.config.max_batch_size)
+            return self._counters.status(self._streams.values(), self.config.max_streams, self.config.max_batch_size)
 
     def take_measurements(self) -> Measurements:
         """Return what was measured since the last call, and forget it."""
         with self._lock:
-            return self._books.take_measurements()
+            return self._counters.take_measurements()
 
     def check_device(self, failure: Exception) -> None:
         """See after a failure whether the device still computes.
@@ -237,7 +236,7 @@ class Token2WavEngine:
             ) from failure
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the books don't balance; for tests and idle moments."""
+        """Raise AssertionError if open streams and pinned voices disagree; for tests and idle moments."""
         self.voices.cache.check_integrity()
         with self._lock:
             open_statuses = (StreamStatus.WAITING, StreamStatus.RUNNING)
@@ -271,7 +270,7 @@ class Token2WavEngine:
     ) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
-        self._books.chunk(timing)
+        self._counters.chunk(timing)
         if stream.status is StreamStatus.ABORTED:
             self._runner.close(stream.state)
             error = StreamAbortedError(f"stream {stream.stream_id} was aborted while this chunk ran")
@@ -280,7 +279,7 @@ class Token2WavEngine:
             return ChunkResult(stream.stream_id, chunk.index, outcome, self._end(stream, StreamStatus.ABORTED))
         stream.state = outcome.state
         stream.status = StreamStatus.WAITING
-        self._books.deliver(stream, timing, len(outcome.samples))
+        self._counters.deliver(stream, timing, len(outcome.samples))
         audio = AudioChunk(stream.stream_id, chunk.index, outcome.samples, chunk.is_last, timing)
         ended = self._end(stream, StreamStatus.FINISHED) if chunk.is_last else None
         return ChunkResult(stream.stream_id, chunk.index, audio, ended)
@@ -292,7 +291,7 @@ class Token2WavEngine:
         if not stream.in_step:
             # A running step still uses the state; `_settle` closes it then.
             self._runner.close(stream.state)
-        self._books.end(status)
+        self._counters.end(status)
         logger.info(
             "stream %s %s: %d chunks, %.2f s of audio, open for %.3f s",
             stream.stream_id,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from token2wav_service.contract import ServerStatus
-from token2wav_service.engine.bounded_pool import BoundedPool
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
+from token2wav_service.engine.voices import BoundedPool
 from token2wav_service.errors import (
     DeviceLostError,
     EngineStoppedError,

@@ -130,7 +130,7 @@ class VoiceCache(Generic[V]):
             )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the books don't balance; for tests and idle moments."""
+        """Raise AssertionError if the counts of entries and bytes disagree; for tests and idle moments."""
         with self._lock:
             assert self._used_bytes == sum(entry.size_bytes for entry in self._entries.values())
             assert self._used_bytes <= self._budget_bytes

@@ -1,20 +1,25 @@
-"""Voices as the engine holds them: features, and the models' state after the prompt, shared by all streams."""
+"""Voices as the engine holds them: features, and the models' state after the prompt, shared by all streams.
+
+The threads that make voices stand here too.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.engine.runner import Runner, VoiceState
 from token2wav_service.engine.voice_cache import VoiceCache
-from token2wav_service.errors import InvalidVoiceFileError, VoiceModelMismatchError
+from token2wav_service.errors import CapacityError, InvalidVoiceFileError, VoiceModelMismatchError
 from token2wav_service.features.audio import MAX_PROMPT_SECONDS, validate_prompt
 from token2wav_service.features.extractor import voice_id_of
 from token2wav_service.types import VoiceFeatures, VoicePrompt
@@ -165,3 +170,48 @@ def _features_id(file: VoiceFile) -> str:
         digest.update(len(array).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+T = TypeVar("T")
+
+
+class BoundedPool:
+    """A thread pool that refuses a call when too many run or wait; thread-safe."""
+
+    def __init__(self, threads: int, max_pending: int, name: str) -> None:
+        """Make the pool.
+
+        Args:
+            max_pending: calls that run or wait, at most.
+            name: of the threads.
+        """
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._max_pending = max_pending
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        """Queue a call.
+
+        Raises:
+            CapacityError: as many as allowed run or wait.
+        """
+        with self._lock:
+            if self._pending >= self._max_pending:
+                raise CapacityError(f"{self._pending} voices are in the making, the most allowed; retry later")
+            self._pending += 1
+        try:
+            future = self._pool.submit(call, *args)
+        except BaseException:
+            self._leave()
+            raise
+        future.add_done_callback(self._leave)
+        return future
+
+    def shutdown(self) -> None:
+        """Cancel what waits and join the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _leave(self, _: Future[Any] | None = None) -> None:
+        with self._lock:
+            self._pending -= 1

@@ -23,8 +23,8 @@ from servicekit.clock import SystemClock
 from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer, endpoint_of, open_tracer
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import DEFAULT_PRIORITY, Operation, ServerStatus
-from token2wav_service.engine.bounded_pool import BoundedPool
 from token2wav_service.engine.meter import Measurements
+from token2wav_service.engine.voices import BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.model_config import read_parameters

@@ -6,7 +6,7 @@ import pytest
 
 from tests.token2wav_service.engine.factory import drain, make_engine, open_stream, push_all, tokens_of
 from token2wav_service.contract import ServerStatus
-from token2wav_service.engine.recent_steps import REMEMBERED_STEPS, RecentSteps
+from token2wav_service.engine.counters import REMEMBERED_STEPS, RecentSteps
 
 
 def test_an_idle_engine_says_its_slots_and_no_speed() -> None:

@@ -1,19 +1,19 @@
-"""The engine's accounts: what it has done since it began, how busy it is now. Decides nothing."""
+"""What the engine has done since it began, and how busy it is now. Decides nothing."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.meter import EngineMeter, Measurements
-from token2wav_service.engine.recent_steps import RecentSteps
 from token2wav_service.engine.stream import Stream
 from token2wav_service.engine.voice_cache import VoiceCacheStats
 from token2wav_service.types import ChunkTiming, EngineStats, StreamStatus
 
 
-class EngineBooks:
+class EngineCounters:
     """Not thread-safe: the engine's lock guards it."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class EngineBooks:
         self._meter.chunk(timing)
 
     def deliver(self, stream: Stream, timing: ChunkTiming, samples: int) -> None:
-        """Note a chunk's audio, in its stream's books too."""
+        """Note a chunk's audio and count it for its stream."""
         self._meter.deadline_misses += stream.deadline.deliver(
             timing.accepted_s, timing.ended_s, samples / SAMPLE_RATE_HZ
         )
@@ -86,3 +86,35 @@ class EngineBooks:
             audio_seconds_per_second=self._recent_steps.audio_s_per_s,
             is_draining=False,
         )
+
+
+REMEMBERED_STEPS = 32
+"""Some seconds of work under load: enough for a steady mean, few enough to follow the load."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    seconds: float
+    audio_s: float
+
+
+class RecentSteps:
+    """The newest steps of one engine; its owner serialises access."""
+
+    def __init__(self) -> None:
+        self._steps: deque[_Step] = deque(maxlen=REMEMBERED_STEPS)
+
+    def add(self, seconds: float, audio_s: float) -> None:
+        """Note a step that took `seconds` and made `audio_s` seconds of audio."""
+        self._steps.append(_Step(seconds, audio_s))
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean duration in seconds; None before the first step."""
+        return sum(step.seconds for step in self._steps) / len(self._steps) if self._steps else None
+
+    @property
+    def audio_s_per_s(self) -> float | None:
+        """Seconds of audio made in each second of steps; None before the first step."""
+        seconds = sum(step.seconds for step in self._steps)
+        return sum(step.audio_s for step in self._steps) / seconds if seconds else None
