@@ -34,8 +34,7 @@ from demo_voice.train.voices import SourceVoice
 from gateway.client import ClientError, SpeechTiming, speak_over_http
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.audio import load_prompt_audio
-from token2wav_service.features.resample import resample_poly
+from token2wav_service.features.audio import load_prompt_audio, resample_poly
 from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
 
 DEFAULT_OUT = Path("benchmarks/results/voice_cpu.json")

@@ -13,10 +13,8 @@ import numpy.typing as npt
 from demo_voice.ears.pitch import track_pitch
 from demo_voice.train.flite import RATE_HZ, Segment, Spoken
 from demo_voice.train.phones import phone_number
-from token2wav_service.features.fbank import kaldi_fbank
-from token2wav_service.features.mel import flow_mel_24k
-from token2wav_service.features.resample import resample_16k_to_24k
-from token2wav_service.features.s3_mel import s3_log_mel
+from token2wav_service.features.audio import resample_16k_to_24k
+from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel
 
 SAMPLES_PER_TOKEN_16K = 640
 SAMPLES_PER_TOKEN_24K = 960

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from token2wav_service.features import speaker_encoder, speech_tokenizer
-from token2wav_service.features.audio import validate_prompt
+from token2wav_service.features.audio import resample_16k_to_24k, validate_prompt
 from token2wav_service.features.mel import flow_mel_24k
-from token2wav_service.features.resample import resample_16k_to_24k
 from token2wav_service.types import FloatArray, IntArray, VoiceFeatures, VoicePrompt
 
 FRAMES_PER_TOKEN = 2

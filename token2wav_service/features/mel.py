@@ -1,18 +1,25 @@
-"""The flow's log-mel: 80 bins at 50 Hz from 24 kHz audio. Source: specification section 10."""
+"""The three spectra that the models read, and the filter banks behind them. Source: specification section 10.
+
+The flow's log-mel has 80 bins at 50 Hz from 24 kHz audio. The speech tokenizer's log-mel has 128 bins at 100 Hz from
+16 kHz audio. The speaker encoder reads Kaldi's log filter bank energies. Filter banks are Slaney's (librosa's default)
+and Kaldi's.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from functools import lru_cache
 
-from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.mel_filters import periodic_hann, slaney_mel_filters
+import numpy as np
+import numpy.typing as npt
+
+from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ
 from token2wav_service.types import FloatArray
 
-MEL_BINS = 80
-WINDOW_SAMPLES = 1920
+FLOW_MEL_BINS = 80
+FLOW_WINDOW_SAMPLES = 1920
 """80 ms; also the FFT's length."""
-HOP_SAMPLES = 480
-HIGH_HZ = 8000.0
+FLOW_HOP_SAMPLES = 480
+FLOW_HIGH_HZ = 8000.0
 
 _MAGNITUDE_EPSILON = 1e-9
 _LOG_FLOOR = 1e-5
@@ -27,10 +34,10 @@ def flow_mel_24k(audio_24k: FloatArray) -> FloatArray:
     Returns:
         [N // 480, 80] float32.
     """
-    edge = (WINDOW_SAMPLES - HOP_SAMPLES) // 2
+    edge = (FLOW_WINDOW_SAMPLES - FLOW_HOP_SAMPLES) // 2
     padded = np.pad(np.asarray(audio_24k, np.float32), edge, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW_SAMPLES)[::HOP_SAMPLES]
-    spectrum = np.fft.rfft(frames * periodic_hann(WINDOW_SAMPLES))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, FLOW_WINDOW_SAMPLES)[::FLOW_HOP_SAMPLES]
+    spectrum = np.fft.rfft(frames * periodic_hann(FLOW_WINDOW_SAMPLES))
     magnitude = np.sqrt(spectrum.real**2 + spectrum.imag**2 + _MAGNITUDE_EPSILON)
     log_mel: FloatArray = np.log(np.maximum(magnitude @ flow_mel_filters().T, _LOG_FLOOR)).astype(np.float32)
     return log_mel
@@ -38,4 +45,175 @@ def flow_mel_24k(audio_24k: FloatArray) -> FloatArray:
 
 def flow_mel_filters() -> FloatArray:
     """Return the [80, 961] filter bank of `flow_mel_24k`."""
-    return slaney_mel_filters(sample_rate_hz=SAMPLE_RATE_HZ, n_fft=WINDOW_SAMPLES, n_mels=MEL_BINS, high_hz=HIGH_HZ)
+    return slaney_mel_filters(
+        sample_rate_hz=SAMPLE_RATE_HZ, n_fft=FLOW_WINDOW_SAMPLES, n_mels=FLOW_MEL_BINS, high_hz=FLOW_HIGH_HZ
+    )
+
+
+S3_MEL_BINS = 128
+S3_WINDOW_SAMPLES = 400
+"""25 ms; also the FFT's length."""
+S3_HOP_SAMPLES = 160
+
+_POWER_FLOOR = 1e-10
+_DYNAMIC_RANGE = 8.0
+"""log10 units kept below the loudest value."""
+_OFFSET, _SCALE = 4.0, 4.0
+
+
+def s3_log_mel(audio_16k: FloatArray) -> FloatArray:
+    """Turn audio into the speech tokenizer's input.
+
+    Args:
+        audio_16k: [N] float32 at 16 kHz, more than 200 samples (the reflected edge).
+
+    Returns:
+        [128, N // 160] float32.
+    """
+    padded = np.pad(np.asarray(audio_16k, np.float32), S3_WINDOW_SAMPLES // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, S3_WINDOW_SAMPLES)[::S3_HOP_SAMPLES][:-1]
+    power = np.abs(np.fft.rfft(frames * periodic_hann(S3_WINDOW_SAMPLES))) ** 2
+    log_mel = np.log10(np.maximum(s3_mel_filters() @ power.T, _POWER_FLOOR))
+    log_mel = np.maximum(log_mel, log_mel.max() - _DYNAMIC_RANGE)
+    scaled: FloatArray = ((log_mel + _OFFSET) / _SCALE).astype(np.float32)
+    return scaled
+
+
+def s3_mel_filters() -> FloatArray:
+    """Return the [128, 201] filter bank of `s3_log_mel`."""
+    return slaney_mel_filters(sample_rate_hz=PROMPT_SAMPLE_RATE_HZ, n_fft=S3_WINDOW_SAMPLES, n_mels=S3_MEL_BINS)
+
+
+FBANK_MEL_BINS = 80
+FBANK_WINDOW_SAMPLES = 400
+FBANK_HOP_SAMPLES = 160
+FBANK_FFT_SAMPLES = 512
+FBANK_LOW_HZ = 20.0
+FBANK_HIGH_HZ = PROMPT_SAMPLE_RATE_HZ / 2
+
+_PRE_EMPHASIS = 0.97
+_POVEY_EXPONENT = 0.85
+_ENERGY_FLOOR = float(np.finfo(np.float32).eps)
+
+
+def kaldi_fbank(audio_16k: FloatArray) -> FloatArray:
+    """Compute 80 log energies every 10 ms; no dither, and the wave stays in +-1.
+
+    Args:
+        audio_16k: [N] float32 at 16 kHz, at least 400 samples.
+
+    Returns:
+        [1 + (N - 400) // 160, 80] float32.
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(audio_16k, np.float32), FBANK_WINDOW_SAMPLES)
+    frames = windows[::FBANK_HOP_SAMPLES].astype(np.float64)
+    frames -= frames.mean(axis=1, keepdims=True)
+    previous = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
+    emphasised = (frames - _PRE_EMPHASIS * previous) * _povey_window()
+    power = np.abs(np.fft.rfft(emphasised, FBANK_FFT_SAMPLES)) ** 2
+    energies: FloatArray = np.log(np.maximum(power @ _kaldi_filters().T, _ENERGY_FLOOR)).astype(np.float32)
+    return energies
+
+
+def speaker_fbank(audio_16k: FloatArray) -> FloatArray:
+    """Return `kaldi_fbank` minus its mean over time: [T, 80] float32."""
+    energies = kaldi_fbank(audio_16k)
+    centred: FloatArray = energies - energies.mean(axis=0, keepdims=True)
+    return centred
+
+
+def _povey_window() -> FloatArray:
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FBANK_WINDOW_SAMPLES) / (FBANK_WINDOW_SAMPLES - 1))
+    window: FloatArray = (hann**_POVEY_EXPONENT).astype(np.float32)
+    return window
+
+
+def _kaldi_filters() -> FloatArray:
+    return kaldi_mel_filters(
+        sample_rate_hz=PROMPT_SAMPLE_RATE_HZ,
+        n_fft=FBANK_FFT_SAMPLES,
+        n_mels=FBANK_MEL_BINS,
+        low_hz=FBANK_LOW_HZ,
+        high_hz=FBANK_HIGH_HZ,
+    )
+
+
+Float64Array = npt.NDArray[np.float64]
+
+CACHED_BANKS = 16
+"""Distinct parameter sets kept; the service uses three."""
+
+# Slaney's scale: linear to 1 kHz, logarithmic above.
+_SLANEY_HZ_PER_MEL = 200.0 / 3
+_SLANEY_BREAK_HZ = 1000.0
+_SLANEY_BREAK_MEL = _SLANEY_BREAK_HZ / _SLANEY_HZ_PER_MEL
+_SLANEY_LOG_STEP = np.log(6.4) / 27.0
+
+# Kaldi's scale: mel = 1127 ln(1 + f / 700).
+_KALDI_MEL_FACTOR = 1127.0
+_KALDI_BREAK_HZ = 700.0
+
+
+@lru_cache(maxsize=CACHED_BANKS)
+def slaney_mel_filters(
+    *, sample_rate_hz: int, n_fft: int, n_mels: int, low_hz: float = 0.0, high_hz: float | None = None
+) -> FloatArray:
+    """Return triangular filters of unit area on Slaney's mel scale.
+
+    Every argument is part of the cache's key, so two banks are never confused.
+
+    Args:
+        high_hz: upper edge; None is half the sample rate.
+
+    Returns:
+        [n_mels, n_fft // 2 + 1] float32, read-only and shared.
+    """
+    upper = sample_rate_hz / 2 if high_hz is None else high_hz
+    bins_hz = np.linspace(0, sample_rate_hz / 2, n_fft // 2 + 1)
+    edges_hz = _slaney_to_hz(np.linspace(_slaney_from_hz(low_hz), _slaney_from_hz(upper), n_mels + 2))
+    rising = (bins_hz[None, :] - edges_hz[:-2, None]) / np.diff(edges_hz)[:-1, None]
+    falling = (edges_hz[2:, None] - bins_hz[None, :]) / np.diff(edges_hz)[1:, None]
+    area = 2.0 / (edges_hz[2:] - edges_hz[:-2])
+    return _frozen(np.maximum(0, np.minimum(rising, falling)) * area[:, None])
+
+
+@lru_cache(maxsize=CACHED_BANKS)
+def kaldi_mel_filters(*, sample_rate_hz: int, n_fft: int, n_mels: int, low_hz: float, high_hz: float) -> FloatArray:
+    """Return filters that are triangles of height 1 on Kaldi's mel scale; the Nyquist bin weighs 0.
+
+    Returns:
+        [n_mels, n_fft // 2 + 1] float32, read-only and shared.
+    """
+    bins = _kaldi_from_hz(np.arange(n_fft // 2) * (sample_rate_hz / n_fft))
+    edges = np.linspace(_kaldi_from_hz(np.float64(low_hz)), _kaldi_from_hz(np.float64(high_hz)), n_mels + 2)
+    step = edges[1] - edges[0]
+    rising = (bins[None, :] - edges[:-2, None]) / step
+    falling = (edges[2:, None] - bins[None, :]) / step
+    return _frozen(np.pad(np.maximum(0, np.minimum(rising, falling)), ((0, 0), (0, 1))))
+
+
+def periodic_hann(length: int) -> FloatArray:
+    """Return the [length] float32 Hann window whose period is its length."""
+    window: FloatArray = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)).astype(np.float32)
+    return window
+
+
+def _slaney_from_hz(hz: float) -> float:
+    if hz < _SLANEY_BREAK_HZ:
+        return hz / _SLANEY_HZ_PER_MEL
+    return float(_SLANEY_BREAK_MEL + np.log(hz / _SLANEY_BREAK_HZ) / _SLANEY_LOG_STEP)
+
+
+def _slaney_to_hz(mel: Float64Array) -> Float64Array:
+    logarithmic = _SLANEY_BREAK_HZ * np.exp(_SLANEY_LOG_STEP * (mel - _SLANEY_BREAK_MEL))
+    return np.where(mel < _SLANEY_BREAK_MEL, mel * _SLANEY_HZ_PER_MEL, logarithmic)
+
+
+def _kaldi_from_hz(hz: Float64Array | np.float64) -> Float64Array:
+    return np.asarray(_KALDI_MEL_FACTOR * np.log(1.0 + hz / _KALDI_BREAK_HZ))
+
+
+def _frozen(bank: Float64Array) -> FloatArray:
+    result: FloatArray = bank.astype(np.float32)
+    result.setflags(write=False)
+    return result

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from token2wav_service.errors import CheckpointError
-from token2wav_service.features.fbank import speaker_fbank
+from token2wav_service.features.mel import speaker_fbank
 from token2wav_service.features.onnx_session import open_session
 from token2wav_service.types import FloatArray
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidPromptError
+from token2wav_service.features.mel import s3_log_mel
 from token2wav_service.features.onnx_session import open_session
-from token2wav_service.features.s3_mel import s3_log_mel
 from token2wav_service.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)

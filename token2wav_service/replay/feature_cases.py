@@ -6,10 +6,15 @@ import numpy as np
 import torch
 
 from token2wav_service.checkpoint.loader import load_flow, load_hift
-from token2wav_service.features.fbank import kaldi_fbank, speaker_fbank
-from token2wav_service.features.mel import flow_mel_24k, flow_mel_filters
-from token2wav_service.features.resample import resample_16k_to_24k
-from token2wav_service.features.s3_mel import s3_log_mel, s3_mel_filters
+from token2wav_service.features.audio import resample_16k_to_24k
+from token2wav_service.features.mel import (
+    flow_mel_24k,
+    flow_mel_filters,
+    kaldi_fbank,
+    s3_log_mel,
+    s3_mel_filters,
+    speaker_fbank,
+)
 from token2wav_service.replay.report import FEATURE_TOLERANCE, FLOW_TOLERANCE, Report
 from token2wav_service.replay.vectors import VectorFolder
 

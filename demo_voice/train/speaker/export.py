@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from demo_voice.train.onnx_graph import OnnxGraph, float_input
 from demo_voice.train.speaker.model import SPREAD_FLOOR, SpeakerNet
-from token2wav_service.features.fbank import MEL_BINS
+from token2wav_service.features.mel import FBANK_MEL_BINS
 from token2wav_service.features.speaker_encoder import EMBEDDING_SIZE
 
 
@@ -28,4 +28,6 @@ def export_speaker_encoder(net: SpeakerNet, path: Path) -> None:
     joined = graph.node("Concat", [mean, spread], axis=1)
     weight, bias = (value.detach().float().cpu().numpy() for value in (net.embed.weight, net.embed.bias))
     embedding = graph.node("Gemm", [joined, graph.matrix(weight), graph.constant(bias)], transB=1)
-    graph.save(path, [float_input("input", ["B", "T", MEL_BINS])], embedding, TensorProto.FLOAT, ["B", EMBEDDING_SIZE])
+    graph.save(
+        path, [float_input("input", ["B", "T", FBANK_MEL_BINS])], embedding, TensorProto.FLOAT, ["B", EMBEDDING_SIZE]
+    )

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from demo_voice.train.convolution import ConvUnit, ResidualBlock
 from demo_voice.train.sizes import SpeakerSizes
-from token2wav_service.features.fbank import MEL_BINS
+from token2wav_service.features.mel import FBANK_MEL_BINS
 from token2wav_service.features.speaker_encoder import EMBEDDING_SIZE
 
 MARGIN = 0.2
@@ -26,7 +26,7 @@ class SpeakerNet(nn.Module):
 
     def __init__(self, sizes: SpeakerSizes) -> None:
         super().__init__()
-        self.stem = ConvUnit(MEL_BINS, sizes.channels, 5, stride=2)
+        self.stem = ConvUnit(FBANK_MEL_BINS, sizes.channels, 5, stride=2)
         self.blocks = nn.ModuleList(ResidualBlock(sizes.channels, dilation) for dilation in range(1, sizes.blocks + 1))
         self.embed = nn.Linear(2 * sizes.channels, EMBEDDING_SIZE)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from demo_voice.train.data import SpeechStreams
 from demo_voice.train.onnx_graph import OnnxGraph, float_input, int32_input
 from demo_voice.train.tokenizer.model import CODE_SIZE, INSIDE, LEVELS, SpeechTokenizerNet, token_ids
-from token2wav_service.features.s3_mel import MEL_BINS
+from token2wav_service.features.mel import S3_MEL_BINS
 
 _BATCH = 256
 
@@ -34,7 +34,7 @@ def export_tokenizer(net: SpeechTokenizerNet, path: Path) -> None:
     for block in net.blocks_at_25_hz:
         x = graph.residual(x, block)  # type: ignore[arg-type]
     ids = _ids(graph, graph.conv(x, net.project))
-    inputs = [float_input("feats", [1, MEL_BINS, "T"]), int32_input("feats_length", [1])]
+    inputs = [float_input("feats", [1, S3_MEL_BINS, "T"]), int32_input("feats_length", [1])]
     graph.save(path, inputs, ids, TensorProto.INT32, [1, "tokens"])
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from demo_voice.train.convolution import ConvUnit, ResidualBlock
 from demo_voice.train.phones import PHONES
 from demo_voice.train.sizes import TokenizerSizes
-from token2wav_service.features.mel import MEL_BINS as FLOW_MEL_BINS
-from token2wav_service.features.s3_mel import MEL_BINS
+from token2wav_service.features.mel import FLOW_MEL_BINS, S3_MEL_BINS
 
 CODE_SIZE = 8
 LEVELS = 3
@@ -29,7 +28,7 @@ class SpeechTokenizerNet(nn.Module):
     def __init__(self, sizes: TokenizerSizes) -> None:
         super().__init__()
         channels = sizes.channels
-        self.stem = ConvUnit(MEL_BINS, channels, 5, stride=2)
+        self.stem = ConvUnit(S3_MEL_BINS, channels, 5, stride=2)
         self.blocks_at_50_hz = nn.ModuleList(ResidualBlock(channels) for _ in range(sizes.blocks_at_50_hz))
         self.down = ConvUnit(channels, channels, 5, stride=2)
         self.blocks_at_25_hz = nn.ModuleList(ResidualBlock(channels) for _ in range(sizes.blocks_at_25_hz))

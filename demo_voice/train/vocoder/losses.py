@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.features.mel import HOP_SAMPLES, WINDOW_SAMPLES, flow_mel_filters
+from token2wav_service.features.mel import FLOW_HOP_SAMPLES, FLOW_WINDOW_SAMPLES, flow_mel_filters
 
 _RESOLUTIONS = ((512, 128), (1024, 256), (2048, 512))
 """FFT and hop, in samples at 24 kHz."""
@@ -20,16 +20,16 @@ class MelLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("filters", torch.from_numpy(flow_mel_filters().copy()), persistent=False)
-        self.register_buffer("window", torch.hann_window(WINDOW_SAMPLES, periodic=True), persistent=False)
+        self.register_buffer("window", torch.hann_window(FLOW_WINDOW_SAMPLES, periodic=True), persistent=False)
         self.filters: Tensor
         self.window: Tensor
 
     def mel(self, samples: Tensor) -> Tensor:
         """Map [B, N] to [B, 80, N // 480]."""
-        edge = (WINDOW_SAMPLES - HOP_SAMPLES) // 2
+        edge = (FLOW_WINDOW_SAMPLES - FLOW_HOP_SAMPLES) // 2
         padded = functional.pad(samples[:, None], (edge, edge), mode="reflect")[:, 0]
         spectrum = torch.stft(
-            padded, WINDOW_SAMPLES, HOP_SAMPLES, window=self.window, center=False, return_complex=True
+            padded, FLOW_WINDOW_SAMPLES, FLOW_HOP_SAMPLES, window=self.window, center=False, return_complex=True
         )
         magnitude = torch.sqrt(spectrum.real**2 + spectrum.imag**2 + _MAGNITUDE_EPSILON)
         return torch.log((self.filters @ magnitude).clamp(min=_MAGNITUDE_FLOOR))

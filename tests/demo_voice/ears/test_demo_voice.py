@@ -30,7 +30,7 @@ from llm_service.huggingface_layout import WEIGHTS_FILE
 from tests.demo_voice.ears.conftest import RATE_HZ, Voice
 from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS
 from token2wav_service.contract import SAMPLE_RATE_HZ
-from token2wav_service.features.resample import resample_poly
+from token2wav_service.features.audio import resample_poly
 from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
 from token2wav_service.serving.process.server import free_ports
 

@@ -21,7 +21,7 @@ from demo_voice.ears.word_errors import WordErrors
 from demo_voice.unpack import VOICES
 from tests.demo_voice.ears.conftest import Voice
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder
-from token2wav_service.features.resample import resample_16k_to_24k
+from token2wav_service.features.audio import resample_16k_to_24k
 
 ROW = StudyRow(
     text="one two three four",

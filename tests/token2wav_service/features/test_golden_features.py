@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from tests.token2wav_service.features.helpers import ASSETS, golden
-from token2wav_service.features.fbank import kaldi_fbank, speaker_fbank
-from token2wav_service.features.mel import flow_mel_24k, flow_mel_filters
-from token2wav_service.features.resample import resample_16k_to_24k
-from token2wav_service.features.s3_mel import s3_log_mel, s3_mel_filters
+from token2wav_service.features.audio import resample_16k_to_24k
+from token2wav_service.features.mel import (
+    flow_mel_24k,
+    flow_mel_filters,
+    kaldi_fbank,
+    s3_log_mel,
+    s3_mel_filters,
+    speaker_fbank,
+)
 from token2wav_service.features.speaker_encoder import SpeakerEncoder
 from token2wav_service.types import FloatArray
 

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from tests.token2wav_service.features.helpers import noise, tone
-from token2wav_service.features.fbank import kaldi_fbank
-from token2wav_service.features.mel import flow_mel_24k
-from token2wav_service.features.mel_filters import slaney_mel_filters
-from token2wav_service.features.resample import resample_16k_to_24k, resample_poly
-from token2wav_service.features.s3_mel import s3_log_mel
+from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
+from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel, slaney_mel_filters
 
 
 @pytest.mark.parametrize("samples", [1920, 1921, 1922, 1923, 16_001])
