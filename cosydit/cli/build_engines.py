@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Build what is missing; return 0, or 1 if an engine could not be built or was refused."""
     from token2wav_service.export.tensorrt.build import LazyCertifier
-    from token2wav_service.runtime.tensorrt.host import probe_host
+    from token2wav_service.runtime.tensorrt.manifest import probe_host
 
     host = probe_host()
 
@@ -102,7 +102,7 @@ def build_engines(
 
 def _requests(args: argparse.Namespace, model_dir: Path) -> list[EngineRequest]:
     from token2wav_service.errors import ExportError
-    from token2wav_service.export.tensorrt.requests import read_request
+    from token2wav_service.export.tensorrt.build import read_request
     from token2wav_service.graphs.catalogue import FLOW_GRAPHS, VOCODER_GRAPHS
     from token2wav_service.graphs.spec import Precision
     from token2wav_service.runtime.tensorrt.types import BuildOptions
@@ -132,7 +132,7 @@ def _load_on_gpu(host: GpuHost) -> TensorRT:
 
     from token2wav_service.errors import EngineBuildError
     from token2wav_service.runtime.tensorrt.api import load_tensorrt
-    from token2wav_service.runtime.tensorrt.host import architecture_name
+    from token2wav_service.runtime.tensorrt.manifest import architecture_name
 
     if not torch.cuda.is_available():
         raise EngineBuildError(f"torch {torch.__version__} can't use the GPU; make .venv again on this host")
@@ -147,6 +147,6 @@ def _load_on_gpu(host: GpuHost) -> TensorRT:
 def _gpu_certifier(model_dir: Path, onnx: Path) -> Certifier:
     import torch
 
-    from token2wav_service.export.tensorrt.reference import make_certifier
+    from token2wav_service.export.tensorrt.certify import make_certifier
 
     return make_certifier(model_dir, onnx, torch.device("cuda"))

@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> ExportOptions:
     from token2wav_service.errors import ExportError
     from token2wav_service.export.directory import ALL_GRAPHS, ExportOptions
-    from token2wav_service.export.shapes_file import read_shapes
-    from token2wav_service.graphs.shapes import ShapeSettings
+    from token2wav_service.graphs.shapes import ShapeSettings, read_shapes
     from token2wav_service.graphs.spec import Precision
 
     wanted = tuple(args.only or ALL_GRAPHS)

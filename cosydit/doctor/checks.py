@@ -20,8 +20,7 @@ from pathlib import Path
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, default_directory
 from cosydit.stack.engines import next_engine_command, report_engines
 from cosydit.stack.stack import LOOPBACK, Ports
-from token2wav_service.runtime.tensorrt.host import probe_host
-from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, GpuHost
+from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, GpuHost, probe_host
 
 GIB = 1024**3
 MIB = 1024**2

@@ -13,8 +13,8 @@ import numpy as np
 
 from token2wav_service.errors import InvalidRequestError, StreamAbortedError
 from token2wav_service.python_backend.inputs import RequestInputs
-from token2wav_service.python_backend.model_config import read_parameters
 from token2wav_service.python_backend.responder import PbUtils, Tensor, error_response, error_text, make_response
+from token2wav_service.python_backend.server_process import read_parameters
 from token2wav_service.types import FloatArray, IntArray
 
 

@@ -27,11 +27,9 @@ from token2wav_service.engine.meter import Measurements
 from token2wav_service.engine.voices import BoundedPool
 from token2wav_service.errors import EngineStoppedError, InvalidRequestError, StreamAbortedError, Token2WavError
 from token2wav_service.python_backend.inputs import RequestInputs
-from token2wav_service.python_backend.model_config import read_parameters
 from token2wav_service.python_backend.responder import PbUtils, Responder, text_tensor
+from token2wav_service.python_backend.server_process import read_drain_flag, read_parameters, server_ender
 from token2wav_service.serving.metrics import EngineMetrics, FailureCounts, StatsLike
-from token2wav_service.serving.process.drain_flag import read_drain_flag
-from token2wav_service.serving.process.end_server import server_ender
 from token2wav_service.serving.stream_trace import NO_TRACE, SERVICE, StreamTrace, begin_trace
 from token2wav_service.types import (
     AudioChunk,

@@ -25,8 +25,8 @@ from gateway.speech.request import SpeechRequest
 from token2wav_service.contract import DEFAULT_PRIORITY, ErrorCode, encode_error
 from token2wav_service.errors import InvalidRequestError
 from token2wav_service.python_backend.inputs import RequestInputs
-from token2wav_service.python_backend.model_config import is_decoupled, read_parameters
 from token2wav_service.python_backend.responder import PbUtils, Responder, error_response, error_text, make_response
+from token2wav_service.python_backend.server_process import is_decoupled, read_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_HIFT
 from token2wav_service.errors import ExportError
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.compare import REFERENCE_SWEEP, Executor, Sweep, compare_graph
-from token2wav_service.export.onnx_file import check_interface, write_graph
-from token2wav_service.export.operators import check_operators
+from token2wav_service.export.onnx_file import check_interface, check_operators, write_graph
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import DType, GraphSpec, Precision
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from token2wav_service.errors import ExportError
-from token2wav_service.export.shapes_file import read_shapes
 from token2wav_service.graphs import catalogue as graphs
-from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
+from token2wav_service.graphs.shapes import AxisRange, ShapeSettings, read_shapes
 from token2wav_service.graphs.spec import Precision
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 

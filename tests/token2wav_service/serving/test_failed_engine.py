@@ -15,7 +15,7 @@ from servicekit.clock import SystemClock
 from tests.token2wav_service.engine.factory import make_engine
 from token2wav_service.engine.loop import EngineLoop
 from token2wav_service.features.audio import load_prompt_audio
-from token2wav_service.serving.process.end_server import server_ender
+from token2wav_service.python_backend.server_process import server_ender
 from token2wav_service.serving.token2wav_model import Token2WavModel
 
 

@@ -20,8 +20,8 @@ from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, F
 from tests.token2wav_service.serving.test_token2wav_model import WAIT_S, decode_audio
 from tests.token2wav_service.serving.test_token2wav_model import text as text_tensor
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
+from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, read_drain_flag
 from token2wav_service.serving.assemble import TEMPLATES
-from token2wav_service.serving.process.drain_flag import DRAIN_FLAG_VARIABLE, read_drain_flag
 from token2wav_service.serving.process.server import TritonProcess, free_ports
 from token2wav_service.serving.token2wav_model import Token2WavModel
 
@@ -29,7 +29,7 @@ DRAINING_MODEL = (
     FAKE_ENGINE_MODEL.replace("import triton", "import os\n\nimport triton", 1).replace(
         "load_prompt_audio, metrics", "load_prompt_audio, is_draining=read_drain_flag(os.environ), metrics"
     )
-    + "\nfrom token2wav_service.serving.process.drain_flag import read_drain_flag\n"
+    + "\nfrom token2wav_service.python_backend.server_process import read_drain_flag\n"
 )
 SERVER_WAIT_S = 60.0
 

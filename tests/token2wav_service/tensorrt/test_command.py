@@ -22,14 +22,13 @@ from token2wav_service.errors import EngineUnfitError
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.manifest import Manifest, describe, write_manifest
 from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
-from token2wav_service.export.tensorrt.reference import make_certifier, sizes_to_measure
+from token2wav_service.export.tensorrt.certify import make_certifier, sizes_to_measure
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import Precision
 from token2wav_service.hashes import sha256_of_file
 from token2wav_service.runtime.tensorrt.api import TensorRT
-from token2wav_service.runtime.tensorrt.host import probe_gpu, tensorrt_version
-from token2wav_service.runtime.tensorrt.manifest import GpuHost, read_manifests
+from token2wav_service.runtime.tensorrt.manifest import GpuHost, probe_gpu, read_manifests, tensorrt_version
 
 SHAPES = ShapeSettings(streams=AxisRange(1, 2, 4), chunk_frames=AxisRange(2, 6, 8), prompt_frames=AxisRange(1, 5, 9))
 NO_GPU = GpuHost(None, None, None)

@@ -1,6 +1,7 @@
-"""Makes one engine file: build, measure, and only then rename into place.
+"""Makes one engine file out of an exported graph: read its request, build, measure, and only then rename into place.
 
-Two builders that share a directory take turns. What is there already and fits is left alone, without loading TensorRT.
+Two builders that share a directory take turns. What is there already and fits is left alone, without loading TensorRT
+or torch, so that finding nothing to do is quick.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from token2wav_service.errors import EngineBuildError, EngineUnfitError
+from token2wav_service.errors import EngineBuildError, EngineUnfitError, ExportError
+from token2wav_service.export.manifest import Manifest, read_manifest
+from token2wav_service.graphs.catalogue import VOCODER_GRAPHS
+from token2wav_service.graphs.shapes import AxisRange, Profile
+from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
 from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
 from token2wav_service.runtime.tensorrt.manifest import (
     MANIFEST_SUFFIX,
@@ -24,11 +29,11 @@ from token2wav_service.runtime.tensorrt.manifest import (
     EngineProfile,
     GpuHost,
     misfits,
-    read_manifest,
     recipe_sha256,
     write_manifest,
     write_whole,
 )
+from token2wav_service.runtime.tensorrt.manifest import read_manifest as read_engine_manifest
 from token2wav_service.runtime.tensorrt.types import BuildOptions, BuildProgress
 
 logger = logging.getLogger(__name__)
@@ -131,7 +136,7 @@ def _existing(key: EngineKey, directory: Path, host: GpuHost) -> EngineManifest 
     if not path.is_file():
         return None
     try:
-        manifest = read_manifest(path)
+        manifest = read_engine_manifest(path)
     except EngineUnfitError as err:
         logger.warning("%s", err)
         return None
@@ -191,3 +196,47 @@ def _locked(directory: Path, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def read_request(onnx_dir: Path, graph: str, precision: Precision, options: BuildOptions) -> EngineRequest:
+    """Return the engine that belongs to an exported graph, with the profiles it was exported for.
+
+    Args:
+        precision: of the flow's graphs; the vocoder's are float32 always.
+
+    Raises:
+        ExportError: the graph was not exported, or its file is not what its manifest says.
+    """
+    exported = Precision.FLOAT32 if graph in VOCODER_GRAPHS else precision
+    onnx = onnx_dir / f"{graph}.{exported.value}.onnx"
+    manifest = read_manifest(onnx)
+    if not onnx.is_file() or onnx.stat().st_size != manifest.size_bytes:
+        raise ExportError(f"{onnx} is missing or not whole; run `cosydit export` again")
+    spec = read_spec(manifest)
+    profiles = tuple(EngineProfile(profile.name, spec.shape_ranges(profile)) for profile in spec.profiles)
+    return EngineRequest(graph, exported.value, onnx, manifest.sha256, manifest.sources, profiles, options)
+
+
+def read_spec(manifest: Manifest) -> GraphSpec:
+    """Return the description that a graph was exported under, without its derived axes.
+
+    Raises:
+        ExportError: the manifest holds something else.
+    """
+    try:
+        described = manifest.description
+        tensors = [
+            tuple(
+                TensorSpec(t["name"], DType(t["dtype"]), tuple(t["dims"]), t["meaning"]) for t in described[direction]
+            )
+            for direction in ("inputs", "outputs")
+        ]
+        profiles = tuple(
+            Profile(name, {axis: AxisRange(*size) for axis, size in ranges.items()})
+            for name, ranges in described["profiles"].items()
+        )
+        return GraphSpec(manifest.graph, Precision(manifest.precision), tensors[0], tensors[1], profiles)
+    except (KeyError, TypeError, ValueError) as err:
+        raise ExportError(
+            f"the manifest of {manifest.graph} can't be read ({err!r}); run `cosydit export` again"
+        ) from err

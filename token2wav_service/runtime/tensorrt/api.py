@@ -24,8 +24,14 @@ from token2wav_service.runtime.tensorrt.interface import (
     OnnxParser,
     TensorRTModule,
 )
-from token2wav_service.runtime.tensorrt.interrupts import Interrupts
-from token2wav_service.runtime.tensorrt.types import BuildOptions, BuildProgress, BuiltPlan, EngineTensor, Shape
+from token2wav_service.runtime.tensorrt.types import (
+    BuildOptions,
+    BuildProgress,
+    BuiltPlan,
+    EngineTensor,
+    Interrupts,
+    Shape,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.spec import GraphSpec, TensorSpec
 from token2wav_service.runtime.tensorrt.api import Engine
-from token2wav_service.runtime.tensorrt.binding import BoundContext, is_held, torch_dtype
-from token2wav_service.runtime.tensorrt.contexts import ContextPool
+from token2wav_service.runtime.tensorrt.contexts import BoundContext, ContextPool, is_held, torch_dtype
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from token2wav_service.runtime.slots.fused_solver import FusedSolver
 from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, STREAM_BUCKETS, TOKEN_BUCKETS
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt
 from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
-from token2wav_service.runtime.tensorrt.host import architecture_name
-from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, GpuHost, find_engine
+from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, GpuHost, architecture_name, find_engine
 from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.cfm import time_grid
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, ChunkSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.tensorrt.binding import BoundContext
+from token2wav_service.runtime.tensorrt.contexts import BoundContext
 from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
 from token2wav_service.runtime.tensorrt.history import gather_history
 

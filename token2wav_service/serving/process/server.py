@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 
 from servicekit.clock import Clock, SystemClock
+from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE
 from token2wav_service.serving.assemble import count_instances
 from token2wav_service.serving.process.command import MIB, SHM_REGION_BYTES, ServerOptions, server_command
-from token2wav_service.serving.process.drain_flag import DRAIN_FLAG_VARIABLE
 from token2wav_service.serving.process.installation import (
     TritonInstallation,
     find_installation,

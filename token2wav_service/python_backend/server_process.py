@@ -1,0 +1,58 @@
+"""What a model knows of the tritonserver it runs in: its parameters, whether the server drains, and how to end it.
+
+The launcher tells the models that the server drains by a file, whose name they find in their environment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def read_parameters(model_config_json: str) -> dict[str, str]:
+    """Return the model's parameters by name.
+
+    Args:
+        model_config_json: `args["model_config"]` of the python backend's `initialize`.
+    """
+    parameters = json.loads(model_config_json).get("parameters", {})
+    return {name: str(value["string_value"]) for name, value in parameters.items()}
+
+
+def is_decoupled(model_config_json: str) -> bool:
+    """Say whether the model may send any number of responses."""
+    return bool(json.loads(model_config_json).get("model_transaction_policy", {}).get("decoupled", False))
+
+
+DRAIN_FLAG_VARIABLE = "COSYDIT_DRAIN_FLAG"
+"""Environment variable with the file's path; while the file is there, the server drains."""
+
+
+def read_drain_flag(environment: Mapping[str, str]) -> Callable[[], bool]:
+    """Return what tells whether the server drains; without the variable it never does."""
+    path = environment.get(DRAIN_FLAG_VARIABLE)
+    return Path(path).exists if path else lambda: False
+
+
+logger = logging.getLogger(__name__)
+
+
+def server_ender() -> Callable[[Exception], None]:
+    """Return what stops this process's server; call it while the model loads, when the server is sure to be there.
+
+    The server ends as at any stop: requests under way are answered first. `python -m token2wav_service.serving` sees
+    that nobody asked for it, and ends with a status other than 0.
+    """
+    server_pid = os.getppid()
+
+    def end_server(error: Exception) -> None:
+        if os.getppid() != server_pid:  # gone already; its process id may be another's
+            return
+        logger.critical("stopping the server (process %d): %s", server_pid, error)
+        os.kill(server_pid, signal.SIGTERM)
+
+    return end_server
