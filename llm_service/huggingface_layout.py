@@ -1,4 +1,6 @@
-"""The Hugging Face layout of the speech-token LLM beside its weights: configuration, tokenizer, special tokens, index.
+"""The Hugging Face layout of the speech-token LLM: stock, and the converted form that engines serve. Needs no torch.
+
+Stock, beside the weights:
 
     config.json, generation_config.json   a Qwen2 of the official vocabulary
     model.safetensors, ...index.json      the weights; the index names the one file
@@ -7,7 +9,16 @@
     tokenizer.json, tokenizer_config.json, special_tokens_map.json   byte-level text, official special ids
 
 `speech_head.safetensors` is optional in a checkpoint: the embedded server falls back to the rows of lm_head without a
-bias. Needs no torch.
+bias.
+
+The converted form has a head of speech and end tokens only, its bias kept. Stock Qwen2 has no bias in its head, and
+drops one without a word. So the form has an architecture of its own: an engine that does not know it refuses it, and
+the adapters teach it to the engines. The directory holds:
+
+    config.json            Qwen2's, with the architecture and the two keys below
+    model.safetensors      the decoder, the whole embedding table, lm_head.weight [6564, hidden], lm_head.bias [6564]
+    modeling_speech_qwen2.py   the model for Transformers
+    tokenizer files, generation_config.json, manifest.json
 """
 
 from __future__ import annotations
@@ -147,3 +158,19 @@ def _added_token(token: str, token_id: int) -> dict[str, Any]:
         "normalized": False,
         "special": token_id < SPEECH_TOKEN_OFFSET,
     }
+
+
+ARCHITECTURE = "SpeechQwen2ForCausalLM"
+
+# In config.json: the LLM id of the head's first row, and its number of rows.
+FIRST_ID_KEY = "speech_head_first_id"
+ROWS_KEY = "speech_head_rows"
+
+
+def has_speech_form(model_dir: Path) -> bool:
+    """Tell whether a model directory is of the converted form; False for anything that can't be read."""
+    try:
+        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("architectures") == [ARCHITECTURE]

@@ -1,22 +1,22 @@
-"""The speech head of a Hugging Face directory, whichever way it is stored.
+"""The speech head of a Hugging Face directory, whichever way it is stored, and the tensors of its safetensors files.
 
-Three ways are known: a file of its own (what `make_random_llm` writes), the few rows of the converted form (see
-`llm_service.speech_form`), and the whole vocabulary's rows, of which the speech ones are taken. Knows nothing of the
-rest of the model.
+A head is stored in one of three ways: a file of its own (what `make_random_llm` writes), the few rows of the converted
+form (see `llm_service.huggingface_layout`), or the whole vocabulary's rows, of which the speech ones are taken. Tensors
+stay on disk until they are used. Knows nothing of the rest of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
-from llm_service.tensor_files import TensorFiles
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 
 HEAD_WEIGHT = "lm_head.weight"
@@ -74,3 +74,42 @@ def _checked(parts: Mapping[str, torch.Tensor], where: Path) -> SpeechHead:
     if found != expected:
         raise CheckpointError(f"{where} holds {found}, expected {expected}")
     return SpeechHead(parts["weight"], bias, "bias" in parts)
+
+
+class TensorFiles(Mapping[str, torch.Tensor]):
+    """Tensors of all weight files of a directory, by name; the separate speech head is not among them."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Index a directory.
+
+        Raises:
+            CheckpointError: there are no weight files, one can't be read, or a name occurs twice.
+        """
+        self.paths = [path for path in sorted(model_dir.glob("*.safetensors")) if path.name != SPEECH_HEAD_FILE]
+        if not self.paths:
+            raise CheckpointError(f"{model_dir} has no *.safetensors; save the model again with safe_serialization")
+        self._homes: dict[str, Path] = {}
+        for path in self.paths:
+            for name in _names(path):
+                if name in self._homes:
+                    raise CheckpointError(f"{name} is in {self._homes[name].name} and in {path.name} of {model_dir}")
+                self._homes[name] = path
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with safe_open(self._homes[name], framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as err:
+        raise CheckpointError(f"{path} can't be read: {err}; download or make it again") from err

@@ -1,5 +1,5 @@
 """Files that other engines load: code with which they serve the converted form of the LLM (see
-`llm_service.speech_form`), and options.
+`llm_service.huggingface_layout`), and options.
 
 None of the code is imported by this package: each piece runs inside its engine, imports nothing of ours, and is given
 to the engine by the path below. Knows nothing of who launches the engine.

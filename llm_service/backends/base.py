@@ -10,7 +10,7 @@ from typing import Protocol
 
 from llm_service.config import BackendName, ServerConfig
 from llm_service.errors import BackendUnavailableError, CheckpointError
-from llm_service.speech_form import has_speech_form
+from llm_service.huggingface_layout import has_speech_form
 from llm_service.text_encoder import TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Capabilities:
     token_id_value: bool
     health_path: str
     has_repetition_aware_sampling: bool  # else repetition_penalty is the guard
-    needs_converted_form: bool  # of the LLM (`llm_service.speech_form`), to keep the bias of its head
+    needs_converted_form: bool  # of the LLM (`llm_service.huggingface_layout`), to keep the bias of its head
 
 
 class Backend(Protocol):

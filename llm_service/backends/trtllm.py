@@ -12,7 +12,7 @@ from llm_service.backends.base import (
 )
 from llm_service.config import BackendName, ServerConfig
 from llm_service.errors import ConfigError
-from llm_service.speech_form import has_speech_form
+from llm_service.huggingface_layout import has_speech_form
 
 PROGRAM = "trtllm-serve"
 TENSORRT = "tensorrt"

@@ -8,7 +8,7 @@ from pathlib import Path
 from llm_service.adapters import VLLM_PLUGIN_DIR
 from llm_service.backends.base import Capabilities, require_directories, require_program, warn_about_lost_bias
 from llm_service.config import BackendName, ServerConfig
-from llm_service.speech_form import has_speech_form
+from llm_service.huggingface_layout import has_speech_form
 
 PROGRAM = "vllm"
 GRAPH_TOKENS = 512

@@ -1,7 +1,12 @@
-"""Writes the converted form (see `llm_service.speech_form`): small biased head, whole embedding, tokenizer, model."""
+"""Reads both Hugging Face forms (see `llm_service.huggingface_layout`) and writes the converted one.
+
+Stock holds the whole vocabulary's head, the converted form the few rows of the speech head.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,13 +15,98 @@ import torch
 from safetensors.torch import save_file
 
 from llm_service.adapters import TRANSFORMERS_AUTO_MAP, TRANSFORMERS_MODEL_FILE
-from llm_service.export.source import SpeechLMSource
-from llm_service.huggingface_layout import WEIGHTS_FILE, generation_config, write_json
-from llm_service.qwen2 import qwen2_config
-from llm_service.speech_form import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
-from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT
-from llm_service.vocab import END_IDS, SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.config import SPEECH_HEAD_FILE
+from llm_service.errors import CheckpointError
+from llm_service.export.source import SpeechLMSource, read_tokenizer_files
+from llm_service.huggingface_layout import (
+    ARCHITECTURE,
+    FIRST_ID_KEY,
+    ROWS_KEY,
+    WEIGHTS_FILE,
+    generation_config,
+    write_json,
+)
+from llm_service.qwen2 import check_tensors, decoder_tensors, qwen2_config, read_shape
+from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, SPEECH_ROWS, TensorFiles, read_speech_head
+from llm_service.vocab import END_IDS, PADDED_VOCABULARY_SIZE, SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 from servicekit.file_modes import usual_mode
+
+logger = logging.getLogger(__name__)
+
+DECODER_PREFIX = "model."
+EMBEDDING = "model.embed_tokens.weight"
+# A bias below this makes a token impossible: e to the power of it is nothing beside any other token.
+IMPOSSIBLE_BIAS = -1e4
+
+
+def read_huggingface(model_dir: Path) -> SpeechLMSource:
+    """Read a Hugging Face directory.
+
+    Raises:
+        CheckpointError: it is incomplete or damaged, numbers its tokens otherwise, or its head can speak text.
+    """
+    shape = read_shape(model_dir / "config.json")
+    tokenizer_files = read_tokenizer_files(model_dir)
+    _check_end_ids(model_dir)
+    tensors = TensorFiles(model_dir)
+    decoder = {name.removeprefix(DECODER_PREFIX): tensors[name] for name in tensors if name.startswith(DECODER_PREFIX)}
+    embedding = decoder.pop(EMBEDDING.removeprefix(DECODER_PREFIX), None)
+    check_tensors(decoder, decoder_tensors(shape), model_dir)
+    if embedding is None:
+        raise CheckpointError(f"{model_dir} has no {EMBEDDING}; wrong or damaged checkpoint")
+    _check_other_rows(tensors, model_dir)
+    head = read_speech_head(model_dir)
+    if head.weight.shape[1] != shape.hidden:
+        raise CheckpointError(
+            f"{model_dir}: the head takes {head.weight.shape[1]} channels, the model has {shape.hidden}"
+        )
+    if not head.has_bias:
+        logger.warning(
+            "%s stores no bias of the speech head (neither %s nor %s): the official model has one, so it was lost when "
+            "this directory was made; convert the official llm.pt if you have it",
+            *(model_dir, HEAD_BIAS, SPEECH_HEAD_FILE),
+        )
+    return SpeechLMSource(shape, decoder, embedding, head, tokenizer_files)
+
+
+def _check_end_ids(model_dir: Path) -> None:
+    """Check that what stops a generation is the end tokens."""
+    for name in ("config.json", "generation_config.json"):
+        ids = _eos_ids(model_dir / name)
+        if ids is not None and not (END_IDS[0] in ids and set(ids) <= set(END_IDS)):
+            raise CheckpointError(
+                f"{model_dir / name}: eos_token_id is {sorted(ids)}, expected {END_IDS[0]} (<|eos1|>), alone or with "
+                f"{END_IDS[1]} and {END_IDS[2]}; correct the file or use the checkpoint it belongs to"
+            )
+
+
+def _eos_ids(path: Path) -> set[int] | None:
+    """Return the ids of a config file, None where it says nothing."""
+    if not path.is_file():
+        return None
+    value: Any = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    if value is None:
+        return None
+    return set(value) if isinstance(value, list) else {value}
+
+
+def _check_other_rows(tensors: TensorFiles, model_dir: Path) -> None:
+    """Check that a whole-vocabulary head has nothing to say outside the speech rows, which are all that is kept."""
+    weight = tensors.get(HEAD_WEIGHT)
+    if weight is None or weight.shape[0] == SPEECH_HEAD_ROWS:
+        return
+    if weight.shape[0] != PADDED_VOCABULARY_SIZE:
+        return  # reading the head says what is wrong with it
+    is_live = (weight != 0).any(dim=1)
+    if HEAD_BIAS in tensors:
+        is_live &= tensors[HEAD_BIAS] > IMPOSSIBLE_BIAS
+    is_live[SPEECH_ROWS] = False
+    if is_live.any():
+        first = int(torch.nonzero(is_live)[0])
+        raise CheckpointError(
+            f"{model_dir}: lm_head has {int(is_live.sum())} rows that could speak other than speech tokens, the first "
+            f"is {first}; expected zero weights there: is this the speech-token LLM?"
+        )
 
 
 def write_huggingface(source: SpeechLMSource, directory: Path, dtype: str) -> None:

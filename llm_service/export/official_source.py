@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from llm_service.errors import CheckpointError
-from llm_service.export.source import SpeechLMSource
-from llm_service.export.tokenizer import build_tokenizer_files
+from llm_service.export.source import SpeechLMSource, build_tokenizer_files
 from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors, read_shape
 from llm_service.speech_head import SpeechHead
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID

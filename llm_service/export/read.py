@@ -49,7 +49,7 @@ def read_source(path: Path, qwen_dir: Path | None) -> SpeechLMSource:
         CheckpointError: something is missing, damaged or numbered otherwise; the message says what.
     """
     # Heavy: importing these takes longer than finding out that there is nothing to do.
-    from llm_service.export.huggingface_source import read_huggingface
+    from llm_service.export.huggingface import read_huggingface
     from llm_service.export.official_source import read_official
     from llm_service.export.source import check_special_rows
 

@@ -1,22 +1,31 @@
-"""What is converted, wherever it comes from: decoder, embedding, speech head and tokenizer of one model."""
+"""What is converted, wherever it comes from: decoder, embedding, speech head and tokenizer files of one model.
+
+The tokenizer's files are copied from a Hugging Face directory, or built on the text tokenizer that llm.pt goes with.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from tokenizers import AddedToken, Tokenizer
 
 from llm_service.errors import CheckpointError
+from llm_service.huggingface_layout import ENDOFTEXT, INLINE_TOKENS, special_tokens_map, tokenizer_config
 from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_head import SpeechHead
+from llm_service.text_encoder import TOKENIZER_FILE, check_numbering, load_text_encoder
 from llm_service.vocab import (
     END_IDS,
     END_TOKENS,
     PADDED_VOCABULARY_SIZE,
     SOS_ID,
     SOS_TOKEN,
+    SPEECH_TOKEN_COUNT,
     SPEECH_TOKEN_OFFSET,
     TASK_ID,
     TASK_TOKEN,
@@ -55,3 +64,73 @@ def check_special_rows(embedding: torch.Tensor, where: Path) -> None:
     for token, token_id in SPECIAL_IDS.items():
         if not embedding[token_id].any():
             raise CheckpointError(f"{where}: the embedding of {token} (row {token_id}) is all zero; wrong numbering?")
+
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+OTHER_FILES = ("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", CHAT_TEMPLATE_FILE)
+
+
+def read_tokenizer_files(model_dir: Path) -> dict[str, str]:
+    """Return the tokenizer's files of a Hugging Face directory, by name.
+
+    Raises:
+        CheckpointError: one that is needed is missing, a token has another id than `vocab` says, or there is no chat
+            template.
+    """
+    load_text_encoder(model_dir)  # checks numbering and says what is wrong
+    names = [TOKENIZER_FILE, TOKENIZER_CONFIG, *(name for name in OTHER_FILES if (model_dir / name).is_file())]
+    try:
+        files = {name: (model_dir / name).read_text(encoding="utf-8") for name in names}
+        has_template = CHAT_TEMPLATE_FILE in files or "chat_template" in json.loads(files[TOKENIZER_CONFIG])
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"{model_dir}: a tokenizer file can't be read: {err}") from err
+    if not has_template:
+        raise CheckpointError(f"{model_dir / TOKENIZER_CONFIG} has no chat_template; expected the speech-token LLM's")
+    return files
+
+
+def build_tokenizer_files(text_tokenizer_dir: Path) -> dict[str, str]:
+    """Add the special and the speech tokens to Qwen2's text tokenizer; return the files by name.
+
+    Raises:
+        CheckpointError: the text tokenizer is missing, or the ids do not come out as `vocab` says.
+    """
+    tokenizer = _text_tokenizer(text_tokenizer_dir)
+    tokenizer.add_special_tokens([_token(token) for token in (ENDOFTEXT, *INLINE_TOKENS)])
+    last = tokenizer.token_to_id(INLINE_TOKENS[-1])
+    if last != SPEECH_TOKEN_OFFSET - 1:
+        raise CheckpointError(
+            f"{text_tokenizer_dir}: with its special tokens the text tokenizer ends at id {last}, expected "
+            f"{SPEECH_TOKEN_OFFSET - 1}; give the Qwen2 tokenizer that the checkpoint came with"
+        )
+    speech = [speech_token_text(index) for index in range(SPEECH_TOKEN_COUNT)]
+    tokenizer.add_tokens([_token(token) for token in (*speech, *END_TOKENS, SOS_TOKEN, TASK_TOKEN)])
+    text = tokenizer.to_str()
+    check_numbering(Tokenizer.from_str(text), text_tokenizer_dir)
+    return {
+        TOKENIZER_FILE: text,
+        TOKENIZER_CONFIG: _json(tokenizer_config()),
+        "special_tokens_map.json": _json(special_tokens_map()),
+    }
+
+
+def _text_tokenizer(directory: Path) -> Tokenizer:
+    path = directory / TOKENIZER_FILE
+    if path.is_file():
+        return Tokenizer.from_file(str(path))
+    if not (directory / "vocab.json").is_file():
+        raise CheckpointError(f"{directory} has neither {TOKENIZER_FILE} nor vocab.json; give Qwen2's with --qwen-dir")
+    from transformers import AutoTokenizer
+
+    slow: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    # A copy through text: the library's own object must not change.
+    return Tokenizer.from_str(slow.backend_tokenizer.to_str())
+
+
+def _token(content: str) -> AddedToken:
+    return AddedToken(content, normalized=False)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"

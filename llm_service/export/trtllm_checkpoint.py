@@ -21,8 +21,8 @@ from llm_service.export.smooth_quant import LayerRanges, SmoothedLayer, smooth_l
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm_options import TrtllmOptions
 from llm_service.export.trtllm_weights import padded_head_rows, rank_tensors
+from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import Qwen2Shape
-from llm_service.speech_form import FIRST_ID_KEY, ROWS_KEY
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_OFFSET
 from servicekit.file_modes import usual_mode
 

@@ -30,8 +30,8 @@ from llm_service.adapters import (
     VLLM_PLUGIN_DIR,
 )
 from llm_service.export.source import SpeechLMSource
+from llm_service.huggingface_layout import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import qwen2_config
-from llm_service.speech_form import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.speech_head import SPEECH_ROWS
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 from tests.llm_service.export import engine_interfaces as interfaces

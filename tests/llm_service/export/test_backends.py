@@ -12,7 +12,7 @@ from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.config import BackendName, EmbeddedConfig, ServerConfig, parse_server_config
 from llm_service.embedded.serve import build_loop
 from llm_service.errors import ConfigError
-from llm_service.speech_form import has_speech_form
+from llm_service.huggingface_layout import has_speech_form
 from servicekit.clock import SystemClock
 
 LOST = "biased speech head"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cosydit.cli.main import main
-from llm_service.speech_form import has_speech_form
+from llm_service.huggingface_layout import has_speech_form
 from tests.llm_service.export.serving import embedded_server
 
 

@@ -16,7 +16,7 @@ from llm_service.errors import CheckpointError, ConfigError
 from llm_service.export.convert import Origin, convert_huggingface
 from llm_service.export.read import read_source
 from llm_service.export.source import SpeechLMSource
-from llm_service.speech_form import has_speech_form
+from llm_service.huggingface_layout import has_speech_form
 from llm_service.speech_head import SPEECH_ROWS
 from llm_service.vocab import SPEECH_HEAD_ROWS
 from tests.file_modes import assert_all_have_the_usual_mode

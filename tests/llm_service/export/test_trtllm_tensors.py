@@ -8,7 +8,7 @@ import torch
 from llm_service.export.layer import pipeline_layers
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm_options import TrtllmOptions, WeightOnly
-from llm_service.export.weight_only import dequantise_weight, pack_int4, quantise_weight, unpack_int4
+from llm_service.export.trtllm_weights import dequantise_weight, pack_int4, quantise_weight, unpack_int4
 from llm_service.vocab import SPEECH_HEAD_ROWS
 from tests.llm_service.export.ranks import WIDE, all_ranks, whole_layer, wide_source
 
