@@ -17,10 +17,9 @@ from pathlib import Path
 
 from benchmarks.lib.dialects import DIALECTS, Request, ask_pipeline, instant_host
 from benchmarks.lib.dialects_streaming import STREAMING_DIALECTS
-from cosydit.bench.arguments import count
-from cosydit.bench.environment import describe_environment
 from cosydit.bench.metrics import percentile
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
+from cosydit.bench.types import count
 from gateway.audio import load_codecs
 
 PIPELINE = "pipeline alone"

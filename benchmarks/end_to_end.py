@@ -29,9 +29,8 @@ from benchmarks.lib.sweep import (
     unseen_run,
     warm_up_bursts,
 )
-from cosydit.bench.environment import describe_environment
 from cosydit.bench.metrics import START_BUFFERS_S
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from servicekit.heap import exempt_startup_objects
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cosydit.bench.environment import describe_environment
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from servicekit.clock import SystemClock
 from token2wav_service.build import build_engine
 from token2wav_service.checkpoint.make_random import make_random_token2wav

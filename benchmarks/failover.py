@@ -16,8 +16,7 @@ from pathlib import Path
 from benchmarks.lib.failover.callers import Callers
 from benchmarks.lib.failover.processes import Processes
 from benchmarks.lib.failover.scenario import Scenario, StepReport
-from cosydit.bench.environment import describe_environment
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from cosydit.stack.stack import LocalStack, Ports, StackOptions, TritonPorts
 from token2wav_service.serving.process.server import free_ports

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from benchmarks.lib.sweep import RunPlan, jobs_of, open_run
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor
-from cosydit.bench.environment import describe_environment
 from cosydit.bench.load import LoadGenerator
 from cosydit.bench.metrics import percentile
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from servicekit.clock import SystemClock

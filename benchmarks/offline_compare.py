@@ -17,11 +17,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cosydit.batch.options import add_options, read_rows, read_settings
-from cosydit.bench.arguments import count
+from cosydit.bench.types import count
 
 if TYPE_CHECKING:
-    from cosydit.batch.settings import BatchSettings
-    from cosydit.batch.types import BatchPlan, BatchReport, BatchServices
+    from cosydit.batch.types import BatchPlan, BatchReport, BatchServices, BatchSettings
     from cosydit.bench.types import SpeechInput
 
 DEFAULT_TURNS = 3
@@ -30,9 +29,8 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    from cosydit.bench.environment import describe_environment
     from cosydit.bench.inputs import require_all_good
-    from cosydit.bench.report import aligned_table, write_json
+    from cosydit.bench.report import aligned_table, describe_environment, write_json
     from cosydit.bench.types import BenchmarkError
 
     args = _parser().parse_args(argv)

@@ -26,8 +26,7 @@ from cosydit.batch.ledger import FORMATS, Ledger
 from cosydit.batch.llm import WholeAnswerClient
 from cosydit.batch.pipeline import BatchPipeline
 from cosydit.batch.types import BatchPlan, BatchReport, TokenisedUtterance
-from cosydit.bench.arguments import count
-from cosydit.bench.types import SpeechInput
+from cosydit.bench.types import SpeechInput, count
 from gateway.core import FloatArray, RegisteredVoice
 from gateway.llm.wire import LLMBackend, LLMWire
 from llm_service.text_encoder import load_text_encoder

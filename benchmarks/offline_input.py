@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cosydit.bench.arguments import count
 from cosydit.bench.report import write_text
+from cosydit.bench.types import count
 from llm_service.prompt import LengthLimits, TextEncoder
 from llm_service.text_encoder import load_text_encoder
 from token2wav_service.contract import TOKEN_RATE_HZ

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cosydit.bench.environment import describe_environment
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from token2wav_service.build import DTYPES
 from token2wav_service.checkpoint.loader import load_flow, load_hift
 from token2wav_service.checkpoint.make_random import make_random_token2wav

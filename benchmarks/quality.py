@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cosydit.bench.arguments import count, zero_or_more
-from cosydit.bench.environment import describe_environment
-from cosydit.bench.report import write_json, write_text
+from cosydit.bench.report import describe_environment, write_json, write_text
+from cosydit.bench.types import count, zero_or_more
 from demo_voice.ears.faults import find_faults
 from demo_voice.ears.recogniser import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser
 from demo_voice.ears.seams import contour_distance

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cosydit.bench.environment import describe_environment
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Token2Wav
 from gateway.routing.discovery import StaticReplicas

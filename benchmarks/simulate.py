@@ -41,9 +41,8 @@ from benchmarks.lib.simulate.listeners import most_listeners
 from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
 from benchmarks.lib.simulate.single_gpu import VOICES, simulate_plans
 from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad, plan_again
-from cosydit.bench.environment import describe_environment
 from cosydit.bench.plot import require_matplotlib
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"

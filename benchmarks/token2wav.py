@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; return 0, 1 if anything failed on the way, 2 if it could not begin."""
-    from cosydit.bench.environment import describe_environment
+    from cosydit.bench.report import describe_environment
     from cosydit.bench.types import BenchmarkError
     from gateway.errors import GatewayError
     from token2wav_service.errors import Token2WavError

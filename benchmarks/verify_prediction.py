@@ -20,8 +20,7 @@ from benchmarks.figures import read_runs
 from benchmarks.lib.simulate.compare import AIM, FIGURES, ComparedRun, comparison_json, comparison_rows, run_figures
 from benchmarks.lib.simulate.compare import worst_errors as worst_errors_of
 from benchmarks.lib.sweep import FinishedRun
-from cosydit.bench.environment import describe_environment
-from cosydit.bench.report import aligned_table, write_json
+from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"

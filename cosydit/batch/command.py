@@ -1,7 +1,8 @@
-"""Offline batch synthesis: a list of texts and voices in, audio files and results.jsonl out; resumes where it stopped.
+"""`cosydit batch`: offline batch synthesis; a list of texts and voices in, audio files and results.jsonl out.
 
-`python -m benchmarks.offline_batch`, or `cosydit batch`. Every backend is reached as an HTTP LLM service: a running one
-(--llm-url) or one that is started for the batch. --figures keeps the run's raw times and what is computed from them.
+`python -m benchmarks.offline_batch` is the same. A run resumes where the one before it stopped. Every backend is
+reached as an HTTP LLM service: a running one (--llm-url) or one that is started for the batch. --figures keeps the
+run's raw times and what is computed from them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cosydit.batch.options import add_options, read_rows, read_settings
+from cosydit.batch.types import BatchReport
+from cosydit.bench.types import BenchmarkError
 
 if TYPE_CHECKING:
     from cosydit.batch.types import BatchReport
@@ -24,10 +28,17 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("batch", help="speak a whole list of texts into files; resumes where it stopped")
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the batch; return 0, 1 if any row failed, 2 if it could not run."""
     from cosydit.batch.run import run_batch, summary_text
-    from cosydit.bench.environment import describe_environment
+    from cosydit.bench.report import describe_environment
     from cosydit.bench.types import BenchmarkError
     from cosydit.stack.process import ServiceStartError
     from llm_service.errors import LLMServiceError
@@ -60,7 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_figures(args: argparse.Namespace, report: BatchReport, environment: dict[str, Any]) -> None:
-    from cosydit.batch.figures import compute_figures, raw_samples
     from cosydit.batch.ledger import RESULTS_FILE
     from cosydit.bench.report import aligned_table, write_json
 
@@ -74,6 +84,60 @@ def _write_figures(args: argparse.Namespace, report: BatchReport, environment: d
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+RAW_COLUMNS = (
+    "audio_s",
+    "speech_tokens",
+    "llm_began_s",
+    "llm_s",
+    "token2wav_began_s",
+    "token2wav_s",
+    "token2wav_batch",
+    "write_s",
+    "written_s",
+)
+"""Of a row of results.jsonl; times in seconds, counted from when the first utterance was begun."""
+
+
+def raw_samples(results: Path, report: BatchReport) -> dict[str, Any]:
+    """Return a run's rows as columns, and what is known of the run only.
+
+    Raises:
+        BenchmarkError: the run did not speak every row itself, or some rows failed.
+        OSError: no results.
+    """
+    if report.done_before or report.failures or not report.done:
+        raise BenchmarkError(
+            f"figures need a run that speaks every row: of {report.rows}, {report.done_before} were done before and "
+            f"{len(report.failures)} failed; give an empty --output-dir and rows that can be spoken"
+        )
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    columns = {name: [row[name] for row in rows] for name in RAW_COLUMNS}
+    return {"voices": report.voices, "voices_s": report.voices_s, "stage_busy_s": report.stage_busy_s, "rows": columns}
+
+
+def compute_figures(raw: Mapping[str, Any]) -> dict[str, float]:
+    """Compute the published figures.
+
+    Returns:
+        `rtf` is wall time from the first utterance begun to the last one written, over the audio made; voices are
+        made ready before that and stand apart.
+    """
+    rows: Mapping[str, Sequence[float]] = raw["rows"]
+    wall_s, audio_s = max(rows["written_s"]) - min(rows["llm_began_s"]), sum(rows["audio_s"])
+    return {
+        "rtf": wall_s / audio_s,
+        "times_real_time": audio_s / wall_s,
+        "utterances": len(rows["audio_s"]),
+        "audio_s": audio_s,
+        "wall_s": wall_s,
+        "voices": raw["voices"],
+        "voices_s": raw["voices_s"],
+        "llm_busy_s": raw["stage_busy_s"]["llm"],
+        "token2wav_busy_s": raw["stage_busy_s"]["token2wav"],
+        "write_busy_s": raw["stage_busy_s"]["write"],
+    }
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from cosydit.bench.arguments import count, zero_or_more
+from cosydit.bench.types import count, zero_or_more
 
 if TYPE_CHECKING:
-    from cosydit.batch.settings import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
+    from cosydit.batch.types import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
     from cosydit.bench.types import InputRow
 
 DEFAULT_SPLIT = "wenetspeech4tts"
@@ -90,8 +90,7 @@ def read_settings(args: argparse.Namespace) -> BatchSettings:
     Raises:
         BenchmarkError, ValueError: options don't fit together, or say nothing.
     """
-    from cosydit.batch.settings import BatchSettings
-    from cosydit.batch.types import BatchPlan
+    from cosydit.batch.types import BatchPlan, BatchSettings
     from gateway.core import Sampling
 
     _check(args)
@@ -180,7 +179,7 @@ def _add_ray_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _llm_settings(args: argparse.Namespace) -> LLMSettings:
-    from cosydit.batch.settings import LLMSettings
+    from cosydit.batch.types import LLMSettings
     from gateway.llm.wire import LLMBackend, PromptForm
 
     return LLMSettings(
@@ -197,7 +196,7 @@ def _llm_settings(args: argparse.Namespace) -> LLMSettings:
 
 
 def _token2wav_settings(args: argparse.Namespace) -> Token2WavSettings:
-    from cosydit.batch.settings import Token2WavSettings
+    from cosydit.batch.types import Token2WavSettings
 
     return Token2WavSettings(
         model_dir=args.token2wav_path,
@@ -208,7 +207,7 @@ def _token2wav_settings(args: argparse.Namespace) -> Token2WavSettings:
 
 
 def _ray_settings(args: argparse.Namespace) -> RaySettings | None:
-    from cosydit.batch.settings import RaySettings
+    from cosydit.batch.types import RaySettings
 
     return None if args.ray is None else RaySettings(args.ray, args.ray_workers)
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from cosydit.batch.ledger import Ledger, encode_audio
 from cosydit.batch.pipeline import BatchPipeline, OnRow, fail
-from cosydit.batch.settings import BatchSettings, RaySettings
-from cosydit.batch.types import BatchReport, BatchServices, Failure
+from cosydit.batch.types import BatchReport, BatchServices, BatchSettings, Failure, RaySettings
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.core import FloatArray
 from servicekit.clock import Clock, SystemClock

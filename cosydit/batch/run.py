@@ -16,8 +16,7 @@ from tqdm import tqdm
 from cosydit.batch.ledger import RESULTS_FILE, Ledger
 from cosydit.batch.pipeline import BatchPipeline, OnRow, fail
 from cosydit.batch.services import open_services
-from cosydit.batch.settings import BatchSettings
-from cosydit.batch.types import BatchReport, Failure
+from cosydit.batch.types import BatchReport, BatchSettings, Failure
 from cosydit.bench.report import write_json, write_text
 from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
 from servicekit.clock import Clock, SystemClock

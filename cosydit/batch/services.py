@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from cosydit.batch.llm import WholeAnswerClient
-from cosydit.batch.settings import BatchSettings, LLMSettings, Token2WavSettings
 from cosydit.batch.token2wav import EngineStage, TritonStage
-from cosydit.batch.types import BatchPlan, BatchServices, Token2WavStage
+from cosydit.batch.types import BatchPlan, BatchServices, BatchSettings, LLMSettings, Token2WavSettings, Token2WavStage
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from gateway.llm.wire import LLMWire

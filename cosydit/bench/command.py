@@ -1,7 +1,7 @@
-"""Streaming benchmark of running services: time to first audio, second chunk, total, RTF and underruns.
+"""`cosydit bench`: the streaming benchmark of running services: first audio, second chunk, total, RTF, underruns.
 
-`python -m benchmarks.streaming_grpc`, or `cosydit bench`. Options that the original runtime's client had keep their
-names. This file knows the command line only; the work is in `benchmarks.lib`.
+`python -m benchmarks.streaming_grpc` is the same. Options that the original runtime's client had keep their names. This
+file knows the command line only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.bench.arguments import count, zero_or_more
+from cosydit.bench.types import count, zero_or_more
 
 if TYPE_CHECKING:
     from cosydit.bench.speech_bench import BenchSettings
@@ -60,10 +60,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_output_options(parser.add_argument_group("output"))
 
 
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("bench", help="benchmark running services: first audio, RTF, underruns")
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; return 0, 1 if any request failed, 2 if it could not run."""
-    from cosydit.bench.environment import describe_environment
     from cosydit.bench.inputs import require_all_good
+    from cosydit.bench.report import describe_environment
     from cosydit.bench.speech_bench import prepare_jobs, run_bench
     from cosydit.bench.types import BenchmarkError
 

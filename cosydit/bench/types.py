@@ -1,10 +1,8 @@
-"""What goes into a benchmark and what comes out: inputs, per-request records, with their units.
-
-Pure data; knows nothing of networks, files or statistics.
-"""
+"""What goes into a benchmark and what comes out: inputs, per-request records with their units, types of arguments."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,3 +97,19 @@ class LoadResult:
     warm_up: list[RequestRecord]
     wall_s: float
     """From the first request sent to the last one ended, warm-up excluded."""
+
+
+def count(text: str) -> int:
+    """Read an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
+    return value
+
+
+def zero_or_more(text: str) -> int:
+    """Read an integer of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
+    return value

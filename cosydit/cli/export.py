@@ -124,8 +124,7 @@ def _compare(directory: ExportDirectory, tasks: Sequence[ExportTask], sweep: Swe
 
 
 def _write_report(args: argparse.Namespace, sweep: Sweep, comparisons: Sequence[Comparison]) -> None:
-    from cosydit.bench.environment import describe_environment
-    from cosydit.bench.report import write_json
+    from cosydit.bench.report import describe_environment, write_json
     from token2wav_service.export.compare import report_json
     from token2wav_service.export.manifest import versions
 

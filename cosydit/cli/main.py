@@ -9,23 +9,24 @@ import sys
 from collections.abc import Sequence
 
 SUBCOMMANDS = (
-    "say",
-    "serve",
-    "client",
-    "replay",
-    "bench",
-    "batch",
-    "build_engines",
-    "checkpoint",
-    "convert_llm",
-    "download",
-    "export",
-    "import_voices",
-    "keys",
-    "doctor",
-    "plan",
-    "top",
+    "cosydit.cli.say",
+    "cosydit.cli.serve",
+    "cosydit.cli.client",
+    "cosydit.cli.replay",
+    "cosydit.bench.command",
+    "cosydit.batch.command",
+    "cosydit.cli.build_engines",
+    "cosydit.cli.checkpoint",
+    "cosydit.cli.convert_llm",
+    "cosydit.cli.download",
+    "cosydit.cli.export",
+    "cosydit.cli.import_voices",
+    "cosydit.cli.keys",
+    "cosydit.doctor.command",
+    "cosydit.plan.command",
+    "cosydit.watch.command",
 )
+"""Modules with `add_parser`, in the order of the help. Loading one imports no heavy package; running one may."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="log at INFO level to standard error")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in SUBCOMMANDS:
-        importlib.import_module(f"cosydit.cli.{name}").add_parser(subparsers)
+        importlib.import_module(name).add_parser(subparsers)
     args = parser.parse_args(argv)
     level = logging.INFO if args.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

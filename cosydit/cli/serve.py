@@ -59,8 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
-    from cosydit.stack.process import ServiceStartError
-    from cosydit.stack.signals import stopped_by_signals
+    from cosydit.stack.process import ServiceStartError, stopped_by_signals
     from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
 

@@ -1,4 +1,4 @@
-"""One service process: its log, its readiness, its end."""
+"""One service process: its log, its readiness, its end; what signals mean to it, and its share of the CPU's cores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from servicekit.clock import Clock, SystemClock
@@ -166,3 +167,56 @@ def read_json(url: str) -> Any:
             return json.load(response)
     except http.client.HTTPException as error:
         raise OSError(f"{url} does not answer in HTTP ({error!r})") from error
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def stopped_by_signals(kill: Callable[[], None]) -> Iterator[None]:
+    """Have the first of `STOP_SIGNALS` raise KeyboardInterrupt, and each one after it call `kill`.
+
+    A signal that the command was started to ignore, as by nohup, stays ignored. For the main thread only.
+
+    Args:
+        kill: called between any two instructions; it must not wait.
+    """
+    is_stopping = False
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            kill()
+            return
+        is_stopping = True
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    answered = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in answered:
+        signal.signal(number, answer)
+    try:
+        yield
+    finally:
+        for number in answered:
+            signal.signal(number, before[number])
+
+
+@dataclass(frozen=True)
+class CpuShares:
+    """Threads of each process."""
+
+    llm: int
+    token2wav: int
+
+
+def cpu_shares(token2wav_servers: int = 1, cores: int | None = None) -> CpuShares:
+    """Return half of the cores for the LLM and the other half for the token2wav servers; everybody has at least one.
+
+    Args:
+        token2wav_servers: how many share that half.
+        cores: None counts those that this process may use.
+    """
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    llm = max(1, cores // 2)
+    return CpuShares(llm, max(1, (cores - llm) // token2wav_servers))

@@ -15,8 +15,15 @@ from pathlib import Path
 from types import TracebackType
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.cpu_shares import CpuShares, cpu_shares
-from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports, read_json
+from cosydit.stack.process import (
+    CpuShares,
+    ServiceProcess,
+    ServiceSpec,
+    ServiceStartError,
+    busy_ports,
+    cpu_shares,
+    read_json,
+)
 from token2wav_service.contract import TOKEN2WAV_MODEL
 
 logger = logging.getLogger(__name__)

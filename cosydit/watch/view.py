@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cosydit.watch.scrape import Window
+from cosydit.watch.scrape import Picture, Service, Window
 
 GATEWAY, TOKEN2WAV = "cosydit_gateway", "cosydit_token2wav"
 Row = Callable[[Window], list[Text]]
@@ -28,25 +27,6 @@ _FIRST_TOKEN = (
     "vllm:time_to_first_token_seconds",
     "trtllm_time_to_first_token_seconds",
 )
-
-
-@dataclass(frozen=True)
-class Service:
-    """One process: where it is read, and what it said; None while it does not answer."""
-
-    address: str
-    window: Window | None
-
-
-@dataclass(frozen=True)
-class Picture:
-    """All that is watched."""
-
-    gateways: Sequence[Service]
-    token2wav: Sequence[Service]
-    llm: Sequence[Service]
-    title: str = ""
-    """Stands above all, e.g. the time and the window."""
 
 
 def draw(picture: Picture) -> RenderableType:

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from cosydit.cli.main import main
-from cosydit.watch.follow import Watch
-from cosydit.watch.scrape import EMPTY, Scrape, Window, quantile
+from cosydit.watch.scrape import EMPTY, Scrape, Watch, Window, quantile
 from cosydit.watch.view import Picture, Service, draw
 from tests.gateway.fakes import ManualClock
 from token2wav_service.serving.process.server import free_ports

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cosydit.cli import doctor as command
-from cosydit.doctor.checks import Finding, State, can_run_on_cpu, examine, next_command
+from cosydit.doctor import command
+from cosydit.doctor.command import Finding, State, can_run_on_cpu, examine, next_command
 from cosydit.stack.stack import Ports
 
 

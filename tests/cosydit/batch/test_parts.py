@@ -14,11 +14,10 @@ import pytest
 from aiohttp import web
 
 from benchmarks.offline_compare import compute_figures as compute_speedup
-from cosydit.batch import figures
+from cosydit.batch.command import RAW_COLUMNS, compute_figures, raw_samples
 from cosydit.batch.ledger import Ledger
-from cosydit.batch.lengths import take_alike
 from cosydit.batch.llm import WholeAnswerClient
-from cosydit.batch.pipeline import BatchPipeline
+from cosydit.batch.pipeline import BatchPipeline, take_alike
 from cosydit.batch.types import BatchPlan, BatchReport
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway import errors
@@ -152,10 +151,10 @@ async def test_what_is_no_answer_says_why(checkpoint: Path, response: dict[str, 
 
 
 def test_figures_are_computed_from_the_rows() -> None:
-    rows = {name: [0.0, 0.0] for name in figures.RAW_COLUMNS}
+    rows = {name: [0.0, 0.0] for name in RAW_COLUMNS}
     rows |= {"audio_s": [8.0, 12.0], "llm_began_s": [0.5, 0.0], "written_s": [1.5, 2.0]}
     busy = {"llm": 1.0, "token2wav": 1.2, "write": 0.1}
-    computed = figures.compute_figures({"rows": rows, "voices": 2, "voices_s": 9.0, "stage_busy_s": busy})
+    computed = compute_figures({"rows": rows, "voices": 2, "voices_s": 9.0, "stage_busy_s": busy})
     assert (computed["rtf"], computed["times_real_time"], computed["utterances"]) == (0.1, 10.0, 2)
     assert (computed["voices_s"], computed["token2wav_busy_s"]) == (9.0, 1.2)
 
@@ -166,17 +165,17 @@ def test_a_run_that_did_not_speak_every_row_gives_no_figures(tmp_path: Path, cha
     for name, value in change.items():
         setattr(report, name, value)
     with pytest.raises(BenchmarkError, match="speaks every row"):
-        figures.raw_samples(tmp_path / "results.jsonl", report)
+        raw_samples(tmp_path / "results.jsonl", report)
 
 
 async def test_every_row_has_the_raw_times(tmp_path: Path, checkpoint: Path) -> None:
     rows = [SpeechInput("u0", "5", "says", checkpoint / "voices" / "default.wav")]
     _, report = await _run(rows, tmp_path / "out", BatchPlan(1, 1))
-    raw = figures.raw_samples(tmp_path / "out" / "results.jsonl", report)
+    raw = raw_samples(tmp_path / "out" / "results.jsonl", report)
     assert raw["rows"]["speech_tokens"] == [5]
     times = json.loads((tmp_path / "out" / "results.jsonl").read_text())
     assert 0 <= times["llm_began_s"] <= times["token2wav_began_s"] <= times["written_s"] <= report.wall_s
-    assert figures.compute_figures(raw)["audio_s"] == pytest.approx(0.2)
+    assert compute_figures(raw)["audio_s"] == pytest.approx(0.2)
 
 
 def test_the_speedup_is_the_median_turn() -> None:

@@ -15,8 +15,16 @@ import soundfile
 
 from cosydit.batch.ledger import Ledger, encode_audio
 from cosydit.batch.ray_work import SpokenRow, WorkerAnswer, open_ray, spread
-from cosydit.batch.settings import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
-from cosydit.batch.types import BatchPlan, BatchReport, BatchServices, Failure
+from cosydit.batch.types import (
+    BatchPlan,
+    BatchReport,
+    BatchServices,
+    BatchSettings,
+    Failure,
+    LLMSettings,
+    RaySettings,
+    Token2WavSettings,
+)
 from cosydit.bench.types import SpeechInput
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.wire import LLMBackend

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.cpu_shares import CpuShares, cpu_shares
-from cosydit.stack.process import answers_ok, read_json
+from cosydit.stack.process import CpuShares, answers_ok, cpu_shares, read_json
 from cosydit.stack.stack import (
     STOP_MARGIN_S,
     LocalStack,

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.process import ServiceProcess, ServiceSpec
-from cosydit.stack.signals import stopped_by_signals
+from cosydit.stack.process import ServiceProcess, ServiceSpec, stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
 from token2wav_service.serving.process.server import free_ports
 

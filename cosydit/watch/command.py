@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from cosydit.watch.follow import Watch
+    from cosydit.watch.scrape import Watch
     from cosydit.watch.view import draw
     from servicekit.clock import SystemClock
 

@@ -1,10 +1,11 @@
-"""Looks at this machine and says what is here, what is missing, and what to do next. Changes nothing.
+"""`cosydit doctor`: what this machine has, what is missing, and the next command. Changes nothing.
 
 It asks metadata and small programs only: no model library is imported, so it works where they are broken.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
@@ -16,11 +17,54 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, default_directory
-from cosydit.stack.engines import next_engine_command, report_engines
-from cosydit.stack.stack import LOOPBACK, Ports
-from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, GpuHost, probe_host
+from cosydit.stack.stack import LOOPBACK, Ports, default_work_dir
+
+if TYPE_CHECKING:
+    from token2wav_service.runtime.tensorrt.manifest import GpuHost
+
+_PORT_OPTIONS = (
+    ("--llm-port", "llm", 8000),
+    ("--triton-http-port", "triton_http", 18000),
+    ("--triton-grpc-port", "triton_grpc", 8001),
+    ("--triton-metrics-port", "triton_metrics", 8002),
+    ("--gateway-port", "gateway", 8080),
+    ("--gateway-grpc-port", "gateway_grpc", 50051),
+)
+_NAME_WIDTH = 18
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("doctor", help="say what this machine has, what is missing, and what to do next")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint directory (default: the demo voice)")
+    parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
+    for option, name, default in _PORT_OPTIONS:
+        parser.add_argument(option, dest=name, type=int, default=default, help="port to look at (default %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; returns 0 if the services can run on this machine's CPU, else 1."""
+    ports = Ports(**{name: getattr(args, name) for _, name, _ in _PORT_OPTIONS})
+    findings = examine(ports, args.checkpoint, args.work_dir or default_work_dir())
+    _print_report(findings)
+    is_able = can_run_on_cpu(findings)
+    print(f"\nthe CPU path {'can run' if is_able else 'can NOT run yet'}")
+    print(f"next: {next_command(findings)}")
+    return 0 if is_able else 1
+
+
+def _print_report(findings: list[Finding]) -> None:
+    topic = ""
+    for finding in findings:
+        if finding.topic != topic:
+            topic = finding.topic
+            print(f"\n{topic}")
+        print(f"  {finding.state.value:8} {finding.name:{_NAME_WIDTH}} {finding.value}")
+
 
 GIB = 1024**3
 MIB = 1024**2
@@ -89,6 +133,8 @@ def examine(ports: Ports, checkpoint: Path | None, work_dir: Path) -> list[Findi
     Args:
         checkpoint: directory to look at; None looks at the one that is used when none is named.
     """
+    from token2wav_service.runtime.tensorrt.manifest import probe_host
+
     findings = [*_machine(work_dir), *_gpu(), *_packages(), *_services(), *_ports(ports)]
     directory = checkpoint or default_directory(work_dir)
     findings.append(_checkpoint(directory, checkpoint is not None))
@@ -205,6 +251,9 @@ def _checkpoint(directory: Path, is_named: bool) -> Finding:
 
 def _engines(token2wav_dir: Path, host: GpuHost) -> Iterator[Finding]:
     """TensorRT and its engines; nothing but `runner=tensorrt` needs them."""
+    from cosydit.stack.engines import next_engine_command, report_engines
+    from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
+
     topic = "TensorRT (written to its documentation, not run where this is developed)"
     version = host.tensorrt or "not installed; only runner=tensorrt needs it"
     yield Finding(topic, "version", version, State.OK if host.tensorrt else State.NOTE)
