@@ -13,9 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.lib.failover.callers import Callers
-from benchmarks.lib.failover.processes import Processes
-from benchmarks.lib.failover.scenario import Scenario, StepReport
+from benchmarks.lib.failover import Callers, Processes, Scenario, StepReport
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from cosydit.stack.stack import LocalStack, Ports, StackOptions, TritonPorts

@@ -24,8 +24,16 @@ from typing import Any
 from benchmarks.end_to_end import ENVIRONMENT_FILE, add_run_lengths
 from benchmarks.figures import read_runs
 from benchmarks.lib.plot import draw_fleets
-from benchmarks.lib.simulate.chance import DRAWS, drawn_figures, median_figures
-from benchmarks.lib.simulate.compare import AIM, compare, comparison_json, comparison_rows, worst_errors
+from benchmarks.lib.simulate.compare import (
+    AIM,
+    DRAWS,
+    compare,
+    comparison_json,
+    comparison_rows,
+    drawn_figures,
+    median_figures,
+    worst_errors,
+)
 from benchmarks.lib.simulate.costs import CostModel, cost_json, read_cost_model
 from benchmarks.lib.simulate.curves import (
     LISTENERS_A_GATEWAY,

@@ -1,7 +1,8 @@
 """Both services as the gateway sees them over its sockets, without models: tokens and audio come at a steady pace.
 
 `python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT` runs until it is stopped. The LLM answers as vLLM
-does, TOKENS speech tokens in events of TOKENS_AN_EVENT; token2wav answers each window with a constant.
+does, TOKENS speech tokens in events of TOKENS_AN_EVENT; token2wav answers each chunk with a constant, in Triton's own
+inference messages.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 from aiohttp import web
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
 
-from benchmarks.lib.triton_messages import Tensors, bytes_tensor, read_tensors, stream_response, text_of
 from llm_service.vocab import llm_id_from_speech_id
 from servicekit.heap import exempt_startup_objects
 from token2wav_service.contract import (
@@ -27,6 +29,50 @@ from token2wav_service.contract import (
     Operation,
     ServerStatus,
 )
+
+Tensors = dict[str, npt.NDArray[Any]]
+"""By name; BYTES are object arrays of bytes."""
+
+
+def read_tensors(request: Any) -> Tensors:
+    """Return what a ModelInferRequest with raw contents carries, every tensor in its shape."""
+    tensors: Tensors = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            flat = deserialize_bytes_tensor(raw)
+        else:
+            flat = np.frombuffer(raw, triton_to_np_dtype(tensor.datatype))
+        tensors[tensor.name] = flat.reshape(tuple(tensor.shape))
+    return tensors
+
+
+def text_of(tensor: npt.NDArray[Any]) -> str:
+    """Return a BYTES tensor's only value as text; what is no UTF-8 is replaced."""
+    value: bytes = tensor.item()
+    return value.decode(errors="replace")
+
+
+def bytes_tensor(value: bytes) -> npt.NDArray[Any]:
+    """Return a BYTES tensor, shape (1,)."""
+    return np.array([value], np.object_)
+
+
+def stream_response(request_id: str, tensors: Mapping[str, npt.NDArray[Any]], is_final: bool = True) -> Any:
+    """Return a ModelStreamInferResponse that carries these tensors.
+
+    Args:
+        request_id: of the request that it answers.
+        tensors: by name; BYTES are object arrays of bytes.
+        is_final: the request gets no further response (Triton's parameter `triton_final_response`).
+    """
+    response = service_pb2.ModelInferResponse(id=request_id)
+    for name, value in tensors.items():
+        response.outputs.add(name=name, datatype=np_to_triton_dtype(value.dtype), shape=value.shape)
+        raw = serialize_byte_tensor(value).item() if value.dtype == np.object_ else value.tobytes()
+        response.raw_output_contents.append(raw)
+    response.parameters["triton_final_response"].bool_param = is_final
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
+
 
 HOST = "127.0.0.1"
 TOKENS, TOKENS_AN_EVENT = 200, 4

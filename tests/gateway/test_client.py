@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from tritonclient.grpc import service_pb2
 
-from benchmarks.lib.triton_messages import stream_response
+from benchmarks.lib.paced_services import stream_response
 from cosydit.cli import client as command
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.http_door import opened_door

@@ -1,12 +1,21 @@
-"""Holds simulated runs against measured ones: the figures, how far each is off, which runs the model was fitted to."""
+"""Holds simulated runs against measured ones: the figures, how far each is off, which runs the model was fitted to.
+
+The tails of a closed loop's waits move from one draw of the steps' times to the next, as they do from one measurement
+to the next: the less the longer the run is. So a simulated figure is the median of several draws.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from benchmarks.lib.sweep import FinishedRun
+from benchmarks.lib.simulate.costs import CostModel
+from benchmarks.lib.simulate.single_gpu import simulate_sweep
+from benchmarks.lib.simulate.virtual_time import mapping
+from benchmarks.lib.sweep import FinishedRun, RunPlan
 from cosydit.bench.metrics import START_BUFFERS_S
 
 AIM = 0.15
@@ -87,3 +96,35 @@ def worst_errors(runs: Sequence[ComparedRun]) -> dict[str, float]:
     """Return the largest error of each figure over the runs that the model was not fitted to."""
     left_out = [run for run in runs if not run.is_fitted]
     return {figure: max((abs(run.error(figure)) for run in left_out), default=0.0) for figure in FIGURES}
+
+
+DRAWS = 5
+RunFigures = dict[str, dict[str, float]]
+"""By the run's name, as `run_figures` has them."""
+
+
+def drawn_figures(
+    costs: CostModel, plans: Sequence[RunPlan], draws: int = DRAWS, processes: int = 1
+) -> list[RunFigures]:
+    """Simulate a sweep with several draws.
+
+    Args:
+        costs: what everything takes.
+        plans: the sweep's runs.
+        draws: how many.
+        processes: that simulate at once.
+    """
+    with mapping(processes) as run_all:
+        return list(run_all(partial(_figures, costs, tuple(plans)), range(draws)))
+
+
+def median_figures(drawn: Sequence[RunFigures]) -> RunFigures:
+    """Return every figure's median over the draws."""
+    return {
+        name: {figure: statistics.median(each[name][figure] for each in drawn) for figure in figures}
+        for name, figures in drawn[0].items()
+    }
+
+
+def _figures(costs: CostModel, plans: tuple[RunPlan, ...], seed: int) -> RunFigures:
+    return {run.name: run_figures(run) for run in simulate_sweep(costs, plans, seed)}

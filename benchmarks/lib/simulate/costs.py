@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.simulate.gpu import Slowdown
+from benchmarks.lib.simulate.compute import Slowdown
 from cosydit.bench.types import BenchmarkError
 from llm_service.backends.vllm import GRAPH_TOKENS
 

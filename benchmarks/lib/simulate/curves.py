@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.crowd import CrowdPlan, LoadStep
 from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, simulate_fleet
-from benchmarks.lib.simulate.parallel import mapping
+from benchmarks.lib.simulate.virtual_time import mapping
 from benchmarks.lib.sweep import FinishedRun
 from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import BenchmarkError, RequestRecord

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.lib.simulate.compute import Slowdown
 from benchmarks.lib.simulate.costs import CostModel, GatewayCost, LLMCost, StepCost, Token2WavCost
-from benchmarks.lib.simulate.gpu import Slowdown
-from benchmarks.lib.simulate.parallel import mapping
+from benchmarks.lib.simulate.virtual_time import mapping
 from benchmarks.lib.sweep import FinishedRun
 from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import RequestRecord

@@ -16,11 +16,10 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from benchmarks.lib.simulate.compute import OwnGPU, SerialProcess
 from benchmarks.lib.simulate.costs import CostModel
 from benchmarks.lib.simulate.crowd import Crowd, CrowdPlan
-from benchmarks.lib.simulate.gpu import OwnGPU
 from benchmarks.lib.simulate.llm import ModelledLLM
-from benchmarks.lib.simulate.serial import SerialProcess
 from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
 from benchmarks.lib.simulate.single_gpu import PipelineDoor, voice_of
 from benchmarks.lib.simulate.token2wav import MAX_STREAMS, ModelledToken2Wav

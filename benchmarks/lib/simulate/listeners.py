@@ -13,10 +13,9 @@ from random import Random
 
 import numpy as np
 
+from benchmarks.lib.simulate.compute import OwnGPU
 from benchmarks.lib.simulate.costs import CostModel
-from benchmarks.lib.simulate.engine_loop import VirtualEngineLoop
-from benchmarks.lib.simulate.gpu import OwnGPU
-from benchmarks.lib.simulate.runner import ModelledExtractor, ModelledRunner
+from benchmarks.lib.simulate.engine import ModelledExtractor, ModelledRunner, VirtualEngineLoop
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, TOKEN_RATE_HZ

@@ -16,10 +16,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from benchmarks.lib.simulate.compute import Compute, Jitter, SerialProcess
 from benchmarks.lib.simulate.costs import LLM, CostModel
-from benchmarks.lib.simulate.gpu import Compute
-from benchmarks.lib.simulate.jitter import Jitter
-from benchmarks.lib.simulate.serial import SerialProcess
 from gateway.core import SpeechTokenDelta, Utterance
 from gateway.errors import LLMUnavailableError
 from token2wav_service.contract import SPEECH_VOCAB_SIZE

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 
+from benchmarks.lib.simulate.compute import SerialProcess
 from benchmarks.lib.simulate.llm import ModelledLLM
-from benchmarks.lib.simulate.serial import SerialProcess
 from benchmarks.lib.simulate.token2wav import ModelledToken2Wav
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Token2WavStream, Utterance

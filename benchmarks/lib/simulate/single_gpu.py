@@ -13,10 +13,9 @@ from dataclasses import asdict
 from itertools import count
 from random import Random
 
+from benchmarks.lib.simulate.compute import SerialProcess, SharedGPU
 from benchmarks.lib.simulate.costs import CostModel
-from benchmarks.lib.simulate.gpu import SharedGPU
 from benchmarks.lib.simulate.llm import ModelledLLM
-from benchmarks.lib.simulate.serial import SerialProcess
 from benchmarks.lib.simulate.servers import LLMLink, Token2WavLink, Token2WavServer
 from benchmarks.lib.simulate.token2wav import ModelledToken2Wav
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually

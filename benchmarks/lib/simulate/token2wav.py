@@ -15,11 +15,9 @@ from random import Random
 
 import numpy as np
 
+from benchmarks.lib.simulate.compute import Compute, SerialProcess
 from benchmarks.lib.simulate.costs import CostModel
-from benchmarks.lib.simulate.engine_loop import VirtualEngineLoop
-from benchmarks.lib.simulate.gpu import Compute
-from benchmarks.lib.simulate.runner import ModelledExtractor, ModelledRunner
-from benchmarks.lib.simulate.serial import SerialProcess
+from benchmarks.lib.simulate.engine import ModelledExtractor, ModelledRunner, VirtualEngineLoop
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk as CutChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice

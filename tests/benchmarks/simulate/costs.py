@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.lib.simulate.compute import Slowdown
 from benchmarks.lib.simulate.costs import CostModel, GatewayCost, LLMCost, StepCost, Token2WavCost
-from benchmarks.lib.simulate.gpu import Slowdown
 
 COSTS = CostModel(
     gpu="none",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lib.simulate.chance import drawn_figures, median_figures
+from benchmarks.lib.simulate.compare import drawn_figures, median_figures
 from benchmarks.lib.sweep import RunPlan
 from cosydit.bench.load import LoadPlan
 from tests.benchmarks.simulate.costs import COSTS

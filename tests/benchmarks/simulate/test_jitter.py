@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
+from benchmarks.lib.simulate.compute import Jitter
 from benchmarks.lib.simulate.costs import CostModel
-from benchmarks.lib.simulate.jitter import Jitter
 from benchmarks.lib.simulate.single_gpu import simulate_plans
 from benchmarks.lib.sweep import RunPlan
 from cosydit.bench.load import LoadPlan

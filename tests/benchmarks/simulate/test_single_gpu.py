@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.lib.simulate.compute import OwnGPU, SerialProcess, SharedGPU, Slowdown
 from benchmarks.lib.simulate.costs import CostModel
-from benchmarks.lib.simulate.gpu import OwnGPU, SharedGPU, Slowdown
 from benchmarks.lib.simulate.listeners import listen
 from benchmarks.lib.simulate.llm import ModelledLLM
-from benchmarks.lib.simulate.serial import SerialProcess
 from benchmarks.lib.simulate.single_gpu import SPEECH_TOKENS, simulate_plans
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from benchmarks.lib.sweep import FinishedRun, RunPlan, jobs_of

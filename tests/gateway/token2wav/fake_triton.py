@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.lib.triton_messages import bytes_tensor, read_tensors, stream_response, text_of
+from benchmarks.lib.paced_services import bytes_tensor, read_tensors, stream_response, text_of
 from token2wav_service.contract import TOKEN2WAV_MODEL, ErrorCode, encode_error
 
 VOICE_FILE = b"\x00\xffany bytes"

@@ -1,17 +1,28 @@
-"""A `Runner` without a model: its programs have the GPU runner's shapes, its audio is silence of the right length."""
+"""token2wav's real engine in virtual time: a `Runner` without a model, and the engine's loop as a task.
+
+The runner's programs have the GPU runner's shapes; its audio is silence of the right length. The loop has the same
+calls and callbacks as the real one; its steps take what the cost model says.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
+from benchmarks.lib.simulate.compute import Compute, Jitter
+from benchmarks.lib.simulate.costs import TOKEN2WAV, Token2WavCost
+from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.loop import EngineLoop, OnResult
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import CapacityError
 from token2wav_service.features.extractor import voice_id_of
-from token2wav_service.runtime.slots.step_shapes import StepShapes
+from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, StepShapes
 from token2wav_service.types import TokenChunk, VoiceFeatures, VoicePrompt
 
 FRAMES_PER_TOKEN = 2
@@ -109,3 +120,66 @@ class ModelledExtractor:
 
 def _spoken(chunk: TokenChunk | ChunkWork[ModelledState]) -> int:
     return len(chunk.token_ids) - (0 if chunk.is_last else LOOKAHEAD_TOKENS)
+
+
+class VirtualEngineLoop(EngineLoop):
+    """Runs the real engine; a step takes what the cost model says."""
+
+    def __init__(
+        self,
+        engine: Token2WavEngine,
+        runner: ModelledRunner,
+        cost: Token2WavCost,
+        gpu: Compute,
+        clock: Clock,
+        draw: Random,
+    ) -> None:
+        """Keep the parts; `runner` is the engine's, `draw` gives its steps' times."""
+        super().__init__(engine)
+        self._runner = runner
+        self._cost = cost
+        self._gpu = gpu
+        self._clock = clock
+        self._jitter = Jitter(cost.step_spread, draw)
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.busy_s = 0.0
+        """Time spent in steps so far."""
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._task = asyncio.create_task(self._serve_virtually())
+
+    def stop(self) -> None:
+        """Be gone at once: streams are aborted, later calls refused."""
+        self._stopping = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        for stream_id in self.engine.open_stream_ids():
+            self.abort(stream_id)
+        self._voice_workers.shutdown()
+
+    def push(self, chunk: TokenChunk, on_result: OnResult) -> None:
+        """Queue a chunk; see `EngineLoop.push`."""
+        super().push(chunk, on_result)
+        self._work.set()
+
+    async def _serve_virtually(self) -> None:
+        while True:
+            begun_s = self._clock.now()
+            begun = self.engine.begin_step()
+            if begun is None:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            streams, tokens = self._runner.program(begun.works)  # type: ignore[arg-type]
+            load = min(streams * tokens / STEP_TOKENS, 1.0)
+            await asyncio.sleep(self._cost.around_s + self._cost.stream_s * len(begun.works))
+            seconds = self._cost.step.of(streams, tokens) * self._jitter.factor()
+            await self._gpu.run(TOKEN2WAV, seconds, load)
+            for result in self.engine.end_step(begun):
+                if self._cost.answer_s:
+                    await asyncio.sleep(self._cost.answer_s)
+                self._deliver(result)
+            self.busy_s += self._clock.now() - begun_s

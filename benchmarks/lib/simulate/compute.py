@@ -1,15 +1,18 @@
-"""One GPU that two processes may share: each is slower while the other computes.
+"""What computes in virtual time: a GPU that two processes may share, and a process that does one thing at a time.
 
     alone      ████████          speed 1
     together   ▓▓▓▓▓▓▓▓▓▓▓▓      speed 1 / (1 + slowdown)
 
-Work is measured in the seconds it takes alone. Knows nothing of what is computed.
+Work is measured in the seconds it takes alone; steps may vary by chance, the same way in every run of the same
+simulation. Knows nothing of what is computed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 
@@ -116,3 +119,42 @@ class _Job:
     """Seconds it would take alone from here on."""
     load: float
     done: asyncio.Future[None]
+
+
+class SerialProcess:
+    """One core's worth of work in virtual time."""
+
+    def __init__(self) -> None:
+        """Begin idle."""
+        self._free_s = 0.0
+
+    def reserve(self, from_s: float, seconds: float) -> float:
+        """Queue so much work that can begin at `from_s`; returns when it is done."""
+        self._free_s = max(from_s, self._free_s) + seconds
+        return self._free_s
+
+    async def use(self, seconds: float) -> None:
+        """Queue so much work and wait until it is done."""
+        now_s = asyncio.get_running_loop().time()
+        if (wait_s := self.reserve(now_s, seconds) - now_s) > 0:
+            await asyncio.sleep(wait_s)
+
+
+class Jitter:
+    """Factors around 1, their logarithms normally distributed; their mean is 1."""
+
+    def __init__(self, spread: float, draw: Random) -> None:
+        """Keep the parts.
+
+        Args:
+            spread: standard deviation of the logarithm; 0 is none.
+            draw: where the factors come from.
+        """
+        self._spread = spread
+        self._draw = draw
+
+    def factor(self) -> float:
+        """Draw the next one."""
+        if not self._spread:
+            return 1.0
+        return math.exp(self._spread * self._draw.gauss(0.0, 1.0) - self._spread**2 / 2)
