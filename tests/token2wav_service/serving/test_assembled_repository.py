@@ -120,7 +120,8 @@ def test_killing_a_client_in_mid_stream_frees_its_state(
 ) -> None:
     fake_llm.hold(5)
     program = (
-        "import sys, time\nfrom tests.token2wav_service.serving.test_assembled_repository import *\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from tests.token2wav_service.serving.test_assembled_repository import *\n"
         "from token2wav_service.serving.process.server import ServerOptions\n"
         "class Server: options = ServerOptions(Path('.'), '127.0.0.1', 1, int(sys.argv[1]), 2)\n"
         "client = OriginalClient(Server)\n"

@@ -25,7 +25,7 @@ from token2wav_service.serving.process.installation import (
 )
 from token2wav_service.serving.process.server import TritonProcess, TritonStartError, check_shared_memory, free_ports
 
-REPOSITORY = Path(installation_module.__file__).parents[1] / "model_repository"
+REPOSITORY = Path(installation_module.__file__).parents[2] / "model_repository"
 MIB = 1024 * 1024
 WAIT_S = 30.0
 Usage = namedtuple("Usage", "total used free")
