@@ -3,7 +3,7 @@
 PYTHON := .venv/bin/python
 SCRIPT := run_stepaudio2_dit_token2wav.sh
 TOOLS := .cosydit/tools
-FAST ?= -m "not slow"   # what `make test-fast` runs
+FAST ?= -m "not slow and not servers"   # what `make test-fast` runs
 BUILD := build==1.6.1
 SBOM := cyclonedx-bom==7.5.0
 
@@ -21,7 +21,7 @@ check:  ## lint, types, import layers, documentation
 test:  ## all checks and all tests, as CI runs them
 	bash $(SCRIPT) test
 
-test-fast:  ## the tests without the slow ones
+test-fast:  ## the tests without the slow ones and without real servers
 	$(PYTHON) -m pytest $(FAST)
 
 build: $(TOOLS)/build  ## source distribution and, from it, the wheel, in dist/

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gateway_cost import main
+from benchmarks import gateway_cost
+from tests.workers import free_ports
 
 
-def test_every_rate_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_rate_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_cost, "free_ports", free_ports)
     out = tmp_path / "cost.json"
-    assert main(["--rates", "2", "4", "--seconds", "1", "--out", str(out)]) == 0
+    assert gateway_cost.main(["--rates", "2", "4", "--seconds", "1", "--out", str(out)]) == 0
     document = json.loads(out.read_text("utf-8"))
     assert [(cost["requests_per_s"], cost["requests"]) for cost in document["costs"]] == [(2, 2), (4, 4)]
     assert all(cost["loop_s"] > 0 and cost["ttfa_p50_s"] > 0 for cost in document["costs"])

@@ -6,7 +6,6 @@ import gzip
 from pathlib import Path
 
 import pytest
-import torch
 
 from demo_voice.train.corpus import make_corpus, wide_jobs
 from demo_voice.train.text.mix import TEXT_FILES
@@ -14,11 +13,6 @@ from demo_voice.train.workspace import Workspace
 from tests.fake_flite import install_fake_flite
 
 UTTERANCES = 64
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -21,11 +21,15 @@ import yaml
 from tests.deploy.dockerfiles import install_commands
 from tests.deploy.tools import DEPLOY, ROOT, compose_v2
 from tests.e2e.conftest import wait_until
-from token2wav_service.serving.process.server import free_ports
+from tests.workers import free_ports
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("COSYDIT_IMAGE_COMMANDS") != "1", reason="takes minutes: set COSYDIT_IMAGE_COMMANDS=1"
-)
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.environ.get("COSYDIT_IMAGE_COMMANDS") != "1", reason="takes minutes: set COSYDIT_IMAGE_COMMANDS=1"
+    ),
+]
 PYTHONS = {"gateway": "3.12", "cpu": "3.11"}
 """Image -> the Python of its base."""
 INSTALL_TIMEOUT_S = 1800

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.workers import apt_lock
 
 DEPLOY = ROOT / "deploy"
 COMMAND_TIMEOUT_S = 120
@@ -84,6 +85,11 @@ def debian_compose(cache: Path) -> Program:
 
 def unpack(packages: tuple[str, ...], cache: Path) -> Path:
     """Download Debian packages and unpack them into a folder of the cache; skips where that can't be done."""
+    with apt_lock():
+        return _unpacked_root(packages, cache)
+
+
+def _unpacked_root(packages: tuple[str, ...], cache: Path) -> Path:
     root = cache / packages[0]
     if root.is_dir():
         return root

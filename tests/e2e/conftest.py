@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from cosydit.stack.stack import LocalStack, Ports, StackOptions
-from token2wav_service.serving.process.server import free_ports
+from tests.workers import free_ports, random_checkpoint
 
 WAIT_S = 60.0
 
@@ -63,9 +62,7 @@ def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointLayout:
-    directory = tmp_path_factory.mktemp("checkpoint") / "random"
-    make_random_checkpoint(directory, seed=0)
-    return CheckpointLayout.under(directory)
+    return CheckpointLayout.under(random_checkpoint(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

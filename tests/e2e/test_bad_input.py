@@ -18,6 +18,8 @@ from gateway.token2wav.client import Token2WavClient
 from tests.e2e.conftest import RunningStack
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 
+pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("e2e")]
+
 RATE = 16_000
 TOKENS = tuple(int(token) for token in np.random.default_rng(0).integers(0, 6561, 60))
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(200)

@@ -21,6 +21,8 @@ from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
 from tests.e2e.conftest import RunningStack, make_options, wait_until
 
+pytestmark = pytest.mark.servers
+
 LONG_TEXT = "A long text keeps both services busy while one of them goes away. " * 8
 
 

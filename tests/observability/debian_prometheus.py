@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from tests import ROOT
+from tests.workers import apt_lock
 
 CONFIG = ROOT / "deploy" / "observability"
 PACKAGE = "prometheus"
@@ -39,7 +40,7 @@ class Binaries:
 
 
 def find_binaries(scratch: Path) -> Binaries:
-    """Return the binaries, unpacking the package into `scratch` if need be.
+    """Return the binaries, unpacking the package into `scratch` if no other worker has.
 
     Raises:
         NoPrometheusError: there is no way to them.
@@ -49,10 +50,14 @@ def find_binaries(scratch: Path) -> Binaries:
         return Binaries(str(found[0]), str(found[1]))
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         raise NoPrometheusError("prometheus and promtool are not on PATH, and this is no Debian to fetch them from")
-    _download(scratch)
-    (package,) = scratch.glob(f"{PACKAGE}_*.deb")
-    subprocess.run(["dpkg", "-x", str(package), str(scratch)], check=True, capture_output=True)
-    return Binaries(*(str(scratch / "usr/bin" / name) for name in ("prometheus", "promtool")))
+    with apt_lock():
+        scratch.mkdir(exist_ok=True)
+        unpacked = [scratch / "usr/bin" / name for name in ("prometheus", "promtool")]
+        if not all(path.exists() for path in unpacked):
+            _download(scratch)
+            (package,) = scratch.glob(f"{PACKAGE}_*.deb")
+            subprocess.run(["dpkg", "-x", str(package), str(scratch)], check=True, capture_output=True)
+    return Binaries(*map(str, unpacked))
 
 
 def _download(scratch: Path) -> None:

@@ -27,7 +27,7 @@ from servicekit.clock import SystemClock
 from tests.gateway.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
 from tests.gateway.fakes import FakeLLM, ManualClock, speech_deltas
 from tests.observability.reading import Reading, samples_of
-from token2wav_service.serving.process.server import free_ports
+from tests.workers import free_ports
 
 Voices = list[NamedVoice]
 PATIENCE_S = 10.0

@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from cosydit.stack.stack import LocalStack, Ports, StackOptions
 from tests.observability.debian_prometheus import (
     CONFIG,
@@ -27,7 +26,9 @@ from tests.observability.debian_prometheus import (
 )
 from tests.observability.otlp_receiver import ReceivedSpan, Receiver, receiving, tree_of
 from tests.token2wav_service.serving.client import StreamClient, text
-from token2wav_service.serving.process.server import free_ports
+from tests.workers import free_ports, random_checkpoint
+
+pytestmark = pytest.mark.servers
 
 SCRAPE_S = 1
 WINDOW = "60s"
@@ -74,10 +75,9 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
-    make_random_checkpoint(folder / "checkpoint", seed=0)
     *ports, metrics_port = free_ports(7)
     options = StackOptions(
-        CheckpointLayout.under(folder / "checkpoint"),
+        CheckpointLayout.under(random_checkpoint(tmp_path_factory)),
         folder / "stack",
         Ports(*ports),
         {"BLS_INSTANCE_NUM": "1"},

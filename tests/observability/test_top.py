@@ -16,7 +16,7 @@ from cosydit.cli.main import main
 from cosydit.watch.scrape import EMPTY, Scrape, Watch, Window, quantile
 from cosydit.watch.view import Picture, Service, draw
 from tests.gateway.fakes import ManualClock
-from token2wav_service.serving.process.server import free_ports
+from tests.workers import free_ports
 
 GATEWAY = """
 # TYPE cosydit_gateway_streams gauge

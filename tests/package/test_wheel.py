@@ -20,7 +20,7 @@ COMMAND_TIMEOUT_S = 300.0
 SPEAK_TIMEOUT_S = 600.0
 BUILD_SDIST = "import sys, setuptools.build_meta as backend; backend.build_sdist(sys.argv[1])"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = COMMAND_TIMEOUT_S, **variables: str) -> str:

@@ -13,13 +13,18 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from benchmarks.lib.failover.callers import Callers
+from benchmarks.lib.failover.processes import Processes
+from benchmarks.lib.failover.scenario import Scenario, StepReport
 
-from benchmarks.failover import BOUND_DB, TEXTS, stack_options
-from benchmarks.lib.failover import Callers, Processes, Scenario, StepReport
+from benchmarks import failover
+from benchmarks.failover import BOUND_DB, TEXTS
 from cosydit.stack.process import ServiceProcess
 from cosydit.stack.stack import LocalStack, gateway_spec
 from tests.e2e.conftest import wait_until
-from token2wav_service.serving.process.server import free_ports
+from tests.workers import demo_checkpoint, free_ports
+
+pytestmark = [pytest.mark.production, pytest.mark.servers, pytest.mark.slow]
 
 CALLERS = 6
 DOORS = ("gateway", "gateway_grpc")
@@ -28,7 +33,9 @@ READY_TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    options = stack_options(None, tmp_path_factory.mktemp("production"), servers=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failover, "free_ports", free_ports)
+        options = failover.stack_options(demo_checkpoint(tmp_path_factory), tmp_path_factory.mktemp("production"), 3)
     with LocalStack(options, with_gateway=True) as running:
         yield running
 

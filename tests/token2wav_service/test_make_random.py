@@ -30,11 +30,6 @@ from token2wav_service.types import VoicePrompt
 MANIFESTS = ASSETS / "checkpoint_manifests"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("made") / "checkpoint"

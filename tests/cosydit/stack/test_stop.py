@@ -17,7 +17,7 @@ import pytest
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec, stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
-from token2wav_service.serving.process.server import free_ports
+from tests.workers import free_ports
 
 PATIENCE_S = 20.0
 INTERRUPTED = 130

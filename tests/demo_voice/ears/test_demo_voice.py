@@ -22,17 +22,18 @@ from demo_voice.ears.recogniser import FloatArray, SphinxRecogniser
 from demo_voice.ears.speakers import rank_speakers, top1
 from demo_voice.ears.word_errors import total, word_errors
 from demo_voice.train.listen import SENTENCES, Listener, SamplingChoice
-from demo_voice.unpack import unpack
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
 from gateway.speech.request import SpeechRequest, SpeechResult
 from llm_service.huggingface_layout import WEIGHTS_FILE
 from tests.demo_voice.ears.conftest import RATE_HZ, Voice
+from tests.workers import demo_checkpoint, free_ports
 from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import resample_poly
 from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
-from token2wav_service.serving.process.server import free_ports
+
+pytestmark = [pytest.mark.quality, pytest.mark.servers, pytest.mark.slow]
 
 MAX_WORD_ERROR_RATE = 0.35
 """Of six sentences; a hundred of them are measured by `benchmarks.quality`."""
@@ -47,9 +48,7 @@ def sentences(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("demo") / "voice"
-    unpack(directory)
-    return directory
+    return demo_checkpoint(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 import uvicorn
 
 from llm_service.checkpoint import make_random_llm
@@ -34,7 +33,6 @@ def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(llm_dir: Path) -> SpeechLanguageModel:
     """The checkpoint loaded; tests allocate their own cache."""
-    torch.set_num_threads(1)
     return SpeechLanguageModel.load(llm_dir, "cpu", "float32")
 
 

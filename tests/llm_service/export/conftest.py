@@ -23,11 +23,6 @@ OFFICIAL_TEXT_TOKENS = 151643
 BIAS_STD = 2.0
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def stock_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stock Hugging Face form: the whole vocabulary's head, the bias in a file of its own."""

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.token2wav_service.export.checkpoints import copy_golden_checkpoint, make_tiny_checkpoint
 from token2wav_service.export.directory import ExportDirectory, ExportOptions
 from token2wav_service.graphs import catalogue as graphs
 
 STREAM_GRAPHS = (graphs.ENCODER_CHUNK, graphs.ESTIMATOR_CHUNK, graphs.F0_PREDICTOR, graphs.VOCODER)
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="package")

@@ -12,8 +12,9 @@ import pytest
 
 from tests import ROOT
 from tests.token2wav_service.serving.fake_llm import FakeLLMServer
+from tests.workers import free_ports, random_checkpoint
 from token2wav_service.serving.assemble import TEMPLATES, assemble
-from token2wav_service.serving.process.server import ServerOptions, TritonProcess, free_ports, triton_server
+from token2wav_service.serving.process.server import ServerOptions, TritonProcess, triton_server
 
 READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 5
@@ -66,15 +67,7 @@ class Checkpoint:
 
 @pytest.fixture(scope="session")
 def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    from llm_service.checkpoint import make_random_llm
-    from token2wav_service.checkpoint.make_random import make_random_token2wav
-    from token2wav_service.checkpoint.make_voices import make_voices
-
-    made = Checkpoint(tmp_path_factory.mktemp("checkpoint"))
-    make_random_token2wav(made.folder / "token2wav", seed=1)
-    make_random_llm(made.folder / "llm", seed=1)
-    make_voices(made.folder / "voices", seed=1)
-    return made
+    return Checkpoint(random_checkpoint(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

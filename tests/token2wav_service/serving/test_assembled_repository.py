@@ -31,6 +31,8 @@ from tests.token2wav_service.serving.fake_llm import FakeLLMServer
 from token2wav_service.contract import DROP_IN_MODEL, SAMPLES_PER_TOKEN
 from token2wav_service.serving.process.server import TritonProcess
 
+pytestmark = pytest.mark.servers
+
 WAIT_S = 30.0
 SPOKEN_TOKENS = 50
 

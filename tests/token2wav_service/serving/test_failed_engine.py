@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.token2wav_service.engine.factory import POISON, make_prompt
 from tests.token2wav_service.serving.client import StreamClient, text
 from tests.token2wav_service.serving.test_status_and_drain import SERVER_WAIT_S, launched
 from token2wav_service.contract import ErrorCode, decode_error
+
+pytestmark = pytest.mark.servers
 
 LOST_GPU_MODEL = """
 import triton_python_backend_utils as pb_utils

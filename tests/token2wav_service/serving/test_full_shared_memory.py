@@ -14,6 +14,8 @@ from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
 from tests.token2wav_service.serving.test_status_and_drain import launched
 from token2wav_service.contract import ErrorCode, decode_error
 
+pytestmark = pytest.mark.servers
+
 LOUD_ENGINE = """
 import resource
 from functools import partial

@@ -24,6 +24,8 @@ from token2wav_service.contract import ErrorCode, decode_error
 from token2wav_service.serving.process.server import TritonProcess
 from token2wav_service.voice_file import decode_voice_file
 
+pytestmark = pytest.mark.servers
+
 CHUNKS = 20
 
 

@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from tests.token2wav_service.serving.client import wait_until
+from tests.workers import free_ports
 from token2wav_service.serving.__main__ import main
 from token2wav_service.serving.process import installation as installation_module
 from token2wav_service.serving.process.command import ServerOptions, server_command
@@ -23,7 +24,7 @@ from token2wav_service.serving.process.installation import (
     lay_out_backends,
     server_environment,
 )
-from token2wav_service.serving.process.server import TritonProcess, TritonStartError, check_shared_memory, free_ports
+from token2wav_service.serving.process.server import TritonProcess, TritonStartError, check_shared_memory
 
 REPOSITORY = Path(installation_module.__file__).parents[2] / "model_repository"
 MIB = 1024 * 1024
@@ -107,6 +108,7 @@ def test_too_little_shared_memory_is_refused_with_what_is_needed(monkeypatch: py
         check_shared_memory(REPOSITORY)
 
 
+@pytest.mark.servers
 def test_a_model_that_does_not_load_is_a_start_error_with_the_log(tmp_path: Path) -> None:
     process = TritonProcess(options(broken_repository(tmp_path / "repo")), log_path=tmp_path / "log")
     with process, pytest.raises(TritonStartError, match="exited with status"):
@@ -145,6 +147,7 @@ def start_foreground(given: ServerOptions, log: IO[bytes]) -> subprocess.Popen[b
     return subprocess.Popen(command, stdout=log, stderr=log)
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
 def test_the_server_ends_with_its_foreground_command(tmp_path: Path, number: int, status: int) -> None:
     given = options(tmp_path / "repo")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from token2wav_service.serving.process.drain_flag import DRAIN_FLAG_VARIABLE, read_drain_flag
 
 from tests import ROOT
 from tests.token2wav_service.serving.client import StreamClient, connected, text, wait_until
@@ -19,10 +20,11 @@ from tests.token2wav_service.serving.conftest import FAKE_ENGINE_MODEL
 from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from tests.token2wav_service.serving.test_token2wav_model import WAIT_S, decode_audio
 from tests.token2wav_service.serving.test_token2wav_model import text as text_tensor
+from tests.workers import free_ports
 from token2wav_service.contract import ErrorCode, ServerStatus, decode_error
 from token2wav_service.python_backend.server_process import DRAIN_FLAG_VARIABLE, read_drain_flag
 from token2wav_service.serving.assemble import TEMPLATES
-from token2wav_service.serving.process.server import TritonProcess, free_ports
+from token2wav_service.serving.process.server import TritonProcess
 from token2wav_service.serving.token2wav_model import Token2WavModel
 
 DRAINING_MODEL = (
@@ -76,6 +78,7 @@ def test_the_flag_is_a_file_that_the_environment_names(tmp_path: Path) -> None:
     assert is_draining()
 
 
+@pytest.mark.servers
 def test_a_real_server_answers_its_status(fake_engine_server: TritonProcess) -> None:
     with connected(fake_engine_server) as client:
         (answer,) = client.ask("status")
@@ -105,6 +108,7 @@ def launched(folder: Path, model_text: str = DRAINING_MODEL) -> Iterator[tuple[s
         process.wait()
 
 
+@pytest.mark.servers
 def test_a_stopped_server_lets_its_streams_end_and_takes_no_others(tmp_path: Path) -> None:
     with launched(tmp_path) as (process, address):
         client, newcomer = StreamClient(address), StreamClient(address)
@@ -123,6 +127,7 @@ def test_a_stopped_server_lets_its_streams_end_and_takes_no_others(tmp_path: Pat
         assert process.wait(SERVER_WAIT_S) == 0
 
 
+@pytest.mark.servers
 def test_a_second_signal_ends_the_wait(tmp_path: Path) -> None:
     with launched(tmp_path) as (process, address):
         client = StreamClient(address)
