@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
+from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.torch_runner import ModelRunner, TorchState
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
@@ -63,13 +66,19 @@ class PoisonableRunner(ModelRunner):
         return super().run(works)
 
 
+@cache
+def _models() -> tuple[Flow, HiFT]:
+    """Weights that all engines of these tests read, folded as in a service."""
+    return make_flow(), fold_weight_norm(make_hift())
+
+
 def make_engine(
     clock: Clock | None = None, probe_device: Callable[[], None] = lambda: None, **changes: object
 ) -> Token2WavEngine:
     policy = changes.pop("synthesis", SynthesisPolicy(ode_steps=2))
     config = replace(Token2WavConfig(Path("unused"), synthesis=policy), **changes)  # type: ignore[arg-type]
-    flow = StreamFlow(make_flow(), config.synthesis)
-    runner = PoisonableRunner(flow, StreamVocoder(make_hift(), config.synthesis))
+    flow, hift = _models()
+    runner = PoisonableRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
     runner.batches = []
     model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
     voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes, model)

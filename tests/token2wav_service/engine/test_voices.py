@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ def store_without_feature_models() -> VoiceStore:
     return store
 
 
+@cache
 def exported() -> VoiceFile:
     store = make_engine().voices
     return decode_voice_file(store.export_file(store.register(make_prompt()).voice_id))
