@@ -91,7 +91,7 @@ verb_check() {
   log "import layers"
   "$VENV/bin/lint-imports"
   log "documentation"
-  NO_MKDOCS_2_WARNING=1 "$PYTHON" -m mkdocs build --strict --quiet --site-dir build/docs
+  NO_MKDOCS_2_WARNING=1 "$PYTHON" -m mkdocs build --strict --site-dir build/docs
 }
 
 verb_test() {

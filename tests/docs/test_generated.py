@@ -43,6 +43,6 @@ def test_every_metric_of_the_gateway_is_named() -> None:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the docs extra is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir"]
     done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

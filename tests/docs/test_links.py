@@ -39,7 +39,6 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
 def test_a_page_that_the_site_would_not_show_is_noticed() -> None:
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     unlisted = [name_of(page) for page in SITE_PAGES if page.relative_to(ROOT / "docs").as_posix() not in nav]
-    decisions = [page for page in unlisted if page.startswith("docs/decisions/0")]
-    assert unlisted == decisions, "list it in mkdocs.yml"
+    assert not unlisted, "list it in mkdocs.yml"
     index = (ROOT / "docs/decisions/index.md").read_text("utf-8")
-    assert all(Path(page).name in index for page in decisions)
+    assert all(page.name in index for page in SITE_PAGES if re.match(r"0\d+-", page.name))
