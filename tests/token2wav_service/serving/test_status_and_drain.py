@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from token2wav_service.serving.process.drain_flag import DRAIN_FLAG_VARIABLE, read_drain_flag
 
 from tests import ROOT
 from tests.token2wav_service.serving.client import StreamClient, connected, text, wait_until
