@@ -27,7 +27,7 @@ Graph = dict[str, set[str]]
 
 
 def main() -> None:
-    """Print one figure a line."""
+    """Write one figure a line."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
     files = sorted(path for package in FLOORS for path in (root / package).rglob("*.py"))
     lines = {path: len(path.read_text().splitlines()) for path in files}
@@ -39,15 +39,17 @@ def main() -> None:
     imports = import_graph(root, files)
     up = [(a, b) for a, targets in imports.items() for b in targets if floor(a) < floor(b)]
     circles = [circle for circle in strong_components(imports) if len(circle) > 1]
-    print(f"product files                      {len(files)}")
-    print(f"  below {SHORT_LINES} lines                   {short} ({100 * short / len(files):.0f} %)")
-    print(f"  median lines                     {sorted(lines.values())[len(files) // 2]}")
-    print(f"folders of more than {FLAT_FILES} files        {len(flat)} {flat or ''}")
-    print(f"imports that run up the floors     {len(up)}")
-    print(f"pairs of packages importing mutually {len(mutual_pairs(imports))}")
-    print(f"circles of files                   {len(circles)}")
-    for circle in circles:
-        print("   ", " ".join(sorted(circle)))
+    lines_out = [
+        f"product files                          {len(files)}",
+        f"  below {SHORT_LINES} lines                       {short} ({100 * short / len(files):.0f} %)",
+        f"  median lines                         {sorted(lines.values())[len(files) // 2]}",
+        f"folders of more than {FLAT_FILES} files            {len(flat)} {flat or ''}",
+        f"imports that run up the floors         {len(up)}",
+        f"pairs of packages that import mutually {len(mutual_pairs(imports))}",
+        f"circles of files                       {len(circles)}",
+        *("    " + " ".join(sorted(circle)) for circle in circles),
+    ]
+    sys.stdout.write("\n".join(lines_out) + "\n")
 
 
 def import_graph(root: Path, files: list[Path]) -> Graph:
