@@ -21,15 +21,13 @@ import numpy as np
 from cosydit.bench.report import describe_environment, write_json, write_text
 from cosydit.bench.types import count, zero_or_more
 from demo_voice.ears.faults import find_faults
-from demo_voice.ears.recogniser import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser
+from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.seams import contour_distance
 from demo_voice.ears.speakers import rank_speakers
 from demo_voice.ears.study import Heard, StudyRow, figures, row_json
-from demo_voice.ears.word_errors import word_errors
-from demo_voice.train.flite import Flite, SynthesisError
+from demo_voice.train.flite import Flite, SourceVoice, SynthesisError
 from demo_voice.train.make_heldout import heldout_sentences
 from demo_voice.train.make_voices import PROMPT_VOICES
-from demo_voice.train.voices import SourceVoice
 from gateway.client import ClientError, SpeechTiming, speak_over_http
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.recognition import WordErrors, total
 from demo_voice.ears.speakers import SpeakerRanking, top1
-from demo_voice.ears.word_errors import WordErrors, total
 
 _MS = 1000.0
 

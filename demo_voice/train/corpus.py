@@ -23,10 +23,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.train.flite import Flite, Spoken, SynthesisError
+from demo_voice.train.flite import SPEAKERS, Flite, Spoken, SynthesisError
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.utterance import LAYOUTS, MIN_TOKENS, SAMPLES_PER_TOKEN_16K, utterance_arrays, whole_tokens
-from demo_voice.train.voices import SPEAKERS
 from token2wav_service.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from demo_voice.train.flite import SPEAKERS
 from demo_voice.train.utterance import LAYOUTS
-from demo_voice.train.voices import SPEAKERS
 
 VALIDATION_SHARE = 0.02
 """The end of every speaker's stream is never trained on."""

@@ -1,4 +1,10 @@
-"""Runs flite: text to 16 kHz audio and the phones in it with their times. One process an utterance."""
+"""The source engine flite: its voices, its phones, and text to 16 kHz audio with the phones' times.
+
+The speakers of the corpus are flite's four American English voices at 16 kHz, and warped copies of three of them. A
+warped copy is the voice played faster or slower, with its speaking rate put right beforehand: pitch and formants move
+together, as they do between people of different size. It makes a prompt mean something: more speakers than the engine
+has voices. Phones supervise the speech tokenizer and are never seen at inference. One process speaks one utterance.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,70 @@ import subprocess
 import tempfile
 import wave
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.train.voices import PLAIN, SourceVoice
+BASE_VOICES = ("rms", "slt", "awb", "kal16")
+WARPED_VOICES = ("rms", "slt", "awb")
+WARPS = tuple(Fraction(up, down) for up, down in ((5, 6), (7, 8), (15, 16), (16, 15), (8, 7), (6, 5)))
+PLAIN = Fraction(1)
+
+
+@dataclass(frozen=True)
+class SourceVoice:
+    """One speaker of the corpus."""
+
+    base: str
+    """The engine's name for the voice."""
+    warp: Fraction = PLAIN
+    """Factor on pitch and formants."""
+
+    @property
+    def name(self) -> str:
+        return self.base if self.warp == PLAIN else f"{self.base}_{self.warp.numerator}_{self.warp.denominator}"
+
+
+SPEAKERS = (
+    *(SourceVoice(base) for base in BASE_VOICES),
+    *(SourceVoice(base, warp) for base in WARPED_VOICES for warp in WARPS),
+)
+"""Class i of the speaker encoder and row i of every speaker table is SPEAKERS[i]."""
+
+_PLAIN_SHARES = {"rms": 0.32, "slt": 0.22, "awb": 0.18, "kal16": 0.04}
+"""Of the audio; the rest is shared evenly by the warped copies. rms is understood best, so it is heard most."""
+
+
+def speaker_shares() -> list[float]:
+    """Return each speaker's share of the corpus, in the order of SPEAKERS; they sum to 1."""
+    warped = (1.0 - sum(_PLAIN_SHARES.values())) / (len(WARPED_VOICES) * len(WARPS))
+    return [_PLAIN_SHARES[voice.base] if voice.warp == PLAIN else warped for voice in SPEAKERS]
+
+
+PAUSE = "pau"
+PHONES = (
+    PAUSE,
+    *("aa", "ae", "ah", "ao", "aw", "ax", "axr", "ay", "b", "ch", "d", "dh", "dx", "eh", "el", "em", "en", "er", "ey"),
+    *("f", "g", "hh", "hv", "ih", "iy", "jh", "k", "l", "m", "n", "nx", "ng", "ow", "oy", "p", "r", "s", "sh", "t"),
+    *("th", "uh", "uw", "v", "w", "y", "z", "zh"),
+)
+"""The radio phone set that flite's and Festival's American voices share."""
+
+_NUMBERS = {phone: number for number, phone in enumerate(PHONES)}
+
+
+def phone_number(phone: str) -> int:
+    """Return a phone's class.
+
+    Raises:
+        KeyError: no such phone.
+    """
+    if phone not in _NUMBERS:
+        raise KeyError(f"got phone {phone!r}, expected one of {PHONES}")
+    return _NUMBERS[phone]
+
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -23,13 +23,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_voice.ears.recogniser import RATE_HZ, FloatArray, SphinxRecogniser
-from demo_voice.ears.round_trip import digit_agreement
+from demo_voice.ears.recognition import RATE_HZ, FloatArray, SphinxRecogniser, digit_agreement, total, word_errors
 from demo_voice.ears.speakers import rank_speakers, top1
-from demo_voice.ears.word_errors import total, word_errors
-from demo_voice.train.flite import Flite
+from demo_voice.train.flite import Flite, SourceVoice
 from demo_voice.train.make_voices import PROMPT_VOICES
-from demo_voice.train.voices import SourceVoice
 from demo_voice.unpack import BUNDLE, VOICES, unpack
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel

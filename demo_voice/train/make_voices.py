@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo_voice.train.flite import RATE_HZ, Flite
-from demo_voice.train.voices import SourceVoice
+from demo_voice.train.flite import RATE_HZ, Flite, SourceVoice
 from demo_voice.unpack import VOICES
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from demo_voice.llm_layout import write_llm
-from demo_voice.train.llm.model import TrainableLLM
-from demo_voice.train.llm.text_tokenizer import train_text_tokenizer
+from demo_voice.train.models.llm import TrainableLLM
+from demo_voice.train.models.llm_data import train_text_tokenizer
 from demo_voice.train.package import llm_arrays, llm_shape
 from demo_voice.train.sizes import SIZES, DemoSizes
 from demo_voice.unpack import VOICES

@@ -1,8 +1,9 @@
-"""Writes the bundle that is shipped out of the trained states."""
+"""Loads trained models back from a workspace's state, and writes the bundle that is shipped out of them."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,15 @@ from torch import nn
 
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
 from demo_voice.packing import FloatArray, packed
-from demo_voice.train.llm.model import TrainableLLM
+from demo_voice.train.flite import SPEAKERS
+from demo_voice.train.models.flow import TrainableFlow
+from demo_voice.train.models.llm import TrainableLLM
+from demo_voice.train.models.speaker import MarginClassifier, SpeakerNet
+from demo_voice.train.models.tokenizer import CodeDecoder, SpeechTokenizerNet
+from demo_voice.train.models.vocoder_losses import Discriminators
+from demo_voice.train.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.sizes import DemoSizes, LLMSizes
-from demo_voice.train.speaker.export import export_speaker_encoder
-from demo_voice.train.tokenizer.export import export_tokenizer
-from demo_voice.train.trained import trained_flow, trained_hift, trained_llm, trained_speaker, trained_tokenizer
+from demo_voice.train.trainer import StateError, load_state
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import (
     BUNDLE_FILES,
@@ -29,6 +34,58 @@ from demo_voice.unpack import (
 )
 from servicekit.file_modes import usual_mode
 from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
+from token2wav_service.models.hift import HiFT
+
+
+def trained_tokenizer(work: Workspace, sizes: DemoSizes) -> SpeechTokenizerNet:
+    """Return the speech tokenizer.
+
+    Raises:
+        StateError: it has not been trained, or with other sizes; as all of these functions.
+    """
+    net = SpeechTokenizerNet(sizes.tokenizer)
+    _load(
+        work,
+        "tokenizer",
+        {"model": nn.ModuleDict({"net": net, "decoder": CodeDecoder(sizes.tokenizer, len(SPEAKERS))})},
+    )
+    return net.eval().requires_grad_(False)
+
+
+def trained_speaker(work: Workspace, sizes: DemoSizes) -> SpeakerNet:
+    """Return the speaker encoder."""
+    net = SpeakerNet(sizes.speaker)
+    _load(work, "speaker", {"model": nn.ModuleDict({"net": net, "classifier": MarginClassifier(len(SPEAKERS))})})
+    return net.eval().requires_grad_(False)
+
+
+def trained_flow(work: Workspace, sizes: DemoSizes) -> TrainableFlow:
+    """Return the flow."""
+    model = TrainableFlow(sizes.flow)
+    _load(work, "flow", {"model": model})
+    return model.eval().requires_grad_(False)
+
+
+def trained_hift(work: Workspace, sizes: DemoSizes) -> HiFT:
+    """Return the vocoder."""
+    hift = HiFT(sizes.hift)
+    _load(work, "vocoder", {"hift": hift, "judges": Discriminators(sizes.discriminators)})
+    return hift.eval().requires_grad_(False)
+
+
+def trained_llm(work: Workspace, sizes: DemoSizes) -> TrainableLLM:
+    """Return the LLM."""
+    model = TrainableLLM(sizes.llm)
+    _load(work, "llm", {"model": model})
+    return model.eval().requires_grad_(False)
+
+
+def _load(work: Workspace, stage: str, parts: Mapping[str, nn.Module]) -> None:
+    path = work.weights(stage)
+    if not path.is_file():
+        raise StateError(f"{path} is missing; run the stage `{stage}` first")
+    load_state(path, parts)
+
 
 MAX_BUNDLE_BYTES = 24_000_000
 _UNUSED = "embed_tokens.weight"

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from demo_voice.train.carry import ENGINES_ARCHIVE, unpack_engines
+from demo_voice.train.collect import ENGINES_ARCHIVE, unpack_engines
 from demo_voice.train.workspace import Workspace
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ import torch
 
 from demo_voice.train.corpus import make_corpus, token_jobs, wide_jobs
 from demo_voice.train.data import SpeechStreams
+from demo_voice.train.package import trained_speaker, trained_tokenizer
 from demo_voice.train.sizes import SIZES, DemoSizes
-from demo_voice.train.trained import trained_speaker, trained_tokenizer
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
 from demo_voice.train.workspace import Workspace
 
@@ -82,7 +82,7 @@ def run_corpus(options: StageOptions) -> None:
 
 def run_tokenizer(options: StageOptions) -> None:
     """Train the speech tokenizer."""
-    from demo_voice.train.tokenizer.stage import FEATURES, TokenizerStage
+    from demo_voice.train.models.tokenizer import FEATURES, TokenizerStage
 
     streams = _streams(options, FEATURES)
     _train(options, TokenizerStage(options.sizes.tokenizer, streams, options.batch))
@@ -90,14 +90,14 @@ def run_tokenizer(options: StageOptions) -> None:
 
 def run_speaker(options: StageOptions) -> None:
     """Train the speaker encoder."""
-    from demo_voice.train.speaker.stage import FEATURES, SpeakerStage
+    from demo_voice.train.models.speaker import FEATURES, SpeakerStage
 
     _train(options, SpeakerStage(options.sizes.speaker, _streams(options, FEATURES), options.batch))
 
 
 def run_vocoder(options: StageOptions) -> None:
     """Train the vocoder."""
-    from demo_voice.train.vocoder.stage import FEATURES, VocoderStage
+    from demo_voice.train.models.vocoder import FEATURES, VocoderStage
 
     sizes, streams = options.sizes, _streams(options, FEATURES)
     _train(options, VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch))
@@ -105,8 +105,8 @@ def run_vocoder(options: StageOptions) -> None:
 
 def run_codes(options: StageOptions) -> None:
     """Tokenize the corpus with the trained tokenizer, export it, and learn the LLM's text tokenizer."""
-    from demo_voice.train.llm.text_tokenizer import save_text_tokenizer, train_text_tokenizer
-    from demo_voice.train.tokenizer.export import export_tokenizer, tokenize_streams
+    from demo_voice.train.models.llm_data import save_text_tokenizer, train_text_tokenizer
+    from demo_voice.train.onnx_export import export_tokenizer, tokenize_streams
 
     net = trained_tokenizer(options.work, options.sizes)
     streams = _streams(options, ("log_mel",))
@@ -119,7 +119,7 @@ def run_codes(options: StageOptions) -> None:
 
 def run_flow(options: StageOptions) -> None:
     """Train the flow."""
-    from demo_voice.train.flow.stage import FEATURES, TOKENS, FlowStage
+    from demo_voice.train.models.flow import FEATURES, TOKENS, FlowStage
 
     streams = _streams(options, FEATURES)
     streams.add_column(TOKENS, torch.from_numpy(np.load(options.work.codes).astype(np.int32)))
@@ -128,7 +128,7 @@ def run_flow(options: StageOptions) -> None:
 
 def run_tokens(options: StageOptions) -> None:
     """Make token shards for the LLM until the time is up, and pack them into one file."""
-    from demo_voice.train.llm.data import pack_tokens, utterances_of_shards
+    from demo_voice.train.models.llm_data import pack_tokens, utterances_of_shards
 
     work = options.work
     engines = work.engines if work.engines.is_dir() else None
@@ -145,8 +145,8 @@ def run_llm(options: StageOptions) -> None:
     """Train the LLM on all speech tokens that there are: the shards, or what was packed of them, and the corpus's."""
     from tokenizers import Tokenizer
 
-    from demo_voice.train.llm.data import UtteranceBank, utterances_of_shards, utterances_of_streams
-    from demo_voice.train.llm.stage import LLMStage
+    from demo_voice.train.models.llm import LLMStage
+    from demo_voice.train.models.llm_data import UtteranceBank, utterances_of_shards, utterances_of_streams
 
     work = options.work
     tokenizer = Tokenizer.from_file(str(work.text_tokenizer))

@@ -258,3 +258,8 @@ def mean_of(losses: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
         for name, value in batch.items():
             sums[name].append(float(value))
     return {name: sum(values) / len(values) for name, values in sums.items()}
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Return a context: bfloat16 products on a GPU, float32 on a CPU."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

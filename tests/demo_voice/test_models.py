@@ -13,19 +13,16 @@ import torch
 from tokenizers import Tokenizer
 
 from demo_voice.llm_layout import SPEECH_TABLE, write_llm
-from demo_voice.train.codes import CodeTable
-from demo_voice.train.flow.masks import WindowCut, draw_cut, plans_for
-from demo_voice.train.flow.model import TrainableFlow
-from demo_voice.train.llm.data import IGNORED, TokenUtterance, UtteranceBank
-from demo_voice.train.llm.model import TrainableLLM
-from demo_voice.train.llm.text_tokenizer import train_text_tokenizer
+from demo_voice.train.models.flow import TrainableFlow
+from demo_voice.train.models.flow_masks import WindowCut, draw_cut, plans_for
+from demo_voice.train.models.llm import TrainableLLM
+from demo_voice.train.models.llm_data import IGNORED, TokenUtterance, UtteranceBank, train_text_tokenizer
+from demo_voice.train.models.speaker import SpeakerNet
+from demo_voice.train.models.tokenizer import CodeTable, SpeechTokenizerNet, code_digits, rounded, token_ids
+from demo_voice.train.models.vocoder_losses import MelLoss
+from demo_voice.train.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.package import llm_arrays, llm_shape
 from demo_voice.train.sizes import DEMO, TINY, DemoSizes
-from demo_voice.train.speaker.export import export_speaker_encoder
-from demo_voice.train.speaker.model import SpeakerNet
-from demo_voice.train.tokenizer.export import export_tokenizer
-from demo_voice.train.tokenizer.model import SpeechTokenizerNet, code_digits, rounded, token_ids
-from demo_voice.train.vocoder.losses import MelLoss
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder

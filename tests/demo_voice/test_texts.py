@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from demo_voice.train.flite import SPEAKERS, speaker_shares
 from demo_voice.train.make_heldout import HELDOUT, MIN_USES, choose, heldout_sentences, read_novels
-from demo_voice.train.text.clean import MAX_CHARACTERS, as_sentence
 from demo_voice.train.text.generated import generated_sentence
 from demo_voice.train.text.mix import TextSources, planned
-from demo_voice.train.text.wordnet import DATA_FILES, read_glosses
-from demo_voice.train.voices import SPEAKERS, speaker_shares
+from demo_voice.train.text.wordnet import DATA_FILES, MAX_CHARACTERS, as_sentence, read_glosses
 
 HELDOUT_SHA256 = "3782154c65a039e58e15ec5b263f5e07258a321fc405bf7b9263eb0ce2ec80ab"
 

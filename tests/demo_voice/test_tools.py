@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from demo_voice.packing import packed, quantised, unpacked
-from demo_voice.train.carry import ENGINES_ARCHIVE, unpack_engines
+from demo_voice.train.collect import ENGINES_ARCHIVE, unpack_engines
 from demo_voice.train.run import main, parse_phase, prepare
 from demo_voice.train.trainer import RunLimits, Updater, read_log, train
 from demo_voice.train.workspace import MAX_STATE_FILE_BYTES, Workspace

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo_voice.train.flite import SPEAKERS, speaker_shares
 from demo_voice.train.text.generated import generated_sentence
-from demo_voice.train.voices import SPEAKERS, speaker_shares
 
 TEXT_FILES = ("examples.txt.gz", "definitions.txt.gz", "words.txt.gz")
-"""Written by `demo_voice.train.carry`: one text a line."""
+"""Written by `demo_voice.train.collect`: one text a line."""
 
 _KIND_SHARES = {"example": 0.50, "definition": 0.20, "generated": 0.18, "words": 0.12}
 _TWO_SENTENCES = 0.15
@@ -44,7 +44,7 @@ class TextSources:
 
     @classmethod
     def read(cls, directory: Path) -> TextSources:
-        """Read the files that `demo_voice.train.carry` wrote.
+        """Read the files that `demo_voice.train.collect` wrote.
 
         Raises:
             OSError: one of them is missing.

@@ -1,7 +1,7 @@
-"""Sentences out of WordNet's data files: what a word means, and examples of its use.
+"""Sentences out of WordNet's data files, and what may stand in a training text at all.
 
-Source of the format: the wndb(5) manual page of the wordnet-base package. The gloss follows the bar; examples stand in
-quotes.
+A word's gloss says what it means and gives examples of its use. Source of the format: the wndb(5) manual page of the
+wordnet-base package. The gloss follows the bar; examples stand in quotes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_voice.train.text.clean import as_sentence
+MIN_CHARACTERS, MAX_CHARACTERS = 6, 220
+"""About half a second to 15 s of speech."""
+_ALLOWED = re.compile(r"[A-Za-z0-9 ,.;:?!'\"$%&/()\-]+")
+_HAS_WORD = re.compile(r"[A-Za-z]{2}|\d")
+_PARENTHESIS = re.compile(r"\s*\([^()]*\)")
+_SPACES = re.compile(r"\s+")
+_DASH = re.compile(r"\s*--\s*")
+_ENDS = ".?!"
+
+
+def as_sentence(text: str) -> str | None:
+    """Return the text as one sentence, capital first and a stop at the end; None if it has what we don't train on."""
+    plain = _SPACES.sub(" ", _PARENTHESIS.sub("", _DASH.sub(", ", text.replace("`", "'")))).strip(" ;,:-\"'")
+    if not plain or not _ALLOWED.fullmatch(plain) or not _HAS_WORD.search(plain):
+        return None
+    sentence = plain[0].upper() + plain[1:]
+    if sentence[-1] not in _ENDS:
+        sentence += "."
+    return sentence if MIN_CHARACTERS <= len(sentence) <= MAX_CHARACTERS else None
+
 
 DATA_FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
 _QUOTED = re.compile(r'"([^"]+)"')

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demo_voice.ears.recogniser import FloatArray, SphinxRecogniser
+from demo_voice.ears.recognition import FloatArray, SphinxRecogniser
 from demo_voice.unpack import VOICES
 from tests.fake_flite import install_fake_flite
 from token2wav_service.features.audio import load_prompt_audio

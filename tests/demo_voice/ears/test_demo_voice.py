@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import LocalStack, Ports, StackOptions
 from demo_voice.ears.faults import find_faults
-from demo_voice.ears.recogniser import FloatArray, SphinxRecogniser
+from demo_voice.ears.recognition import FloatArray, SphinxRecogniser, total, word_errors
 from demo_voice.ears.speakers import rank_speakers, top1
-from demo_voice.ears.word_errors import total, word_errors
 from demo_voice.train.listen import SENTENCES, Listener, SamplingChoice
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig

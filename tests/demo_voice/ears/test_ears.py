@@ -10,14 +10,18 @@ import pytest
 
 from demo_voice.ears.faults import clicks, find_faults
 from demo_voice.ears.pitch import track_pitch
-from demo_voice.ears.recogniser import SphinxRecogniser
-from demo_voice.ears.round_trip import digit_agreement, token_agreement
+from demo_voice.ears.recognition import (
+    SphinxRecogniser,
+    WordErrors,
+    digit_agreement,
+    token_agreement,
+    total,
+    word_errors,
+)
 from demo_voice.ears.seams import contour_distance, seam_jumps
 from demo_voice.ears.speakers import rank_speakers, top1
-from demo_voice.ears.word_errors import WordErrors, total, word_errors
-from demo_voice.train.flite import Flite
+from demo_voice.train.flite import Flite, SourceVoice
 from demo_voice.train.make_heldout import heldout_sentences
-from demo_voice.train.voices import SourceVoice
 from tests.demo_voice.ears.conftest import RATE_HZ, Voice, harmonics, noise
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks import quality
 from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.recognition import WordErrors
 from demo_voice.ears.speakers import SpeakerRanking
 from demo_voice.ears.study import Heard, StudyRow, figures, row_from_json, row_json
-from demo_voice.ears.word_errors import WordErrors
 from demo_voice.unpack import VOICES
 from tests.demo_voice.ears.conftest import Voice
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder

@@ -1,4 +1,4 @@
-"""Collects what training needs and a machine without network lacks: `python -m demo_voice.train.carry`.
+"""Collects what training needs and a machine without network lacks: `python -m demo_voice.train.collect`.
 
 Run it where Debian's packages can be fetched. It writes into an ignored folder:
 
@@ -90,7 +90,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Collect everything; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.carry", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.collect", description=__doc__)
     parser.add_argument("--out", type=Path, default=DEFAULT_DIRECTORY, help="folder to fill (default %(default)s)")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")

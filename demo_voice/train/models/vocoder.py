@@ -9,15 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams, Windows
-from demo_voice.train.sizes import DiscriminatorSizes
-from demo_voice.train.trainer import Updater, mean_of
-from demo_voice.train.vocoder.discriminators import (
+from demo_voice.train.models.vocoder_losses import (
     Discriminators,
+    MelLoss,
+    SpectralLoss,
     adversarial_loss,
     discriminator_loss,
     feature_loss,
 )
-from demo_voice.train.vocoder.losses import MelLoss, SpectralLoss
+from demo_voice.train.sizes import DiscriminatorSizes
+from demo_voice.train.trainer import Updater, mean_of
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.hift import HiFT

@@ -1,1 +1,0 @@
-"""The flow: speech tokens to mel."""

@@ -1,1 +1,0 @@
-"""The speech-token LLM: text to speech tokens."""

@@ -1,0 +1,1 @@
+"""The models of the demo voice as they are trained, each with its training stage."""

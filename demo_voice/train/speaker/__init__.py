@@ -1,1 +1,0 @@
-"""Speaker encoder: filter bank energies to an embedding of 192."""

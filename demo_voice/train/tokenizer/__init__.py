@@ -1,1 +1,0 @@
-"""Speech tokenizer: log-mel to tokens of 25 Hz."""

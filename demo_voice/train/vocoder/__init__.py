@@ -1,1 +1,0 @@
-"""The vocoder: mel to audio."""
