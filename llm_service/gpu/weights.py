@@ -19,10 +19,9 @@ from torch import Tensor
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
+from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors, read_shape
-from llm_service.speech_form import FIRST_ID_KEY, ROWS_KEY
-from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT
-from llm_service.tensor_files import TensorFiles
+from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles
 from llm_service.vocab import END_IDS, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 
 logger = logging.getLogger(__name__)

@@ -13,12 +13,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from benchmarks.lib.failover.callers import Callers
-from benchmarks.lib.failover.processes import Processes
-from benchmarks.lib.failover.scenario import Scenario, StepReport
 
 from benchmarks import failover
 from benchmarks.failover import BOUND_DB, TEXTS
+from benchmarks.lib.failover import Callers, Processes, Scenario, StepReport
 from cosydit.stack.process import ServiceProcess
 from cosydit.stack.stack import LocalStack, gateway_spec
 from tests.e2e.conftest import wait_until
