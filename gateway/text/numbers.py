@@ -86,6 +86,10 @@ class NumberNormalizer:
         """Return a number's words; None if the library has none."""
         return self._words(number, "cardinal")
 
+    def ordinal(self, number: int) -> str | None:
+        """Return the words of a place in a row; None if the library has none."""
+        return self._words(number, "ordinal")
+
     def _words(self, number: int | Decimal, form: str) -> str | None:
         with _library_lock:
             try:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from gateway.text.alignment import Alignment, align
-from gateway.text.english import EnglishRepairs
+from gateway.text.english import english_forms, read_english
 from gateway.text.normalizer import NormalizedText, unchanged
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,9 @@ _ENGLISH = "en"
 # Quotes and backslashes come back escaped, control characters not at all.
 _KEPT = r"[\x00-\x1f\x7f\"\\]+"
 # English: any blank space but single spaces, brackets, and marks that are markup more often than words ("asterisk").
-_KEPT_FROM_ENGLISH = r"(?:[\x00-\x1f\x7f\xa0\"\\\[\]{}<>*#`~|^]|[^\S ]|(?<=\s)\s|(?<![^\W_])_|_(?![^\W_]))+"
+_KEPT_FROM_ENGLISH = (
+    r"(?:[\x00-\x1f\x7f\xa0\"\\\[\]{}<>*#`~|^]|[^\S ]|(?<=\s)\s|(?<![^\W_])_|_(?![^\W_])|(?<!\w)No\.(?=\s))+"
+)
 # A letter, a digit or a symbol that a grammar has a word for; without one there is nothing to write out, and English
 # takes 0.2 s to find that of a segment's worth of marks.
 _READ_ALOUD = re.compile(r"[^\W_]|[$€£¥₩%&@+=§°#©®™]")
@@ -45,10 +47,16 @@ class WeTextNormalizer:
         grammar: Callable[[str], str] = Normalizer(lang=language, operator="tn").normalize
         grammar(_WARM_UP)
         self._kept = re.compile(_KEPT_FROM_ENGLISH if language == _ENGLISH else _KEPT)
-        self._read = EnglishRepairs(grammar).read if language == _ENGLISH else grammar
+        self._read = read_english(grammar) if language == _ENGLISH else grammar
+        self._prepared = english_forms if language == _ENGLISH else str
 
     def normalize(self, text: str) -> NormalizedText:
         """See `Normalizer`."""
+        prepared = self._prepared(text)
+        normalized = self._by_grammar(prepared)
+        return normalized if prepared == text else NormalizedText(normalized.text, align(text, normalized.text))
+
+    def _by_grammar(self, text: str) -> NormalizedText:
         parts, at = [], 0
         for match in self._kept.finditer(text):
             parts += [self._normalized(text[at : match.start()]), unchanged(match[0])]
@@ -67,9 +75,13 @@ class WeTextNormalizer:
         return NormalizedText(spoken, align(text, spoken))
 
     def _spoken(self, core: str) -> str:
+        """Return the text as the grammar reads it; of what it can't read, as much as it can."""
         try:
             return self._read(core)
         except (AssertionError, RuntimeError, LookupError) as error:
             # NOTE: the library asserts that its grammar reads a text, and there are texts it does not read.
-            logger.debug("wetext can't read %r (%r); it stays as it is", core, error)
-            return core
+            middle = core.find(" ", len(core) // 2)
+            if middle < 0:
+                logger.debug("wetext can't read %r (%r); it stays as it is", core, error)
+                return core
+            return f"{self._spoken(core[:middle])} {self._spoken(core[middle + 1 :])}"

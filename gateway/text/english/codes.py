@@ -1,0 +1,158 @@
+"""What is read digit by digit, part by part or in pairs: networks, versions, telephones, codes, rooms and roads."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.text.english.words import cardinal, digits, groups, pairs, rule, two_digits, year
+
+_NOT_WITHIN = r"(?<![\w.,/:$€£#+-])"
+_NOT_ON = r"(?![\w/:-]|[.,]\d)"
+_SOFTWARE = (
+    r"[Vv]ersions?|[Rr]eleases?|iOS|iPadOS|macOS|Android|Ubuntu|Debian|Fedora|Windows|Linux|Python|Java|PHP|Ruby|Node"
+    r"|Go|Rust|CUDA|PyTorch|Django|Kubernetes|Docker|Firefox|Chrome"
+)
+_CODES = (
+    r"code|codes|passcode|password|pin|zip|zip code|postcode|routing|ssn|otp|extension|ext\.|isbn|serial|tracking|id"
+    r"|confirmation"
+)
+_NUMBERED = r"order|ticket|account|reference|ref|invoice|license|licence|case|member|customer|booking|policy|claim"
+_EMERGENCY = "[2-9]11|999|112|111|101|988|000"
+_CALLED_IN_PAIRS = (
+    r"[Rr]oom|[Ff]light|[Hh]ighway|[Rr]oute|[Ii]nterstate|[Ss]uite|[Bb]oeing|[Aa]irbus|[Pp]ort|HTTP|[Ee]rror|[Ss]tatus"
+    r"|[Gg]ate|[Bb]us|[Ll]ine"
+)
+_US_STATES = (
+    "AL AK AZ AR CA CO CT DE FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA "
+    "RI SC SD TN TX UT VT VA WA WV WI WY DC"
+).replace(" ", "|")
+_MEASURED_BY_SIDES = (
+    "pixel|truck|card|grid|board|inch|matri|table|foot|feet|room|lumber|photo|print|paper|screen|display|resolution"
+    "|image|video"
+)
+_LONG = 7
+"""Digits without marks from which on they are a code, not an amount."""
+
+
+def _standard(match: re.Match[str]) -> str:
+    """802.11ac, 802.15.4."""
+    parts = [cardinal(part) for part in match["parts"].strip(".").split(".")]
+    return " dot ".join(["eight oh two", *parts]) + (f" {match['letters'].upper()}" if match["letters"] else "")
+
+
+def _address(match: re.Match[str]) -> str:
+    return " dot ".join(map(digits, match[0].split(".")))
+
+
+def _version(match: re.Match[str]) -> str:
+    prefix = "version " if match["v"] else ""
+    return prefix + " point ".join(map(_version_part, match["parts"].split(".")))
+
+
+def _version_part(part: str) -> str:
+    return two_digits(part) if len(part) == 2 and part[0] == "0" and part != "00" else cardinal(part)
+
+
+def _named_version(match: re.Match[str]) -> str:
+    return f"{match['name']} {' point '.join(map(_version_part, match['parts'].split('.')))}"
+
+
+def _telephone(match: re.Match[str]) -> str:
+    plus = "plus " if match[0].startswith("+") else ""
+    parts = [_telephone_part(part) for part in re.findall(r"\d+", match[0])]
+    return plus + ", ".join(parts)
+
+
+def _telephone_part(part: str) -> str:
+    return "eight hundred" if part == "800" else digits(part)
+
+
+def _code(match: re.Match[str]) -> str:
+    number = "number " if match.groupdict().get("mark") else ""
+    return f"{match['name']}{number}{_code_digits(match['code'])}"
+
+
+def _code_digits(code: str) -> str:
+    parts = re.findall(r"\d+", code)
+    if len(parts) > 1:
+        return ", ".join(map(digits, parts))
+    return groups(code) if len(code) > 5 and len(code) != _LONG else digits(code)
+
+
+def _long_digits(match: re.Match[str]) -> str:
+    return _telephone_number(match[0]) if len(match[0]) == 10 else groups(match[0])
+
+
+def _telephone_number(written: str) -> str:
+    return ", ".join(map(digits, (written[:3], written[3:6], written[6:])))
+
+
+def _in_pairs(match: re.Match[str]) -> str:
+    return f"{match['name']} {pairs(match['number'])}"
+
+
+def _model(match: re.Match[str]) -> str:
+    """BA2490, FY2024, F-16, B-52."""
+    number = match["number"]
+    return f"{match['letters']} {digits(number) if number[0] == '0' else pairs(number)}"
+
+
+def _hexadecimal(match: re.Match[str]) -> str:
+    return "zero X " + " ".join(digits(each) if each.isdecimal() else each.upper() for each in match["digits"])
+
+
+def _double_zero(match: re.Match[str]) -> str:
+    return f"double oh {digits(match[1])}"
+
+
+NETWORKS_AND_VERSIONS = (
+    rule(r"(?<!\w)0[xX](?P<digits>[0-9a-fA-F]{1,16})(?!\w)", _hexadecimal),
+    rule(_NOT_WITHIN + r"802(?P<parts>(?:\.\d{1,2}){1,2})(?P<letters>[a-z]{0,2})(?!\w)", _standard),
+    rule(_NOT_WITHIN + r"\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)", _address),
+    rule(_NOT_WITHIN + r"\d{3}\.\d{3}\.\d{4}(?![\w]|\.\d)", _telephone),
+    rule(r"(?<![\w.])(?P<v>[vV]\.?)(?P<parts>\d{1,4}(?:\.\d{1,4}){0,4})(?!\w|\.\d)", _version),
+    rule(_NOT_WITHIN + r"(?P<v>)(?P<parts>\d{1,4}(?:\.\d{1,4}){2,4})(?!\w|\.\d)", _version),
+    rule(rf"(?<!\w)(?P<name>{_SOFTWARE}) (?P<parts>\d{{1,4}}\.\d{{1,3}})(?!\w|\.\d)", _named_version),
+)
+TELEPHONES_AND_CODES = (
+    rule(r"(?<![\w+])\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5}(?![\w])", _telephone),
+    rule(r"(?<![\w.+-])(?:1[ .-])?\(\d{3}\) ?\d{3}[-. ]\d{4}(?![\w-])", _telephone),
+    rule(r"(?<![\w.+-])(?:1-)?\d{3}-\d{3}-\d{4}(?![\w-])", _telephone),
+    rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", _telephone),
+    rule(r"(?<![\w.+-])\d{3}-\d{2}-\d{4}(?![\w-])", _telephone),
+    rule(r"(?<![\w.+-])97[89]-\d{1,5}-\d{1,7}-\d{1,6}-[\dXx](?![\w-])", _telephone),
+    rule(r"(?<![\w.+-])\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?![\w-])", _telephone),
+    rule(rf"(?<!\w)(?i:(?P<name>(?:call|dial|phone|ring) ))(?P<code>{_EMERGENCY})(?!\w|[.,:-]\d)", _code),
+    rule(
+        rf"(?<!\w)(?i:(?P<name>(?:{_CODES})(?: number| no\.| code)?(?: is|:)? ?))#? ?"
+        r"(?P<code>\d{2,20})(?!\w|[.,:/-]\d)",
+        _code,
+    ),
+    rule(
+        rf"(?<!\w)(?i:(?P<name>(?:{_NUMBERED})(?: number| no\.| id)(?: is|:)? ?))#? ?"
+        r"(?P<code>\d{3,20})(?!\w|[.,:/-]\d)",
+        _code,
+    ),
+    rule(rf"(?<!\w)(?i:(?P<name>(?:{_NUMBERED}):? ))(?P<mark># ?)?(?P<code>\d{{5,20}})(?!\w|[.,:/-]\d)", _code),
+    rule(rf"(?P<name>\b(?:{_US_STATES}) )(?P<code>\d{{5}}(?:-\d{{4}})?)(?!\w)", _code),
+    rule(_NOT_WITHIN + r"00([1-9])" + _NOT_ON, _double_zero),
+    rule(_NOT_WITHIN + rf"\d{{{_LONG},40}}" + _NOT_ON, _long_digits),
+    rule(_NOT_WITHIN + r"0\d{1,9}" + _NOT_ON, lambda match: digits(match[0])),
+)
+CALLED_IN_PAIRS = (
+    rule(
+        r"(?<!\w)(?P<name>Boeing|Airbus) (?P<a>\d{3})-(?P<b>\d{3})(?!\w)",
+        lambda m: f"{m['name']} {pairs(m['a'])} {pairs(m['b'])}",
+    ),
+    rule(rf"(?<!\w)(?P<name>{_CALLED_IN_PAIRS}) (?P<number>[1-9]\d{{2,3}})(?![\w-]|[.,:/]\d)", _in_pairs),
+    rule(r"(?<![\w.])(?P<name>[A-Z]{2}) (?P<number>[1-9]\d{3})(?![\w-]|[.,:/]\d)(?<!AD \d{4})(?<!BC \d{4})", _in_pairs),
+    rule(r"(?<![\w-])FY ?(?P<year>(?:19|20)\d\d)(?!\w)", lambda m: f"FY {year(int(m['year']))}"),
+    rule(r"(?<![\w-])(?P<letters>[A-Z]{2})(?P<number>\d{3,4})(?![\w-]|[.,:/]\d)", _model),
+    rule(r"(?<![\w.-])(?P<letters>[A-Z]{1,6})-(?P<number>\d{1,4})(?![\w-]|[.,:/]\d)", _model),
+    rule(r"(?<![\w.,$€£])(?P<number>480|720|1080|1440|2160)(?=[pi]\b)", lambda m: f"{pairs(m['number'])} "),
+    rule(
+        r"(?<![\w.,$€£])(?P<a>\d{1,4}) ?[x×] ?(?P<b>\d{1,4})"
+        rf"(?= (?:{_MEASURED_BY_SIDES})| ?(?:m|cm|mm|km|ft|in|px)\b)",
+        lambda m: f"{pairs(m['a'])} by {pairs(m['b'])}",
+    ),
+)
