@@ -43,6 +43,18 @@ class Alignment:
         """Align texts with texts, each made of parts put one behind the other."""
         return cls(tuple(span for part in parts for span in part.spans))
 
+    def then(self, later: Alignment) -> Alignment:
+        """Align this source with what became of its spoken text, of which `later` tells."""
+        inner = sorted({*self._spoken_starts[1:-1], *later._source_starts[1:-1]})
+        sources = [0, *map(self.source_at, inner), self.source_length]
+        results = [0, *map(later.spoken_at, inner), later.spoken_length]
+        steps = zip(sources, sources[1:], results, results[1:], strict=False)
+        return Alignment(
+            tuple(
+                Span(until - since, end - start) for since, until, start, end in steps if until > since or end > start
+            )
+        )
+
     @property
     def source_length(self) -> int:
         """Characters of the source."""

@@ -1,19 +1,23 @@
 """The text front end: cuts a request's text into segments and turns each into what the LLM is to speak.
 
     text in pieces -> TextStream.push/flush -> Segment -> TextStream.prepare -> SpokenSegment
+                      (markup out, cut)                   (addresses, numbers, an end)
 
-Cutting is cheap and done as text arrives. Normalising costs milliseconds a segment, so that it waits until a segment's
-turn comes. No network, no torch.
+Taking markup out and cutting is cheap and done as text arrives. Normalising costs milliseconds a segment, so that it
+waits until a segment's turn comes. No network, no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gateway.text.addresses import spoken_addresses
 from gateway.text.alignment import Alignment
 from gateway.text.breaks import BreakFinder
+from gateway.text.endings import ended
 from gateway.text.language import LanguageGuesser
+from gateway.text.markup import Markup
 from gateway.text.normalizer import NormalizedText, Normalizer, unchanged
 from gateway.text.normalizers import load_normalizers
 from gateway.text.options import Normalization, TextOptions
@@ -78,7 +82,8 @@ class TextFrontEnd:
         """
         rules = SentencexRules(options.primary_language, self._guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
-        return TextStream(splitter, options, self)
+        markup = Markup(self._tags) if options.normalization is Normalization.ON else None
+        return TextStream(splitter, options, self, markup)
 
     def prepare(self, segment: Segment, options: TextOptions, earlier_language: str | None) -> SpokenSegment:
         """Normalise one segment.
@@ -88,10 +93,14 @@ class TextFrontEnd:
             options: the text's.
             earlier_language: taken where neither the options nor the segment tell one.
         """
-        language = options.primary_language or self._guessed(segment.text, earlier_language)
-        normalized = self._normalized(segment.text, self._normalizer(options, language))
-        is_speakable = self._tags.is_speakable(normalized.text)
-        return SpokenSegment(segment, normalized.text, normalized.alignment, language, is_speakable)
+        bare = segment.text if segment.bare is None else segment.bare.text
+        language = options.primary_language or self._guessed(bare, earlier_language)
+        spoken = segment.bare or unchanged(segment.text)
+        if options.normalization is Normalization.ON:
+            spoken = _after(spoken, spoken_addresses(spoken.text, language))
+            spoken = _after(spoken, self._normalized(spoken.text, self._normalizer(options, language)))
+        spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
+        return SpokenSegment(segment, spoken.text, spoken.alignment, language, self._tags.is_speakable(spoken.text))
 
     def _guessed(self, text: str, earlier_language: str | None) -> str | None:
         guess = self._guess_language(self._tags.removed(text))
@@ -100,7 +109,7 @@ class TextFrontEnd:
         return earlier_language if is_same else guess
 
     def _normalizer(self, options: TextOptions, language: str | None) -> Normalizer | None:
-        if options.normalization is Normalization.OFF or language is None:
+        if language is None:
             return None
         return self._normalizers.get(options.regional_language or language) or self._normalizers.get(language)
 
@@ -115,17 +124,20 @@ class TextFrontEnd:
 class TextStream:
     """One text on its way: a request's whole text, or one that arrives in pieces."""
 
-    def __init__(self, splitter: IncrementalSplitter, options: TextOptions, front_end: TextFrontEnd) -> None:
-        """Begin; use `TextFrontEnd.open`."""
+    def __init__(
+        self, splitter: IncrementalSplitter, options: TextOptions, front_end: TextFrontEnd, markup: Markup | None
+    ) -> None:
+        """Begin; use `TextFrontEnd.open`. Without `markup` the text is read as it is written."""
         self._splitter = splitter
         self._options = options
         self._front_end = front_end
+        self._markup = markup
         self._language: str | None = None
 
     @property
     def pending_characters(self) -> int:
         """Characters received that belong to no segment yet."""
-        return self._splitter.pending_characters
+        return self._splitter.pending_characters if self._markup is None else self._markup.pending_characters
 
     def push(self, piece: str) -> list[Segment]:
         """Take more text, of any length, and return the segments that it completes.
@@ -133,11 +145,18 @@ class TextStream:
         Args:
             piece: text without lone surrogates; who reads the wire refuses them.
         """
-        return self._splitter.push(piece)
+        if self._markup is None:
+            return self._splitter.push(piece)
+        return [self._markup.as_written(cut) for cut in self._splitter.push(self._markup.push(piece))]
 
     def flush(self) -> list[Segment]:
         """Return all that is left, as if the text ended here; more may be pushed afterwards."""
-        return self._splitter.flush()
+        if self._markup is None:
+            segments = self._splitter.flush()
+        else:
+            cuts = self._splitter.push(self._markup.flush()) + self._splitter.flush()
+            segments = self._markup.with_rest([self._markup.as_written(cut) for cut in cuts])
+        return [*segments[:-1], *(replace(last, is_last=True) for last in segments[-1:])]
 
     def prepare(self, segment: Segment) -> SpokenSegment:
         """Make a segment ready to be spoken; call it in the segments' order, each when its turn comes."""
@@ -154,3 +173,10 @@ def load_text_front_end(segment_letters: int | None = None) -> TextFrontEnd:
 def plain_front_end(segment_letters: int | None = None) -> TextFrontEnd:
     """Return a front end that cuts texts but normalises nothing and guesses no language."""
     return TextFrontEnd({}, lambda text: None, segment_letters=segment_letters)
+
+
+def _after(earlier: NormalizedText, later: NormalizedText) -> NormalizedText:
+    """Return what became of a text in two steps."""
+    if earlier.text == later.text:
+        return earlier
+    return NormalizedText(later.text, earlier.alignment.then(later.alignment))

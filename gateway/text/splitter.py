@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gateway.errors import ConfigError
 from gateway.text.breaks import Break, BreakFinder, Strength
+from gateway.text.normalizer import NormalizedText
 from gateway.text.spoken_length import spoken_length
 
 # A long piece is read in slices of so many characters: memory and work per character do not grow with it.
@@ -75,6 +76,10 @@ class Segment:
     """As it arrived, blank space and tags included."""
     start: int
     """Position of its first character in all the text."""
+    bare: NormalizedText | None = None
+    """Without markup; None: there is none."""
+    is_last: bool = False
+    """The text ends with it, or is to be spoken so far without what follows."""
 
     @property
     def end(self) -> int:

@@ -20,7 +20,7 @@ from gateway.text import (
     TextOptions,
     normalizers,
 )
-from gateway.text.tags import InlineTags
+from gateway.text.endings import ended
 from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
 
 SHOUTING = TextFrontEnd({"en": Shouting(), "pt-br": Shouting()}, lambda text: "en" if "the" in text else None)
@@ -56,40 +56,79 @@ def test_a_segment_is_normalised_and_knows_where_its_words_were_written() -> Non
 
 def test_tags_are_not_normalised() -> None:
     (spoken,) = speak("[breath]5<strong>5</strong>5", ENGLISH)
-    assert spoken.text == "[breath]FIVE<strong>FIVE</strong>FIVE"
+    assert spoken.text == "[breath]FIVE<strong>FIVE</strong>FIVE."
 
 
 @given(texts_in_pieces())
-def test_normalising_touches_nothing_else_and_positions_cover_the_text(pieces: list[str]) -> None:
+def test_positions_cover_the_text(pieces: list[str]) -> None:
     stream = SHOUTING.open(ENGLISH, SHORT)
     segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
     spoken = [stream.prepare(segment) for segment in segments]
-    assert "".join(one.text for one in spoken) == "".join(
-        part.text if part.is_tag else part.text.replace("5", "FIVE") for part in InlineTags().parts("".join(pieces))
-    )
+    assert "".join(one.source.text for one in spoken) == "".join(pieces)
+    assert stream.pending_characters == 0
     assert all(one.source_position(len(one.text)) == one.source.end for one in spoken)
+
+
+@given(texts_in_pieces())
+def test_the_same_text_is_cut_and_cleaned_alike_however_it_is_divided(pieces: list[str]) -> None:
+    whole, divided = (SHOUTING.open(ENGLISH, SHORT) for _ in range(2))
+    text = "".join(pieces)
+    segments = [segment for piece in pieces for segment in divided.push(piece)] + divided.flush()
+    expected = [*whole.push(text), *whole.flush()]
+    assert [divided.prepare(each).text for each in segments] == [whole.prepare(each).text for each in expected]
+    assert [(each.start, each.text) for each in segments] == [(each.start, each.text) for each in expected]
+
+
+@given(texts_in_pieces())
+def test_without_normalisation_everything_is_read_as_written(pieces: list[str]) -> None:
+    stream = SHOUTING.open(TextOptions("en", Normalization.OFF), SHORT)
+    segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
+    for segment in segments:
+        assert stream.prepare(segment).text == ended(segment.text, "en", is_last=segment.is_last).text
+
+
+def test_without_normalisation_markup_stays() -> None:
+    text = "# Read **this** <b>as</b> it is: https://a.example/b 🙂 5."
+    (spoken,) = speak(text, TextOptions("en", Normalization.OFF))
+    assert spoken.text == text
+
+
+def test_a_spoken_text_is_cleaned_and_knows_where_it_was_written() -> None:
+    text = "## Plan\n- **Buy** 5 [apples](https://a.example/b_c) 🍏\n<p>See a.example.com</p>"
+    spoken = speak(text, ENGLISH)
+    assert "".join(one.text for one in spoken) == "Plan.\nBuy FIVE apples.\nSee a dot example dot com.\n"
+    (one,) = spoken
+    assert text[one.source_position(one.text.index("FIVE"))] == "5"
+    assert text[one.source_position(one.text.index("See"))] == "S"
+
+
+def test_every_last_segment_ends_in_a_mark() -> None:
+    stream = SHOUTING.open(ENGLISH, LIVE_TEXT)
+    for text, end in [("Please bring the blue folder", "folder."), ("Dear John,", "John."), ('"Yes."', 'Yes".')]:
+        (segment,) = stream.push(text) + stream.flush()
+        assert stream.prepare(segment).text.endswith(end)
 
 
 def test_a_request_can_switch_normalisation_off() -> None:
     (spoken,) = speak("the 5", TextOptions(normalization=Normalization.OFF))
-    assert (spoken.text, spoken.language) == ("the 5", "en")
+    assert (spoken.text, spoken.language) == ("the 5.", "en")
 
 
 @pytest.mark.parametrize("language", ["xx", "pt", "tlh-Latn"])
 def test_an_unknown_language_passes_through_untouched(language: str) -> None:
     (spoken,) = speak("5\u00a0 “x” [1]", TextOptions(language=language))
-    assert spoken.text == "5\u00a0 “x” [1]"
+    assert spoken.text == "5\u00a0 “x” [1]."
 
 
 def test_a_region_can_have_a_normaliser_of_its_own() -> None:
     (spoken,) = speak("5", TextOptions(language="pt_BR"))
-    assert spoken.text == "FIVE"
+    assert spoken.text == "FIVE."
 
 
 def test_a_segment_that_tells_no_language_is_spoken_in_the_one_before() -> None:
     stream = SHOUTING.open(TextOptions(), WHOLE_TEXT)
     prepared = [stream.prepare(Segment(text, 0)) for text in ("5", "the 5", "5")]
-    assert [(one.text, one.language) for one in prepared] == [("5", None), ("the FIVE", "en"), ("FIVE", "en")]
+    assert [(one.text, one.language) for one in prepared] == [("5.", None), ("the FIVE.", "en"), ("FIVE.", "en")]
 
 
 def test_a_segment_with_nothing_to_say_is_marked() -> None:
