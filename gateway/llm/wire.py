@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.llm.length import longest_speech
 from llm_service.prompt import (
     EmptyTextError,
     GenerationBounds,
@@ -112,7 +113,7 @@ class LLMWire:
         if not utterance.spoken_tokens:
             return False
         text_tokens = target_text_tokens(self._encoder.encode, utterance.text)
-        return len(utterance.spoken_tokens) >= generation_bounds(text_tokens, self._limits).max_tokens
+        return len(utterance.spoken_tokens) >= self._bounds(text_tokens, utterance).max_tokens
 
     def reader(self) -> EventReader:
         """Begin to read one answer."""
@@ -121,7 +122,7 @@ class LLMWire:
     def _request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
         heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
         prompt = build_prompt(self._encoder.encode, utterance.reference_text, utterance.text, heard)
-        bounds = _rest_of(generation_bounds(prompt.target_text_tokens, self._limits), len(utterance.spoken_tokens))
+        bounds = _rest_of(self._bounds(prompt.target_text_tokens, utterance), len(utterance.spoken_tokens))
         body = {"model": model, "stream": True, **_sampling_fields(sampling, bounds, seed)}
         if self._form is PromptForm.TOKENS:
             ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
@@ -129,6 +130,12 @@ class LLMWire:
         messages = build_chat_messages(utterance.reference_text, utterance.text, heard)
         visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
         return WireRequest("/v1/chat/completions", body | visible | {"messages": messages})
+
+    def _bounds(self, text_tokens: int, utterance: Utterance) -> GenerationBounds:
+        """Bound the answer by the text's tokens, and more closely by the voice's pace."""
+        bounds = generation_bounds(text_tokens, self._limits)
+        longest = longest_speech(utterance.text, utterance.reference_text, utterance.reference_tokens)
+        return replace(bounds, max_tokens=max(bounds.min_tokens, min(bounds.max_tokens, longest)))
 
 
 class _TokenEvents:

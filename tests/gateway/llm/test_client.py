@@ -75,7 +75,7 @@ async def test_the_request_carries_ids_bounds_and_sampling(backend: LLMBackend, 
     [(path, body)] = seen
     assert path == "/v1/completions"
     assert body["prompt"] == [SOS_ID, *b"de", *b"abc", TASK_ID, llm_id_from_speech_id(5), llm_id_from_speech_id(6)]
-    assert (body["min_tokens"], body["max_tokens"], body["seed"]) == (6, 60, 3)
+    assert (body["min_tokens"], body["max_tokens"], body["seed"]) == (6, 45, 3)
     assert body["stop_token_ids"] == list(END_IDS)
     assert {"return_token_ids", "detokenize"} & set(body) == {flag}
 

@@ -60,9 +60,9 @@ async def test_a_flush_ends_a_turn_and_the_next_goes_on_from_its_prosody(voices:
     session.write("of it")
     session.end()
     audio = await hear(session)
-    assert [each.text for each in llm.utterances] == ["No end", "of it"]
+    assert [each.text for each in llm.utterances] == ["No end.", "of it."]
     assert len(token2wav.streams) == len(session.results) == 2
-    assert llm.utterances[1].reference_text.endswith("No end")
+    assert llm.utterances[1].reference_text.endswith("No end.")
     assert llm.utterances[1].reference_tokens[-30:] == tuple(t for d in speech_deltas(30) for t in d.token_ids)
     starts = [each.start_s for piece in audio for each in piece.characters]
     assert starts == sorted(starts), "times count on over the turns"

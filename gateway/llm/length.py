@@ -1,0 +1,54 @@
+"""Bounds the speech of a segment by its letters and the voice's own pace, so that a babbling LLM is ended soon. Pure.
+
+    bound = 40 + 1.5 * pace * (letters + what symbols, capitals, pauses and sounds add)
+
+The pace is that of the voice's prompt, in speech tokens (25 Hz) a letter. Measured on the bundled voices: of 180
+held-out sentences that ended by themselves the longest took 0.79 of its bound, and of one-word texts `Yes.` took up to
+40 of 63 tokens; of 25 texts without a full stop 23 babbled past it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gateway.text.spoken_length import spoken_length
+
+_START_TOKENS = 40
+"""1.6 s: silence around a word, and the time that one alone takes."""
+_MARGIN = 1.5
+_SLOWEST, _FASTEST = 4.0, 1.25
+"""Tokens a letter; a prompt beyond tells of its pauses or of a wrong transcript, not of a pace."""
+_SOUND = re.compile(r"\[[a-z_-]{1,20}\]")
+_SOUND_LETTERS = 30
+_SYMBOL = re.compile(r"[%$€£¥₩&@#+=/°<>^*~|\\§©®™×÷]")
+_SYMBOL_LETTERS = 8
+_SPELLED = re.compile(r"[A-Z]{2,}")
+_SPELLED_LETTERS = 2
+_PAUSE = re.compile(r"[.,;:!?…—–\n]+|[、。，；：！？]+")
+_PAUSE_LETTERS = 6
+
+
+def longest_speech(text: str, reference_text: str, reference_tokens: Sequence[int]) -> int:
+    """Return the most speech tokens (25 Hz) that saying a text may take.
+
+    Args:
+        text: as the LLM gets it.
+        reference_text: what the voice's prompt says; empty if unknown.
+        reference_tokens: its speech tokens.
+    """
+    return int(_START_TOKENS + _MARGIN * _pace(reference_text, reference_tokens) * _letters(text))
+
+
+def _pace(reference_text: str, reference_tokens: Sequence[int]) -> float:
+    letters = spoken_length(reference_text.strip())
+    if not letters or not reference_tokens:
+        return _SLOWEST / 2
+    return min(max(len(reference_tokens) / letters, _FASTEST), _SLOWEST)
+
+
+def _letters(text: str) -> float:
+    """Return the letters of a text, with what takes longer to say than to write."""
+    more = _SOUND_LETTERS * len(_SOUND.findall(text)) + _SYMBOL_LETTERS * len(_SYMBOL.findall(text))
+    more += _SPELLED_LETTERS * sum(map(len, _SPELLED.findall(text))) + _PAUSE_LETTERS * len(_PAUSE.findall(text))
+    return spoken_length(text.strip()) + more
