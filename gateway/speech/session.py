@@ -117,7 +117,7 @@ class SpeechSession:
             InvalidTextError: it comes after the end.
         """
         self._check_open()
-        self._put(self._text.flush())
+        self._put(self._text.flush(goes_on=True))
 
     def flush(self) -> None:
         """Have all text so far spoken to its end; what is written later begins anew.

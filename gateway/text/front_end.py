@@ -149,14 +149,18 @@ class TextStream:
             return self._splitter.push(piece)
         return [self._markup.as_written(cut) for cut in self._splitter.push(self._markup.push(piece))]
 
-    def flush(self) -> list[Segment]:
-        """Return all that is left, as if the text ended here; more may be pushed afterwards."""
+    def flush(self, *, goes_on: bool = False) -> list[Segment]:
+        """Return all that is left, as if the text ended here; more may be pushed afterwards.
+
+        Args:
+            goes_on: what follows belongs to the same speech, so that a comma at the end stays one.
+        """
         if self._markup is None:
             segments = self._splitter.flush()
         else:
             cuts = self._splitter.push(self._markup.flush()) + self._splitter.flush()
             segments = self._markup.with_rest([self._markup.as_written(cut) for cut in cuts])
-        return [*segments[:-1], *(replace(last, is_last=True) for last in segments[-1:])]
+        return [*segments[:-1], *(replace(last, is_last=not goes_on) for last in segments[-1:])]
 
     def prepare(self, segment: Segment) -> SpokenSegment:
         """Make a segment ready to be spoken; call it in the segments' order, each when its turn comes."""

@@ -112,7 +112,6 @@ def test_a_text_without_a_stop_is_spoken_and_nothing_else(options: StackOptions,
         assert len(audio) / SAMPLE_RATE_HZ <= LONGEST_PAUSE_S + SLOWEST_S_A_LETTER * len(text), text
     heard = [recogniser.transcribe(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken]
     errors = total(word_errors(text, transcript) for text, transcript in zip(texts, heard, strict=True))
-    print(errors.rate, list(zip(texts, heard, [round(len(a)/24000,2) for a in spoken])))
     assert errors.rate <= MAX_UNFINISHED_ERROR_RATE, heard
 
 

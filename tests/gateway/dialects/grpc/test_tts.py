@@ -236,7 +236,7 @@ async def test_a_flush_speaks_what_there_is_and_the_call_goes_on(voices: list[Na
         await call.write(say(text="of it"))
         await call.done_writing()
         rest = await listen(call)
-    assert [each.text for each in llm.utterances] == ["No end", "of it"]
+    assert [each.text for each in llm.utterances] == ["No end.", "of it."]
     assert len(first.content) == len(rest.content) == 30 * 960 * 2
     assert rest.audio[-1].end_s == pytest.approx(60 / 25)
 
