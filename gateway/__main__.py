@@ -10,8 +10,7 @@ import uvicorn
 
 from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
-from gateway.access.server_options import http_rules, uvicorn_options
-from gateway.access.settings import open_access
+from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_grpc
 from gateway.config import HTTP_GRACE_S, parse_args
 from gateway.doors.http import build_app
@@ -19,7 +18,7 @@ from gateway.errors import ConfigError
 from gateway.host import Host
 from gateway.lifecycle.shutdown import DrainingServer
 from gateway.telemetry.call import CallFilter
-from gateway.telemetry.http_door import TelemetryMiddleware
+from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
 from servicekit.heap import exempt_startup_objects

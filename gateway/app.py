@@ -18,9 +18,8 @@ from gateway.dialects.openai.request import default_format
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.errors import ConfigError
 from gateway.host import Host, HostLimits
-from gateway.lifecycle.gate import Gate
+from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness
-from gateway.lifecycle.replicas import Routes
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.routed import RoutedSpeechLM
@@ -31,7 +30,7 @@ from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.telemetry import exposition
-from gateway.telemetry.heartbeat import beating
+from gateway.telemetry.exposition import beating
 from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
 from gateway.chunking.policies import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
-from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
+from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.host import DEFAULT_READER_TIMEOUT_S
 from gateway.llm.client import LLMDeadlines
@@ -25,7 +25,7 @@ from gateway.routing.options import (
 )
 from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
-from gateway.telemetry.settings import TelemetrySettings, add_telemetry_options, telemetry_settings
+from gateway.telemetry.telemetry import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav.client import Token2WavDeadlines
 from gateway.voices.registry import DEFAULT_VOICE
 from gateway.voices.settings import VoiceSettings, add_voice_options, voice_settings
@@ -51,9 +51,9 @@ class GatewayConfig:
     grpc_port: int | None = DEFAULT_GRPC_PORT
     """On the same host; None: no gRPC."""
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
-    """See `gateway.delivery.pacer.Pacer`."""
+    """See `gateway.delivery.pacing.Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Of HTTP and gRPC, see `gateway.dialects.common.sending.sent`."""
+    """Of HTTP and gRPC, see `gateway.dialects.common.answers.sent`."""
     llm_url: str = "http://127.0.0.1:8000"
     """One replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED

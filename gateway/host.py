@@ -7,9 +7,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from gateway.audio import AudioFormat
-from gateway.delivery.pacer import DEFAULT_RUN_AHEAD_S
+from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
+from gateway.lifecycle.gate import Routes
 from gateway.lifecycle.readiness import Readiness
-from gateway.lifecycle.replicas import Routes
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.voices.registry import VoiceRegistry
@@ -34,7 +34,7 @@ class HostLimits:
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """Seconds of audio sent before it is played, where the gateway can't see an interruption; see `Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.common.sending.sent`."""
+    """Seconds that HTTP and gRPC wait for a reader who makes no room; see `gateway.dialects.common.answers.sent`."""
     max_contexts: int = DEFAULT_MAX_CONTEXTS
     """Contexts open on one WebSocket at once, including those that speak their last words."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES

@@ -1,21 +1,48 @@
-"""The gateway's settings that concern access: keys, limits, origins, TLS, and what a caller may send at once."""
+"""The gateway's settings that concern access: keys, limits, origins, TLS, what a caller may send at once; and what the
+HTTP server is told of them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
-from gateway.access.key_book import KeyBook
-from gateway.access.keys import ApiKey, parse_keys
+from gateway.access.http_middleware import HttpRules
+from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.access.origins import OriginPolicy
-from gateway.access.tls import TlsFiles
 from gateway.errors import ConfigError
 from servicekit.clock import Clock
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files, read at the start; new ones need a restart."""
+
+    certificate: Path
+    """The server's, and those that lead to its root."""
+    key: Path
+    """Its private key, without a password."""
+
+    def check(self) -> None:
+        """See that they can be used.
+
+        Raises:
+            ConfigError: one is missing, or they are no pair.
+        """
+        try:
+            # NOTE: an empty password instead of none, as OpenSSL asks the terminal for one otherwise.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password="")
+        except OSError as error:
+            got = f"TLS can't start with {self.certificate} and {self.key} ({error})"
+            raise ConfigError(f"{got}; give --tls-cert and --tls-key PEM files that belong together") from error
+
 
 KEYS_VARIABLE = "COSYDIT_API_KEYS"
 """Environment: lines as in the file, or one line whose keys are separated by `; `."""
@@ -191,3 +218,25 @@ def _positive_float(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"got {value}, expected a number above 0")
     return value
+
+
+def http_rules(settings: AccessSettings) -> HttpRules:
+    """Return the rules of `guarded`."""
+    origins = OriginPolicy(settings.allowed_origins, trusts_names=settings.has_keys)
+    return HttpRules(origins, settings.wire.max_upload_bytes)
+
+
+def uvicorn_options(settings: AccessSettings) -> dict[str, Any]:
+    """Return arguments of `uvicorn.Config`."""
+    wire, tls = settings.wire, settings.tls
+    options: dict[str, Any] = {
+        # NOTE: the one of its parsers that bounds headers; they may pass the limit by what one read brings, 256 KiB.
+        "http": "h11",
+        "h11_max_incomplete_event_size": wire.max_header_bytes,
+        "ws_max_size": wire.max_socket_message_bytes,
+        "limit_concurrency": wire.max_connections,
+        "server_header": False,
+    }
+    if tls is not None:
+        options |= {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    return options

@@ -1,9 +1,10 @@
 """From the pipeline's samples to the bytes that a caller asked for: formats, sample rates, speed; incremental."""
 
 from gateway.audio.encoder import AudioEncoder, encode_whole, load_codecs, open_encoder
-from gateway.audio.formats import AudioFormat, OutputFormat
-from gateway.audio.names import (
+from gateway.audio.formats import (
     DEFAULT_ELEVENLABS_FORMAT,
+    AudioFormat,
+    OutputFormat,
     parse_elevenlabs_format,
     parse_openai_format,
     parse_riva_format,

@@ -13,9 +13,30 @@ from av.error import BlockingIOError as NothingReadyError
 from av.error import EOFError as FilterEndError
 from av.filter import Graph
 
-from gateway.audio.blocks import BlockBuffer
 from gateway.core import FloatArray
 from token2wav_service.contract import SAMPLE_RATE_HZ
+
+
+class BlockBuffer:
+    """Keeps what does not fill a block yet."""
+
+    def __init__(self, block_samples: int) -> None:
+        """Start empty."""
+        self._block_samples = block_samples
+        self._kept = np.zeros(0, np.float32)
+
+    def push(self, samples: FloatArray) -> list[FloatArray]:
+        """Take [N] samples and return the blocks that are full, each [block_samples]."""
+        joined = np.concatenate([self._kept, samples])
+        full_samples = len(joined) // self._block_samples * self._block_samples
+        self._kept = joined[full_samples:]
+        return list(joined[:full_samples].reshape(-1, self._block_samples))
+
+    def rest(self) -> FloatArray:
+        """Return what is left, fewer samples than a block, and forget it."""
+        rest, self._kept = self._kept, np.zeros(0, np.float32)
+        return rest
+
 
 _BLOCK_SAMPLES = SAMPLE_RATE_HZ // 50
 # More than any chain of filters holds back and the last block lacks.

@@ -24,13 +24,13 @@ from tts_api.tts.v1 import tts_service_pb2_grpc
 
 from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
-from gateway.access.tls import TlsFiles
+from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
 from gateway.errors import ConfigError, NotReadyError
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
-from gateway.telemetry.grpc_door import TelemetryInterceptor
+from gateway.telemetry.doors import TelemetryInterceptor
 from gateway.telemetry.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.http import voices_http, web_page
 from gateway.dialects.openai import http as openai_http
-from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai.errors import error_response, shape_other_errors
 from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.errors import NotReadyError
@@ -76,7 +75,7 @@ def dialect_routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRo
     return [
         *voices_http.routes(host, caller_of),
         *openai_http.routes(host, max_body_bytes),
-        *openai_models.routes(),
+        *openai_http.model_routes(),
         *elevenlabs_ws.routes(host),
         *elevenlabs_http.routes(host, max_body_bytes),
         *speech_ws.routes(host),

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 
 from gateway.errors import OverloadedError
 from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
-from gateway.routing.durations import StreamDurations
 from gateway.routing.replica import LoadReport, Replica
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.slot_forecast import OpenStreams, SlotForecast
+from gateway.routing.slot_forecast import OpenStreams, SlotForecast, StreamDurations
 from gateway.routing.status import ReplicaState, ReplicaStatus
 from servicekit.clock import Clock
 

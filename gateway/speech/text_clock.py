@@ -10,7 +10,8 @@ they never go back. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.speech.request import SpokenSpan
@@ -101,3 +102,48 @@ def _time_s(span: SpokenSpan, tokens: float, source_position: int) -> float:
     """Return when a segment of so many tokens has reached a position of its source."""
     spoken_share = span.segment.alignment.spoken_at(source_position) / max(len(span.segment.text), 1)
     return (span.first_token + tokens * spoken_share) / TOKEN_RATE_HZ
+
+
+# Han and kana, which are written without blanks: each character is a word of its own.
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+
+
+@dataclass(frozen=True)
+class WordTime:
+    """One word as it was written, with the punctuation that touches it."""
+
+    word: str
+    start_s: float
+    """From the first sample of the speech."""
+    end_s: float
+
+
+class WordGatherer:
+    """Puts words together while their characters come in."""
+
+    def __init__(self) -> None:
+        """Begin before the first character."""
+        self._characters: list[CharacterTime] = []
+
+    def push(self, characters: Iterable[CharacterTime]) -> list[WordTime]:
+        """Take the next characters; return the words that are complete with them."""
+        words: list[WordTime] = []
+        for each in characters:
+            if each.character.isspace():
+                words += self.finish()
+                continue
+            if self._begins_word(each.character):
+                words += self.finish()
+            self._characters.append(each)
+        return words
+
+    def finish(self) -> list[WordTime]:
+        """Return the word that is left, if any: the text has ended."""
+        kept, self._characters = self._characters, []
+        if not kept:
+            return []
+        return [WordTime("".join(each.character for each in kept), kept[0].start_s, kept[-1].end_s)]
+
+    def _begins_word(self, character: str) -> bool:
+        is_after_unspaced = any(_UNSPACED.match(each.character) for each in self._characters)
+        return bool(_UNSPACED.match(character)) or (is_after_unspaced and character.isalnum())

@@ -1,13 +1,14 @@
-"""Where metrics are read: a route of the HTTP door, or a port of their own, which tells of the event loop too.
+"""Where metrics are read: a route of the HTTP door, or a port of their own, which also tells whether the loop turns.
 
 The port is served by threads of its own, so that it answers while the doors are full and while the event loop stands
-still.
+still: a task of the loop notes the time, and these threads compare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,56 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.errors import ConfigError
-from gateway.telemetry.heartbeat import Heartbeat
+from servicekit.clock import Clock
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+BEAT_INTERVAL_S = 1.0
+MAX_SILENCE_S = 15.0
+"""Longer than any pause of a loop that is merely busy."""
+
+
+class Heartbeat:
+    """When the event loop last turned. Read from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Count from now."""
+        self._clock = clock
+        self._last_s = clock.now()
+
+    def beat(self) -> None:
+        """Note that the loop turns."""
+        self._last_s = self._clock.now()
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last beat."""
+        return self._clock.now() - self._last_s
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the last beat is recent."""
+        return self.silence_s <= MAX_SILENCE_S
+
+
+@asynccontextmanager
+async def beating(clock: Clock) -> AsyncIterator[Heartbeat]:
+    """Have the running event loop beat until the context is left."""
+    heartbeat = Heartbeat(clock)
+    task = asyncio.create_task(_beat(heartbeat), name="heartbeat")
+    try:
+        yield heartbeat
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _beat(heartbeat: Heartbeat) -> None:
+    while True:
+        heartbeat.beat()
+        await asyncio.sleep(BEAT_INTERVAL_S)
+
 
 PATH = "/metrics"
 LIVE_PATH = "/livez"

@@ -1,12 +1,96 @@
-"""The gateway's Prometheus metrics: names, kinds and buckets. Knows nothing of when they change."""
+"""The gateway's Prometheus metrics, and the observer that writes them from what the pipeline and the doors tell.
+
+Slack is how long before its listener would have run dry a chunk came:
+
+    first audio ├──── audio so far ────┤ runs dry
+                          next chunk ▲ ├ ─ ─ ─ slack above 0
+                                       ├ ─ ─ ▲ next chunk: slack below 0, an underrun
+
+The listener plays from the first audio on and, after an underrun, from the chunk that ended it. A caller who asks for
+the next chunk only when its audio is over, as one who reads slowly does, waits for us from then on.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from enum import Enum
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from gateway.errors import known_codes
-from gateway.telemetry.dialects import DIALECTS
-from gateway.telemetry.outcome import Outcome
+from gateway.core import AudioChunk
+from gateway.errors import HTTP_SERVER_ERROR, GatewayError, known_codes, wire_status
+from gateway.speech.observer import Observer, StreamObserver
+from gateway.telemetry.call import DIALECTS, Call, current_call
+from servicekit.clock import Clock
+from token2wav_service.contract import SAMPLES_PER_TOKEN
+
+_HTTP_TOO_MANY = 429
+_LEFT = (asyncio.CancelledError, GeneratorExit)
+
+
+class Outcome(str, Enum):
+    """Value of the label `outcome`."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    """The caller left."""
+    INVALID = "invalid"
+    """The caller's mistake (4xx)."""
+    REFUSED = "refused"
+    """Not now (429): a limit, or no room."""
+    FAILED = "failed"
+    """Our fault, or a service's (5xx)."""
+
+
+def outcome_of(error: BaseException | None) -> Outcome:
+    """Say what an end was."""
+    if error is None:
+        return Outcome.COMPLETED
+    if isinstance(error, _LEFT):
+        return Outcome.CANCELLED
+    return outcome_of_status(wire_status(error).http)
+
+
+def outcome_of_status(status: int) -> Outcome:
+    """Say what an HTTP status that is an error means."""
+    if status == _HTTP_TOO_MANY:
+        return Outcome.REFUSED
+    return Outcome.FAILED if status >= HTTP_SERVER_ERROR else Outcome.INVALID
+
+
+class Playback:
+    """One listener; all times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        """Begin before the first audio."""
+        self._dry_s: float | None = None
+
+    def deliver(self, asked_s: float, now_s: float, audio_s: float) -> float | None:
+        """Note a chunk.
+
+        Args:
+            asked_s: when the caller began to wait for it.
+            now_s: when it was handed over.
+            audio_s: its length; 0 changes nothing.
+
+        Returns:
+            Its slack in seconds: how long before the listener would have run dry it came, below 0 if after. None for
+            the first audio and for chunks without audio.
+        """
+        if audio_s <= 0:
+            return None
+        if self._dry_s is None:
+            self._dry_s = now_s + audio_s
+            return None
+        slack_s = max(self._dry_s, asked_s) - now_s
+        self._dry_s = max(self._dry_s, now_s) + audio_s
+        return slack_s
+
+
+def underrun_s(slack_s: float) -> float:
+    """Return the silence that a listener hears for such a slack."""
+    return max(-slack_s, 0.0)
+
 
 PREFIX = "cosydit_gateway"
 FIRST_AUDIO_BUCKETS_S = (0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -55,3 +139,79 @@ class GatewayMetrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", text, registry=self.registry)
+
+
+class MetricsObserver(Observer):
+    """Counts streams on behalf of calls; the gateway's own warm-up is not counted."""
+
+    def __init__(self, metrics: GatewayMetrics, clock: Clock) -> None:
+        """Write to `metrics`; `clock` times the streams."""
+        self._metrics = metrics
+        self._clock = clock
+
+    def begin(self, request_id: str) -> StreamObserver:
+        """See `Observer.begin`."""
+        call = current_call()
+        if call is None:
+            return StreamObserver()
+        call.is_told = True
+        return _MeteredStream(self._metrics, self._clock, call.dialect)
+
+    def refused(self, error: GatewayError) -> None:
+        """See `Observer.refused`."""
+        call = current_call()
+        if call is not None:
+            call.is_told = True
+            _count_end(self._metrics, call.dialect, outcome_of(error), wire_status(error).code)
+
+    def refused_at_the_door(self, call: Call, http_status: int) -> None:
+        """Note a call that was answered with an error before the pipeline heard of it."""
+        if not call.is_told:
+            _count_end(self._metrics, call.dialect, outcome_of_status(http_status), f"http_{http_status}")
+
+
+class _MeteredStream(StreamObserver):
+    def __init__(self, metrics: GatewayMetrics, clock: Clock, dialect: str) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._dialect = dialect
+        self._playback = Playback()
+        self._began_s = self._asked_s = clock.now()
+        self._tokens = self._samples = 0
+        metrics.streams.inc()
+
+    def received(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._metrics.speech_tokens.inc(tokens)
+
+    def heard(self, audio: AudioChunk) -> None:
+        now_s = self._clock.now()
+        if not self._samples and len(audio.samples):
+            self._metrics.first_audio.observe(now_s - self._began_s)
+        slack_s = self._playback.deliver(self._asked_s, now_s, audio.duration_s)
+        if slack_s is not None:
+            self._metrics.slack.observe(slack_s)
+            self._metrics.underrun.inc(underrun_s(slack_s))
+        self._samples += len(audio.samples)
+        self._metrics.audio.inc(audio.duration_s)
+
+    def asked(self) -> None:
+        self._asked_s = self._clock.now()
+
+    def ended(self, error: BaseException | None) -> None:
+        outcome = outcome_of(error)
+        self._metrics.streams.dec()
+        if outcome is not Outcome.COMPLETED:
+            self._metrics.wasted_tokens.inc(max(self._tokens - self._samples // SAMPLES_PER_TOKEN, 0))
+        cause = None if error is None or outcome is Outcome.CANCELLED else wire_status(error).code
+        _count_end(self._metrics, self._dialect, outcome, cause)
+
+
+def _count_end(metrics: GatewayMetrics, dialect: str, outcome: Outcome, cause: str | None) -> None:
+    metrics.requests.labels(dialect, outcome.value).inc()
+    if cause is not None:
+        metrics.failures.labels(cause).inc()
+    if outcome is Outcome.REFUSED:
+        metrics.admission_refused.inc()
+    if outcome is Outcome.CANCELLED:
+        metrics.cancelled.inc()

@@ -1,18 +1,77 @@
-"""One gateway's telemetry: what its parts are given so that they can tell of what they do."""
+"""One gateway's telemetry: its settings, and what the gateway's parts are given so that they can tell what they do."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
 from gateway.speech.observer import Observer, Observers
 from gateway.telemetry.call import Call
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.metrics_observer import MetricsObserver
-from gateway.telemetry.settings import TelemetrySettings
+from gateway.telemetry.metrics import GatewayMetrics, MetricsObserver
 from gateway.telemetry.tracing_observer import TracingObserver
 from servicekit.clock import Clock
-from servicekit.tracing import NULL_TRACER, Tracer, TracingUnavailableError, open_tracer
+from servicekit.logs import FORMAT_VARIABLE, LogFormat, log_format_of
+from servicekit.tracing import ENDPOINT_VARIABLE, NULL_TRACER, Tracer, TracingUnavailableError, endpoint_of, open_tracer
+
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """How the gateway is watched."""
+
+    metrics_port: int | None = None
+    """A port for GET /metrics and GET /livez, on the same host, without keys or TLS. None: the HTTP door has /metrics,
+    unless callers need keys, which tell callers apart and are none of a scraper's; nothing has /livez."""
+    otlp_endpoint: str | None = None
+    """Base URL of an OTLP/HTTP receiver; None: no traces."""
+    log_format: LogFormat = LogFormat.TEXT
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None and not 0 < self.metrics_port <= MAX_PORT:
+            raise ConfigError(f"got --metrics-port {self.metrics_port}, expected 1 to {MAX_PORT}")
+        if self.otlp_endpoint is not None:
+            parts = urlsplit(self.otlp_endpoint)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                got = f"got OTLP endpoint {self.otlp_endpoint!r}"
+                raise ConfigError(f"{got}, expected the base URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318")
+
+    def is_at_the_door(self, has_keys: bool) -> bool:
+        """Whether the HTTP door answers GET /metrics."""
+        return self.metrics_port is None and not has_keys
+
+
+def add_telemetry_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `telemetry_settings` reads."""
+    group = parser.add_argument_group("telemetry")
+    group.add_argument(
+        "--metrics-port",
+        type=int,
+        default=None,
+        help="port of GET /metrics and GET /livez, for a network that callers can't reach; by default the HTTP door "
+        "has the metrics, and with API keys nobody",
+    )
+    spans = f"URL of an OTLP/HTTP receiver of spans; {ENDPOINT_VARIABLE} is the default"
+    group.add_argument("--otlp-endpoint", default=None, help=spans)
+    formats = [each.value for each in LogFormat]
+    group.add_argument("--log-format", choices=formats, default=None, help=f"text, or as {FORMAT_VARIABLE} says")
+
+
+def telemetry_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> TelemetrySettings:
+    """Read the parsed options.
+
+    Raises:
+        ConfigError: values that can't work.
+    """
+    try:
+        log_format = LogFormat(args.log_format) if args.log_format else log_format_of(environment)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return TelemetrySettings(args.metrics_port, args.otlp_endpoint or endpoint_of(environment), log_format)
+
 
 _SERVICE = "cosydit-gateway"
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from gateway.core import AudioChunk
 from gateway.speech.observer import Observer, StreamObserver
 from gateway.telemetry.call import current_call
-from gateway.telemetry.outcome import Outcome, outcome_of
+from gateway.telemetry.metrics import Outcome, outcome_of
 from servicekit.trace_context import working_under
 from servicekit.tracing import NULL_SPAN, Span, SpanKind
 

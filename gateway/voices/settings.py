@@ -9,9 +9,8 @@ from pathlib import Path
 
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
-from gateway.voices.aliases import VoiceAliases
 from gateway.voices.directory import VoiceDirectory
-from gateway.voices.registry import VoiceRegistry, load_voices
+from gateway.voices.registry import VoiceAliases, VoiceRegistry, load_voices
 from gateway.voices.store import VoiceLimits, VoiceStore
 from servicekit.clock import Clock
 

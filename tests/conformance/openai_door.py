@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from gateway.audio import AudioFormat
 from gateway.core import FloatArray, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import LLMInterruptedError
-from gateway.voices.aliases import VoiceAliases
-from gateway.voices.registry import NamedVoice
+from gateway.voices.registry import NamedVoice, VoiceAliases
 from tests.gateway.audio.decoding import decoded
 from tests.gateway.audio.signals import best_lag, snr_db
 from tests.gateway.doors.http_door import Door, opened_door

@@ -19,7 +19,7 @@ from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, TimeBas
 from gateway.config import parse_args
 from gateway.llm.wire import LLMBackend
 from gateway.speech.running_ahead import running_ahead
-from gateway.voices.aliases import VoiceAliases
+from gateway.voices.registry import VoiceAliases
 from gateway.voices.settings import VoiceSettings
 from gateway.voices.store import VoiceLimits
 from token2wav_service.contract import ErrorCode

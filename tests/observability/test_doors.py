@@ -18,8 +18,7 @@ from gateway.config import parse_args
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
 from gateway.host import Host
-from gateway.telemetry.exposition import metrics_port
-from gateway.telemetry.heartbeat import BEAT_INTERVAL_S, MAX_SILENCE_S, Heartbeat, beating
+from gateway.telemetry.exposition import BEAT_INTERVAL_S, MAX_SILENCE_S, Heartbeat, beating, metrics_port
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice

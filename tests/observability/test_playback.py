@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.playback import Playback, underrun_s
+from gateway.telemetry.metrics import Playback, underrun_s
 
 
 def test_the_first_audio_has_no_slack_and_empty_chunks_none_at_all() -> None:

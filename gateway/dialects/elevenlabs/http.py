@@ -15,8 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.request_body import read_body
-from gateway.dialects.common.streamed_answer import StreamedAnswer
+from gateway.dialects.common.answers import StreamedAnswer, read_body
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_speech, whole_speech
 from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
 from gateway.errors import GatewayError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.audio import OutputFormat
-from gateway.delivery.frames import frames_of, timed
+from gateway.delivery.pacing import frames_of, timed
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
-from gateway.dialects.common.retry import error_headers
+from gateway.dialects.common.answers import error_headers
 from gateway.errors import GatewayError, InvalidRequestError, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions

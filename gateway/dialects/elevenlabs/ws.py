@@ -28,8 +28,7 @@ from gateway.dialects.common.json_socket import (
     SocketClosedError,
     refuse,
 )
-from gateway.dialects.elevenlabs.context import ContextState, SpeakingContext
-from gateway.dialects.elevenlabs.opener import ContextOpener
+from gateway.dialects.elevenlabs.context import ContextOpener, ContextState, SpeakingContext
 from gateway.dialects.elevenlabs.wire import (
     ClientMessage,
     closing_message,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from gateway.dialects.common.retry import error_metadata
+from gateway.dialects.common.answers import error_metadata
 from gateway.errors import GatewayError, InvalidRequestError, wire_status
 
 logger = logging.getLogger(__name__)

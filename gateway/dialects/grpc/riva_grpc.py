@@ -13,16 +13,15 @@ from typing import Any
 
 from riva.proto import riva_tts_pb2
 
-from gateway.delivery.frames import Delivery, timed
-from gateway.delivery.pacer import Pacer
+from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.delivery.words import WordGatherer, WordTime
-from gateway.dialects.common.sending import sent
+from gateway.dialects.common.answers import sent
 from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaOrder, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SessionAudio
+from gateway.speech.text_clock import WordGatherer, WordTime
 
 SERVICE_NAME = "nvidia.riva.tts.RivaSpeechSynthesis"
 DEFAULT_MAX_ANSWER_BYTES = 64 * 1024 * 1024

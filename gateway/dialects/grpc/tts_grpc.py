@@ -17,10 +17,9 @@ from typing import Any
 from google.protobuf.message import Message
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
-from gateway.delivery.frames import Delivery, timed
-from gateway.delivery.pacer import Pacer
+from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.common.sending import sent
+from gateway.dialects.common.answers import sent
 from gateway.dialects.grpc.tts_config import SpeechOrder, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError
 from gateway.host import Host

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.dialects.common.retry import error_headers
+from gateway.dialects.common.answers import error_headers
 from gateway.errors import (
     HTTP_SERVER_ERROR,
     GatewayError,

@@ -1,4 +1,4 @@
-"""The OpenAI speech dialect over HTTP: POST /v1/audio/speech.
+"""The OpenAI dialect over HTTP: POST /v1/audio/speech, and the list of models.
 
 Parses and refuses, then hands the text to the pipeline. Audio is not paced: a client that turns away hangs up, and one
 that reads slowly holds the pipeline back.
@@ -7,23 +7,26 @@ that reads slowly holds the pipeline back.
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.request_body import read_body
-from gateway.dialects.common.streamed_answer import StreamedAnswer
-from gateway.dialects.openai.errors import error_response
+from gateway.dialects.common.answers import StreamedAnswer, read_body
+from gateway.dialects.openai.errors import error_response, model_not_found
 from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
 from gateway.dialects.openai.speech import audio_events, bare_audio
 from gateway.errors import GatewayError
 from gateway.host import Host
 
 PATH = "/v1/audio/speech"
+MODELS_PATH = "/v1/models"
+MODEL_ID = "cosydit"
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EVENT_STREAM = "text/event-stream"
@@ -51,6 +54,28 @@ def options_route(path: str, methods: str) -> Route:
         return Response(status_code=_NO_CONTENT, headers={"allow": f"{methods}, OPTIONS"})
 
     return Route(path, allow, methods=["OPTIONS"])
+
+
+def model_routes() -> list[BaseRoute]:
+    """Return the routes of the list of models: GET /v1/models and GET /v1/models/{model}. There is one model.
+
+    It counts as created now.
+    """
+    model = {"id": MODEL_ID, "object": "model", "created": int(time.time()), "owned_by": MODEL_ID}
+
+    async def list_models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def show_model(request: Request) -> Response:
+        return _shown(request.path_params["model"], model)
+
+    one = f"{MODELS_PATH}/{{model:path}}"
+    return [
+        Route(MODELS_PATH, list_models, methods=["GET"]),
+        Route(one, show_model, methods=["GET"]),
+        options_route(MODELS_PATH, "GET, HEAD"),
+        options_route(one, "GET, HEAD"),
+    ]
 
 
 class SpeechEndpoint:
@@ -105,3 +130,7 @@ def _headers(order: SpeechOrder) -> dict[str, str]:
 def _request_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _shown(name: str, model: dict[str, Any]) -> Response:
+    return JSONResponse(model) if name == MODEL_ID else model_not_found(name, MODEL_ID)

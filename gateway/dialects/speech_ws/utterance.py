@@ -13,10 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.delivery.frames import Delivery
-from gateway.delivery.pacer import Pacer
-from gateway.dialects.common.interruptible import Interruptible
-from gateway.dialects.common.json_socket import JsonSocket, SocketClosedError
+from gateway.delivery.pacing import Delivery, Pacer
+from gateway.dialects.common.json_socket import Interruptible, JsonSocket, SocketClosedError
 from gateway.dialects.common.sentence_audio import (
     SegmentCutter,
     SentenceCutter,

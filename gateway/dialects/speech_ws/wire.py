@@ -16,13 +16,12 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.delivery.words import WordGatherer
 from gateway.errors import GatewayError, InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError
 from gateway.speech.request import MAX_SEED
-from gateway.speech.text_clock import CharacterTime
+from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, TextOptions
 from gateway.text.splitter import CutBounds, SplitSettings
-from gateway.voices.prompt import prompt_voice
+from gateway.voices.draft import prompt_voice
 from gateway.voices.registry import DEFAULT_VOICE
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024

@@ -24,16 +24,14 @@ from gateway.access.caller import CallerLimits, caller_of
 from gateway.access.http_middleware import guarded
 from gateway.access.keys import ApiKey, parse_keys
 from gateway.access.metered_speaker import MeteredSpeaker
-from gateway.access.server_options import http_rules, uvicorn_options
-from gateway.access.settings import AccessSettings, WireLimits, open_access
-from gateway.access.tls import TlsFiles
+from gateway.access.settings import AccessSettings, TlsFiles, WireLimits, http_rules, open_access, uvicorn_options
 from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.http import dialect_routes
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
-from gateway.telemetry.http_door import TelemetryMiddleware
+from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host, speech_deltas

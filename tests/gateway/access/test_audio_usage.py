@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.audio_usage import DAY_S, HOUR_S, AudioUsage
+from gateway.access.access import DAY_S, HOUR_S, AudioUsage
 
 Events = list[tuple[float, float]]
 EVENTS = st.lists(st.tuples(st.floats(0, 20_000), st.floats(0.1, 100)), max_size=30)

@@ -10,8 +10,7 @@ import pytest
 
 from cosydit.cli.main import main
 from gateway.access.caller import CallerLimits
-from gateway.access.key_book import KeyBook
-from gateway.access.keys import KeyRing, key_line, new_key, parse_keys
+from gateway.access.keys import KeyBook, KeyRing, key_line, new_key, parse_keys
 from gateway.errors import ConfigError
 from tests.gateway.access.door import KEY, OTHER_KEY, keys, recorded
 from tests.gateway.fakes import ManualClock
@@ -119,7 +118,7 @@ def test_a_changed_file_lets_new_keys_in_and_old_ones_out(tmp_path: Path) -> Non
 
 def test_a_file_that_breaks_or_goes_away_changes_nothing_until_it_is_good_again(tmp_path: Path) -> None:
     book = Book(tmp_path / "keys", f"anna {KEY}\n")
-    with recorded("gateway.access.key_book") as lines:
+    with recorded("gateway.access.keys") as lines:
         book.write(f"bobby {OTHER_KEY} colour=red\n")
         assert book.knows(KEY) and not book.knows(OTHER_KEY)
         book.file.unlink()

@@ -8,12 +8,11 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.access.access import MAX_CALLERS, Access
-from gateway.access.audio_usage import DAY_S, HOUR_S
+from gateway.access.access import DAY_S, HOUR_S, MAX_CALLERS, Access
 from gateway.access.caller import Caller, CallerLimits, calling
 from gateway.access.metered_speaker import OURSELVES, MeteredSpeaker
 from gateway.core import AudioChunk
-from gateway.dialects.common.retry import error_headers, error_metadata
+from gateway.dialects.common.answers import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest

@@ -11,7 +11,7 @@ import pytest
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.access.http_middleware import HttpRules, guarded
-from gateway.access.key_book import KeyBook
+from gateway.access.keys import KeyBook
 from gateway.access.origins import OriginPolicy
 from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock

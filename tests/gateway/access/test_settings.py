@@ -12,12 +12,12 @@ from gateway.access.origins import OriginPolicy
 from gateway.access.settings import (
     KEYS_VARIABLE,
     AccessSettings,
+    TlsFiles,
     WireLimits,
     access_settings,
     add_access_options,
     open_access,
 )
-from gateway.access.tls import TlsFiles
 from gateway.config import parse_args
 from gateway.errors import ConfigError, ForeignOriginError
 from tests.gateway.access.door import KEY, TLS, keys

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gateway.audio import AudioFormat
-from gateway.audio.g711 import G711Quantizer, IntArray, alaw_levels, mulaw_levels
-from gateway.audio.pcm import PCM16_FULL_SCALE
+from gateway.audio.pcm import PCM16_FULL_SCALE, G711Quantizer, IntArray, alaw_levels, mulaw_levels
 
 LAWS = [
     pytest.param(AudioFormat.MULAW, mulaw_levels(), id="mulaw"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.audio.resampler import Resampler
+from gateway.audio.encoder import Resampler
 from gateway.core import FloatArray
 from tests.gateway.audio.signals import cut, piece_lengths, snr_db, speech_like, tone
 

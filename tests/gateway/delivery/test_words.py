@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.delivery.words import WordGatherer, WordTime
-from gateway.speech.text_clock import CharacterTime
+from gateway.speech.text_clock import CharacterTime, WordGatherer, WordTime
 
 
 def times_of(text: str) -> list[CharacterTime]:

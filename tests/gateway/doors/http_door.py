@@ -17,8 +17,7 @@ from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
-from gateway.voices.aliases import VoiceAliases
-from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceRegistry
+from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceAliases, VoiceRegistry
 from gateway.voices.store import VoiceStore
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.routing.durations import REMEMBERED, StreamDurations
-from gateway.routing.slot_forecast import MANY_STREAMS, OpenStreams, SlotForecast
+from gateway.routing.slot_forecast import MANY_STREAMS, REMEMBERED, OpenStreams, SlotForecast, StreamDurations
 from tests.gateway.fakes import ManualClock
 
 

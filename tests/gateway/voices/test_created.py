@@ -13,8 +13,7 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import StreamSpeaker
 from gateway.token2wav.client import Token2WavClient
-from gateway.voices.aliases import OPENAI_VOICES, VoiceAliases
-from gateway.voices.registry import NamedVoice, VoiceRegistry
+from gateway.voices.registry import OPENAI_VOICES, NamedVoice, VoiceAliases, VoiceRegistry
 from gateway.voices.settings import VoiceSettings, open_registry
 from gateway.voices.store import VoiceLimits
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas

@@ -1,0 +1,180 @@
+"""What answers of all dialects share: reading a body, waiting for a reader, saying when to try again, streaming a body.
+
+A streamed answer sends nothing before its first bytes exist, so that an error until then is an answer of its own; a
+later error breaks the connection, so that no client takes half of it for the whole. A client that leaves stops the
+making at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.errors import (
+    GatewayError,
+    LimitError,
+    OverloadedError,
+    StalledReaderError,
+    TextTooLongError,
+    UnauthenticatedError,
+    VoiceRateError,
+)
+from servicekit.timeouts import timeout
+
+
+async def read_body(request: Request, max_bytes: int, param: str) -> bytes:
+    """Return the whole body.
+
+    Args:
+        request: not read yet.
+        max_bytes: reading stops behind them.
+        param: what the dialect calls the text, for the error.
+
+    Raises:
+        TextTooLongError: it is longer.
+        ClientDisconnect: the caller left.
+    """
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > max_bytes:
+            raise TextTooLongError(f"the request body passes {max_bytes} bytes; send less text", param=param)
+    return bytes(parts)
+
+
+async def sent(sending: Awaitable[None], timeout_s: float) -> None:
+    """Wait until the reader has made room for what is sent.
+
+    Args:
+        sending: cancelled when the time has passed.
+        timeout_s: a reader who makes no room for so long is taken for gone.
+
+    Raises:
+        StalledReaderError: the time has passed.
+    """
+    try:
+        async with timeout(timeout_s):
+            await sending
+    except asyncio.TimeoutError as error:
+        got = f"the reader of the answer stood still for {timeout_s:g} s"
+        raise StalledReaderError(f"{got}; read it as it comes, or hang up") from error
+
+
+LONGEST_RETRY_S = 60.0
+"""Clients that repeat on their own are told not to where it would take longer."""
+GRPC_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""Trailing metadata that gRPC's own retries obey; below 0: don't."""
+RETRY_AFTER_KEY = "retry-after"
+_NO_RETRY_MS = -1
+_MS_PER_S = 1000
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """Return when the same request may succeed, if that is known."""
+    return error.retry_after_s if isinstance(error, (LimitError, OverloadedError, VoiceRateError)) else None
+
+
+def error_headers(error: BaseException) -> dict[str, str]:
+    """Return what an HTTP answer to the error says in its headers, for clients that repeat or ask on their own."""
+    if isinstance(error, UnauthenticatedError):
+        return {"www-authenticate": "Bearer"}
+    if (seconds := retry_after_s(error)) is None:
+        return {}
+    is_worthwhile = seconds <= LONGEST_RETRY_S
+    return {RETRY_AFTER_KEY: str(math.ceil(seconds)), "x-should-retry": "true" if is_worthwhile else "false"}
+
+
+def error_metadata(error: BaseException) -> list[tuple[str, str]]:
+    """Return the same for a gRPC call's trailing metadata."""
+    if (seconds := retry_after_s(error)) is None:
+        return []
+    pushback_ms = math.ceil(seconds * _MS_PER_S) if seconds <= LONGEST_RETRY_S else _NO_RETRY_MS
+    return [(RETRY_AFTER_KEY, str(math.ceil(seconds))), (GRPC_PUSHBACK_KEY, str(pushback_ms))]
+
+
+logger = logging.getLogger(__name__)
+
+
+class StreamedAnswer:
+    """One answer to one client."""
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes],
+        headers: Mapping[str, str],
+        refusal: Callable[[GatewayError], Response],
+        name: str,
+        send_timeout_s: float,
+    ) -> None:
+        """Take over `body`, which is closed on every way out.
+
+        Args:
+            body: pieces of it; empty ones are not sent.
+            headers: of the answer.
+            refusal: makes the answer to an error that comes before the first bytes.
+            name: for logs.
+            send_timeout_s: a client that makes no room for the next bytes for so long has its connection broken.
+        """
+        self._body = body
+        self._headers = headers
+        self._refusal = refusal
+        self._name = name
+        self._send_timeout_s = send_timeout_s
+        self._is_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the body ends, it fails, or the client leaves."""
+        streaming = asyncio.create_task(self._stream(scope, receive, send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({streaming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not streaming.done():
+                logger.info("request %s: the client left", self._name)
+        finally:
+            leaving.cancel()
+            streaming.cancel()
+            await asyncio.gather(leaving, streaming, return_exceptions=True)
+        if not streaming.cancelled():
+            streaming.result()
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._body) as body:
+                async for piece in body:
+                    await self._send_piece(send, piece)
+        except GatewayError as error:
+            logger.warning("request %s failed: %s: %s", self._name, error.code, error)
+            if self._is_started:
+                raise
+            await self._refusal(error)(scope, receive, send)
+        else:
+            await self._start(send)
+            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_piece(self, send: Send, piece: bytes) -> None:
+        if piece:
+            await self._start(send)
+            await self._send(send, {"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def _start(self, send: Send) -> None:
+        if self._is_started:
+            return
+        self._is_started = True
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
+        start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
+        await self._send(send, start)
+
+    async def _send(self, send: Send, message: Message) -> None:
+        await sent(send(message), self._send_timeout_s)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
