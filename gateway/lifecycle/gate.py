@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.errors import NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.status import ReplicaStatus
+from gateway.routing.replica import ReplicaStatus
 from gateway.token2wav.routed import RoutedToken2Wav
 
 

@@ -19,9 +19,9 @@ from gateway.llm.ejection import Ejection
 from gateway.llm.token_pace import TokenPace
 from gateway.routing.discovery import Source
 from gateway.routing.faults import is_replica_fault
-from gateway.routing.fleet import NOBODY, Fleet, SlotLease
-from gateway.routing.replica import LoadReport
-from gateway.routing.status import ReplicaStatus
+from gateway.routing.fleet import Fleet, SlotLease
+from gateway.routing.replica import LoadReport, ReplicaStatus
+from gateway.routing.replicas import NOBODY
 from gateway.routing.waiting import wait_for_replica, wait_for_slot
 from gateway.routing.watch import Watch
 from gateway.speech.request import MAX_SEED
@@ -80,13 +80,13 @@ class RoutedSpeechLM:
 
     def snapshot(self) -> tuple[ReplicaStatus, ...]:
         """Return the facts of every replica."""
-        return self.fleet.snapshot()
+        return self.fleet.replicas.snapshot()
 
     async def is_ready(self) -> bool:
         """Tell whether any replica takes requests; asks them all if none is known to."""
-        if not self.fleet.is_ready:
+        if not self.fleet.replicas.is_ready:
             await self._watch.probe_once()
-        return self.fleet.is_ready
+        return self.fleet.replicas.is_ready
 
     async def until_usable(self) -> None:
         """Wait for a replica that takes requests, but not for long.

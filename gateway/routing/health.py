@@ -8,9 +8,22 @@ unknown ──probe──► ready ◄──probe, after a pause──── eje
 
 from __future__ import annotations
 
+from enum import Enum
+
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.status import ReplicaState
 from servicekit.clock import Clock
+
+
+class ReplicaState(str, Enum):
+    """What a replica is good for now."""
+
+    UNKNOWN = "unknown"
+    """Found, but no probe has been answered yet."""
+    READY = "ready"
+    DRAINING = "draining"
+    """Finishes its streams and gets no new ones: it says so, or discovery no longer lists it."""
+    EJECTED = "ejected"
+    """Failed too often in a row; tried again after a while."""
 
 
 class Health:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.routing.health import Health
+from gateway.routing.health import Health, ReplicaState
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.status import ReplicaState, ReplicaStatus
 from servicekit.clock import Clock
 
 COST_MEMORY_S = 10.0
@@ -27,6 +26,31 @@ class LoadReport:
     """Streams that one step can take."""
     steps: int = 0
     """Run since its start; tells whether `step_s` is news."""
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica at one moment; totals count from the gateway's start."""
+
+    service: str
+    """`token2wav` or `llm`."""
+    address: str
+    """host:port, or the URL of an LLM."""
+    state: ReplicaState
+    open_streams: int
+    """Streams of this gateway: leases of token2wav, generations of an LLM."""
+    slots: int | None
+    """Streams that it can hold; None while it has not said, and for an LLM."""
+    free_slots: int | None
+    """Of these, as far as this gateway knows: other gateways may hold some."""
+    step_s: float | None
+    """Seconds of a recent step of token2wav, or between two tokens of an LLM's answer; None if none was measured."""
+    opened_total: int
+    failures_total: int
+    """Streams and probes that it failed."""
+    ejections_total: int
+    failovers_total: int
+    """Streams that were begun here and went on elsewhere, or here once more."""
 
 
 class Replica:

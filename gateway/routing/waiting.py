@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from gateway.errors import GatewayError, LLMUnavailableError, Token2WavUnavailableError
-from gateway.routing.fleet import NOBODY, Fleet, SlotLease
+from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import Replica
+from gateway.routing.replicas import NOBODY
 from servicekit.clock import Clock
 from servicekit.timeouts import timeout
 
@@ -18,7 +19,7 @@ _UNAVAILABLE: dict[str, type[GatewayError]] = {LLM: LLMUnavailableError, TOKEN2W
 
 def unavailable(fleet: Fleet) -> GatewayError:
     """Make the error of a service of which no replica can be had."""
-    got = f"no {fleet.service} replica takes work now: {fleet.trouble()}"
+    got = f"no {fleet.service} replica takes work now: {fleet.replicas.trouble()}"
     return _UNAVAILABLE[fleet.service](f"{got}; start one, or see its log")
 
 
@@ -52,9 +53,7 @@ async def wait_for_slot(
         if coming.done() and not coming.cancelled():
             coming.result().end(is_whole=False)
         if isinstance(error, asyncio.TimeoutError):
-            raise (
-                fleet.overloaded(priority) if fleet.unslotted_replica() is not None else unavailable(fleet)
-            ) from error
+            raise (fleet.overloaded(priority) if fleet.replicas.choose() is not None else unavailable(fleet)) from error
         raise
 
 
@@ -65,7 +64,7 @@ async def wait_for_replica(fleet: Fleet, wait_s: float, clock: Clock, avoid: fro
         LLMUnavailableError, Token2WavUnavailableError: none could be had within `wait_s`.
     """
     ends_s = clock.now() + wait_s
-    while (replica := fleet.unslotted_replica(avoid)) is None:
+    while (replica := fleet.replicas.choose(avoid)) is None:
         if clock.now() >= ends_s:
             raise unavailable(fleet)
         await asyncio.sleep(_LOOK_AGAIN_S)

@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 from gateway.errors import GatewayError
 from gateway.routing.discovery import Found, Source, merged
 from gateway.routing.fleet import Fleet
+from gateway.routing.health import ReplicaState
 from gateway.routing.replica import LoadReport
-from gateway.routing.status import ReplicaState
 
 logger = logging.getLogger(__name__)
 
@@ -73,24 +73,24 @@ class Watch(Generic[C]):
 
     async def probe_once(self) -> None:
         """Look at every replica now."""
-        await asyncio.gather(*(self._probe(address) for address in self.fleet.addresses))
+        await asyncio.gather(*(self._probe(address) for address in self.fleet.replicas.addresses))
 
     def _found(self, found: Found) -> None:
-        before = set(self.fleet.addresses)
+        before = set(self.fleet.replicas.addresses)
         self.fleet.set_replicas(found)
-        if set(self.fleet.addresses) != before:
+        if set(self.fleet.replicas.addresses) != before:
             logger.info("%s replicas: %s", self.fleet.service, ", ".join(sorted(found)) or "none")
         self._probe_all()
 
     def _probe_all(self) -> None:
-        for address in self.fleet.addresses:
+        for address in self.fleet.replicas.addresses:
             if address not in self._probers:
                 task = asyncio.create_task(self._keep_probing(address), name=f"probe-{address}")
                 self._probers[address] = task
 
     async def _keep_probing(self, address: str) -> None:
         try:
-            while address in self.fleet.addresses:
+            while address in self.fleet.replicas.addresses:
                 await self._probe(address)
                 await asyncio.sleep(self.fleet.settings.probe_interval_s)
         finally:
@@ -100,7 +100,7 @@ class Watch(Generic[C]):
             await client.close()
 
     async def _probe(self, address: str) -> None:
-        before = self.fleet.state_of(address)
+        before = self.fleet.replicas.state_of(address)
         try:
             self.fleet.reported(address, await self.client(address).probe())
         except GatewayError as error:
@@ -111,7 +111,7 @@ class Watch(Generic[C]):
         self._tell_change(address, before)
 
     def _tell_change(self, address: str, before: ReplicaState | None) -> None:
-        now = self.fleet.state_of(address)
+        now = self.fleet.replicas.state_of(address)
         if now is not before and now is not None:
             level = logging.WARNING if now is ReplicaState.EJECTED else logging.INFO
             logger.log(level, "%s replica %s is %s", self.fleet.service, address, now.value)

@@ -16,8 +16,9 @@ from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Source
 from gateway.routing.faults import is_replica_fault, is_sickness
-from gateway.routing.fleet import NOBODY, Fleet, SlotLease
-from gateway.routing.status import ReplicaStatus
+from gateway.routing.fleet import Fleet, SlotLease
+from gateway.routing.replica import ReplicaStatus
+from gateway.routing.replicas import NOBODY
 from gateway.routing.waiting import wait_for_replica, wait_for_slot
 from gateway.routing.watch import Watch
 from gateway.token2wav.failover_stream import FailoverStream
@@ -62,13 +63,13 @@ class RoutedToken2Wav:
 
     def snapshot(self) -> tuple[ReplicaStatus, ...]:
         """Return the facts of every replica."""
-        return self.fleet.snapshot()
+        return self.fleet.replicas.snapshot()
 
     async def is_ready(self) -> bool:
         """Tell whether any replica takes streams; asks them all if none is known to."""
-        if not self.fleet.is_ready:
+        if not self.fleet.replicas.is_ready:
             await self._watch.probe_once()
-        return self.fleet.is_ready
+        return self.fleet.replicas.is_ready
 
     async def until_usable(self) -> None:
         """Wait for a replica that takes work, but not for long.
@@ -159,7 +160,7 @@ class RoutedToken2Wav:
                 self._keep_file(replica, voice_id)
                 return lease
             # NOTE: a replica that stood still may have used up the time; the others are asked nevertheless, once.
-            may_try_others = may_try_others and self.fleet.has_other(than=avoid)
+            may_try_others = may_try_others and self.fleet.replicas.has_other(than=avoid)
             if self._clock.now() >= ends_s and not may_try_others:
                 raise (self.fleet.overloaded(priority) if _is_full(trouble) else trouble) from trouble
             await asyncio.sleep(pause_s)
@@ -192,7 +193,7 @@ class RoutedToken2Wav:
             wait_s = max(0.0, ends_s - self._clock.now())
             chosen = await wait_for_replica(self.fleet, wait_s, self._clock, avoid)
             try:
-                with self.fleet.unslotted_call(chosen):
+                with self.fleet.replicas.unslotted_call(chosen):
                     done = await do(self._watch.client(chosen.address))
             except errors.GatewayError as error:
                 if is_sickness(error):

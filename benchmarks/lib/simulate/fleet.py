@@ -31,8 +31,8 @@ from gateway.lifecycle.gate import Gate
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.discovery import StaticReplicas
 from gateway.routing.fleet import Fleet
+from gateway.routing.replica import ReplicaStatus
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.status import ReplicaStatus
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker

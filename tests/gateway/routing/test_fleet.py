@@ -9,9 +9,9 @@ import pytest
 from gateway.errors import OverloadedError
 from gateway.routing.admission_queue import QueueEntry
 from gateway.routing.fleet import Fleet, SlotLease
+from gateway.routing.health import ReplicaState
 from gateway.routing.replica import COST_MEMORY_S, LoadReport
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.status import ReplicaState
 from gateway.routing.waiting import wait_for_slot
 from tests.gateway.fakes import ManualClock
 
@@ -43,7 +43,7 @@ class World:
 
     def fill(self) -> list[SlotLease]:
         slots = []
-        while self.fleet._best(frozenset()) is not None:
+        while self.fleet.replicas.choose_with_room() is not None:
             slots.append(self.slot())
         return slots
 
@@ -105,16 +105,16 @@ def test_streams_of_other_gateways_count() -> None:
     world = World("a", "b", slots=10)
     world.fleet.reported("a", LoadReport(slots=10, open_streams=4))
     assert [world.slot().address for _ in range(4)] == ["b"] * 4
-    assert world.fleet.snapshot()[0].free_slots == 6
+    assert world.fleet.replicas.snapshot()[0].free_slots == 6
 
 
 def test_own_streams_are_not_counted_twice() -> None:
     world = World("a", slots=4)
     slots = [world.slot() for _ in range(2)]
     world.fleet.reported("a", LoadReport(slots=4, open_streams=2))
-    assert world.fleet.snapshot()[0].free_slots == 2
+    assert world.fleet.replicas.snapshot()[0].free_slots == 2
     slots[0].end()
-    assert world.fleet.snapshot()[0].free_slots == 3
+    assert world.fleet.replicas.snapshot()[0].free_slots == 3
 
 
 def test_a_replica_that_has_not_said_its_slots_is_asked() -> None:
@@ -137,7 +137,7 @@ def test_draining_and_ejected_replicas_get_no_new_streams() -> None:
     for _ in range(3):
         world.fleet.note_failure("b", "no answer")
     assert {world.slot().address for _ in range(6)} == {"c"}
-    states = {status.address: status.state for status in world.fleet.snapshot()}
+    states = {status.address: status.state for status in world.fleet.replicas.snapshot()}
     assert states == {"a": ReplicaState.DRAINING, "b": ReplicaState.EJECTED, "c": ReplicaState.READY}
 
 
@@ -155,10 +155,10 @@ def test_a_replica_that_discovery_drops_is_forgotten_with_its_last_stream() -> N
     world = World("a", "b")
     slots = [world.slot(), world.slot()]
     world.fleet.set_replicas({"b": True})
-    assert sorted(world.fleet.addresses) == ["a", "b"]
+    assert sorted(world.fleet.replicas.addresses) == ["a", "b"]
     assert world.slot().address == "b"
     next(slot for slot in slots if slot.address == "a").end()
-    assert world.fleet.addresses == ["b"]
+    assert world.fleet.replicas.addresses == ["b"]
 
 
 def test_who_waits_is_served_by_priority_and_then_in_order() -> None:
@@ -260,7 +260,7 @@ def test_the_check_refuses_what_ask_would_refuse_and_takes_nothing() -> None:
     world.fill()
     with pytest.raises(OverloadedError):
         world.fleet.check(USUAL)
-    assert world.fleet.snapshot()[0].open_streams == 1
+    assert world.fleet.replicas.snapshot()[0].open_streams == 1
     assert world.fleet.refused_total == 1
 
 
@@ -284,7 +284,7 @@ def test_a_place_is_given_back_once() -> None:
     slot.end()
     slot.end()
     slot.fail("late")
-    status = world.fleet.snapshot()[0]
+    status = world.fleet.replicas.snapshot()[0]
     assert (status.open_streams, status.free_slots, status.failures_total) == (0, 2, 0)
 
 
@@ -319,4 +319,4 @@ async def test_a_slot_that_comes_when_all_have_given_up_goes_through_every_hand(
     for _ in range(3000):
         fleet.ask(USUAL, lambda slot: slot.end(is_whole=False))
     slot.end()
-    assert (fleet.waiting, fleet.snapshot()[0].open_streams) == (0, 0)
+    assert (fleet.waiting, fleet.replicas.snapshot()[0].open_streams) == (0, 0)

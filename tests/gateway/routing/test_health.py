@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.routing.health import Health
+from gateway.routing.health import Health, ReplicaState
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.status import ReplicaState
 from tests.gateway.fakes import ManualClock
 
 SETTINGS = RoutingSettings(failures_to_eject=3, ejection_s=1.0, max_ejection_s=3.0)

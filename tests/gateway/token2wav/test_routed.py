@@ -20,8 +20,8 @@ from gateway.errors import (
     VoiceEvictedError,
     VoiceOutdatedError,
 )
+from gateway.routing.health import ReplicaState
 from gateway.routing.replica import LoadReport
-from gateway.routing.status import ReplicaState
 from gateway.token2wav.routed import RoutedToken2Wav
 from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
 
@@ -305,7 +305,7 @@ async def test_a_replica_that_leaves_the_list_finishes_its_unslotted_calls() -> 
         gate.set()
         assert (await registering).voice_id == "voice-of-anna"
         await until(lambda: replicas[0].is_closed, "the goodbye")
-        assert router.fleet.addresses == []
+        assert router.fleet.replicas.addresses == []
 
 
 async def test_a_new_stream_is_not_lost_with_a_replica_that_stands_still_beyond_its_time() -> None:
@@ -355,7 +355,7 @@ async def test_streams_that_need_the_same_voice_import_it_once() -> None:
         knows = next(replica for replica in replicas if replica.registered)
         (other,) = [replica for replica in replicas if replica is not knows]
         knows.is_draining = True
-        await until(lambda: router.fleet.state_of(knows.address) is ReplicaState.DRAINING, "the drain")
+        await until(lambda: router.fleet.replicas.state_of(knows.address) is ReplicaState.DRAINING, "the drain")
         await asyncio.gather(*(_speak_once(router, voice) for _ in range(10)))
         assert other.opened_total == 10
         assert len(other.imported) == 1
@@ -455,7 +455,7 @@ async def test_a_draining_replica_finishes_its_streams_and_gets_no_others() -> N
             draining = _serving(replicas)
             draining.is_draining = True
             state = {status.address: status.state for status in router.snapshot()}
-            await until(lambda: router.fleet.state_of(draining.address) is ReplicaState.DRAINING, str(state))
+            await until(lambda: router.fleet.replicas.state_of(draining.address) is ReplicaState.DRAINING, str(state))
             for _ in range(3):
                 await _speak_once(router, voice)
             heard.append(await stream.push(chunks(2)[1]))

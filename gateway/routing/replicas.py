@@ -1,0 +1,136 @@
+"""The replicas of one service: which there are, what each is good for, and which serves the next stream soonest. Pure.
+
+Knows nothing of who waits for a slot.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from gateway.routing.health import ReplicaState
+from gateway.routing.replica import Replica, ReplicaStatus
+from gateway.routing.settings import RoutingSettings
+from servicekit.clock import Clock
+
+NOBODY: frozenset[str] = frozenset()
+CHOICES_BESIDE_OTHERS = 2
+"""Replicas that a gateway looks at for one stream, drawn at random, where other gateways use them too: each sees the
+others' streams only when it probes, and all would send everything to the same replica until then."""
+
+
+class ReplicaSet:
+    """All replicas of one service."""
+
+    def __init__(
+        self, service: str, settings: RoutingSettings, clock: Clock, draw: random.Random | None = None
+    ) -> None:
+        """Begin without replicas; the arguments are those of `Fleet`."""
+        self._service = service
+        self._settings = settings
+        self._clock = clock
+        self._draw = draw or random.Random()
+        self._replicas: dict[str, Replica] = {}
+        self._gone: set[str] = set()
+        """Addresses that discovery no longer names; their replicas only finish what they have."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all replicas, also those that only finish their streams."""
+        return list(self._replicas)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any replica is known to take streams."""
+        return any(replica.state is ReplicaState.READY for replica in self._replicas.values())
+
+    def snapshot(self) -> tuple[ReplicaStatus, ...]:
+        """Return the facts of every replica."""
+        # NOTE: of a copy, as scrapers ask from threads of their own.
+        return tuple(replica.status() for replica in list(self._replicas.values()))
+
+    def find(self, address: str) -> Replica | None:
+        """Return the replica at an address; None if there is none."""
+        return self._replicas.get(address)
+
+    def state_of(self, address: str) -> ReplicaState | None:
+        """Return what a replica is good for; None if there is none at that address."""
+        replica = self._replicas.get(address)
+        return replica.state if replica is not None else None
+
+    def trouble(self) -> str:
+        """Say in words why no replica can be had."""
+        told = [
+            f"{replica.address} is {replica.state.value}"
+            + (f" ({replica.health.last_failure})" if replica.health.last_failure else "")
+            for replica in self._replicas.values()
+        ]
+        return "; ".join(told) or "none was found"
+
+    def update(self, found: Mapping[str, bool]) -> None:
+        """Take over what discovery found: address -> whether it may get new streams.
+
+        One that is gone finishes its streams and is forgotten then.
+        """
+        for address in found:
+            if address not in self._replicas:
+                self._replicas[address] = Replica(self._service, address, self._settings, self._clock)
+        self._gone = set(self._replicas) - set(found)
+        for address, replica in list(self._replicas.items()):
+            replica.health.set_listed(found.get(address, False))
+            self.forget_if_gone(replica)
+
+    def forget_if_gone(self, replica: Replica) -> None:
+        """Forget a replica that discovery no longer names, unless it still has work of this gateway."""
+        if replica.address in self._gone and not replica.ours and not replica.unslotted_calls:
+            self._replicas.pop(replica.address, None)
+
+    def usable(self) -> list[Replica]:
+        """Return those that may get streams if they have room: the ready, else those that no probe has reached yet."""
+        for state in (ReplicaState.READY, ReplicaState.UNKNOWN):
+            if usable := [replica for replica in self._replicas.values() if replica.state is state]:
+                return usable
+        return []
+
+    def choose(self, avoid: frozenset[str] = NOBODY) -> Replica | None:
+        """Return the replica for a call that needs no slot; None if none can be had.
+
+        Args:
+            avoid: addresses of replicas that come last.
+        """
+        return self._first(self.usable(), avoid)
+
+    def choose_with_room(self, avoid: frozenset[str] = NOBODY) -> Replica | None:
+        """Return the replica with a free slot where a new stream is served soonest; None if all are full."""
+        return self._first([replica for replica in self.usable() if replica.has_room], avoid)
+
+    def has_other(self, than: frozenset[str]) -> bool:
+        """Tell whether any replica can be had beside those."""
+        return any(replica.address not in than for replica in self.usable())
+
+    @contextmanager
+    def unslotted_call(self, replica: Replica) -> Iterator[None]:
+        """Count a call that needs no slot: a replica that discovery drops meanwhile is not forgotten before its end."""
+        replica.unslotted_calls += 1
+        try:
+            yield
+        finally:
+            replica.unslotted_calls -= 1
+            self.forget_if_gone(replica)
+
+    def _first(self, candidates: list[Replica], avoid: frozenset[str]) -> Replica | None:
+        """Return the one that serves soonest of those looked at; one to avoid only if there are no others."""
+        chosen = [replica for replica in candidates if replica.address not in avoid] or candidates
+        if len(chosen) > CHOICES_BESIDE_OTHERS and any(replica.others for replica in self._replicas.values()):
+            chosen = self._draw.sample(chosen, CHOICES_BESIDE_OTHERS)
+        return min(chosen, key=self._rank(candidates), default=None)
+
+    def _rank(self, usable: list[Replica]) -> Callable[[Replica], tuple[float, int, int, float]]:
+        unmeasured_s = min((cost_s for replica in usable if (cost_s := replica.cost_s) is not None), default=1.0)
+
+        def rank(replica: Replica) -> tuple[float, int, int, float]:
+            # NOTE: what is equal to the end is drawn, or all gateways would begin with the same replica.
+            return replica.expected_wait_s(unmeasured_s), replica.streams, replica.opened_total, self._draw.random()
+
+        return rank
