@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray
 from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
-from gateway.routing.faults import is_replica_fault
-from gateway.token2wav.lease import Lease
+from gateway.routing.router import is_replica_fault
+from gateway.token2wav.replica import StreamLease
 
 logger = logging.getLogger(__name__)
 
-Relet = Callable[[frozenset[str], GatewayError], Awaitable[Lease]]
+Relet = Callable[[frozenset[str], GatewayError], Awaitable[StreamLease]]
 """Leases anew, away from some addresses if possible; the error is why, and raised if it can't be done in time."""
 _REPLAYED_AT_ONCE = 3
 """Chunks on their way in a replay: one runs, one waits, one travels."""
@@ -31,7 +31,7 @@ _REPLAYED_AT_ONCE = 3
 class _Life:
     """The stream at one replica."""
 
-    def __init__(self, lease: Lease, samples_to_drop: int) -> None:
+    def __init__(self, lease: StreamLease, samples_to_drop: int) -> None:
         self.lease = lease
         self.samples_to_drop = samples_to_drop
         self.sent = 0
@@ -44,7 +44,7 @@ class _Life:
 class FailoverStream:
     """Implements `core.Token2WavStream` on one lease after the other."""
 
-    def __init__(self, lease: Lease, relet: Relet, max_failovers: int) -> None:
+    def __init__(self, lease: StreamLease, relet: Relet, max_failovers: int) -> None:
         """Begin on an open lease; `close` must be called.
 
         Args:
@@ -90,7 +90,7 @@ class FailoverStream:
             is_cut = error is not None or self._life.answered < len(self._chunks)
             await self._life.lease.close(self._life.error, is_cut)
 
-    def _begin(self, lease: Lease) -> _Life:
+    def _begin(self, lease: StreamLease) -> _Life:
         life = _Life(lease, self._delivered_samples)
         lease.slot.on_ejected = lambda: self._lose(life, _ejected(lease))
         return life
@@ -141,7 +141,7 @@ class FailoverStream:
         self._recovery = asyncio.create_task(self._recover(), name=f"failover-{self.stream_id}")
 
     async def _recover(self) -> None:
-        """Lease anew until all chunks are sent again; ends with `_recovery` unset, or with the stream failed."""
+        """StreamLease anew until all chunks are sent again; ends with `_recovery` unset, or with the stream failed."""
         try:
             while (error := self._life.error) is not None:
                 await self._move(error)
@@ -195,6 +195,6 @@ def _failed(future: asyncio.Future[AudioChunk], error: GatewayError) -> asyncio.
     return future
 
 
-def _ejected(lease: Lease) -> Token2WavUnavailableError:
+def _ejected(lease: StreamLease) -> Token2WavUnavailableError:
     got = f"token2wav at {lease.slot.address} was ejected ({lease.slot.replica.health.last_failure})"
     return Token2WavUnavailableError(f"{got}; see its log")

@@ -1,8 +1,9 @@
-"""One token2wav replica: its client, and what it calls the voices that were brought to it."""
+"""One token2wav replica: its client, the streams that are open there, and what it calls the voices brought to it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -11,7 +12,7 @@ from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.fleet import SlotLease
 from gateway.routing.replica import LoadReport
-from gateway.token2wav.lease import Lease
+from gateway.routing.router import give_back
 from gateway.token2wav.voice_file_cache import VoiceFileCache, VoiceNames
 from token2wav_service.contract import ServerStatus
 
@@ -28,6 +29,36 @@ class Token2WavReplicaClient(Protocol):
     async def status(self) -> ServerStatus: ...
     async def is_ready(self) -> bool: ...
     async def close(self) -> None: ...
+
+
+class StreamLease:
+    """A stream that is open at a replica; closed exactly once."""
+
+    def __init__(
+        self, slot: SlotLease, context: AbstractAsyncContextManager[Token2WavStream], stream: Token2WavStream
+    ) -> None:
+        """Own the slot and the entered context that gave the stream."""
+        self.slot = slot
+        self.stream = stream
+        self._context: AbstractAsyncContextManager[Token2WavStream] | None = context
+
+    async def close(self, fault: errors.GatewayError | None, is_cut: bool) -> None:
+        """Free the stream at the replica and its slot; harmless the second time.
+
+        Args:
+            fault: what the replica did wrong, if it did.
+            is_cut: the stream is dropped; else its summary is waited for, but not for long.
+        """
+        context, self._context = self._context, None
+        if context is None:
+            return
+        reason = fault if fault is not None or not is_cut else errors.Token2WavInterruptedError("the caller left")
+        try:
+            # NOTE: the context raises the error that it is given.
+            with contextlib.suppress(errors.GatewayError):
+                await context.__aexit__(None if reason is None else type(reason), reason, None)
+        finally:
+            give_back(self.slot, fault, is_begun=True)
 
 
 class _Import:
@@ -70,7 +101,7 @@ class Token2WavReplica:
         """Drop its connection."""
         await self.client.close()
 
-    async def open(self, slot: SlotLease, voice_id: str, seed: int, priority: int) -> Lease:
+    async def open(self, slot: SlotLease, voice_id: str, seed: int, priority: int) -> StreamLease:
         """Open a stream in a slot there.
 
         Raises:
@@ -89,9 +120,9 @@ class Token2WavReplica:
         if self._voice_file_cache.get(voice_id) is None:
             self._voice_file_cache.put(voice_id, await self.client.export_voice(self._names.get(voice_id)))
 
-    async def _open(self, slot: SlotLease, name: str, seed: int, priority: int) -> Lease:
+    async def _open(self, slot: SlotLease, name: str, seed: int, priority: int) -> StreamLease:
         context = self.client.open_stream(name, seed, priority)
-        return Lease(slot, context, await context.__aenter__())
+        return StreamLease(slot, context, await context.__aenter__())
 
     async def _bring(self, voice_id: str) -> str:
         """Import a voice from the voice file cache, once however many streams want it; returns its name there."""

@@ -1,7 +1,7 @@
 """All token2wav replicas as one `core.Token2Wav`: slots, voices, failover.
 
 A stream stays at its replica until it ends or the replica is lost. A voice is registered at one replica; its file goes
-in the voice file cache, and is imported wherever a stream in it opens.
+into the voice file cache, and is imported wherever a stream in it opens.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from typing import TypeVar
 from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Source
-from gateway.routing.faults import is_replica_fault, is_sickness
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replica import ReplicaStatus
 from gateway.routing.replicas import NOBODY
+from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, Router, give_back, is_replica_fault, is_sickness
 from gateway.routing.waiting import wait_for_replica, wait_for_slot
-from gateway.routing.watch import Watch
 from gateway.token2wav.failover_stream import FailoverStream
-from gateway.token2wav.lease import Lease, give_back
-from gateway.token2wav.replica import Token2WavReplica, Token2WavReplicaClient
+from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient
 from gateway.token2wav.voice_file_cache import VoiceFileCache
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
@@ -31,53 +28,26 @@ from token2wav_service.contract import DEFAULT_PRIORITY
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 1.0
 
 
-class RoutedToken2Wav:
+class RoutedToken2Wav(Router[Token2WavReplica]):
     """Implements `core.Token2Wav` and `core.VoiceMaker` over all replicas."""
 
     def __init__(
         self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], Token2WavReplicaClient], clock: Clock
     ) -> None:
-        """Know the replicas that the sources name; `start` finds and probes the others."""
-        self.fleet = fleet
-        self._clock = clock
-        self.voice_file_cache = VoiceFileCache(fleet.settings.voice_shelf_bytes)
-        self._watch = Watch(
-            fleet, sources, lambda address: Token2WavReplica(make_client(address), self.voice_file_cache)
-        )
+        """See `Router`."""
+        cache = VoiceFileCache(fleet.settings.voice_shelf_bytes)
+        self.voice_file_cache = cache
         self._caching_tasks: set[asyncio.Task[None]] = set()
-
-    def start(self) -> None:
-        """Begin to look for replicas and to probe them."""
-        self._watch.start()
+        super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock)
 
     async def close(self) -> None:
         """Drop all connections; open streams end."""
         for task in self._caching_tasks:
             task.cancel()
         await asyncio.gather(*self._caching_tasks, return_exceptions=True)
-        await self._watch.close()
-
-    def snapshot(self) -> tuple[ReplicaStatus, ...]:
-        """Return the facts of every replica."""
-        return self.fleet.replicas.snapshot()
-
-    async def is_ready(self) -> bool:
-        """Tell whether any replica takes streams; asks them all if none is known to."""
-        if not self.fleet.replicas.is_ready:
-            await self._watch.probe_once()
-        return self.fleet.replicas.is_ready
-
-    async def until_usable(self) -> None:
-        """Wait for a replica that takes work, but not for long.
-
-        Raises:
-            Token2WavUnavailableError: there is none.
-        """
-        await wait_for_replica(self.fleet, self.fleet.settings.admission_wait_s, self._clock)
+        await super().close()
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
         """See `Token2Wav.register_voice`; any replica does it."""
@@ -94,11 +64,9 @@ class RoutedToken2Wav:
     async def export_voice(self, voice_id: str) -> bytes:
         """See `VoiceMaker.export_voice`."""
         file = self.voice_file_cache.get(voice_id)
-        return (
-            file
-            if file is not None
-            else await self._unslotted_call(lambda replica: replica.client.export_voice(voice_id))
-        )
+        if file is not None:
+            return file
+        return await self._unslotted_call(lambda replica: replica.client.export_voice(voice_id))
 
     async def import_voice(self, voice_file: bytes) -> RegisteredVoice:
         """See `VoiceMaker.import_voice`; any replica does it."""
@@ -116,12 +84,12 @@ class RoutedToken2Wav:
             OverloadedError: no slot is free, and none will be in time.
         """
 
-        async def relet(avoid: frozenset[str], lost: errors.GatewayError) -> Lease:
+        async def lease_again(avoid: frozenset[str], lost: errors.GatewayError) -> StreamLease:
             return await self._lease(voice_id, seed, priority, avoid, lost)
 
         with self.voice_file_cache.in_use(voice_id):
             lease = await self._lease(voice_id, seed, priority)
-            stream = FailoverStream(lease, relet, self.fleet.settings.max_failovers)
+            stream = FailoverStream(lease, lease_again, self.fleet.settings.max_failovers)
             failure: BaseException | None = None
             try:
                 yield stream
@@ -138,45 +106,44 @@ class RoutedToken2Wav:
         priority: int,
         avoid: frozenset[str] = NOBODY,
         lost: errors.GatewayError | None = None,
-    ) -> Lease:
+    ) -> StreamLease:
         """Open a stream at the best replica that takes it; `lost` is why one that was open must move."""
         settings = self.fleet.settings
-        ends_s = self._clock.now() + (settings.admission_wait_s if lost is None else settings.failover_s)
-        trouble, pause_s = lost, FIRST_PAUSE_S
+        wait_s = settings.admission_wait_s if lost is None else settings.failover_s
+        search = _LeaseSearch(self._clock.now() + wait_s, avoid, lost)
         while True:
-            slot = await self._wait_for_slot(priority, avoid, ends_s, trouble, is_begun=lost is not None)
+            slot = await self._wait_for_slot(priority, search)
             replica = self._watch.client(slot.address)
             try:
                 lease = await replica.open(slot, voice_id, seed, priority)
             except BaseException as error:
                 give_back(slot, error)
-                if not isinstance(error, errors.GatewayError) or not _may_go_elsewhere(error):
-                    raise
-                if _is_voice_trouble(error) and slot.address in avoid:
-                    raise errors.VoiceEvictedError(f"{error}; the voice must be registered again") from error
-                may_try_others = slot.address not in avoid
-                trouble, avoid = error, avoid | {slot.address}
+                search.note_refusal(error, slot.address)
             else:
                 self._keep_file(replica, voice_id)
                 return lease
-            # NOTE: a replica that stood still may have used up the time; the others are asked nevertheless, once.
-            may_try_others = may_try_others and self.fleet.replicas.has_other(than=avoid)
-            if self._clock.now() >= ends_s and not may_try_others:
-                raise (self.fleet.overloaded(priority) if _is_full(trouble) else trouble) from trouble
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            self._check_time(priority, search)
+            await search.pause()
 
-    async def _wait_for_slot(
-        self, priority: int, avoid: frozenset[str], ends_s: float, trouble: errors.GatewayError | None, is_begun: bool
-    ) -> SlotLease:
+    async def _wait_for_slot(self, priority: int, search: _LeaseSearch) -> SlotLease:
+        wait_s = max(0.0, search.ends_s - self._clock.now())
         try:
-            wait_s = max(0.0, ends_s - self._clock.now())
-            return await wait_for_slot(self.fleet, priority, wait_s, avoid, is_begun)
+            return await wait_for_slot(self.fleet, priority, wait_s, search.avoid, search.is_begun)
         except (errors.OverloadedError, errors.Token2WavUnavailableError):
             # NOTE: what went wrong first says more than that nothing else was to be had.
-            if trouble is not None and not _is_full(trouble):
-                raise trouble from None
+            if search.trouble is not None and not _is_full(search.trouble):
+                raise search.trouble from None
             raise
+
+    def _check_time(self, priority: int, search: _LeaseSearch) -> None:
+        """Give the search up if its time is over and no other replica is left to ask."""
+        # NOTE: a replica that stood still may have used up the time; the others are asked nevertheless, once.
+        may_ask_others = search.was_new and self.fleet.replicas.has_other(than=search.avoid)
+        if search.trouble is None or may_ask_others or self._clock.now() < search.ends_s:
+            return
+        if _is_full(search.trouble):
+            raise self.fleet.overloaded(priority) from search.trouble
+        raise search.trouble
 
     def _keep_file(self, replica: Token2WavReplica, voice_id: str) -> None:
         """See to it, beside the stream, that the voice can follow it elsewhere."""
@@ -206,6 +173,40 @@ class RoutedToken2Wav:
             else:
                 chosen.health.succeeded()
                 return done
+
+
+class _LeaseSearch:
+    """The search for a replica that takes one stream: who was asked, what went wrong, how long it may take."""
+
+    def __init__(self, ends_s: float, avoid: frozenset[str], lost: errors.GatewayError | None) -> None:
+        self.ends_s = ends_s
+        self.avoid = avoid
+        """Addresses of replicas that come last."""
+        self.trouble = lost
+        """What went wrong last."""
+        self.is_begun = lost is not None
+        """Whether the stream was open at a replica that is lost."""
+        self.was_new = True
+        """Whether the replica that was asked last had not been asked before."""
+        self._pause_s = FIRST_PAUSE_S
+
+    def note_refusal(self, error: BaseException, address: str) -> None:
+        """Note why a replica did not take the stream; raise the error if no other one may.
+
+        Raises:
+            VoiceEvictedError: the same replica could not use the voice's file twice.
+        """
+        if not isinstance(error, errors.GatewayError) or not _may_go_elsewhere(error):
+            raise error
+        self.was_new = address not in self.avoid
+        if _is_voice_trouble(error) and not self.was_new:
+            raise errors.VoiceEvictedError(f"{error}; the voice must be registered again") from error
+        self.trouble, self.avoid = error, self.avoid | {address}
+
+    async def pause(self) -> None:
+        """Let a little time go by, more each time."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
 
 def _may_go_elsewhere(error: errors.GatewayError) -> bool:

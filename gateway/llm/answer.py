@@ -1,0 +1,136 @@
+"""One answer of the LLM service, by whichever replicas: what was spoken of it, how fast, and who was lost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import TypeVar
+
+from gateway import errors
+from gateway.core import Utterance
+from gateway.routing.fleet import SlotLease
+from gateway.routing.replicas import NOBODY
+from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, is_replica_fault
+from gateway.speech.request import MAX_SEED
+from servicekit.clock import Clock
+from servicekit.timeouts import Timeout, expire, timeout
+
+logger = logging.getLogger(__name__)
+
+LEAST_TOKENS = 16
+MOST_TOKENS = 256
+"""Whoever reads the answer takes so many without ever holding it back; later tokens may wait for the listener."""
+T = TypeVar("T")
+
+
+class Answer:
+    """What was asked and what has been answered of it, by whichever replica."""
+
+    def __init__(self, utterance: Utterance, seed: int, max_failovers: int) -> None:
+        self._utterance = utterance
+        self._seed = seed
+        self._spoken: list[int] = []
+        self._max_failovers = max_failovers
+        self._failovers_left = max_failovers
+        self._pause_s = FIRST_PAUSE_S
+        self.avoid = NOBODY
+        self.lost: errors.GatewayError | None = None
+        self.ends_s: float | None = None
+        """Until when a replica must be found; None while none was lost since the last token."""
+
+    def rest(self) -> Utterance:
+        """What is still to be spoken."""
+        if not self._spoken:
+            return self._utterance
+        return replace(self._utterance, spoken_tokens=(*self._utterance.spoken_tokens, *self._spoken))
+
+    @property
+    def rest_seed(self) -> int:
+        """The seed itself as long as nothing is spoken, so that the answer is the one that was lost; then another one.
+
+        The same would draw the same random numbers once more.
+        """
+        return (self._seed + len(self._spoken)) % (MAX_SEED + 1)
+
+    def note_tokens(self, token_ids: tuple[int, ...]) -> None:
+        """Note progress."""
+        self._spoken.extend(token_ids)
+        self._failovers_left = self._max_failovers
+        self._pause_s = FIRST_PAUSE_S
+        self.avoid = NOBODY
+        self.ends_s = None
+
+    def note_loss(self, error: BaseException, slot: SlotLease, now_s: float, failover_s: float) -> None:
+        """Decide whether to ask again; raise the error if not."""
+        if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
+            raise error
+        if self.ends_s is None:
+            self.ends_s = now_s + failover_s
+        # NOTE: one that could not even be asked costs nothing; time alone bounds that.
+        self._failovers_left -= not isinstance(error, errors.LLMUnavailableError)
+        if self._failovers_left < 0 or now_s >= self.ends_s:
+            raise error
+        logger.warning("asking again for an answer that broke off after %d tokens: %s", len(self._spoken), error)
+        slot.replica.failovers_total += 1
+        self.lost = error
+        self.avoid |= {slot.address}
+
+    async def pause(self) -> None:
+        """Let a little time go by, more each time."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+
+
+class TokenPace:
+    """Measures the beginning of one answer."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Wait for the first tokens."""
+        self._clock = clock
+        self._first_s: float | None = None
+        self._tokens = 0
+
+    def note(self, tokens: int) -> float | None:
+        """Note tokens; return the seconds from one to the next once there are enough, until there are many."""
+        now_s = self._clock.now()
+        if self._first_s is None:
+            self._first_s = now_s
+            return None
+        self._tokens += tokens
+        elapsed_s = now_s - self._first_s
+        return elapsed_s / self._tokens if LEAST_TOKENS <= self._tokens <= MOST_TOKENS and elapsed_s > 0 else None
+
+
+class Ejection:
+    """Whether the LLM replica of one answer has been ejected. An answer that gives tokens keeps it from that."""
+
+    def __init__(self, slot: SlotLease) -> None:
+        """Watch the slot; there is one watcher."""
+        self._slot = slot
+        self._has_happened = False
+        self._limit: Timeout | None = None
+        slot.on_ejected = self._note
+
+    async def unless(self, coming: Awaitable[T]) -> T:
+        """Wait for something of the replica's.
+
+        Raises:
+            LLMUnavailableError: the replica was ejected before that came.
+        """
+        try:
+            async with timeout(0.0 if self._has_happened else None) as self._limit:
+                return await coming
+        except asyncio.TimeoutError as error:
+            if not self._has_happened:
+                raise
+            got = f"the LLM at {self._slot.address} was ejected ({self._slot.replica.health.last_failure})"
+            raise errors.LLMUnavailableError(f"{got}; see its log") from error
+        finally:
+            self._limit = None
+
+    def _note(self) -> None:
+        self._has_happened = True
+        if self._limit is not None:
+            expire(self._limit)
