@@ -6,6 +6,10 @@
 
 The chunks are the same, with the same cuts, seed and voice, so the audio is the same; what was delivered is dropped by
 count. Knows nothing of how leases are had.
+
+    STREAMING ── the replica is lost ──► MOVING ── all chunks were sent again ──► STREAMING
+        │                                  └── no replica takes the stream, or too many were lost ──┐
+        └── the request itself is wrong, or the stream is closed ──────────────────────────────► FAILED
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import Enum
 
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray
@@ -22,13 +27,24 @@ from gateway.token2wav.replica import StreamLease
 
 logger = logging.getLogger(__name__)
 
-Relet = Callable[[frozenset[str], GatewayError], Awaitable[StreamLease]]
+LeaseAgain = Callable[[frozenset[str], GatewayError], Awaitable[StreamLease]]
 """Leases anew, away from some addresses if possible; the error is why, and raised if it can't be done in time."""
 _REPLAYED_AT_ONCE = 3
 """Chunks on their way in a replay: one runs, one waits, one travels."""
 
 
-class _Life:
+class StreamState(Enum):
+    """What becomes of a chunk that is pushed."""
+
+    STREAMING = "streaming"
+    """It goes to the replica at once."""
+    MOVING = "moving"
+    """It waits until the stream is open at another replica and the chunks before it were sent there."""
+    FAILED = "failed"
+    """It fails with the error that ended the stream."""
+
+
+class _ReplicaStream:
     """The stream at one replica."""
 
     def __init__(self, lease: StreamLease, samples_to_drop: int) -> None:
@@ -44,28 +60,31 @@ class _Life:
 class FailoverStream:
     """Implements `core.Token2WavStream` on one lease after the other."""
 
-    def __init__(self, lease: StreamLease, relet: Relet, max_failovers: int) -> None:
+    def __init__(self, lease: StreamLease, lease_again: LeaseAgain, max_failovers: int) -> None:
         """Begin on an open lease; `close` must be called.
 
         Args:
             lease: the first.
-            relet: gives the next ones.
+            lease_again: gives the next ones.
             max_failovers: in a row without new audio: chunks that every replica fails at must not go round for ever.
         """
-        self._relet = relet
+        self._lease_again = lease_again
         self._max_failovers = max_failovers
         self._failovers_left = max_failovers
         self._chunks: list[TokenChunk] = []
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
         self._delivered_samples = 0
+        self._state = StreamState.STREAMING
         self._failure: GatewayError | None = None
+        """Set with FAILED."""
         self._recovery: asyncio.Task[None] | None = None
-        self._life = self._begin(lease)
+        """The task that moves the stream; runs while MOVING."""
+        self._current = self._begin(lease)
 
     @property
     def stream_id(self) -> str:
         """The name that the stream has at its replica now."""
-        return self._life.lease.stream.stream_id
+        return self._current.lease.stream.stream_id
 
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """Send a chunk; see `Token2WavStream.push`. While the stream is being rebuilt it waits for its turn."""
@@ -74,8 +93,8 @@ class FailoverStream:
             return _failed(future, self._failure)
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
-        if self._recovery is None:
-            self._send_next(self._life)
+        if self._state is StreamState.STREAMING:
+            self._send_next(self._current)
         return future
 
     async def close(self, error: BaseException | None) -> None:
@@ -87,37 +106,37 @@ class FailoverStream:
         finally:
             # NOTE: a caller may be cancelled a second time while the recovery ends.
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
-            is_cut = error is not None or self._life.answered < len(self._chunks)
-            await self._life.lease.close(self._life.error, is_cut)
+            is_cut = error is not None or self._current.answered < len(self._chunks)
+            await self._current.lease.close(self._current.error, is_cut)
 
-    def _begin(self, lease: StreamLease) -> _Life:
-        life = _Life(lease, self._delivered_samples)
-        lease.slot.on_ejected = lambda: self._lose(life, _ejected(lease))
-        return life
+    def _begin(self, lease: StreamLease) -> _ReplicaStream:
+        at_replica = _ReplicaStream(lease, self._delivered_samples)
+        lease.slot.on_ejected = lambda: self._lose(at_replica, _ejected(lease))
+        return at_replica
 
-    def _send_next(self, life: _Life) -> None:
-        position = life.sent
-        life.sent += 1
-        push = life.lease.stream.push(self._chunks[position])
-        push.add_done_callback(lambda done: self._settle(life, position, done))
+    def _send_next(self, at_replica: _ReplicaStream) -> None:
+        position = at_replica.sent
+        at_replica.sent += 1
+        push = at_replica.lease.stream.push(self._chunks[position])
+        push.add_done_callback(lambda done: self._settle(at_replica, position, done))
 
-    def _settle(self, life: _Life, position: int, push: asyncio.Future[AudioChunk]) -> None:
-        if life is not self._life or push.cancelled():
+    def _settle(self, at_replica: _ReplicaStream, position: int, push: asyncio.Future[AudioChunk]) -> None:
+        if at_replica is not self._current or push.cancelled():
             return
         error = push.exception()
         if isinstance(error, GatewayError):
-            self._lose(life, error)
+            self._lose(at_replica, error)
         elif error is not None:
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} failed: {error!r}"))
-        elif life.error is None:
-            life.lease.slot.worked()
-            life.answered = position + 1
-            self._deliver(life, position, push.result())
-            life.progress.set()
+        elif at_replica.error is None:
+            at_replica.lease.slot.worked()
+            at_replica.answered = position + 1
+            self._deliver(at_replica, position, push.result())
+            at_replica.progress.set()
 
-    def _deliver(self, life: _Life, position: int, audio: AudioChunk) -> None:
-        dropped = min(life.samples_to_drop, len(audio.samples))
-        life.samples_to_drop -= dropped
+    def _deliver(self, at_replica: _ReplicaStream, position: int, audio: AudioChunk) -> None:
+        dropped = min(at_replica.samples_to_drop, len(audio.samples))
+        at_replica.samples_to_drop -= dropped
         future = self._waiting.pop(position, None)
         if future is None:
             return
@@ -127,25 +146,27 @@ class FailoverStream:
         if not future.done():
             future.set_result(AudioChunk(audio.index, samples, audio.is_last))
 
-    def _lose(self, life: _Life, error: GatewayError) -> None:
+    def _lose(self, at_replica: _ReplicaStream, error: GatewayError) -> None:
         """Note that a replica is lost for this stream, once; go on elsewhere if that may help."""
-        if life.error is not None or life is not self._life or self._failure is not None:
+        if at_replica.error is not None or at_replica is not self._current or self._state is StreamState.FAILED:
             return
-        life.error = error
-        life.progress.set()
-        if self._recovery is not None:
-            return
+        at_replica.error = error
+        at_replica.progress.set()
+        if self._state is StreamState.MOVING:
+            return  # NOTE: the recovery under way sees the error
         if not is_replica_fault(error):
             self._fail(error)
             return
+        self._state = StreamState.MOVING
         self._recovery = asyncio.create_task(self._recover(), name=f"failover-{self.stream_id}")
 
     async def _recover(self) -> None:
-        """StreamLease anew until all chunks are sent again; ends with `_recovery` unset, or with the stream failed."""
+        """Lease anew until all chunks are sent again; ends in STREAMING or FAILED."""
         try:
-            while (error := self._life.error) is not None:
+            while (error := self._current.error) is not None:
                 await self._move(error)
-            self._recovery = None
+            if self._state is StreamState.MOVING:
+                self._state = StreamState.STREAMING
         except GatewayError as error:
             self._fail(error)
         except Exception as error:
@@ -153,13 +174,13 @@ class FailoverStream:
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} could not be rebuilt: {error!r}"))
 
     async def _move(self, error: GatewayError) -> None:
-        lost = self._life.lease
+        lost = self._current.lease
         await lost.close(error, is_cut=True)
         if self._failovers_left <= 0 or not is_replica_fault(error):
             raise error
         self._failovers_left -= 1
         lost.slot.replica.failovers_total += 1
-        lease = await self._relet(frozenset((lost.slot.address,)), error)
+        lease = await self._lease_again(frozenset((lost.slot.address,)), error)
         logger.warning(
             "stream_id=%s goes on at %s as stream_id=%s after %d samples: %s",
             lost.stream.stream_id,
@@ -168,21 +189,21 @@ class FailoverStream:
             self._delivered_samples,
             error,
         )
-        self._life = self._begin(lease)
-        await self._replay(self._life)
+        self._current = self._begin(lease)
+        await self._replay(self._current)
 
-    async def _replay(self, life: _Life) -> None:
+    async def _replay(self, at_replica: _ReplicaStream) -> None:
         """Send the chunks again, a few at a time, and those that come meanwhile."""
-        while life.error is None and life.sent < len(self._chunks):
-            if life.sent - life.answered < _REPLAYED_AT_ONCE:
-                self._send_next(life)
+        while at_replica.error is None and at_replica.sent < len(self._chunks):
+            if at_replica.sent - at_replica.answered < _REPLAYED_AT_ONCE:
+                self._send_next(at_replica)
                 continue
-            life.progress.clear()
-            await life.progress.wait()
+            at_replica.progress.clear()
+            await at_replica.progress.wait()
 
     def _fail(self, error: GatewayError) -> None:
-        if self._failure is None:
-            self._failure = error
+        self._state = StreamState.FAILED
+        self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             _failed(future, self._failure)
