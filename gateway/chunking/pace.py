@@ -74,6 +74,35 @@ class Pace:
     """Until the listener has played all audio delivered and under way; inf before the first chunk."""
 
 
+@dataclass
+class _FadingSums:
+    """Sums over measured chunks, of which older ones fade: what a least-squares line through (tokens, cost) needs."""
+
+    weight: float = 0.0
+    tokens: float = 0.0
+    cost_s: float = 0.0
+    tokens_squared: float = 0.0
+    tokens_by_cost: float = 0.0
+
+    def add(self, tokens: int, cost_s: float) -> None:
+        """Count one more chunk; those before lose a little of their weight."""
+        self.weight = self.weight * _BOOK_DECAY + 1
+        self.tokens = self.tokens * _BOOK_DECAY + tokens
+        self.cost_s = self.cost_s * _BOOK_DECAY + cost_s
+        self.tokens_squared = self.tokens_squared * _BOOK_DECAY + tokens * tokens
+        self.tokens_by_cost = self.tokens_by_cost * _BOOK_DECAY + tokens * cost_s
+
+    def fit(self) -> ChunkCost:
+        """Return the line; where chunk sizes hardly differ, half of the mean cost is taken to be fixed."""
+        mean_tokens, mean_cost_s = self.tokens / self.weight, self.cost_s / self.weight
+        variance = max(self.tokens_squared / self.weight - mean_tokens * mean_tokens, 0.0)
+        covariance = self.tokens_by_cost / self.weight - mean_tokens * mean_cost_s
+        prior_slope, prior_weight = 0.5 * mean_cost_s / mean_tokens, _SLOPE_PRIOR_TOKENS2 / self.weight
+        slope = (covariance + prior_weight * prior_slope) / (variance + prior_weight)
+        slope = min(max(slope, 0.0), mean_cost_s / mean_tokens)  # NOTE: neither part of a cost is negative
+        return ChunkCost(mean_cost_s - slope * mean_tokens, slope)
+
+
 class PaceBook:
     """What all streams of a process have measured: the prior of the next one."""
 
@@ -81,7 +110,7 @@ class PaceBook:
         """Begin with the constants' prior; the first chunk measured replaces it."""
         self._cost = PRIOR_COST
         self._token_rate_hz = PRIOR_TOKEN_RATE_HZ
-        self._weight = self._n = self._s = self._nn = self._ns = 0.0
+        self._sums = _FadingSums()
         self._spread = 0.0
 
     @property
@@ -102,31 +131,15 @@ class PaceBook:
     def record_cost(self, hop_tokens: int, seconds: float) -> None:
         """Learn from one chunk."""
         expected_s = self._cost.of_hop(hop_tokens)
-        if self._weight:
+        if self._sums.weight:
             seconds = min(seconds, _OUTLIER * expected_s)
             self._spread += (1 - _BOOK_DECAY) * (abs(seconds - expected_s) / max(expected_s, 1e-9) - self._spread)
-        n = hop_tokens + LOOKAHEAD_TOKENS
-        self._weight = self._weight * _BOOK_DECAY + 1
-        self._n = self._n * _BOOK_DECAY + n
-        self._s = self._s * _BOOK_DECAY + seconds
-        self._nn = self._nn * _BOOK_DECAY + n * n
-        self._ns = self._ns * _BOOK_DECAY + n * seconds
-        self._cost = self._fit()
+        self._sums.add(hop_tokens + LOOKAHEAD_TOKENS, seconds)
+        self._cost = self._sums.fit()
 
     def record_token_rate(self, token_rate_hz: float) -> None:
         """Learn from one stream's LLM."""
         self._token_rate_hz += _RATE_LEARNT_SHARE * (token_rate_hz - self._token_rate_hz)
-
-    def _fit(self) -> ChunkCost:
-        mean_n, mean_s = self._n / self._weight, self._s / self._weight
-        variance = max(self._nn / self._weight - mean_n * mean_n, 0.0)
-        covariance = self._ns / self._weight - mean_n * mean_s
-        prior = 0.5 * mean_s / mean_n
-        slope = (covariance + _SLOPE_PRIOR_TOKENS2 / self._weight * prior) / (
-            variance + _SLOPE_PRIOR_TOKENS2 / self._weight
-        )
-        slope = min(max(slope, 0.0), mean_s / mean_n)  # NOTE: neither part of a cost is negative
-        return ChunkCost(mean_s - slope * mean_n, slope)
 
 
 class PaceMeter:
