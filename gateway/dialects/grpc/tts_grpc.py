@@ -68,7 +68,7 @@ class TextToSpeechServicer:
             self._host, order, self._host.limits.run_ahead_s, context, tts_service_pb2.StreamingSynthesizeResponse
         )
         try:
-            is_cancelled = await _until_cancelled(answer.speak(session.audio()), _read(requests, session))
+            is_cancelled = await _until_cancelled(answer.speak(session.audio()), _TextReader(session).read(requests))
         finally:
             await answer.settle()
         await answer.finish(session.results, is_cancelled=is_cancelled)
@@ -194,26 +194,40 @@ async def _first_config(
     raise InvalidRequestError("the call ended without a message, expected the config first", param="config")
 
 
-async def _read(requests: AsyncIterator[tts_service_pb2.StreamingSynthesizeRequest], session: SpeechSession) -> bool:
-    """Hand the text on until the end of the requests; return whether they ended with a cancel."""
-    flushed_characters = 0
-    async for request in requests:
-        kind = request.WhichOneof("request")
-        if kind == "text":
-            session.write(request.text)
-        elif kind == "flush" and session.characters_written > flushed_characters:
-            session.flush()
-            flushed_characters = session.characters_written
-        elif kind == "end_of_text":
-            session.end()
-        elif kind == "cancel":
-            return True
-        elif kind == "config":
-            raise InvalidRequestError("a second config came; open another call for another voice", param="config")
-        elif kind is None:
-            raise InvalidRequestError("an empty message came, expected text, flush, end_of_text or cancel")
-    session.end()
-    return False
+class _TextReader:
+    """Hands the messages of a streaming call on to its session."""
+
+    def __init__(self, session: SpeechSession) -> None:
+        self._session = session
+        self._flushed_characters = 0
+
+    async def read(self, requests: AsyncIterator[tts_service_pb2.StreamingSynthesizeRequest]) -> bool:
+        """Read until the end of the requests; return whether they ended with a cancel."""
+        async for request in requests:
+            if request.WhichOneof("request") == "cancel":
+                return True
+            self._take(request)
+        self._session.end()
+        return False
+
+    def _take(self, request: tts_service_pb2.StreamingSynthesizeRequest) -> None:
+        match request.WhichOneof("request"):
+            case "text":
+                self._session.write(request.text)
+            case "flush":
+                self._flush()
+            case "end_of_text":
+                self._session.end()
+            case "config":
+                raise InvalidRequestError("a second config came; open another call for another voice", param="config")
+            case None:
+                raise InvalidRequestError("an empty message came, expected text, flush, end_of_text or cancel")
+
+    def _flush(self) -> None:
+        """End the turn, unless nothing was written since the last flush."""
+        if self._session.characters_written > self._flushed_characters:
+            self._session.flush()
+            self._flushed_characters = self._session.characters_written
 
 
 async def _until_cancelled(speaking: Coroutine[Any, Any, None], reading: Coroutine[Any, Any, bool]) -> bool:
