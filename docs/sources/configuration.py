@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import gateway.config
 import llm_service.__main__
 import token2wav_service.serving.__main__ as token2wav_process
-from cosydit.cli.main import SUBCOMMANDS
+from cosydit.cli.main import build_parser
 from sources.markdown import WARNING, attribute_docs, code, table
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.serving.settings import SETTINGS
@@ -87,10 +86,7 @@ def _parser_section(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _commands() -> list[str]:
-    parser = argparse.ArgumentParser(prog="cosydit")
-    subparsers = parser.add_subparsers()
-    for name in SUBCOMMANDS:
-        importlib.import_module(f"cosydit.cli.{name}").add_parser(subparsers)
+    subparsers = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     helps = {action.dest: action.help or "" for action in subparsers._choices_actions}
     parts = []
     for name in sorted(subparsers.choices):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
 import importlib.util
 import io
 import re
@@ -13,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cosydit.cli.main import SUBCOMMANDS
+from cosydit.cli.main import build_parser
 from tests.docs.pages import PAGES, ROOT, Fence, fences
 
 COMMAND_LANGUAGES = ("bash", "python")
@@ -79,13 +77,9 @@ def commands_of(text: str) -> Iterator[list[str]]:
 
 def check_cosydit(arguments: list[str]) -> None:
     """Fail unless the `cosydit` command takes these arguments."""
-    parser = argparse.ArgumentParser(prog="cosydit")
-    subparsers = parser.add_subparsers(dest="command", required=True)
-    for name in SUBCOMMANDS:
-        importlib.import_module(f"cosydit.cli.{name}").add_parser(subparsers)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parser.parse_args(arguments)
+            build_parser().parse_args(arguments)
     except SystemExit:
         raise AssertionError(complaint.getvalue()) from None
