@@ -15,7 +15,7 @@ help:  ## list the commands
 install:  ## make .venv with everything that checks and tests need
 	bash $(SCRIPT) install
 
-check:  ## lint, types, import layers, documentation
+check:  ## lint, unused code, types, import layers, documentation
 	bash $(SCRIPT) check
 
 test:  ## all checks and all tests, as CI runs them

@@ -86,6 +86,8 @@ verb_check() {
   log "lint"
   "$PYTHON" -m ruff check .
   "$PYTHON" -m ruff format --check .
+  log "unused code"
+  "$PYTHON" -m vulture
   log "types"
   "$PYTHON" -m mypy
   log "import layers"

@@ -35,10 +35,6 @@ TOKENIZER_FILE = "tokenizer.json"
 class TextEncoder:
     """Text to LLM ids, all of them below the speech tokens and none a control token."""
 
-    sos_id = SOS_ID
-    task_id = TASK_ID
-    end_ids = END_IDS
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Wrap a tokenizer whose special flags say what is protected; use `load_text_encoder`."""
         self._tokenizer = tokenizer

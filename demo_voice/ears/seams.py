@@ -40,11 +40,6 @@ class SeamJumps:
         """1 when seams are like everything else."""
         return self.pitch_at_seams / self.pitch_elsewhere
 
-    @property
-    def loudness_ratio(self) -> float:
-        """1 when seams are like everything else."""
-        return self.loudness_at_seams / self.loudness_elsewhere
-
 
 def seam_jumps(samples: FloatArray, rate_hz: int, seam_samples: Sequence[int]) -> SeamJumps:
     """Compare the changes near the seams with all others.

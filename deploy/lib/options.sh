@@ -7,7 +7,7 @@ usage() {
 usage: run_stepaudio2_dit_token2wav.sh [OPTIONS] START STOP     run the stages START..STOP
        run_stepaudio2_dit_token2wav.sh say TEXT [OPTIONS]       stage -1, then speak TEXT (options of `cosydit say`)
        run_stepaudio2_dit_token2wav.sh install                  stage -1 with what checks and tests need
-       run_stepaudio2_dit_token2wav.sh check                    the same, then lint, types, import layers, documentation
+       run_stepaudio2_dit_token2wav.sh check                    the same, then lint, unused code, types, layers, docs
        run_stepaudio2_dit_token2wav.sh test [PYTEST OPTIONS]    the same, then all tests
 
   -1 environment (.venv)                 4 streaming benchmark over gRPC

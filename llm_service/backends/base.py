@@ -28,8 +28,6 @@ class Capabilities:
 
     token_id_field: str  # request field that makes /v1/completions answer with token_ids
     token_id_value: bool
-    health_path: str
-    has_repetition_aware_sampling: bool  # else repetition_penalty is the guard
     needs_converted_form: bool  # of the LLM (`llm_service.huggingface_layout`), to keep the bias of its head
 
 

@@ -20,8 +20,6 @@ class EmbeddedBackend:
     capabilities = Capabilities(
         token_id_field="return_token_ids",
         token_id_value=True,
-        health_path="/health",
-        has_repetition_aware_sampling=True,
         needs_converted_form=False,
     )
 

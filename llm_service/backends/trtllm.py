@@ -26,8 +26,6 @@ class TrtllmBackend:
     capabilities = Capabilities(
         token_id_field="detokenize",
         token_id_value=False,
-        health_path="/health",
-        has_repetition_aware_sampling=False,
         needs_converted_form=True,
     )
 

@@ -24,8 +24,6 @@ class VllmBackend:
     capabilities = Capabilities(
         token_id_field="return_token_ids",
         token_id_value=True,
-        health_path="/health",
-        has_repetition_aware_sampling=False,
         needs_converted_form=True,
     )
 

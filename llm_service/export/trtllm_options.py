@@ -59,11 +59,6 @@ class TrtllmOptions:
         return self.tp_size * self.pp_size * self.cp_size
 
     @property
-    def num_rank_files(self) -> int:
-        """Files with weights; ranks that differ in their part of the context share one."""
-        return self.tp_size * self.pp_size
-
-    @property
     def quant_algorithm(self) -> str | None:
         """TensorRT-LLM's name of the quantisation."""
         if self.weight_only is not None:

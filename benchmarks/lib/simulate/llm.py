@@ -64,7 +64,6 @@ class ModelledLLM:
         self._step = 0
         self._work = asyncio.Event()
         self._server: asyncio.Task[None] | None = None
-        self.tokens_made = 0
 
     @property
     def waiting(self) -> int:
@@ -184,7 +183,6 @@ class ModelledLLM:
     def _send(self, request: _Request, made: int, has_ended: bool) -> None:
         loop = asyncio.get_running_loop()
         ids = tuple(at % SPEECH_VOCAB_SIZE for at in range(request.spoken + request.made, request.spoken + made))
-        self.tokens_made += len(ids)
         request.made = made
         said_s = self._talking.reserve(loop.time(), self._cost.message_s)
         read_s = request.gateway.reserve(said_s, self._costs.gateway.message_s)

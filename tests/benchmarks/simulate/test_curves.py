@@ -13,7 +13,6 @@ from cosydit.bench.types import AudioArrival, BenchmarkError, RequestRecord
 from tests.benchmarks.simulate.costs import COSTS
 
 CROWD = CrowdPlan((LoadStep(0.0, 2),), seconds=30.0)
-ALL_ARE_THERE_S = 10.0
 
 
 def heard(sent_s: float, first_s: float, audio_s: float = 9.8, gap_s: float = 0.0) -> RequestRecord:
