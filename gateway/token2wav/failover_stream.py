@@ -78,7 +78,7 @@ class FailoverStream:
         self._failure: GatewayError | None = None
         """Set with FAILED."""
         self._recovery: asyncio.Task[None] | None = None
-        """The task that moves the stream; runs while MOVING."""
+        """The task that moves the stream; None while STREAMING, so that `close` waits for nothing then."""
         self._current = self._begin(lease)
 
     @property
@@ -165,6 +165,7 @@ class FailoverStream:
         try:
             while (error := self._current.error) is not None:
                 await self._move(error)
+            self._recovery = None
             if self._state is StreamState.MOVING:
                 self._state = StreamState.STREAMING
         except GatewayError as error:
