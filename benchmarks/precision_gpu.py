@@ -32,6 +32,7 @@ from token2wav_service.replay.report import snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner, SlotState
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS
+from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.types import VoiceFeatures
 
 PROMPT_TOKENS = 125
@@ -105,12 +106,12 @@ class Reference:
             runner.run([_work(state, row, start, tokens) for row, state in enumerate(states)])
         served = runner.program(streams, tokens).mel
         assert served is not None
-        worst = [self._row(row, tokens, served[row].T, runner.vocoder.hift) for row in {0, streams - 1}]
+        worst = [self._row(row, tokens, served[row].T, runner.vocoder.network) for row in {0, streams - 1}]
         for state in states:
             runner.close(state)
         return Precision(streams, tokens, min(w[0] for w in worst), max(w[1] for w in worst), min(w[2] for w in worst))
 
-    def _row(self, row: int, tokens: int, served: Tensor, served_hift: HiFT) -> tuple[float, float, float]:
+    def _row(self, row: int, tokens: int, served: Tensor, network: VocoderNetwork) -> tuple[float, float, float]:
         with _exact():
             mel = self._mel(row, tokens)
             f0 = self.hift.f0_predictor(mel[None])
@@ -119,7 +120,7 @@ class Reference:
             source = self.hift.m_source(f0, silence, phase)
             wave = self.hift(mel[None], source)
         length = torch.tensor([mel.shape[1]], device=mel.device)
-        served_wave = served_hift(served[None].contiguous(), source, length)
+        served_wave = network.decode(served.T[None].to(network.dtype).contiguous(), source[:, 0].contiguous(), length)
         return snr_db(served, mel), float((served - mel).abs().mean()), snr_db(served_wave, wave)
 
     def _mel(self, row: int, tokens: int) -> Tensor:
