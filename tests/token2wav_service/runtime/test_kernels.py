@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tests.token2wav_service.streaming.flow_factory import randomise
 from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.dit import DiT
-from token2wav_service.models.hift import Snake
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
@@ -27,27 +25,6 @@ def test_noise_equals_the_counter_based_noise() -> None:
     for width, domain in ((80, NoiseDomain.FLOW), (45, NoiseDomain.SOURCE)):
         got = ops.counter_noise(seeds, starts, 2, width, int(domain))
         torch.testing.assert_close(got, counter_normal(seeds, starts, 2, width, domain), atol=1e-5, rtol=0)
-
-
-def test_history_is_the_prompt_on_the_right_then_the_rings_written_places() -> None:
-    lengths, written = [6, 10], torch.tensor([3, 50])
-    prompts = [_normal(4, n, 16, seed=n) for n in lengths]
-    window, slots = _normal(3, 2, 2, 8, 16), torch.tensor([2, 1])
-    addresses = torch.tensor([prompt.data_ptr() for prompt in prompts])
-    out = ops.gather_history(addresses, torch.tensor(lengths), window, slots, written, 12)
-    for row, (prompt, length, places) in enumerate(zip(prompts, lengths, (3, 8), strict=True)):
-        ring = window[slots[row]].reshape(4, 8, 16)
-        assert torch.equal(out[row, :, 12 - length : 12], prompt)
-        assert torch.equal(out[row, :, 12 : 12 + places], ring[:, :places])
-        assert not out[row, :, : 12 - length].any() and not out[row, :, 12 + places :].any()
-
-
-@pytest.mark.parametrize("has_mask", [False, True])
-def test_snake_equals_the_module(has_mask: bool) -> None:
-    module = randomise(Snake(3), 1)
-    x = _normal(2, 3, 50)
-    mask = (torch.arange(50) < 30).float().expand(2, 1, 50).contiguous() if has_mask else None
-    torch.testing.assert_close(ops.snake(x, module.alpha.detach(), mask), module(x, mask))  # type: ignore[arg-type]
 
 
 def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings() -> None:

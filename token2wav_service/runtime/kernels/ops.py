@@ -12,11 +12,11 @@ from torch import Tensor
 
 from token2wav_service.runtime.kernels import kernels
 
-LOG2_E = 1.4426950408889634
-QUERY_BLOCK = 64
-"""Whole warp groups of Hopper: 32 took up to twice as long."""
-KEY_BLOCK = 64
-SNAKE_BLOCK = 1024
+ELEMENTS = 1024
+LINE_BYTES = 128
+PREFETCH_ROWS = 128
+"""With more rows, products take long enough to fetch their weights themselves."""
+PREFETCH_BLOCK = 512
 
 
 def residual_norm(
@@ -28,14 +28,20 @@ def residual_norm(
     out: Tensor,
     convolution: ConvolutionTails | None,
     frames: int,
+    eps: float = 1e-6,
+    ahead: Tensor | None = None,
 ) -> None:
     """hidden += gate * branch (in place), then out = norm(hidden) * (1 + scale) + shift.
 
     Args:
         hidden: [2BT, C] float32 residual stream.
         branch: [2BT, C] what the previous branch made; None at the start of a step.
-        gate, scale, shift: [C] float32 modulations of this solver step and block.
+        gate, scale, shift: [C] float32 modulations of this solver step and block; no gate adds the branch as it is.
         out: [2BT, C], or [2BT, 3C] shifted rows when `convolution` is given.
+        convolution: of the shifted rows.
+        frames: T.
+        eps: of the norm.
+        ahead: weights that a product after the next will read; see `_ahead`.
     """
     rows, channels = hidden.shape
     t = convolution
@@ -43,72 +49,43 @@ def residual_norm(
     kernels.residual_norm_kernel[grid](
         hidden, hidden if branch is None else branch, scale if gate is None else gate, scale, shift, out,
         *(t.arguments() if t else (None, None, None, None, 0, 0, 0)),
-        frames, rows // frames // 2,
-        HAS_BRANCH=branch is not None, IS_SHIFTED=t is not None, C=channels,
-        BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+        frames, rows // frames // 2, eps, *_ahead(hidden, ahead),
+        HAS_BRANCH=branch is not None, HAS_GATE=gate is not None, IS_SHIFTED=t is not None, C=channels,
+        BLOCK_C=triton.next_power_of_2(channels), AHEAD=_ahead_block(hidden, ahead), num_warps=4,
     )  # fmt: skip
 
 
-def norm_mish(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, tails: ConvolutionTails, frames: int) -> None:
-    """out = shifted rows [2BT, 3C] of mish(layer_norm(x) * weight + bias)."""
+def norm_mish(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    tails: ConvolutionTails,
+    frames: int,
+    ahead: Tensor | None = None,
+) -> None:
+    """out = shifted rows [2BT, 3C] of mish(layer_norm(x) * weight + bias); `ahead` as in `residual_norm`."""
     rows, channels = x.shape
     kernels.norm_mish_kernel[(rows,)](
-        x, weight, bias, out, *tails.arguments(), frames, rows // frames // 2,
-        C=channels, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+        x, weight, bias, out, *tails.arguments(), frames, rows // frames // 2, *_ahead(x, ahead),
+        C=channels, BLOCK_C=triton.next_power_of_2(channels), AHEAD=_ahead_block(x, ahead), num_warps=4,
     )  # fmt: skip
 
 
-def split_heads(qkv: Tensor, norms: tuple[Tensor, ...], q_out: Tensor, own_kv: Tensor, frames: int) -> None:
-    """Normalise queries and keys per head, and write keys and values where attention and the window find them.
+def guide(x: Tensor, velocity: Tensor, delta: float, guidance: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return x + delta ((1 + guidance) conditional - guidance unconditional), float32 and in `dtype`.
 
     Args:
-        qkv: [2BT, 3HD] queries, keys, values.
-        norms: query weight and bias, key weight and bias, each [D] float32.
-        q_out: [2BT, H, D].
-        own_kv: [B, 2, H, T, 2D] a view of one solver step and block; may be strided on B.
+        x: [B, T, 80] float32.
+        velocity: [2 B T, 80] conditional, then unconditional.
+        delta: length of the solver's step.
+        guidance: see above.
+        dtype: see above.
     """
-    rows = qkv.shape[0]
-    heads, dim = q_out.shape[1:]
-    kernels.split_heads_kernel[(rows,)](
-        qkv, *norms, q_out, own_kv, own_kv.stride(0), own_kv.stride(1), frames, rows // frames // 2,
-        H=heads, D=dim, BLOCK_H=triton.next_power_of_2(heads), num_warps=2,
-    )  # fmt: skip
-
-
-def attention(
-    q: Tensor,
-    prompts: Tensor,
-    prompt_lengths: Tensor,
-    prompt_offset: int,
-    window: Tensor,
-    own_kv: Tensor,
-    out: Tensor,
-    slots: Tensor,
-    window_lengths: Tensor,
-    lengths: Tensor,
-    frames: int,
-) -> None:
-    """Attend to [own chunk | shared prompt | own window].
-
-    Args:
-        q: [2BT, H, D].
-        prompts: [B] int64 addresses of each stream's voice, laid out [n, L, 2, H, P, 2D].
-        prompt_lengths: [B] P.
-        prompt_offset: (step * L + layer) * 2 * H, the planes before this step and block.
-        window: [slots, 2, H, W, 2D] view of one solver step and block; strided on slots.
-        own_kv: as `split_heads` wrote it.
-        out: [2BT, HD].
-        slots, window_lengths, lengths: [B] int64.
-    """
-    rows, heads, dim = q.shape
-    streams = rows // frames // 2
-    grid = (triton.cdiv(frames, QUERY_BLOCK), heads, 2 * streams)
-    kernels.attention_kernel[grid](
-        q, prompts, prompt_lengths, window, own_kv, out, slots, window_lengths, lengths,
-        prompt_offset, window.stride(0), window.stride(1), own_kv.stride(0), own_kv.stride(1),
-        window.shape[3], frames, streams, LOG2_E / dim**0.5,
-        H=heads, D=dim, QB=QUERY_BLOCK, KB=KEY_BLOCK, num_warps=4,
-    )  # fmt: skip
+    out, half = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+    grid = (triton.cdiv(x.numel(), ELEMENTS),)
+    kernels.guide_kernel[grid](x, velocity, out, half, x.numel(), delta, guidance, BLOCK=ELEMENTS, num_warps=4)
+    return out, half
 
 
 def commit_window(own_kv: Tensor, window: Tensor, slots: Tensor, generated: Tensor, lengths: Tensor) -> None:
@@ -131,29 +108,6 @@ def commit_window(own_kv: Tensor, window: Tensor, slots: Tensor, generated: Tens
     )  # fmt: skip
 
 
-def gather_history(
-    addresses: Tensor, prompt_lengths: Tensor, window: Tensor, slots: Tensor, generated: Tensor, prompt_size: int
-) -> Tensor:
-    """Return [B, P, prompt_size + W, 2D]: each stream's prompt columns aligned to the right, then its ring.
-
-    Args:
-        addresses: [B] int64 of the voices' keys and values, each [P planes, length, 2D] in the window's dtype.
-        prompt_lengths: [B] int64.
-        window: [slots, ..., W, 2D], with P planes between.
-        generated: [B] columns of the stream so far; places it has not reached read as zero.
-    """
-    size, width = window.shape[-2:]
-    planes = window[0].numel() // (size * width)
-    out = window.new_empty(addresses.shape[0], planes, prompt_size + size, width)
-    block = 32
-    grid = (planes, addresses.shape[0], triton.cdiv(prompt_size + size, block))
-    kernels.gather_history_kernel[grid](
-        addresses, prompt_lengths, window, slots, generated, out, window.stride(0), prompt_size, size,
-        D2=width, KB=block, num_warps=4,
-    )  # fmt: skip
-    return out
-
-
 def counter_noise(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: int) -> Tensor:
     """Return [B, positions, width] float32: `models.noise.counter_normal` in one kernel, equal to rounding."""
     out = torch.empty(seeds.shape[0], positions, width, dtype=torch.float32, device=seeds.device)
@@ -164,23 +118,18 @@ def counter_noise(seeds: Tensor, starts: Tensor, positions: int, width: int, dom
     return out
 
 
-def snake(x: Tensor, alpha: Tensor, mask: Tensor | None) -> Tensor:
-    """Return y + sin^2(alpha y) / alpha with y = x * mask, float32.
+def _ahead(x: Tensor, ahead: Tensor | None) -> tuple[Tensor, int]:
+    """Return what to prefetch and its cache lines.
 
-    Args:
-        x: [B, C, N].
-        alpha: [C].
-        mask: [B, 1, N] or None.
+    With few rows a product waits for its weights from memory, which all others of a solver step have pushed out of the
+    cache; the kernels between the products leave memory idle.
     """
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    rows, channels, size = x.shape
-    grid = (rows * channels, triton.cdiv(size, SNAKE_BLOCK))
-    kernels.snake_kernel[grid](
-        x, alpha, x if mask is None else mask, out, channels, size,
-        HAS_MASK=mask is not None, BLOCK=SNAKE_BLOCK, num_warps=4,
-    )  # fmt: skip
-    return out
+    return (x, 0) if ahead is None else (ahead, triton.cdiv(ahead.numel() * ahead.element_size(), LINE_BYTES))
+
+
+def _ahead_block(x: Tensor, ahead: Tensor | None) -> int:
+    """Return the lines that each row's block prefetches: none with many rows, or without a GPU."""
+    return PREFETCH_BLOCK if ahead is not None and x.is_cuda and x.shape[0] <= PREFETCH_ROWS else 0
 
 
 class ConvolutionTails:

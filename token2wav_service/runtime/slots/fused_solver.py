@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from token2wav_service.models.cfm import ConditionalFlowMatching, time_grid
 from token2wav_service.models.dit import MODULATIONS, DiT
-from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.kernels import attention_ops, ops
+from token2wav_service.runtime.kernels.attention_ops import HeadNorms, KeyPlaces
 
 CONVOLUTIONS = 2
 
@@ -89,7 +90,7 @@ class FusedSolver:
             weight = dit.in_proj.weight.to(dtype)
             self.x_weight, self.constant_weight = weight[:, :mel].contiguous(), weight[:, mel:].contiguous()
             self.in_bias = dit.in_proj.bias.to(dtype)
-            self.blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
+            self.blocks = _pack_blocks(dit, dtype)
             self.out_weight = dit.final_layer.linear.weight.to(dtype)
             self.out_bias = dit.final_layer.linear.bias.to(dtype)
 
@@ -112,19 +113,16 @@ class FusedSolver:
         """
         streams, frames, _ = noise.shape
         c = self.config
-        work = _Workspace(streams, frames, c.hidden_size, c.num_heads, c.head_dim, self.dtype, self.device)
+        work = _Workspace(2 * streams * frames, c.hidden_size, c.num_heads * c.head_dim, self.dtype, self.device)
         own = noise.new_empty(streams, self.steps, c.depth, 2, c.num_heads, frames, 2 * c.head_dim, dtype=self.dtype)
         tails = noise.new_empty(streams, *pool.tails.shape[1:], dtype=self.dtype)
         constant = self._constant(mu, speaker, cond)
-        window_lengths = batch.generated.clamp(max=pool.window.shape[-2])
-        x = noise
+        places = KeyPlaces(batch.slots, batch.prompts, batch.prompt_lengths, batch.generated, batch.lengths)
+        x, half = noise, noise.to(self.dtype)
         for step in range(self.steps):
-            projected = functional.linear(x.to(self.dtype), self.x_weight)
-            hidden = (projected.float() + constant).flatten(0, 2)
-            velocity = self._estimate(step, hidden, work, own, tails, batch, window_lengths, pool, frames)
-            conditional, unconditional = velocity.view(2, streams, frames, -1).float().unbind(0)
-            guided = (1 + self.guidance) * conditional - self.guidance * unconditional
-            x = x + self.deltas[step] * guided
+            hidden = (constant + functional.linear(half, self.x_weight)).flatten(0, 2)
+            velocity = self._estimate(step, hidden, work, own, tails, batch, places, pool, frames)
+            x, half = ops.guide(x, velocity, self.deltas[step], self.guidance, self.dtype)
         return x, own, tails
 
     def _constant(self, mu: Tensor, speaker: Tensor, cond: Tensor | None) -> Tensor:
@@ -141,24 +139,22 @@ class FusedSolver:
         own: Tensor,
         tails: Tensor,
         batch: SolverBatch,
-        window_lengths: Tensor,
+        places: KeyPlaces,
         pool: SolverPool,
         frames: int,
     ) -> Tensor:
         """Run all blocks at one solver step; hidden [2BT, C] is changed in place. Returns [2BT, 80]."""
         branch: Tensor | None = None
         gate: Tensor | None = None
-        planes = 2 * self.config.num_heads
+        heads = self.config.num_heads
+        planes = 2 * heads
         for layer, block in enumerate(self.blocks):
             m = self.modulations[step, layer]
-            ops.residual_norm(hidden, branch, gate, m[1], m[0], work.normed, None, frames)
+            ops.residual_norm(hidden, branch, gate, m[1], m[0], work.normed, None, frames, ahead=block.after_qkv)
             qkv = functional.linear(work.normed, block.qkv_weight, block.qkv_bias)
-            own_kv = own[:, step, layer]
-            ops.split_heads(qkv, block.norms, work.queries, own_kv, frames)
-            ops.attention(
-                work.queries, batch.prompts, batch.prompt_lengths, (step * self.config.depth + layer) * planes,
-                pool.window[:, step, layer], own_kv, work.attended,
-                batch.slots, window_lengths, batch.lengths, frames,
+            attention_ops.attend(
+                qkv, heads, pool.window[:, step, layer], (step * self.config.depth + layer) * planes, places, frames,
+                work.attended, norms=HeadNorms(block.norms, own[:, step, layer]),
             )  # fmt: skip
             branch = functional.linear(work.attended, block.proj_weight, block.proj_bias)
             first, second = (
@@ -167,11 +163,11 @@ class FusedSolver:
                 )
                 for index in range(CONVOLUTIONS)
             )
-            ops.residual_norm(hidden, branch, m[2], m[7], m[6], work.shifted, first, frames)
+            ops.residual_norm(hidden, branch, m[2], m[7], m[6], work.shifted, first, frames, ahead=block.conv2_weight)
             convolved = functional.linear(work.shifted, block.conv1_weight, block.conv1_bias)
-            ops.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames)
+            ops.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames, block.fc1_weight)
             branch = functional.linear(work.shifted, block.conv2_weight, block.conv2_bias)
-            ops.residual_norm(hidden, branch, m[8], m[4], m[3], work.normed, None, frames)
+            ops.residual_norm(hidden, branch, m[8], m[4], m[3], work.normed, None, frames, ahead=block.after_fc1)
             widened = ops.linear_gelu(work.normed, block.fc1_weight, block.fc1_bias)
             branch = functional.linear(widened, block.fc2_weight, block.fc2_bias)
             gate = m[5]
@@ -183,14 +179,10 @@ class FusedSolver:
 class _Workspace:
     """Buffers that every block of every step uses again."""
 
-    def __init__(
-        self, streams: int, frames: int, hidden: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        rows = 2 * streams * frames
+    def __init__(self, rows: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device) -> None:
         self.normed = torch.empty(rows, hidden, dtype=dtype, device=device)
         self.shifted = torch.empty(rows, 3 * hidden, dtype=dtype, device=device)
-        self.queries = torch.empty(rows, heads, dim, dtype=dtype, device=device)
-        self.attended = torch.empty(rows, heads * dim, dtype=dtype, device=device)
+        self.attended = torch.empty(rows, inner, dtype=dtype, device=device)
 
 
 class _PackedBlock:
@@ -199,16 +191,45 @@ class _PackedBlock:
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
         attn, conv, mlp = block.attn, block.conv.block, block.mlp
         heads = (attn.to_q, attn.to_k, attn.to_v)
-        self.qkv_weight = torch.cat([layer.weight for layer in heads]).to(dtype).contiguous()
+        self.qkv_weight = torch.cat([layer.weight for layer in heads]).to(dtype)
         self.qkv_bias = torch.cat([layer.bias for layer in heads]).to(dtype)
-        norms = (attn.q_norm.weight, attn.q_norm.bias, attn.k_norm.weight, attn.k_norm.bias)
-        self.norms = tuple(p.float().contiguous() for p in norms)
+        q, k = attn.q_norm, attn.k_norm
+        self.norms = (_float32(q.weight), _float32(q.bias), _float32(k.weight), _float32(k.bias))
         self.proj_weight, self.proj_bias = attn.proj.weight.to(dtype), attn.proj.bias.to(dtype)
         self.conv1_weight, self.conv1_bias = _shifted_weight(conv[1], dtype)
         self.conv_norm = (conv[3].weight.float(), conv[3].bias.float())
         self.conv2_weight, self.conv2_bias = _shifted_weight(conv[6], dtype)
         self.fc1_weight, self.fc1_bias = mlp.fc1.weight.to(dtype), mlp.fc1.bias.to(dtype)
         self.fc2_weight, self.fc2_bias = mlp.fc2.weight.to(dtype), mlp.fc2.bias.to(dtype)
+        self.after_qkv = self.after_fc1 = self.proj_weight
+        """Weights to prefetch; see `_pack_blocks`."""
+
+
+WEIGHTS = ("qkv_weight", "proj_weight", "conv1_weight", "conv2_weight", "fc1_weight", "fc2_weight")
+"""In the order in which a block reads them."""
+
+
+def _pack_blocks(dit: DiT, dtype: torch.dtype) -> list[_PackedBlock]:
+    """Pack all blocks; their weights stand in one tensor in the order of use, so that ranges can be prefetched."""
+    blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
+    weights = [(block, name, getattr(block, name)) for block in blocks for name in WEIGHTS]
+    flat = torch.cat([weight.flatten() for _, _, weight in weights])
+    begins: dict[tuple[int, str], int] = {}
+    at = 0
+    for index, (block, name, weight) in enumerate(weights):
+        begins[index // len(WEIGHTS), name] = at
+        setattr(block, name, flat[at : at + weight.numel()].view(weight.shape))
+        at += weight.numel()
+    for index, block in enumerate(blocks):
+        block.after_qkv = flat[begins[index, "proj_weight"] : begins[index, "conv2_weight"]]
+        # Of the next block the first weight as well.
+        end = begins.get((index + 1, "proj_weight"), at)
+        block.after_fc1 = flat[begins[index, "fc2_weight"] : end]
+    return blocks
+
+
+def _float32(parameter: Tensor) -> Tensor:
+    return parameter.float().contiguous()
 
 
 def _shifted_weight(conv: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

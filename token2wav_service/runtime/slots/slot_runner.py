@@ -110,7 +110,7 @@ class SlotRunner:
         )
         self.slots = SlotAllocator(sizes.streams)
         chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
-        self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames)
+        self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
         self.vocoder = SlotVocoder(hift, self.policy, self.pool)
         self._prompts = StreamFlow(flow, self.policy)
         self.facts = ModelFacts(flow.config.vocab_size, self.flow.lookahead, self.flow.stride)

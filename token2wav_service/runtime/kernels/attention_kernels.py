@@ -1,0 +1,220 @@
+"""Attention over history that stays where it is, in the Triton language; `attention_ops.py` launches it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _head_norm(x, weight, bias, d, D: tl.constexpr):
+    x = x.to(tl.float32)
+    centred = x - (tl.sum(x, 1) / D)[:, None]
+    inverse = tl.rsqrt(tl.sum(centred * centred, 1) / D + 1e-5)
+    return centred * inverse[:, None] * tl.load(weight + d)[None, :] + tl.load(bias + d)[None, :]
+
+
+@triton.jit
+def _fold(score, v, seen, best, total, mixed, scale):
+    # One more block of keys into the running softmax, in base 2.
+    score = tl.where(seen[None, :], score * scale, float("-inf"))
+    new_best = tl.maximum(best, tl.max(score, 1))
+    weight = tl.exp2(score - new_best[:, None])
+    decay = tl.exp2(best - new_best)
+    total = total * decay + tl.sum(weight, 1)
+    mixed = mixed * decay[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+    return new_best, total, mixed
+
+
+@triton.jit
+def _position_score(scores, score_bias, head, rows, row, query, place, frames, pitch, shown):
+    distance = query[:, None] - place[None, :].to(tl.int32) + frames - 1
+    at = scores + (head.to(tl.int64) * rows + row[:, None]) * pitch + distance
+    added = tl.load(at, mask=shown, other=0.0).to(tl.float32)
+    return added + tl.load(score_bias + head * pitch + distance, mask=shown, other=0.0)
+
+
+# Sizes that differ between programs are not specialised on: each would compile every variant again.
+_SIZES = ("frames", "streams", "rows", "prompt_plane", "window_size", "score_pitch")
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def attend_kernel(
+    qkv, own_kv, prompts, prompt_lengths, window, q_weight, q_bias, k_weight, k_bias, scores, score_bias, out,
+    partial, peaks, slots, generated, lengths,
+    own_stream_stride, own_cfg_stride, prompt_plane, window_slot_stride, window_cfg_stride, window_size,
+    frames, streams, rows, score_pitch, scale,
+    H: tl.constexpr, D: tl.constexpr, QB: tl.constexpr, KB: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_NORMS: tl.constexpr, HAS_POSITIONS: tl.constexpr,
+):  # fmt: skip
+    query_block = tl.program_id(0) // SPLITS
+    split = tl.program_id(0) % SPLITS
+    head = tl.program_id(1)
+    cfg = (tl.program_id(2) // streams).to(tl.int64)
+    stream = (tl.program_id(2) % streams).to(tl.int64)
+    element = qkv.dtype.element_ty
+    query = query_block * QB + tl.arange(0, QB)
+    d = tl.arange(0, D)
+    first_row = (cfg * streams + stream) * frames
+    row = first_row + query
+    inside = query < frames
+    q = tl.load(qkv + row[:, None] * (3 * H * D) + head * D + d[None, :], mask=inside[:, None], other=0.0)
+    if HAS_NORMS:
+        q = _head_norm(q, q_weight, q_bias, d, D).to(element)
+    if HAS_POSITIONS:
+        q = (q.to(tl.float32) + tl.load(q_bias + head * D + d)[None, :]).to(element)
+    best = tl.full((QB,), float("-inf"), tl.float32)
+    total = tl.zeros((QB,), tl.float32)
+    mixed = tl.zeros((QB, D), tl.float32)
+
+    # The chunk itself is the first part's.
+    own_count = tl.load(lengths + stream).to(tl.int32)
+    for begin in range(0, tl.where(split == 0, own_count, 0), KB):
+        key = begin + tl.arange(0, KB)
+        seen = key < own_count
+        at = qkv + (first_row + key[:, None]) * (3 * H * D) + (H + head) * D + d[None, :]
+        k = tl.load(at, mask=seen[:, None], other=0.0)
+        v = tl.load(at + H * D, mask=seen[:, None], other=0.0)
+        if HAS_NORMS:
+            k = _head_norm(k, k_weight, k_bias, d, D).to(element)
+            kept = own_kv + stream * own_stream_stride + cfg * own_cfg_stride
+            kept += (head * frames + key[:, None]) * 2 * D + d[None, :]
+            # A vector, as in `_store_shifted`.
+            is_kept = (seen & ((query_block + 0 * key) == 0))[:, None]
+            tl.store(kept, k, mask=is_kept)
+            tl.store(kept + D, v, mask=is_kept)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if HAS_POSITIONS:
+            shown = inside[:, None] & seen[None, :]
+            score += _position_score(scores, score_bias, head, rows, row, query, key, frames, score_pitch, shown)
+        best, total, mixed = _fold(score, v, seen, best, total, mixed, scale)
+
+    # Then the voice's prompt and the stream's ring of newest frames.
+    prompt_count = tl.load(prompt_lengths + stream).to(tl.int32)
+    made = tl.load(generated + stream)
+    window_count = tl.minimum(made, window_size).to(tl.int32)
+    plane = prompt_plane + cfg * H + head
+    prompt_address = tl.load(prompts + stream) + plane * prompt_count * (2 * D * (element.primitive_bitwidth // 8))
+    ring = window + tl.load(slots + stream) * window_slot_stride + cfg * window_cfg_stride
+    ring_address = (ring + head * window_size * 2 * D).to(tl.int64)
+    before_ring = tl.cdiv(prompt_count, KB)
+    tiles = before_ring + tl.cdiv(window_count, KB)
+    for tile in range(tiles * split // SPLITS, tiles * (split + 1) // SPLITS):
+        is_prompt = tile < before_ring
+        address = tl.where(is_prompt, prompt_address, ring_address)
+        count = tl.where(is_prompt, prompt_count, window_count)
+        key = tl.where(is_prompt, tile, tile - before_ring) * KB + tl.arange(0, KB)
+        seen = key < count
+        # Said, so that loads are 16 bytes wide: a pointer from memory could stand anywhere.
+        kv = tl.multiple_of(address.to(tl.pointer_type(element)), 16 if D % 8 == 0 else 2)
+        kv += key[:, None] * 2 * D + d[None, :]
+        k = tl.load(kv, mask=seen[:, None], other=0.0)
+        v = tl.load(kv + D, mask=seen[:, None], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if HAS_POSITIONS:
+            # Where a key stands, counted from the chunk's first frame.
+            in_ring = made - 1 - (made - 1 - key) % window_size - made
+            place = tl.where(is_prompt, key - prompt_count - window_count, in_ring)
+            shown = inside[:, None] & seen[None, :]
+            score += _position_score(scores, score_bias, head, rows, row, query, place, frames, score_pitch, shown)
+        best, total, mixed = _fold(score, v, seen, best, total, mixed, scale)
+
+    at = row[:, None] * H * D + head * D + d[None, :]
+    if SPLITS == 1:
+        tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+    else:
+        tl.store(partial + split * rows * H * D + at, mixed, mask=inside[:, None])
+        peak = peaks + ((split * rows + row) * H + head) * 2
+        tl.store(peak, best, mask=inside)
+        tl.store(peak + 1, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def combine_kernel(
+    partial, peaks, out, rows, H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, D)
+    valid = head < H
+    best = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        peak = peaks + ((split * rows + row) * H + head) * 2
+        best = tl.maximum(best, tl.load(peak, mask=valid, other=0.0))
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    mixed = tl.zeros((BLOCK_H, D), tl.float32)
+    at = row * H * D + head[:, None] * D + d[None, :]
+    for split in tl.static_range(SPLITS):
+        peak = peaks + ((split * rows + row) * H + head) * 2
+        share = tl.exp2(tl.load(peak, mask=valid, other=0.0) - best)
+        total += share * tl.load(peak + 1, mask=valid, other=1.0)
+        mixed += share[:, None] * tl.load(partial + split * rows * H * D + at, mask=valid[:, None], other=0.0)
+    tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+
+
+@triton.jit(do_not_specialize=("window_size", "frames"))
+def commit_rows_kernel(
+    qkv, window, slots, generated, lengths, layer_stride, window_slot_stride, window_size, frames,
+    H: tl.constexpr, D: tl.constexpr, TB: tl.constexpr,
+):  # fmt: skip
+    # Rows [L, B, T, 3, H, D]; rings [S, L, H, W, 2D].
+    plane = tl.program_id(0).to(tl.int64)
+    stream = tl.program_id(1).to(tl.int64)
+    length = tl.load(lengths + stream)
+    frame = tl.maximum(length - window_size, 0) + tl.program_id(2) * TB + tl.arange(0, TB)
+    place = (tl.load(generated + stream) + frame) % window_size
+    d = tl.arange(0, 2 * D)
+    keep = (frame < length)[:, None]
+    row = qkv + (plane // H) * layer_stride + (stream * frames + frame[:, None]) * 3 * H * D
+    source = row + (1 + d[None, :] // D) * H * D + (plane % H) * D + d[None, :] % D
+    target = window + tl.load(slots + stream) * window_slot_stride + plane * window_size * 2 * D
+    tl.store(target + place[:, None] * 2 * D + d[None, :], tl.load(source, mask=keep), mask=keep)
+
+
+@triton.jit(do_not_specialize=("columns", "frames"))
+def lead_columns_kernel(
+    tail, x, slots, out, columns, frames, C: tl.constexpr, WIDTH: tl.constexpr, REPEAT: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    # Tails [S, C, WIDTH]; out [B, WIDTH + REPEAT T, C].
+    stream = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0)
+    channel = tl.arange(0, BLOCK_C)
+    valid = channel < C
+    # A vector, as in `_store_shifted`.
+    at = column + 0 * channel
+    old = tail + (tl.load(slots + stream) * C + channel) * WIDTH + column
+    value = tl.load(old, mask=valid & (at < WIDTH), other=0.0)
+    new = x + (stream * frames + (at - WIDTH) // REPEAT) * C + channel
+    value += tl.load(new, mask=valid & (at >= WIDTH), other=0.0).to(value.dtype)
+    tl.store(out + (stream * columns + column) * C + channel, value, mask=valid)
+
+
+@triton.jit(do_not_specialize=("columns", "factor"))
+def keep_columns_kernel(
+    x, slots, lengths, tail, columns, factor, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    stream = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0)
+    channel = tl.arange(0, BLOCK_C)
+    valid = channel < C
+    at = tl.load(lengths + stream) * factor + column
+    value = tl.load(x + (stream * columns + at) * C + channel, mask=valid)
+    tl.store(tail + (tl.load(slots + stream) * C + channel) * WIDTH + column, value, mask=valid)
+
+
+@triton.jit(do_not_specialize=("frames",))
+def embed_norm_kernel(
+    x_ptr, weight, bias, out, lengths, frames, factor, C: tl.constexpr, BLOCK_C: tl.constexpr, IS_MASKED: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, BLOCK_C)
+    valid = channel < C
+    x = tl.load(x_ptr + row * C + channel, mask=valid, other=0.0).to(tl.float32)
+    mean = tl.sum(x, 0) / C
+    centred = tl.where(valid, x - mean, 0.0)
+    y = centred * tl.rsqrt(tl.sum(centred * centred, 0) / C + 1e-5)
+    y = (y * tl.load(weight + channel, mask=valid, other=0.0) + tl.load(bias + channel, mask=valid, other=0.0)) * factor
+    if IS_MASKED:
+        y = tl.where((row % frames + 0 * channel) < tl.load(lengths + row // frames), y, 0.0)
+    tl.store(out + row * C + channel, y.to(out.dtype.element_ty), mask=valid)

@@ -1,0 +1,192 @@
+"""Attention over history in place, and the small operations around it: what each computes, and its launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from token2wav_service.runtime.kernels import attention_kernels as kernels
+
+LOG2_E = 1.4426950408889634
+QUERY_BLOCK = 64
+"""Whole warp groups of Hopper: 32 took up to twice as long."""
+KEY_BLOCK = 64
+POSITIONS_KEY_BLOCK = 32
+"""Scores of positions take registers, too."""
+ENOUGH_BLOCKS = 100
+"""Blocks of a launch that keep a GPU of 132 multiprocessors busy; with fewer the keys are split."""
+
+
+@dataclass(frozen=True)
+class KeyPlaces:
+    """Where a batch's keys and values stand, in columns of one rate; all [B] int64 on the device."""
+
+    slots: Tensor
+    prompts: Tensor
+    """Addresses of the voices' keys and values, each [planes, P, 2D]."""
+    prompt_lengths: Tensor
+    """P."""
+    generated: Tensor
+    """Columns of each stream before this chunk, prompt not counted."""
+    lengths: Tensor
+    """Valid columns of this chunk."""
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of each head's queries and keys, and where the chunk's normalised keys and its values go."""
+
+    weights: tuple[Tensor, Tensor, Tensor, Tensor]
+    """Query weight and bias, key weight and bias, each [D] float32."""
+    own_kv: Tensor
+    """[B, 2, H, T, 2D] view of one solver step and block; may be strided on B and cfg."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What relative positions add to the scores."""
+
+    query_bias: Tensor
+    """[H, D] float32, added to the queries before their product with keys."""
+    scores: Tensor
+    """[H, rows, R] queries times the encodings of the distances 1 - T, 2 - T, ..."""
+    bias: Tensor
+    """[H, R] float32, added to `scores`."""
+
+
+def attend(
+    qkv: Tensor,
+    heads: int,
+    window: Tensor,
+    prompt_plane: int,
+    places: KeyPlaces,
+    frames: int,
+    out: Tensor,
+    *,
+    norms: HeadNorms | None = None,
+    positions: Positions | None = None,
+) -> None:
+    """Attend to [own chunk | the voice's prompt | the stream's ring].
+
+    Args:
+        qkv: [cfg B T, 3 H D] queries, keys and values.
+        heads: H.
+        window: [slots, (cfg,) H, W, 2D] view of one layer; frame f of a stream stands at f mod W.
+        prompt_plane: planes of the prompt before this layer's.
+        places: where the keys stand.
+        frames: T, padded.
+        out: [cfg B T, HD].
+        norms: of heads that are normalised.
+        positions: None for attention without positions; never together with norms.
+    """
+    rows, streams = out.shape[0], places.slots.shape[0]
+    dim = out.shape[1] // heads
+    cfgs = rows // frames // streams
+    query_blocks = triton.cdiv(frames, QUERY_BLOCK)
+    splits = choose_splits(out, query_blocks * heads * cfgs * streams)
+    partial = out.new_empty(splits, rows, heads * dim, dtype=torch.float32) if splits > 1 else out
+    peaks = out.new_empty(splits, rows, heads, 2, dtype=torch.float32) if splits > 1 else out
+    n, p = norms, positions
+    weights = n.weights if n else (out, p.query_bias if p else out, out, out)
+    own = n.own_kv if n else out
+    cfg_stride = window.stride(1) if window.dim() > 4 else 0
+    kernels.attend_kernel[(query_blocks * splits, heads, cfgs * streams)](
+        qkv, own, places.prompts, places.prompt_lengths, window, *weights, p.scores if p else out, p.bias if p else out,
+        out, partial, peaks, places.slots, places.generated, places.lengths, own.stride(0), own.stride(1),
+        prompt_plane, window.stride(0), cfg_stride, window.shape[-2], frames, streams, rows,
+        p.scores.shape[2] if p else 0, LOG2_E / dim**0.5,
+        H=heads, D=dim, QB=QUERY_BLOCK, KB=POSITIONS_KEY_BLOCK if p else KEY_BLOCK, SPLITS=splits,
+        HAS_NORMS=n is not None, HAS_POSITIONS=p is not None, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        kernels.combine_kernel[(rows,)](
+            partial, peaks, out, rows, H=heads, D=dim, SPLITS=splits, BLOCK_H=triton.next_power_of_2(heads), num_warps=4
+        )
+
+
+def choose_splits(x: Tensor, blocks: int) -> int:
+    """Return in how many parts the keys are attended to, so that `blocks` blocks become enough."""
+    if not x.is_cuda:
+        return 1 + blocks % 2
+    return min(4, max(1, ENOUGH_BLOCKS // blocks))
+
+
+def commit_rows(qkv: Tensor, window: Tensor, slots: Tensor, generated: Tensor, lengths: Tensor, frames: int) -> None:
+    """Write the chunk's newest keys and values into the streams' rings.
+
+    Args:
+        qkv: [L, B T, 3 H D] queries, keys, values.
+        window: [slots, L, H, W, 2D]; column f of a stream stands at f mod W.
+        slots: [B].
+        generated: [B] columns of the stream before this chunk.
+        lengths: [B] valid columns of the chunk.
+        frames: T.
+    """
+    layers, heads, size, width = window.shape[1:]
+    block = min(32, triton.next_power_of_2(frames))
+    grid = (layers * heads, slots.shape[0], triton.cdiv(min(frames, size), block))
+    kernels.commit_rows_kernel[grid](
+        qkv, window, slots, generated, lengths, qkv.stride(0), window.stride(0), size, frames,
+        H=heads, D=width // 2, TB=block, num_warps=4,
+    )  # fmt: skip
+
+
+def lead_columns(x: Tensor, tails: Tensor, slots: Tensor, repeat: int = 1) -> Tensor:
+    """Return [tail | x, each column `repeat` times] as [B, W + repeat T, C].
+
+    Args:
+        x: [B, T, C].
+        tails: [slots, C, W] what each stream continues from.
+        slots: [B].
+        repeat: see above.
+    """
+    streams, frames, channels = x.shape
+    width = tails.shape[2]
+    columns = width + repeat * frames
+    out = tails.new_empty(streams, columns, channels)
+    kernels.lead_columns_kernel[(columns, streams)](
+        tails, x, slots, out, columns, frames,
+        C=channels, WIDTH=width, REPEAT=repeat, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def keep_columns(x: Tensor, tails: Tensor, slots: Tensor, lengths: Tensor, factor: int = 1) -> None:
+    """Write the last columns of every row of `lead_columns`'s result into the tails.
+
+    Args:
+        x: [B, W + T, C].
+        tails: [slots, C, W].
+        slots, lengths: [B]; valid columns behind the tail are `factor` times the length.
+        factor: see above.
+    """
+    streams, columns, channels = x.shape
+    width = tails.shape[2]
+    kernels.keep_columns_kernel[(width, streams)](
+        x, slots, lengths, tails, columns, factor,
+        C=channels, WIDTH=width, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+    )  # fmt: skip
+
+
+def embed_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, factor: float, lengths: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return (layer_norm(x, eps 1e-5) * weight + bias) * factor, 0 behind a row's end.
+
+    Args:
+        x: [B, T, C].
+        weight, bias: [C] float32.
+        factor: see above.
+        lengths: [B] valid columns; None leaves them all.
+        dtype: of the result.
+    """
+    streams, frames, channels = x.shape
+    out = torch.empty_like(x, dtype=dtype)
+    kernels.embed_norm_kernel[(streams * frames,)](
+        x, weight, bias, out, bias if lengths is None else lengths, frames, factor,
+        C=channels, BLOCK_C=triton.next_power_of_2(channels), IS_MASKED=lengths is not None, num_warps=4,
+    )  # fmt: skip
+    return out
