@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 WORKER_BYTES = 3 * 2**30
 """A worker with torch (1 GB), and a stack of real services beside it."""
 MAX_WORKERS = 8
+STACK, OWN_STACK = "tests/e2e", ("tests/e2e/test_failures.py",)
+"""Whose files share the services of a session, and those of them that start services of their own."""
 FIRST = ("servers", "slow")
 """Marks of the tests that start first, so that no worker is left alone with them at the end."""
 
@@ -32,12 +36,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES, MAX_WORKERS))
 
 
-@pytest.hookimpl(tryfirst=True)
+class GroupScheduling(LoadFileScheduling):
+    """Keeps a file's tests on one worker, which then starts the file's servers once; so with files of one stack."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return STACK if file.startswith(f"{STACK}/") and file not in OWN_STACK else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Return what gives tests to workers, unless the command line asks for something else."""
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a file's tests on one worker, which then starts the file's servers once; begin with the longest."""
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in FIRST))
+    """Begin with the longest, if there are several workers."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in FIRST))

@@ -18,7 +18,7 @@ from gateway.token2wav.client import Token2WavClient
 from tests.e2e.conftest import RunningStack
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("e2e")]
+pytestmark = pytest.mark.servers
 
 RATE = 16_000
 TOKENS = tuple(int(token) for token in np.random.default_rng(0).integers(0, 6561, 60))

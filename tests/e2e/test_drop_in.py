@@ -15,7 +15,7 @@ from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import LocalStack, assemble_repository, triton_spec
 from tests.e2e.conftest import RunningStack, make_options, wait_until
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("e2e")]
+pytestmark = pytest.mark.servers
 
 CLIENT = Path(__file__).with_name("original_client.py")
 LONG_TEXT = "This sentence is long enough to be cut off in the middle of its audio. " * 6

@@ -15,7 +15,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 from tests.e2e.conftest import RunningStack, pcm_to_floats
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("e2e")]
+pytestmark = pytest.mark.servers
 
 TEXT = "One text, and two doors."
 TIMEOUT_S = 120

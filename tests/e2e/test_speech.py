@@ -14,7 +14,7 @@ import torch
 from tests.e2e.conftest import RunningStack, pcm_to_floats
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 
-pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("e2e")]
+pytestmark = pytest.mark.servers
 
 TEXT = "Numbers one to eight are speaking at the same time."
 
