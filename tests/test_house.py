@@ -61,14 +61,26 @@ def test_no_circle_of_imports_between_files() -> None:
 
 
 def privates_of_others(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each private attribute that is asked of anything but `self` or `cls`."""
+    """Yield line and text of each private attribute that is asked of anything but `self`, `cls` or its own class."""
+    of_own_class = {
+        id(node)
+        for owner in ast.walk(tree)
+        if isinstance(owner, ast.ClassDef)
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Attribute) and node.attr in private_methods(owner)
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
             continue
         is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
         is_inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
-        if not is_own and not is_inherited and ast.unparse(node) not in OF_OTHERS:
+        if not is_own and not is_inherited and id(node) not in of_own_class and ast.unparse(node) not in OF_OTHERS:
             yield node.lineno, ast.unparse(node)
+
+
+def private_methods(owner: ast.ClassDef) -> set[str]:
+    """Return the private methods and properties that a class defines: it may ask them of its other objects."""
+    return {each.name for each in owner.body if isinstance(each, ast.FunctionDef) and each.name.startswith("_")}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

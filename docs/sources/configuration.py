@@ -65,11 +65,6 @@ def page() -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def environment_names() -> set[str]:
-    """Return the variables that the page explains."""
-    return {name for name, _, _ in _ENVIRONMENT}
-
-
 def _environment() -> str:
     return table(("variable", "meaning", "default"), [(code(n), meaning, code(d)) for n, meaning, d in _ENVIRONMENT])
 

@@ -17,7 +17,6 @@ from gateway.audio import AudioFormat
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.openai import http as openai_http
-from gateway.dialects.openai import models as openai_models
 from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import wire as speech_ws_wire
 from gateway.errors import wire_status
@@ -84,7 +83,7 @@ def openapi() -> str:
         "security": [{}, {"key": []}],
         "paths": {
             openai_http.PATH: {"post": _speech_operation()},
-            openai_models.PATH: {"get": _models_operation()},
+            openai_http.MODELS_PATH: {"get": _models_operation()},
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -125,7 +124,7 @@ def _speech_operation() -> dict[str, Any]:
 def _models_operation() -> dict[str, Any]:
     answer = {
         "object": "list",
-        "data": [{"id": openai_models.MODEL_ID, "object": "model", "created": 0, "owned_by": openai_models.MODEL_ID}],
+        "data": [{"id": openai_http.MODEL_ID, "object": "model", "created": 0, "owned_by": openai_http.MODEL_ID}],
     }
     content = {"application/json": {"schema": {"type": "object"}, "example": answer}}
     return {
