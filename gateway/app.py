@@ -22,7 +22,8 @@ from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.client import SpeechLMClient
-from gateway.llm.routed import RoutedSpeechLM
+from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
+from gateway.llm.token_client import SCHEME, TokenStreamClient
 from gateway.llm.wire import LLMWire
 from gateway.routing.fleet import Fleet
 from gateway.routing.options import llm_sources, token2wav_sources
@@ -121,7 +122,9 @@ def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
 
 
 def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
-    def llm_client(address: str) -> SpeechLMClient:
+    def llm_client(address: str) -> LLMReplicaClient:
+        if address.startswith(SCHEME):
+            return TokenStreamClient(address, wire, config.llm_deadlines, clock)
         return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock)
 
     def token2wav_client(address: str) -> Token2WavClient:

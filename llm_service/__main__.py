@@ -8,8 +8,10 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
+from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
 from llm_service.config import (
     SETTINGS,
     BackendName,
@@ -28,7 +30,7 @@ EXIT_USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the launcher; return its exit status. With vllm and trtllm the process becomes the server."""
     options = vars(_parser().parse_args(arguments))
-    backend_name = BackendName(options.pop("backend"))
+    backend_name = _chosen(str(options.pop("backend")), options)
     is_dry_run = bool(options.pop("dry_run"))
     log_format, endpoint = options.pop("log_format", None), options.pop("otlp_endpoint", None)
     if endpoint is not None:
@@ -50,6 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {err}\n")
         return EXIT_USAGE
     return 0
+
+
+def _chosen(name: str, options: dict[str, SettingValue]) -> BackendName:
+    """Return the backend of a name; `auto` looks at this host, and puts our own engine on its GPU."""
+    if name != AUTO:
+        return BackendName(name)
+    on_gpu = str(options.get("device", GPU_DEVICE)).startswith(GPU_DEVICE) and has_gpu()
+    chosen = choose_backend(Path(str(options.get("model_dir", ""))), on_gpu)
+    if chosen is BackendName.EMBEDDED and on_gpu:
+        options.setdefault("device", GPU_DEVICE)
+    return chosen
 
 
 def _backend(name: BackendName, options: dict[str, SettingValue]) -> Backend:
@@ -76,8 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    names = [name.value for name in BackendName]
-    parser.add_argument("--backend", choices=names, default=BackendName.EMBEDDED.value, help="engine")
+    names = [AUTO, *(name.value for name in BackendName)]
+    what = "server; auto: trtllm on a GPU where it works, else embedded (default %(default)s)"
+    parser.add_argument("--backend", choices=names, default=BackendName.EMBEDDED.value, help=what)
     parser.add_argument("--dry-run", action="store_true", default=False, help="print the command and stop")
     formats = [each.value for each in LogFormat]
     parser.add_argument("--log-format", choices=formats, help=f"text, or as {FORMAT_VARIABLE} says [embedded]")

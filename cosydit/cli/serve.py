@@ -20,9 +20,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--llm-backend",
-        choices=("embedded", "vllm", "trtllm"),
-        default="embedded",
-        help="what runs the LLM (default %(default)s)",
+        choices=("auto", "embedded", "vllm", "trtllm"),
+        default="auto",
+        help="what runs the LLM; auto: on a GPU trtllm where it works, else embedded (default %(default)s)",
     )
     parser.add_argument(
         "--llm-options",
@@ -60,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
     from cosydit.stack.process import ServiceStartError, stopped_by_signals
-    from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack
+    from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack, with_llm_backend
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
             llm_gpu=args.llm_gpu,
             token2wav_gpus=args.token2wav_gpus,
         )
+        options = with_llm_backend(options)
         stack = LocalStack(options, with_gateway=not args.no_gateway)
         with stopped_by_signals(stack.kill), stack:
             print("\n".join(stack.describe()))

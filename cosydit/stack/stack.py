@@ -24,6 +24,7 @@ from cosydit.stack.process import (
     cpu_shares,
     read_json,
 )
+from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
 from token2wav_service.contract import TOKEN2WAV_MODEL
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,16 @@ class StackOptions:
     @property
     def log_dir(self) -> Path:
         return self.work_dir / "logs"
+
+
+def with_llm_backend(options: StackOptions) -> StackOptions:
+    """Replace `auto` by the backend for this host; our own engine then runs on its GPU, if it has one."""
+    if options.llm_backend != AUTO:
+        return options
+    on_gpu = "--device" not in options.llm_options and has_gpu()
+    chosen = choose_backend(options.checkpoint.llm_dir, on_gpu).value
+    device = ("--device", GPU_DEVICE) if on_gpu and chosen == EMBEDDED else ()
+    return dataclasses.replace(options, llm_backend=chosen, llm_options=(*device, *options.llm_options))
 
 
 class LocalStack:

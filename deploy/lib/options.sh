@@ -25,7 +25,8 @@ Services that a stage starts run until you stop the script when theirs is the la
   --device auto|cpu|cuda     default auto: cuda where nvidia-smi works             (COSYDIT_DEVICE)
   --work-dir DIR             checkpoints, model repository, logs; ~/.cache/cosydit (COSYDIT_HOME)
   --log-dir DIR              logs and results of this run; default WORK-DIR/logs   (COSYDIT_LOG_DIR)
-  --llm-backend NAME         embedded, vllm or trtllm; by default what is found    (LLM_BACKEND)
+  --llm-backend NAME         auto, embedded, vllm or trtllm; default auto: with a  (LLM_BACKEND)
+                             GPU trtllm where trtllm-serve works, else embedded
   --llm-engine NAME          trtllm: pytorch, or tensorrt, which stage 1 builds    (LLM_ENGINE)
   --set NAME=VALUE           setting of the model repository, repeatable; these also by environment:
                              BLS_INSTANCE_NUM TRITON_MAX_BATCH_SIZE MAX_QUEUE_DELAY_MICROSECONDS DECOUPLED_MODE
@@ -115,7 +116,8 @@ check_settings() {
   check_numbers
   resolve_device
   check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo official || echo demo)}" demo random official
-  check_choice --llm-backend "${LLM_BACKEND:=$(default_llm_backend)}" embedded vllm trtllm
+  if [[ ${LLM_BACKEND:=auto} == auto ]]; then LLM_BACKEND=$(default_llm_backend); fi
+  check_choice --llm-backend "$LLM_BACKEND" embedded vllm trtllm
   check_choice --llm-engine "$LLM_ENGINE" pytorch tensorrt
   WORK_DIR=$(realpath -m -- "$WORK_DIR")
   LOG_DIR=$(realpath -m -- "${LOG_DIR:-$WORK_DIR/logs}")
@@ -149,12 +151,8 @@ resolve_device() {
 }
 
 default_llm_backend() {
-  if [[ $DEVICE != cuda ]]; then
-    echo embedded
-  elif command -v trtllm-serve >/dev/null; then
+  if [[ $DEVICE == cuda ]] && command -v trtllm-serve >/dev/null && trtllm-serve --help >/dev/null 2>&1; then
     echo trtllm
-  elif command -v vllm >/dev/null; then
-    echo vllm
   else
     echo embedded
   fi

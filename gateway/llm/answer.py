@@ -46,12 +46,14 @@ class Answer:
             return self._utterance
         return replace(self._utterance, spoken_tokens=(*self._utterance.spoken_tokens, *self._spoken))
 
-    @property
-    def rest_seed(self) -> int:
-        """The seed itself as long as nothing is spoken, so that the answer is the one that was lost; then another one.
+    def rest_seed(self, continues_exactly: bool) -> int:
+        """Return the seed itself as long as nothing is spoken, so that the answer is the one that was lost.
 
-        The same would draw the same random numbers once more.
+        Then it is another one, as the same would draw the same random numbers once more; but a replica that continues
+        exactly is told how many were drawn, and needs the same.
         """
+        if continues_exactly:
+            return self._seed
         return (self._seed + len(self._spoken)) % (MAX_SEED + 1)
 
     def note_tokens(self, token_ids: tuple[int, ...]) -> None:

@@ -54,6 +54,9 @@ class LLMDeadlines:
 class SpeechLMClient:
     """Streams speech tokens from any of the supported backends; closed by its owner."""
 
+    continues_exactly = False
+    """The backends' random numbers don't go on from the middle of an answer."""
+
     def __init__(
         self,
         base_url: str,

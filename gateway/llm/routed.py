@@ -23,7 +23,12 @@ from token2wav_service.contract import DEFAULT_PRIORITY
 
 
 class LLMReplicaClient(Protocol):
-    """A client of one replica (`gateway.llm.client.SpeechLMClient`, or a fake)."""
+    """A client of one replica (`gateway.llm.client.SpeechLMClient`, `token_client.TokenStreamClient`, or a fake)."""
+
+    @property
+    def continues_exactly(self) -> bool:
+        """Whether an answer asked for with its seed and its first tokens goes on with the very same tokens."""
+        ...
 
     def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]: ...
     async def answers_health(self) -> bool: ...
@@ -88,7 +93,9 @@ class RoutedSpeechLM(Router[LLMReplica]):
     async def _deltas(self, slot: SlotLease, answer: Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
         client = self._watch.client(slot.address).client
         pace, ejection = TokenPace(self._clock), Ejection(slot)
-        async with aclosing(client.generate(answer.rest(), sampling, answer.rest_seed)) as deltas:
+        async with aclosing(
+            client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
+        ) as deltas:
             while (delta := await ejection.unless(anext(deltas, None))) is not None:
                 if delta.token_ids:
                     self._note_progress(slot, answer, pace, delta)

@@ -63,6 +63,14 @@ class WireRequest:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class TokenPrompt:
+    """What the LLM is given, and how much it may answer."""
+
+    token_ids: tuple[int, ...]  # LLM ids
+    bounds: GenerationBounds
+
+
 class EventReader(Protocol):
     """Reads the events of one answer, in order."""
 
@@ -99,14 +107,34 @@ class LLMWire:
             InvalidTextError: the text has no tokens, is not Unicode or spells control tokens.
             TextTooLongError: its shortest speech passes the limit of one generation.
         """
+        prompt = self.token_prompt(utterance)
+        body = {"model": model, "stream": True, **_sampling_fields(sampling, prompt.bounds, seed)}
+        if self._form is PromptForm.TOKENS:
+            ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
+            return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
+        heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
+        messages = build_chat_messages(utterance.reference_text, utterance.text, heard)
+        visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
+        return WireRequest("/v1/chat/completions", body | visible | {"messages": messages})
+
+    def token_prompt(self, utterance: Utterance) -> TokenPrompt:
+        """Make the prompt of one utterance as LLM ids.
+
+        Raises:
+            InvalidTextError: the text has no tokens, is not Unicode or spells control tokens.
+            TextTooLongError: its shortest speech passes the limit of one generation.
+        """
+        heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
         try:
-            return self._request(utterance, sampling, seed, model)
+            prompt = build_prompt(self._encoder.encode, utterance.reference_text, utterance.text, heard)
+            bounds = self._bounds(prompt.target_text_tokens, utterance)
         except EmptyTextError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
         except TextTooLongError as error:
             raise errors.TextTooLongError(str(error), param="input") from error
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
+        return TokenPrompt(tuple(prompt.token_ids), _rest_of(bounds, len(utterance.spoken_tokens)))
 
     def is_spoken_out(self, utterance: Utterance) -> bool:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
@@ -118,18 +146,6 @@ class LLMWire:
     def reader(self) -> EventReader:
         """Begin to read one answer."""
         return _TokenEvents() if self._form is PromptForm.TOKENS else _ChatEvents()
-
-    def _request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
-        heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
-        prompt = build_prompt(self._encoder.encode, utterance.reference_text, utterance.text, heard)
-        bounds = _rest_of(self._bounds(prompt.target_text_tokens, utterance), len(utterance.spoken_tokens))
-        body = {"model": model, "stream": True, **_sampling_fields(sampling, bounds, seed)}
-        if self._form is PromptForm.TOKENS:
-            ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
-            return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
-        messages = build_chat_messages(utterance.reference_text, utterance.text, heard)
-        visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
-        return WireRequest("/v1/chat/completions", body | visible | {"messages": messages})
 
     def _bounds(self, text_tokens: int, utterance: Utterance) -> GenerationBounds:
         """Bound the answer by the text's tokens, and more closely by the voice's pace."""

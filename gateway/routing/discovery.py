@@ -134,8 +134,11 @@ def check_address(address: str, scheme: str) -> str:
     """
     if scheme:
         parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"got LLM URL {address!r}, expected something like http://127.0.0.1:8000")
+        if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+            expected = "http://127.0.0.1:8000, or grpc://127.0.0.1:8100 for the LLM service's --grpc-port"
+            raise ConfigError(f"got LLM URL {address!r}, expected something like {expected}")
+        if parts.scheme == "grpc":
+            _host_and_port(parts.netloc, "grpc://HOST:PORT")
         return address.rstrip("/")
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdigit()) or "/" in host:

@@ -227,6 +227,7 @@ class ScriptedLLM:
     seeds: list[int] = field(default_factory=list)
     running: int = 0
     is_closed: bool = False
+    continues_exactly: bool = False
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         await asyncio.sleep(0)

@@ -11,6 +11,7 @@ import yaml
 
 from llm_service.__main__ import main
 from llm_service.backends import TrtllmBackend, VllmBackend
+from llm_service.backends.auto import choose_backend, succeeds
 from llm_service.config import (
     SETTINGS,
     BackendName,
@@ -180,3 +181,26 @@ def test_sequences_longer_than_the_model_allows_are_refused(llm_dir: Path) -> No
     config = parse_server_config(BackendName.EMBEDDED, {"model_dir": str(llm_dir), "max_seq_len": 40000})
     with pytest.raises(CheckpointError, match="32768"):
         build_loop(config, EmbeddedConfig(num_threads=1), SystemClock())
+
+
+def test_auto_takes_trtllm_only_where_it_works_and_loses_nothing(llm_dir: Path, tmp_path: Path) -> None:
+    converted = tmp_path / "converted"
+    converted.mkdir()
+    (converted / "config.json").write_text('{"architectures": ["SpeechQwen2ForCausalLM"]}')
+    assert choose_backend(converted, True, lambda _: True) is BackendName.TRTLLM
+    assert choose_backend(converted, True, lambda _: False) is BackendName.EMBEDDED
+    assert choose_backend(llm_dir, True, lambda _: True) is BackendName.EMBEDDED
+    assert choose_backend(converted, False, lambda _: True) is BackendName.EMBEDDED
+
+
+def test_a_probe_tells_whether_a_program_works() -> None:
+    assert succeeds(["true"])
+    assert not succeeds(["false"]) and not succeeds(["no-such-program-anywhere"])
+
+
+def test_auto_without_a_gpu_is_our_own_engine_on_the_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    command = dry_run(capsys, "auto")
+    assert command[command.index("--backend") + 1] == "embedded" and command[command.index("--device") + 1] == "cpu"

@@ -1,0 +1,71 @@
+"""Chooses the backend for this host: `--backend auto`.
+
+On a GPU: trtllm-serve where it is installed, starts, and can read the checkpoint without loss; else our own engine.
+Without one: our own engine on the CPU. vLLM is taken by name only.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from llm_service.backends.base import is_engine
+from llm_service.backends.trtllm import PROGRAM
+from llm_service.config import BackendName
+from llm_service.huggingface_layout import has_speech_form
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+GPU_DEVICE = "cuda"
+PROBE_TIMEOUT_S = 180.0
+"""TensorRT-LLM takes tens of seconds to import on a cold disk."""
+SHOWN_BYTES = 300
+_GPU_COMMAND = ("nvidia-smi", "-L")
+_PROBE_COMMAND = (PROGRAM, "--help")
+_CPU_BUILD = "+cpu"
+
+Succeeds = Callable[[Sequence[str]], bool]
+
+
+def succeeds(command: Sequence[str]) -> bool:
+    """Tell whether a program is there and ends well."""
+    if shutil.which(command[0]) is None:
+        return False
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as err:
+        logger.warning("%s can't be used: %s", command[0], err)
+        return False
+    if done.returncode:
+        complaint = done.stderr[-SHOWN_BYTES:].decode("utf-8", "replace")
+        logger.warning("%s ends with status %d: %s", command[0], done.returncode, complaint)
+    return done.returncode == 0
+
+
+def has_gpu(probe: Succeeds = succeeds) -> bool:
+    """Tell whether the driver lists a GPU and torch is not its build for CPUs alone."""
+    try:
+        is_cpu_build = metadata.version("torch").endswith(_CPU_BUILD)
+    except metadata.PackageNotFoundError:
+        is_cpu_build = False  # trtllm-serve or vllm may be there all the same
+    return not is_cpu_build and probe(_GPU_COMMAND)
+
+
+def choose_backend(model_dir: Path, on_gpu: bool, probe: Succeeds = succeeds) -> BackendName:
+    """Return the backend for a checkpoint on this host.
+
+    Args:
+        model_dir: the LLM; trtllm-serve keeps its head's bias only in the converted form, or as a built engine.
+        on_gpu: whether it is to run on one.
+        probe: tells whether a command works.
+    """
+    if not on_gpu:
+        return BackendName.EMBEDDED
+    if not (has_speech_form(model_dir) or is_engine(model_dir)):
+        return BackendName.EMBEDDED
+    return BackendName.TRTLLM if probe(_PROBE_COMMAND) else BackendName.EMBEDDED

@@ -1,0 +1,190 @@
+"""The gateway's client of the lean stream of tokens, against the real servicer on a small random LLM."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.errors import (
+    ConfigError,
+    LLMBusyError,
+    LLMDeadlineError,
+    LLMInterruptedError,
+    LLMRejectedError,
+    LLMUnavailableError,
+)
+from gateway.llm.client import LLMDeadlines
+from gateway.llm.routed import RoutedSpeechLM
+from gateway.llm.token_client import TokenStreamClient
+from gateway.llm.wire import LLMWire
+from gateway.routing.discovery import StaticReplicas, check_address
+from gateway.routing.fleet import Fleet
+from gateway.routing.waiting import LLM
+from llm_service.checkpoint import make_random_llm
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.token_server import serving_tokens
+from llm_service.embedded.token_stream import SpeechTokenServicer
+from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
+from servicekit.clock import SystemClock
+from tests.gateway.fakes import CharacterEncoder
+from tests.gateway.routing.fakes import QUICK
+
+WIRE = LLMWire(CharacterEncoder())  # type: ignore[arg-type]
+UTTERANCE = Utterance("abcdef", "de", (5, 6))
+PATIENT = replace(QUICK, failover_s=30.0, admission_wait_s=30.0)
+
+
+@pytest.fixture(scope="module")
+def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llm")
+    make_random_llm(directory, seed=7)
+    return directory
+
+
+@asynccontextmanager
+async def served(llm_dir: Path, slots: int = 2, positions: int = 600) -> AsyncIterator[tuple[str, EngineLoop]]:
+    """Serve the random LLM; yield the address and the engine's loop."""
+    torch.set_num_threads(1)
+    options = GpuEngineOptions(torch.device("cpu"), torch.float32, slots, positions, 0.3, RepetitionGuard())
+    loop = EngineLoop(build_gpu_engine(llm_dir, options, SystemClock()), 0, SystemClock())
+    loop.start()
+    try:
+        async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+            yield f"grpc://127.0.0.1:{port}", loop
+    finally:
+        loop.stop()
+
+
+@asynccontextmanager
+async def client_of(address: str, **deadlines: float) -> AsyncIterator[TokenStreamClient]:
+    client = TokenStreamClient(address, WIRE, LLMDeadlines(**deadlines))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def collect(client: TokenStreamClient, seed: int = 3) -> list[SpeechTokenDelta]:
+    async with aclosing(client.generate(UTTERANCE, Sampling(), seed)) as deltas:
+        return [delta async for delta in deltas]
+
+
+def tokens_of(deltas: list[SpeechTokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_an_answer_arrives_and_only_its_last_delta_has_a_reason(llm_dir: Path) -> None:
+    async with served(llm_dir) as (address, _), client_of(address) as client:
+        assert await client.is_ready()
+        deltas, again = await collect(client), await collect(client)
+    assert deltas[-1].finish_reason in ("stop", "length")
+    assert not any(delta.finish_reason for delta in deltas[:-1])
+    assert tokens_of(deltas) == tokens_of(again) and len(tokens_of(deltas)) >= 12
+
+
+async def test_closing_an_answer_frees_the_slot(llm_dir: Path) -> None:
+    async with served(llm_dir) as (address, loop), client_of(address) as client:
+        async with aclosing(client.generate(UTTERANCE, Sampling(), 3)) as deltas:
+            await anext(deltas)
+        for _ in range(500):
+            if loop.stats().free_slots == 2:
+                return
+            await asyncio.sleep(0.02)
+    raise AssertionError("the slot was never freed")
+
+
+async def test_errors_are_those_of_http(llm_dir: Path) -> None:
+    async with served(llm_dir, slots=1, positions=64) as (address, _), client_of(address) as client:
+        with pytest.raises(LLMRejectedError, match="room for"):
+            await collect(client)
+    async with served(llm_dir, slots=1) as (address, loop), client_of(address) as client:
+        loop.stop()
+        with pytest.raises(LLMUnavailableError, match="not running"):
+            await collect(client)
+
+
+async def test_a_full_engine_is_busy(llm_dir: Path) -> None:
+    async with served(llm_dir, slots=1) as (address, _), client_of(address) as client:
+        async with aclosing(client.generate(UTTERANCE, Sampling(), 3)) as held:
+            await anext(held)
+            with pytest.raises(LLMBusyError, match="retry later"):
+                await collect(client)
+
+
+async def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with client_of(f"grpc://127.0.0.1:{port}", ready_s=2.0) as client:
+        assert not await client.is_ready()
+        with pytest.raises(LLMUnavailableError, match="can't be reached"):
+            await collect(client)
+
+
+async def test_a_silent_engine_is_overdue(llm_dir: Path) -> None:
+    async with served(llm_dir) as (address, _), client_of(address, first_token_s=0.0) as client:
+        with pytest.raises(LLMDeadlineError, match="nothing came"):
+            await collect(client)
+
+
+class BreakingClient(TokenStreamClient):
+    """Loses its connection after some tokens."""
+
+    breaks_after = 1 << 30
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        count = 0
+        async with aclosing(super().generate(utterance, sampling, seed)) as deltas:
+            async for delta in deltas:
+                yield delta
+                count += len(delta.token_ids)
+                if count >= self.breaks_after:
+                    raise LLMInterruptedError("the connection is gone")
+
+
+@pytest.mark.parametrize("breaks_after", [1, 9])
+async def test_after_a_failover_the_answer_goes_on_with_the_very_tokens_that_were_lost(
+    llm_dir: Path, breaks_after: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        addresses = [(await stack.enter_async_context(served(llm_dir)))[0] for _ in range(2)]
+        client = await stack.enter_async_context(client_of(addresses[0]))
+        expected = tokens_of(await collect(client))
+        made: list[BreakingClient] = []
+
+        def make_client(address: str) -> BreakingClient:
+            made.append(BreakingClient(address, WIRE))
+            return made[-1]
+
+        clock = SystemClock()
+        router = RoutedSpeechLM(Fleet(LLM, PATIENT, clock), [StaticReplicas(addresses)], make_client, clock)
+        router.start()
+        try:
+            assert await router.is_ready()
+            BreakingClient.breaks_after = breaks_after
+            async with aclosing(router.generate(UTTERANCE, Sampling(), 3)) as deltas:
+                found: list[int] = []
+                async for delta in deltas:
+                    found += delta.token_ids
+                    if len(found) > breaks_after:
+                        BreakingClient.breaks_after = 1 << 30
+        finally:
+            BreakingClient.breaks_after = 1 << 30
+            await router.close()
+    assert len(expected) > breaks_after + 2 and found == expected
+
+
+def test_grpc_addresses_are_read() -> None:
+    assert check_address("grpc://llm:8100", "http://") == "grpc://llm:8100"
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        check_address("grpc://llm", "http://")
+    with pytest.raises(ConfigError, match="grpc://127"):
+        check_address("ftp://llm", "http://")
