@@ -6,7 +6,7 @@ For addresses of the form grpc://HOST:PORT. What a prompt looks like is `wire`'s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -29,6 +29,7 @@ _CHANNEL = (
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_stub: Callable[[Any], Any] = stubs.SpeechTokenServiceStub  # the stubs have no types
 _REASONS = {messages.FINISH_REASON_STOP: "stop", messages.FINISH_REASON_LENGTH: "length"}
 
 
@@ -94,7 +95,7 @@ class TokenStreamClient:
             return
         asked = self._request(utterance, sampling, seed)
         ends_at = self._clock.now() + self._deadlines.total_s
-        stub = stubs.SpeechTokenServiceStub(self._connected())
+        stub = _stub(self._connected())
         headers = tuple(trace_headers().items())
         call = stub.Generate(asked, timeout=self._deadlines.total_s, metadata=headers)
         limit_s = self._deadlines.first_token_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -32,8 +32,7 @@ from llm_service.errors import (
     QueueFullError,
 )
 from servicekit.clock import Clock
-from servicekit.trace_context import TRACEPARENT
-from servicekit.tracing import NULL_TRACER, Tracer
+from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ BREATH_S = 0.0001
 """Pause after a message, for each answer under way: tokens drawn meanwhile travel together, so that a burst of calls is
 not held up by its own messages. A call alone does not notice it."""
 MANY_ANSWERS = 8
+_add: Callable[[Any, Any], None] = stubs.add_SpeechTokenServiceServicer_to_server  # the stubs have no types
 _STATUS = (
     (InvalidGenerationError, grpc.StatusCode.INVALID_ARGUMENT),
     (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -60,7 +60,7 @@ _REASONS = {
 }
 
 
-class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):  # type: ignore[misc]
+class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
     """Answers calls from one engine loop."""
 
     def __init__(self, loop: EngineLoop, clock: Clock, tracer: Tracer = NULL_TRACER) -> None:
@@ -149,4 +149,4 @@ def _require(name: str, value: float, low: float, high: float) -> None:
 
 def add_to(server: Any, servicer: SpeechTokenServicer) -> None:
     """Add the service to a gRPC server."""
-    stubs.add_SpeechTokenServiceServicer_to_server(servicer, server)
+    _add(servicer, server)

@@ -247,7 +247,7 @@ class GpuEngine:
         self._paces.launched[slots] += 1
         self._leave_when_done(slots)
         by_slot = self._by_slot
-        return _Step(ticket, [by_slot[slot] for slot in slots.tolist()])  # type: ignore[misc]  # ready ones are held
+        return _Step(ticket, [by_slot[slot] for slot in slots.tolist()])
 
     def _leave_when_done(self, slots: Slots) -> None:
         """Take streams out of the ready ones when all their tokens are drawn or being drawn."""

@@ -12,6 +12,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,7 @@ class Ticket:
 
     def is_done(self) -> bool:
         """Tell whether `tokens` would not wait."""
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def tokens(self) -> list[int]:
         """Wait for the step and return the head rows drawn, in the order of its rows; see `ops.sample`."""
@@ -96,7 +97,7 @@ class _Mirror:
         self._views = [host.numpy() for host in self._hosts]
         self._turn = 0
 
-    def next(self) -> tuple[npt.NDArray[np.generic], Tensor]:
+    def next(self) -> tuple[Any, Tensor]:
         """Return the next host buffer, as array and as tensor."""
         self._turn = (self._turn + 1) % len(self._hosts)
         return self._views[self._turn], self._hosts[self._turn]
@@ -131,7 +132,9 @@ class StepRunner:
         self._device = decoder.weights.embedding.device
         self._spare = decoder.state.sizes.slots
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._decode: dict[int, _DecodeBucket] = {}
         self._prompt: dict[int, _PromptBucket] = {}
 
@@ -221,7 +224,7 @@ class StepRunner:
         host.copy_(tokens.device, non_blocking=True)
         event = None
         if self._stream is not None:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return Ticket(host[:count], event)
 
@@ -267,7 +270,7 @@ class StepRunner:
 class _IntViews:
     """The integer inputs of a prompt step, as parts of one buffer that is copied at once; arrays or tensors."""
 
-    def __init__(self, parts: Sequence[Ints]) -> None:
+    def __init__(self, parts: Sequence[Any]) -> None:
         self.count, self.tokens, self.slots, self.positions, self.drawn_slots, self.drawn_rows = parts[:6]
         self.words, self.pages = parts[6:]
 
@@ -290,7 +293,7 @@ class _IntFields:
         """Integers of the whole."""
         return sum(int(np.prod(shape)) for shape in self._shapes)
 
-    def split(self, buffer: Ints | Tensor) -> _IntViews:
+    def split(self, buffer: Any) -> _IntViews:
         """Return views of a flat buffer."""
         parts, begin = [], 0
         for shape in self._shapes:

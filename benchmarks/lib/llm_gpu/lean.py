@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ SLOTS = 256
 PROMPT_TOKENS = 165
 TENTH = 10
 CALL_TIMEOUT_S = 60.0
+_stub: Callable[[Any], Any] = stubs.SpeechTokenServiceStub  # the stubs have no types
 SWITCH_INTERVAL_S = 0.00002
 """As the service sets it."""
 
@@ -78,7 +79,7 @@ def served(script: Path) -> Iterator[str]:
 async def measure(address: str, alone: int, bursts: int, burst: int) -> dict[str, Any]:
     """Time first and tenth tokens of calls one after another, and of many at once."""
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = stubs.SpeechTokenServiceStub(channel)
+        stub = _stub(channel)
         random = np.random.default_rng(3)
         for _ in range(5):
             await _call(stub, random, 0)

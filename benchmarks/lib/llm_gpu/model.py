@@ -26,7 +26,8 @@ def random_weights(device: torch.device, dtype: torch.dtype, seed: int) -> Weigh
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
-        return (torch.randn(*size, device=device, generator=generator) * size[-1] ** -0.5).to(dtype)
+        spread: float = size[-1] ** -0.5
+        return (torch.randn(*size, device=device, generator=generator) * spread).to(dtype)
 
     def layer() -> LayerWeights:
         hidden, ffn, qkv = shape.hidden, shape.feed_forward, shape.hidden + 2 * shape.key_value_size
@@ -104,9 +105,10 @@ class Reference:
         shape = self.weights.shape
         rows, length, _ = normed.shape
         heads = (normed @ layer.qkv.float().T + layer.qkv_bias).view(rows, length, -1, shape.head_size).transpose(1, 2)
-        queries, keys, values = heads.split([shape.heads, shape.key_value_heads, shape.key_value_heads], 1)
-        turned = [_turned(part, rotary) for part in (queries, keys)]
-        mixed = functional.scaled_dot_product_attention(*turned, values, is_causal=True, enable_gqa=True)
+        first_value = shape.heads + shape.key_value_heads
+        queries = _turned(heads[:, : shape.heads], rotary)
+        keys, values = _turned(heads[:, shape.heads : first_value], rotary), heads[:, first_value:]
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
         return mixed.transpose(1, 2).reshape(rows, length, -1) @ layer.output.float().T
 
 

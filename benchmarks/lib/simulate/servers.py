@@ -111,6 +111,8 @@ class Token2WavLink:
 class LLMLink:
     """A gateway's client of one LLM (`gateway.routing`'s `LLMReplicaClient`)."""
 
+    continues_exactly = False
+
     def __init__(self, server: ModelledLLM, gateway: SerialProcess) -> None:
         """Connect to nobody yet; `gateway` is the process whose client it is."""
         self._server = server
