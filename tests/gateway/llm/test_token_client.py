@@ -103,7 +103,7 @@ async def test_closing_an_answer_frees_the_slot(llm_dir: Path) -> None:
 
 
 async def test_errors_are_those_of_http(llm_dir: Path) -> None:
-    async with served(llm_dir, slots=1, positions=64) as (address, _), client_of(address) as client:
+    async with served(llm_dir, slots=1, positions=20) as (address, _), client_of(address) as client:
         with pytest.raises(LLMRejectedError, match="room for"):
             await collect(client)
     async with served(llm_dir, slots=1) as (address, loop), client_of(address) as client:
