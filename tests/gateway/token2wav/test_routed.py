@@ -127,6 +127,21 @@ async def test_a_stream_survives_the_loss_of_its_second_replica_in_the_replay() 
     assert not any(replica.open for replica in replicas)
 
 
+async def test_a_replica_lost_while_a_moved_stream_closes_leaves_nothing_open() -> None:
+    replicas = _replicas("a", "b", "c", answers=2)
+    async with routed(*replicas) as router:
+        async with router.open_stream(await _voice(router), SEED) as stream:
+            await stream.push(chunks(3)[0])
+            _serving(replicas).die()
+            await stream.push(chunks(3)[1])
+            unheard = stream.push(chunks(3)[2])
+            asyncio.get_running_loop().call_soon(_serving(replicas).die)
+        await asyncio.sleep(0.05)
+        assert unheard.exception() is not None
+        assert not any(replica.open for replica in replicas)
+        assert all(status.open_streams == 0 for status in router.snapshot())
+
+
 async def test_the_only_replica_is_used_again_when_it_is_back() -> None:
     (replica,) = _replicas("a")
     async with routed(replica) as router:
