@@ -151,23 +151,23 @@ class SessionHold(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether whoever stops the gateway waits for the session now."""
+        """Whether a gateway that is being stopped waits for the session now."""
         ...
 
     def acquire(self) -> None:
-        """Have it waited for; harmless if it is."""
+        """Have a gateway that is being stopped wait for the session; harmless if it does."""
         ...
 
     def release(self) -> None:
-        """Have it waited for no longer; harmless if it is not."""
+        """Let the gateway stop without waiting for the session; harmless if it would."""
         ...
 
 
 class Admission(Protocol):
-    """Who may begin to speak."""
+    """Decides whether a stream may begin."""
 
     def session_hold(self) -> SessionHold:
-        """Make a session's claim; nobody waits for it yet."""
+        """Make a session's hold; it is not acquired yet."""
         ...
 
     def admitted(
@@ -178,11 +178,11 @@ class Admission(Protocol):
         Args:
             priority: 1 (first) to 10.
             patience_s: the caller waits so long at most; None: it did not say.
-            is_under_way: it belongs to a session whose `SessionHold` is held, and may also begin where nobody else may.
+            is_under_way: it belongs to a session whose `SessionHold` is held, so it may begin when others may not.
 
         Raises:
             OverloadedError: it would have to wait too long for its slot.
-            NotReadyError: nobody may begin now.
+            NotReadyError: the gateway admits no more streams.
             LLMUnavailableError, Token2WavUnavailableError: no replica of that service can be had.
         """
         ...

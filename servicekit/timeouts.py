@@ -1,7 +1,7 @@
 """The one way to wait for no longer than a limit, which loses no cancellation.
 
 `asyncio.wait_for` does lose one, before Python 3.12, that comes together with the result: what was to be stopped goes
-on, and whoever waits for its end waits for ever.
+on, and a task that waits for its end waits for ever.
 """
 
 from __future__ import annotations

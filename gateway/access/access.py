@@ -111,7 +111,7 @@ class Access:
     """Knows callers by their keys and holds them to their limits."""
 
     def __init__(self, keys: KeyBook | None, limits: CallerLimits, clock: Clock) -> None:
-        """Let nobody in yet.
+        """Keep the rules; no caller is known yet.
 
         Args:
             keys: without them anyone may call, and callers are told apart by their addresses.

@@ -22,7 +22,7 @@ from gateway.errors import UnauthenticatedError, wire_status
 logger = logging.getLogger(__name__)
 
 OPEN_METHODS = ("/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig",)
-"""Pipecat and LiveKit ask these without their key, and Pipecat gives a server up that refuses."""
+"""Pipecat and LiveKit call these without their key, and Pipecat stops using a server that refuses."""
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 _BEARER = "bearer"
 

@@ -18,7 +18,7 @@ from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.speaker import Segments, Speaker
 
 OURSELVES = Caller("(gateway)")
-"""Who speaks where nobody called: the warm-up. No key can have this name."""
+"""The caller of the gateway's own warm-up. No API key can have this name."""
 
 
 class MeteredSpeaker:

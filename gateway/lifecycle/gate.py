@@ -39,7 +39,7 @@ class Gate:
     """Implements `core.Admission` over both services' replicas."""
 
     def __init__(self, llm: RoutedSpeechLM, token2wav: RoutedToken2Wav) -> None:
-        """Let everybody in whom the replicas have room for."""
+        """Admit a stream when some replica has a free slot."""
         self._llm = llm
         self._token2wav = token2wav
         self._speaking = 0
@@ -81,7 +81,7 @@ class Gate:
             self._count(-1)
 
     def drain(self) -> None:
-        """Let nobody in any more; streams under way go on."""
+        """Admit no more streams; those under way go on."""
         self._is_draining = True
 
     async def until_idle(self) -> None:

@@ -30,8 +30,8 @@ class Shutdown:
 
         Args:
             gate: in front of every stream.
-            readiness: tells whoever sends us requests that they should stop.
-            delay_s: how long they may take to hear it.
+            readiness: tells load balancers to send no more requests.
+            delay_s: seconds that they may take to notice.
             timeout_s: how long streams may then take to end.
         """
         self._gate = gate

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_TOKENS = 16
 MOST_TOKENS = 256
-"""Whoever reads the answer takes so many without ever holding it back; later tokens may wait for the listener."""
+"""The pipeline reads so many without holding the answer back; later tokens may wait for the listener."""
 T = TypeVar("T")
 
 

@@ -1,1 +1,1 @@
-"""Several replicas of each service behind one gateway: who serves, who waits, who takes over."""
+"""Several replicas of each service behind one gateway: which serves a stream, which streams wait, who is ejected."""

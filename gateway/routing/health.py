@@ -1,4 +1,4 @@
-"""What one replica is good for, from what it did lately. Pure: time comes from a clock, answers from outside.
+"""The state of one replica, from its latest failures and answers. Pure: time comes from a clock, answers from outside.
 
 unknown ──probe──► ready ◄──probe, after a pause──── ejected
                     │  └──failures in a row────────────▲

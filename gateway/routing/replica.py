@@ -1,4 +1,4 @@
-"""One replica's books: what it said of itself, what this gateway has open there, how fast it is. Pure."""
+"""The account of one replica: what it said of itself, what this gateway has open there, how fast it is. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReplicaStatus:
 
 
 class Replica:
-    """The books of one replica."""
+    """The account of one replica."""
 
     def __init__(self, service: str, address: str, settings: RoutingSettings, clock: Clock) -> None:
         """Begin with nothing open and nothing known."""

@@ -47,7 +47,7 @@ async def wait_for_slot(
         async with timeout(wait_s):
             return await coming
     except BaseException as error:
-        # NOTE: who leaves stands in nobody's way, his own next try included.
+        # NOTE: a stream that waits no longer leaves the queue, or it would stand before its own next try.
         answer.leave()
         # NOTE: a slot may have come together with the end of the wait.
         if coming.done() and not coming.cancelled():

@@ -193,7 +193,7 @@ class SpeechSession:
         return None
 
     async def _next_item(self, hold: SessionHold) -> Segment | _Mark:
-        """Wait for the writer; one who is silent for long keeps nobody from stopping."""
+        """Wait for the writer; after a long silence a gateway that is being stopped no longer waits for the session."""
         if hold.is_held:
             try:
                 async with timeout(WAITED_FOR_S):

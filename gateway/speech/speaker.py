@@ -102,7 +102,7 @@ class StreamSpeaker:
 
     @contextmanager
     def holding_session(self) -> Iterator[SessionHold]:
-        """See `Speaker.holding_session`; without an admission nobody is waited for."""
+        """See `Speaker.holding_session`; without an admission the hold has no effect."""
         hold = _NoHold() if self._admission is None else self._admission.session_hold()
         try:
             yield hold
@@ -206,7 +206,7 @@ class StreamSpeaker:
 
 
 class _NoHold:
-    """Implements `core.SessionHold` where nobody is waited for."""
+    """Implements `core.SessionHold` without any effect, for a speaker without an admission."""
 
     is_held = False
 

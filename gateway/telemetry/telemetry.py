@@ -25,7 +25,7 @@ class TelemetrySettings:
 
     metrics_port: int | None = None
     """A port for GET /metrics and GET /livez, on the same host, without keys or TLS. None: the HTTP door has /metrics,
-    unless callers need keys, which tell callers apart and are none of a scraper's; nothing has /livez."""
+    unless callers need API keys: those identify callers, and a metrics scraper has none. There is no /livez then."""
     otlp_endpoint: str | None = None
     """Base URL of an OTLP/HTTP receiver; None: no traces."""
     log_format: LogFormat = LogFormat.TEXT

@@ -66,7 +66,7 @@ class FailoverStream:
         Args:
             lease: the first.
             lease_again: gives the next ones.
-            max_failovers: in a row without new audio: chunks that every replica fails at must not go round for ever.
+            max_failovers: moves in a row without new audio; then the stream fails: no replica can make its chunks.
         """
         self._lease_again = lease_again
         self._max_failovers = max_failovers

@@ -91,7 +91,7 @@ class ReadyVoice:
 
 
 class VoiceRegistry:
-    """Finds voices, whoever made them, and keeps them registered."""
+    """Finds voices, the operator's and created ones, and keeps them registered at token2wav."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class VoiceSettings:
     """Everything but the operator's own voices."""
 
     created_dir: Path | None = None
-    """Where created voices are kept; None lets nobody create any."""
+    """Where created voices are kept; None: callers can't create voices."""
     limits: VoiceLimits = field(default_factory=VoiceLimits)
     aliases: VoiceAliases = field(default_factory=VoiceAliases)
 

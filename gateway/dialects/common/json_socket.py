@@ -1,6 +1,6 @@
 """A WebSocket whose messages are JSON objects, bounded on the way in and held back by a slow reader on the way out.
 
-Each send waits until the connection takes more, so that whoever makes audio for it waits too. Knows no dialect.
+Each send waits until the connection takes more, so that the speech behind it waits too. Knows no dialect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servicekit.timeouts import timeout
 
 
 class Interruptible:
-    """Runs speech in a task of its own, so that whoever waits for it outlives the interruption.
+    """Runs speech in a task of its own, so that the task that waits for it outlives the interruption.
 
     NOTE: a task that is cancelled before its first step never runs. What is due after an interruption must therefore
     wait for the speech in another task, not behind an `except` in the same one.
@@ -38,7 +38,7 @@ class Interruptible:
             self._task.cancel()
 
     def abandon(self) -> None:
-        """Stop the speech, and whoever waits for it."""
+        """Stop the speech and the task that waits for it."""
         self._is_abandoned = True
         self._task.cancel()
 

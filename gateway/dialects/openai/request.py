@@ -1,7 +1,7 @@
 """Reads the body of POST /v1/audio/speech: what its fields may be, and what they mean to the pipeline. Pure.
 
 Fields that this server has no use for are accepted and reported: clients send their own beside OpenAI's, and the
-examples of OpenAI's documentation send `instructions`, for which the model has no ear.
+examples of OpenAI's documentation send `instructions`, which the model can't follow.
 """
 
 from __future__ import annotations
