@@ -142,11 +142,12 @@ class DeadlineChunks:
         return self._longest_in_time(outlook) or self._shortest(outlook)
 
     def _first_hop(self, outlook: Outlook) -> int:
+        """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer."""
         candidates = range(MIN_AUDIBLE_FIRST_HOP_TOKENS, self.hop_tokens)
-        return candidates.start + bisect_left(candidates, True, key=lambda hop: self._lasts(outlook.after(hop)))
+        return candidates.start + bisect_left(candidates, True, key=lambda hop: self._stays_in_time(outlook.after(hop)))
 
-    def _lasts(self, outlook: Outlook) -> bool:
-        """Rehearse the chunks to come; whether every one is in time."""
+    def _stays_in_time(self, outlook: Outlook) -> bool:
+        """Rehearse the chunks to come; return whether the audio of every one is in time."""
         for _ in range(_REHEARSED_CHUNKS):
             hop = self._longest_in_time(outlook)
             if hop is None or hop == self.max_hop_tokens:
@@ -155,6 +156,7 @@ class DeadlineChunks:
         return True
 
     def _longest_in_time(self, outlook: Outlook) -> int | None:
+        """Return the longest hop whose audio comes before the listener runs dry; None if none does."""
         shortest = self._shortest(outlook)
         longest = min(max(_GROWTH * outlook.last_hop_tokens, shortest), self.max_hop_tokens)
         candidates = self._sizes(shortest, longest)
@@ -169,6 +171,7 @@ class DeadlineChunks:
         return [size for size in sizes if shortest <= size <= longest] or [shortest]
 
     def _shortest(self, outlook: Outlook) -> int:
+        """Return the shortest hop that is worth its cost: token2wav speaks it faster than it is played."""
         # NOTE: still shorter hops cost more time than they speak, which only puts off the moment of running dry.
         bound = min(self.hop_tokens, self.max_hop_tokens)
         return max(MIN_HOP_TOKENS, min(outlook.sustaining_hop() or bound, bound))
