@@ -99,7 +99,7 @@ verb_check() {
 verb_test() {
   verb_check
   log "tests"
-  exec "$PYTHON" -m pytest "$@"
+  exec "$PYTHON" -m pytest --durations=30 --durations-min=1 "$@"
 }
 
 run_stages() {

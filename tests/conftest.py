@@ -11,8 +11,10 @@ from xdist.scheduler import LoadFileScheduling
 WORKER_BYTES = 3 * 2**30
 """A worker with torch (1 GB), and a stack of real services beside it."""
 MAX_WORKERS = 8
-STACK, OWN_STACK = "tests/e2e", ("tests/e2e/test_failures.py",)
-"""Whose files share the services of a session, and those of them that start services of their own."""
+TOGETHER = ("tests/e2e", "tests/token2wav_service/export")
+"""Folders whose files share what takes long to make: the services of a session, an exported checkpoint."""
+APART = ("tests/e2e/test_failures.py",)
+"""Files of them that do not."""
 FIRST = ("servers", "slow")
 """Marks of the tests that start first, so that no worker is left alone with them at the end."""
 
@@ -41,7 +43,7 @@ class GroupScheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return STACK if file.startswith(f"{STACK}/") and file not in OWN_STACK else file
+        return next((folder for folder in TOGETHER if file.startswith(f"{folder}/") and file not in APART), file)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -71,6 +71,7 @@ def test_every_feature_covers_the_same_whole_tokens() -> None:
     }
 
 
+@pytest.mark.slow
 def test_shards_that_are_there_are_not_made_again(workspace: Workspace) -> None:
     jobs = wide_jobs(workspace.corpus, workspace.texts, workspace.engines, 64)
     before = [job.path.stat().st_mtime_ns for job in jobs]

@@ -28,6 +28,8 @@ from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.offline import OfflineUtterance, synthesize_all
 from token2wav_service.types import VoicePrompt
 
+pytestmark = pytest.mark.slow
+
 TRAINED = ("tokenizer", "speaker", "vocoder", "flow", "llm")
 STEPS = 2
 

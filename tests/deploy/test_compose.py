@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,13 @@ def resolved(
     files = [option for name in ("compose", *overlays) for option in ("-f", f"{name}.yaml")]
     wanted = [option for name in profiles for option in ("--profile", name)]
     given = dataclasses.replace(compose, environment=(*compose.environment, *variables.items()))
-    config: dict[str, Any] = yaml.safe_load(given.output(*options, *files, *wanted, "config", cwd=COMPOSE))
+    config: dict[str, Any] = yaml.safe_load(_printed(given, (*options, *files, *wanted, "config")))
     return config
+
+
+@cache
+def _printed(compose: Program, arguments: tuple[str, ...]) -> str:
+    return compose.output(*arguments, cwd=COMPOSE)
 
 
 def seconds(duration: str) -> int:

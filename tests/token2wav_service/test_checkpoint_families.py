@@ -116,11 +116,6 @@ hift: !new:any.CausalVocoder
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module", params=list(Family))
 def family(request: pytest.FixtureRequest) -> Family:
     return Family(request.param)

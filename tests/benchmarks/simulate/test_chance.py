@@ -18,6 +18,7 @@ JITTERED = {
 PLANS = [RunPlan("four", LoadPlan(4, 8), ("default", "second"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", JITTERED)
 def test_draws_differ_and_are_the_same_again_in_other_processes(service: str) -> None:
     first, second, third = drawn_figures(JITTERED[service], PLANS, draws=3)

@@ -38,6 +38,7 @@ def test_a_step_is_found_through_noise() -> None:
     assert all(found.of(s, t) == pytest.approx(truth.of(s, t), rel=0.04) for s, t in SHAPES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "simulations"), [(1, 60), (4, 100)])
 def test_parameters_are_found_again_from_runs_that_they_made(processes: int, simulations: int) -> None:
     truth = COSTS.with_parameters({"llm.step_fixed_s": 0.003, "gateway.latency_s": 0.02})

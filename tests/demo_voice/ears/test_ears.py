@@ -39,6 +39,7 @@ def test_the_recogniser_understands_no_text_in_noise(voices: list[Voice], recogn
     assert min(word_errors(voice.text, heard).rate for voice in voices) > 0.8
 
 
+@pytest.mark.slow
 def test_an_answer_depends_on_its_own_audio_alone(default_voice: Voice, recogniser: SphinxRecogniser) -> None:
     first = recogniser.transcribe(default_voice.samples)
     recogniser.transcribe(noise(2.0))

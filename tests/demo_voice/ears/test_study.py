@@ -110,6 +110,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_benchmark_listens_to_both_gateways_and_the_source_engine(
     gateway: str, checkpoint: Path, tmp_path: Path, engines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ def run_command(*arguments: str) -> int:
     return command.run(parser.parse_args(["export", *arguments]))
 
 
+@pytest.mark.slow
 def test_a_second_run_writes_nothing_and_the_report_has_its_environment(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,8 @@ from token2wav_service.models.hift import HiFT
 from token2wav_service.replay.exported_cases import replay_exported
 from token2wav_service.replay.report import format_rows
 
+pytestmark = pytest.mark.slow
+
 SWEEP = Sweep(streams=(1, 3), frames=(2, 30), history=(1, 40))
 
 

@@ -28,6 +28,7 @@ def spec() -> GraphSpec:
     return graphs.describe_graphs(TINY_FLOW, TINY_HIFT, Precision.FLOAT32)[graphs.F0_PREDICTOR]
 
 
+@pytest.mark.slow
 def test_equal_inputs_give_equal_bytes_without_any_path(models: Models, spec: GraphSpec, tmp_path: Path) -> None:
     for name in ("first.onnx", "second.onnx"):
         write_graph(module_for(spec, models), spec, tmp_path / name)
@@ -37,11 +38,13 @@ def test_equal_inputs_give_equal_bytes_without_any_path(models: Models, spec: Gr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.onnx", "second.onnx"]
 
 
+@pytest.mark.slow
 def test_node_names_say_which_module_they_belong_to(exported: Path) -> None:
     model = onnx.load(str(exported / "estimator_chunk.float32.onnx"))
     assert any(node.name.startswith("estimator.blocks.1.mlp.fc1/") for node in model.graph.node)
 
 
+@pytest.mark.slow
 def test_only_what_a_graph_needs_is_in_its_file(exported: Path) -> None:
     model = onnx.load(str(exported / "encoder_chunk.float32.onnx"))
     used = {name for node in model.graph.node for name in node.input}
@@ -56,6 +59,7 @@ def test_a_graph_that_is_not_as_described_leaves_no_file(models: Models, spec: G
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_bfloat16_file_computes_what_the_plain_model_does(models: Models, tmp_path: Path) -> None:
     spec = graphs.describe_graphs(TINY_FLOW, TINY_HIFT, Precision.BFLOAT16)[graphs.ESTIMATOR_WHOLE]
     write_graph(module_for(spec, models), spec, tmp_path / spec.file_name)

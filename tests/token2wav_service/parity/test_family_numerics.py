@@ -32,11 +32,6 @@ MASKS = {"streaming": STREAMING, "unmasked": UNMASKED, "unmasked_estimator": UNM
 TOKENS, PROMPT_FRAMES, FRAMES = 37, 26, 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def mel_samples(family: Family, mask: BlockMask) -> Tensor:
     """Every ninth bin of every seventh frame of a whole pass."""
     cond = functional.pad(random_normal(1, 80, PROMPT_FRAMES, seed=3), (0, 2 * TOKENS - PROMPT_FRAMES))

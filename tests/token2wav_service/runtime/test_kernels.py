@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.token2wav_service.streaming.flow_factory import randomise
@@ -27,6 +28,7 @@ def test_noise_equals_the_counter_based_noise() -> None:
         torch.testing.assert_close(got, counter_normal(seeds, starts, 2, width, domain), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings() -> None:
     cfm = ConditionalFlowMatching(
         DiT(DiTConfig(depth=LAYERS, num_heads=HEADS, head_dim=DIM, hidden_size=HIDDEN)), guidance=0.7

@@ -68,6 +68,7 @@ def _speak_all(engine: Token2WavEngine, plans: list[tuple[int, int]]) -> list[np
     return [audio_of(results, stream) for stream in streams]
 
 
+@pytest.mark.slow
 def test_mixed_streams_equal_the_plain_modules(plain: Token2WavEngine, fused: Token2WavEngine) -> None:
     """Chunk sizes and histories mixed, rings overflowing, streams beginning and ending in one batch."""
     plans = [(21, 6), (13, 4), (14, 6), (5, 6)]
@@ -76,6 +77,7 @@ def test_mixed_streams_equal_the_plain_modules(plain: Token2WavEngine, fused: To
         assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
 
 
+@pytest.mark.slow
 def test_a_used_slot_leaves_nothing_for_the_next_stream(plain: Token2WavEngine, fused: Token2WavEngine) -> None:
     plans = [(16, 6)]
     runner = fused._runner
@@ -88,6 +90,7 @@ def test_a_used_slot_leaves_nothing_for_the_next_stream(plain: Token2WavEngine, 
     assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
 
 
+@pytest.mark.slow
 def test_every_exit_frees_the_slot(fused: Token2WavEngine) -> None:
     slots = fused._runner.slots
     finished, aborted = _open(fused, 0), _open(fused, 1)

@@ -29,11 +29,6 @@ STEPS = 3
 POLICY = SynthesisPolicy(ode_steps=STEPS)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module", params=COSYVOICE)
 def streamed(request: pytest.FixtureRequest) -> BlockStreamFlow:
     return BlockStreamFlow(make_block_flow(Family(request.param)), POLICY)

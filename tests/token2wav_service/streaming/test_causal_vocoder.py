@@ -24,11 +24,6 @@ TOLERANCE = 1e-4
 """Of samples in +-1: summed in another order, never another value."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def vocoder() -> CausalStreamVocoder:
     return CausalStreamVocoder(make_causal_hift(), SynthesisPolicy())

@@ -116,6 +116,7 @@ def speak(runner: Any) -> list[Any]:
     return [audio_of(results, stream) for stream in streams]
 
 
+@pytest.mark.slow
 def test_streams_through_the_engine_equal_the_plain_modules(checkpoint: Checkpoint) -> None:
     """Bound shapes, choice of prompt size and profile, caches, rings that overflow: the whole way."""
     solver = checkpoint.solver()

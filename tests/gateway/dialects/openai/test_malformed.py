@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ class PatientLLM(FakeLLM):
             yield delta
 
 
+@pytest.mark.slow
 def test_a_thousand_malformed_bodies_leave_process_and_neighbour_well(voices: list[NamedVoice]) -> None:
     loop, stack = asyncio.new_event_loop(), AsyncExitStack()
     try:
