@@ -28,7 +28,8 @@ from cosydit.batch.pipeline import BatchPipeline
 from cosydit.batch.types import BatchPlan, BatchReport, TokenisedUtterance
 from cosydit.bench.types import SpeechInput, count
 from gateway.core import FloatArray, RegisteredVoice
-from gateway.llm.wire import LLMBackend, LLMWire
+from gateway.llm.wire import LLMWire
+from llm_service.config import LLMBackend
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import llm_id_from_speech_id
 from servicekit.clock import SystemClock

@@ -15,7 +15,7 @@ from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.host import DEFAULT_READER_TIMEOUT_S
 from gateway.llm.client import LLMDeadlines
-from gateway.llm.wire import LLMBackend, PromptForm
+from gateway.llm.wire import PromptForm
 from gateway.routing.options import (
     ADDRESSES,
     add_routing_options,
@@ -29,6 +29,7 @@ from gateway.telemetry.telemetry import TelemetrySettings, add_telemetry_options
 from gateway.token2wav.client import Token2WavDeadlines
 from gateway.voices.registry import DEFAULT_VOICE
 from gateway.voices.settings import VoiceSettings, add_voice_options, voice_settings
+from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits
 
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024

@@ -14,7 +14,7 @@ from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBa
 from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
 from llm_service.config import (
     SETTINGS,
-    BackendName,
+    LLMBackend,
     ServerConfig,
     SettingValue,
     parse_embedded_config,
@@ -54,21 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _chosen(name: str, options: dict[str, SettingValue]) -> BackendName:
+def _chosen(name: str, options: dict[str, SettingValue]) -> LLMBackend:
     """Return the backend of a name; `auto` looks at this host, and puts our own engine on its GPU."""
     if name != AUTO:
-        return BackendName(name)
+        return LLMBackend(name)
     on_gpu = str(options.get("device", GPU_DEVICE)).startswith(GPU_DEVICE) and has_gpu()
     chosen = choose_backend(Path(str(options.get("model_dir", ""))), on_gpu)
-    if chosen is BackendName.EMBEDDED and on_gpu:
+    if chosen is LLMBackend.EMBEDDED and on_gpu:
         options.setdefault("device", GPU_DEVICE)
     return chosen
 
 
-def _backend(name: BackendName, options: dict[str, SettingValue]) -> Backend:
-    if name is BackendName.EMBEDDED:
+def _backend(name: LLMBackend, options: dict[str, SettingValue]) -> Backend:
+    if name is LLMBackend.EMBEDDED:
         return EmbeddedBackend(parse_embedded_config(options))
-    return TrtllmBackend() if name is BackendName.TRTLLM else VllmBackend()
+    return TrtllmBackend() if name is LLMBackend.TRTLLM else VllmBackend()
 
 
 def _run(backend: Backend, config: ServerConfig) -> None:
@@ -89,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    names = [AUTO, *(name.value for name in BackendName)]
+    names = [AUTO, *(name.value for name in LLMBackend)]
     what = "server; auto: trtllm on a GPU where it works, else embedded (default %(default)s)"
-    parser.add_argument("--backend", choices=names, default=BackendName.EMBEDDED.value, help=what)
+    parser.add_argument("--backend", choices=names, default=LLMBackend.EMBEDDED.value, help=what)
     parser.add_argument("--dry-run", action="store_true", default=False, help="print the command and stop")
     formats = [each.value for each in LogFormat]
     parser.add_argument("--log-format", choices=formats, help=f"text, or as {FORMAT_VARIABLE} says [embedded]")
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
     for setting in SETTINGS:
         flag = f"--{setting.name.replace('_', '-')}"
-        only = "" if len(setting.backends) == len(BackendName) else f" [{', '.join(sorted(setting.backends))}]"
+        only = "" if len(setting.backends) == len(LLMBackend) else f" [{', '.join(sorted(setting.backends))}]"
         if setting.kind is bool:
             parser.add_argument(flag, dest=setting.name, action="store_true", help=setting.help + only)
         else:

@@ -21,19 +21,19 @@ ALL_INTERFACES_HOST = "0.0.0.0"
 MAX_PORT = 65535
 
 
-class BackendName(str, Enum):
-    """The engines that can stand behind the one HTTP contract."""
+class LLMBackend(str, Enum):
+    """The engines that can stand behind the one HTTP contract; they differ in how token ids are asked for."""
 
     EMBEDDED = "embedded"
     VLLM = "vllm"
     TRTLLM = "trtllm"
 
 
-ALL_BACKENDS = frozenset(BackendName)
-_EMBEDDED = frozenset({BackendName.EMBEDDED})
-_TRTLLM = frozenset({BackendName.TRTLLM})
-_VLLM = frozenset({BackendName.VLLM})
-_NAMED = frozenset({BackendName.EMBEDDED, BackendName.VLLM})
+ALL_BACKENDS = frozenset(LLMBackend)
+_EMBEDDED = frozenset({LLMBackend.EMBEDDED})
+_TRTLLM = frozenset({LLMBackend.TRTLLM})
+_VLLM = frozenset({LLMBackend.VLLM})
+_NAMED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Setting:
     name: str
     help: str
     kind: type = str
-    backends: frozenset[BackendName] = ALL_BACKENDS
+    backends: frozenset[LLMBackend] = ALL_BACKENDS
     choices: tuple[str, ...] | None = None
 
 
@@ -190,7 +190,7 @@ EMBEDDED_MAX_SEQ_LEN = 4096
 SettingValue = str | int | float | bool
 
 
-def parse_server_config(backend: BackendName, values: Mapping[str, SettingValue]) -> ServerConfig:
+def parse_server_config(backend: LLMBackend, values: Mapping[str, SettingValue]) -> ServerConfig:
     """Make the common config out of settings that were given (names as in `SETTINGS`).
 
     Raises:
@@ -203,10 +203,10 @@ def parse_server_config(backend: BackendName, values: Mapping[str, SettingValue]
     in_container = bool(values.pop("in_container", False))
     values.setdefault("host", ALL_INTERFACES_HOST if in_container else LOOPBACK_HOST)
     values.setdefault("served_model_name", model_dir.resolve().name)
-    if backend is BackendName.EMBEDDED:
+    if backend is LLMBackend.EMBEDDED:
         most = GPU_MAX_BATCH_SIZE if _is_gpu(values.get("device")) else EMBEDDED_MAX_BATCH_SIZE
         values.setdefault("max_batch_size", most)
-    if backend is not BackendName.EMBEDDED and values.get("port") == 0:
+    if backend is not LLMBackend.EMBEDDED and values.get("port") == 0:
         raise ConfigError(f"port 0 is possible with the embedded backend only; give {backend.value} a port")
     tokenizer_dir = Path(str(values.pop("tokenizer_dir", model_dir)))
     common = {name: value for name, value in values.items() if name in ServerConfig.__dataclass_fields__}
@@ -219,12 +219,12 @@ def parse_embedded_config(values: Mapping[str, SettingValue]) -> EmbeddedConfig:
     Raises:
         ConfigError: a setting is unknown or out of range.
     """
-    values = _checked(BackendName.EMBEDDED, values)
+    values = _checked(LLMBackend.EMBEDDED, values)
     own = {name: value for name, value in values.items() if name in EmbeddedConfig.__dataclass_fields__}
     return EmbeddedConfig(**own)  # type: ignore[arg-type]
 
 
-def _checked(backend: BackendName, values: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+def _checked(backend: LLMBackend, values: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     """Return the values, text converted to each setting's type."""
     known = {setting.name: setting for setting in SETTINGS}
     checked: dict[str, SettingValue] = {}

@@ -180,7 +180,8 @@ def _add_ray_options(group: argparse._ArgumentGroup) -> None:
 
 def _llm_settings(args: argparse.Namespace) -> LLMSettings:
     from cosydit.batch.types import LLMSettings
-    from gateway.llm.wire import LLMBackend, PromptForm
+    from gateway.llm.wire import PromptForm
+    from llm_service.config import LLMBackend
 
     return LLMSettings(
         backend=LLMBackend(args.backend),

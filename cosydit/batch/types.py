@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from cosydit.bench.types import SpeechInput
 from gateway.core import FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.wire import LLMBackend, PromptForm
+from gateway.llm.wire import PromptForm
+from llm_service.config import LLMBackend
 from servicekit.clock import Clock
 
 LEAST_BATCHES_AHEAD = 4

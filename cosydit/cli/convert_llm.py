@@ -11,7 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
-from llm_service.config import BackendName
+from llm_service.config import LLMBackend
 from llm_service.errors import ConfigError, LLMServiceError
 from llm_service.export.convert import Calibration, Origin, build_trtllm, convert_huggingface, convert_trtllm
 from llm_service.export.trtllm_build import EngineLimits
@@ -82,7 +82,7 @@ def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser("test", help="ask a server and compare with the model it was made of")
-    parser.add_argument("--backend", choices=[name.value for name in BackendName], required=True)
+    parser.add_argument("--backend", choices=[name.value for name in LLMBackend], required=True)
     parser.add_argument("--model-dir", type=Path, required=True, help="engine or converted form, as served")
     parser.add_argument("--source-dir", type=Path, help="Hugging Face form to compare with (default: --model-dir)")
     parser.add_argument("--url", help="a server that runs already (default: one is started)")

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import longest_speech
+from llm_service.config import LLMBackend
 from llm_service.prompt import (
     EmptyTextError,
     GenerationBounds,
@@ -38,14 +39,6 @@ from llm_service.vocab import (
 _ENDED = "stop"
 _GOOD_ENDS = (_ENDED, "length")
 _EXCERPT_CHARACTERS = 200
-
-
-class LLMBackend(str, Enum):
-    """Which server answers; they differ in how token ids are asked for."""
-
-    EMBEDDED = "embedded"
-    VLLM = "vllm"
-    TRTLLM = "trtllm"
 
 
 class PromptForm(str, Enum):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llm_service.backends.base import is_engine
 from llm_service.backends.trtllm import PROGRAM
-from llm_service.config import BackendName
+from llm_service.config import LLMBackend
 from llm_service.huggingface_layout import has_speech_form
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def has_gpu(probe: Succeeds = succeeds) -> bool:
     return not is_cpu_build and probe(_GPU_COMMAND)
 
 
-def choose_backend(model_dir: Path, on_gpu: bool, probe: Succeeds = succeeds) -> BackendName:
+def choose_backend(model_dir: Path, on_gpu: bool, probe: Succeeds = succeeds) -> LLMBackend:
     """Return the backend for a checkpoint on this host.
 
     Args:
@@ -65,7 +65,7 @@ def choose_backend(model_dir: Path, on_gpu: bool, probe: Succeeds = succeeds) ->
         probe: tells whether a command works.
     """
     if not on_gpu:
-        return BackendName.EMBEDDED
+        return LLMBackend.EMBEDDED
     if not (has_speech_form(model_dir) or is_engine(model_dir)):
-        return BackendName.EMBEDDED
-    return BackendName.TRTLLM if probe(_PROBE_COMMAND) else BackendName.EMBEDDED
+        return LLMBackend.EMBEDDED
+    return LLMBackend.TRTLLM if probe(_PROBE_COMMAND) else LLMBackend.EMBEDDED

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from llm_service.config import BackendName, ServerConfig
+from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError, CheckpointError
 from llm_service.huggingface_layout import has_speech_form
 from llm_service.text_encoder import TOKENIZER_FILE
@@ -35,7 +35,7 @@ class Backend(Protocol):
     """One engine behind the OpenAI-compatible contract."""
 
     @property
-    def name(self) -> BackendName:
+    def name(self) -> LLMBackend:
         """Its name on the command line."""
         ...
 
@@ -81,7 +81,7 @@ def require_directories(config: ServerConfig) -> None:
         raise CheckpointError(f"{path} is missing; {_MAKE_IT}")
 
 
-def warn_about_lost_bias(name: BackendName, model_dir: Path) -> None:
+def warn_about_lost_bias(name: LLMBackend, model_dir: Path) -> None:
     """Say in the log that stock Qwen2 of this backend drops the head's bias, if the directory is of the stock form."""
     if (model_dir / MODEL_CONFIG).is_file() and not has_speech_form(model_dir) and not is_engine(model_dir):
         logger.warning(

@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 
 from llm_service.backends.base import Capabilities, require_directories
-from llm_service.config import BackendName, EmbeddedConfig, ServerConfig
+from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError
 
 NEEDED_MODULES = ("torch", "transformers", "safetensors")
@@ -16,7 +16,7 @@ NEEDED_MODULES = ("torch", "transformers", "safetensors")
 class EmbeddedBackend:
     """Runs `llm_service.embedded`."""
 
-    name = BackendName.EMBEDDED
+    name = LLMBackend.EMBEDDED
     capabilities = Capabilities(
         token_id_field="return_token_ids",
         token_id_value=True,

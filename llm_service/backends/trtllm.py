@@ -10,7 +10,7 @@ from llm_service.backends.base import (
     require_program,
     warn_about_lost_bias,
 )
-from llm_service.config import BackendName, ServerConfig
+from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import ConfigError
 from llm_service.huggingface_layout import has_speech_form
 
@@ -22,7 +22,7 @@ INSTALL = "install TensorRT-LLM (pip install tensorrt_llm) or run in the image n
 class TrtllmBackend:
     """Runs `trtllm-serve`."""
 
-    name = BackendName.TRTLLM
+    name = LLMBackend.TRTLLM
     capabilities = Capabilities(
         token_id_field="detokenize",
         token_id_value=False,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llm_service.adapters import VLLM_PLUGIN_DIR
 from llm_service.backends.base import Capabilities, require_directories, require_program, warn_about_lost_bias
-from llm_service.config import BackendName, ServerConfig
+from llm_service.config import LLMBackend, ServerConfig
 from llm_service.huggingface_layout import has_speech_form
 
 PROGRAM = "vllm"
@@ -20,7 +20,7 @@ INSTALL = "install it with: pip install vllm (needs a GPU)"
 class VllmBackend:
     """Runs `vllm serve`."""
 
-    name = BackendName.VLLM
+    name = LLMBackend.VLLM
     capabilities = Capabilities(
         token_id_field="return_token_ids",
         token_id_value=True,

@@ -16,7 +16,7 @@ import servicekit.drain
 import token2wav_service.serving.__main__ as triton_main
 import token2wav_service.serving.assemble
 from llm_service.__main__ import _parser as llm_parser
-from llm_service.config import BackendName, parse_embedded_config, parse_server_config
+from llm_service.config import LLMBackend, parse_embedded_config, parse_server_config
 from token2wav_service.serving.settings import SETTINGS
 
 PYTHONS = ("python", "python3")
@@ -62,11 +62,11 @@ def check_command(command: Sequence[str]) -> None:
 
 def _check_llm(arguments: list[str]) -> None:
     options = vars(llm_parser().parse_args(arguments))
-    backend = BackendName(options.pop("backend"))
+    backend = LLMBackend(options.pop("backend"))
     options.pop("dry_run")
     try:
         parse_server_config(backend, options)
-        if backend is BackendName.EMBEDDED:
+        if backend is LLMBackend.EMBEDDED:
             parse_embedded_config(options)
     except Exception as error:
         raise ValueError(str(error)) from error

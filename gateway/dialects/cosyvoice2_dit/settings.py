@@ -11,13 +11,14 @@ from typing import Any
 from gateway.chunking.policies import ChunkSettings
 from gateway.errors import ConfigError
 from gateway.llm.client import SpeechLMClient
-from gateway.llm.wire import LLMBackend, LLMWire, PromptForm
+from gateway.llm.wire import LLMWire, PromptForm
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import plain_front_end
 from gateway.text.carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
 from gateway.voices.registry import VoiceRegistry, load_voices
+from llm_service.config import LLMBackend
 from llm_service.prompt import load_text_encoder
 from llm_service.speech_bounds import load_speech_bounds
 

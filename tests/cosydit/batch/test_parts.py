@@ -22,7 +22,8 @@ from cosydit.batch.types import BatchPlan, BatchReport
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.wire import LLMBackend, LLMWire, PromptForm
+from gateway.llm.wire import LLMWire, PromptForm
+from llm_service.config import LLMBackend
 from llm_service.text_encoder import load_text_encoder
 from llm_service.vocab import llm_id_from_speech_id
 from servicekit.clock import SystemClock

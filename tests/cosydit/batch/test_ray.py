@@ -27,7 +27,7 @@ from cosydit.batch.types import (
 )
 from cosydit.bench.types import SpeechInput
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.wire import LLMBackend
+from llm_service.config import LLMBackend
 from servicekit.clock import Clock
 from tests.cosydit.batch.scripted_stages import SAMPLES_A_TOKEN, ScriptedLLM, ScriptedToken2Wav
 

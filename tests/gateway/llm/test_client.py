@@ -12,7 +12,8 @@ from aiohttp import web
 from gateway import errors
 from gateway.core import SpeechTokenDelta, Utterance
 from gateway.llm.client import SpeechLMClient
-from gateway.llm.wire import LLMBackend, LLMWire
+from gateway.llm.wire import LLMWire
+from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits
 from llm_service.vocab import END_IDS, SOS_ID, TASK_ID, llm_id_from_speech_id
 from tests.gateway.fakes import DONE, CharacterEncoder, chat_event, token_event

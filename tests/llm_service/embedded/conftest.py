@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from llm_service.checkpoint import make_random_llm
-from llm_service.config import BackendName, EmbeddedConfig, parse_server_config
+from llm_service.config import EmbeddedConfig, LLMBackend, parse_server_config
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.serve import build_app
 from servicekit.clock import SystemClock
@@ -40,7 +40,7 @@ def model(llm_dir: Path) -> SpeechLanguageModel:
 def server_url(llm_dir: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """The embedded server on each of its engines, with 4 slots and 2 queue places, on a free port."""
     config = parse_server_config(
-        BackendName.EMBEDDED,
+        LLMBackend.EMBEDDED,
         {"model_dir": str(llm_dir), "max_batch_size": 4, "served_model_name": MODEL_NAME, "max_seq_len": 4096},
     )
     app = build_app(config, EmbeddedConfig(num_threads=1, max_queue_size=2, engine=request.param), SystemClock())

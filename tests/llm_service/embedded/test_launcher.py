@@ -14,8 +14,8 @@ from llm_service.backends import TrtllmBackend, VllmBackend
 from llm_service.backends.auto import choose_backend, succeeds
 from llm_service.config import (
     SETTINGS,
-    BackendName,
     EmbeddedConfig,
+    LLMBackend,
     SettingValue,
     parse_embedded_config,
     parse_server_config,
@@ -86,8 +86,8 @@ def test_vllm_gets_the_same_settings_under_its_own_names(capsys: pytest.CaptureF
     assert command == expected.split()
 
 
-@pytest.mark.parametrize("backend", list(BackendName))
-def test_every_accepted_setting_changes_the_command(capsys: pytest.CaptureFixture[str], backend: BackendName) -> None:
+@pytest.mark.parametrize("backend", list(LLMBackend))
+def test_every_accepted_setting_changes_the_command(capsys: pytest.CaptureFixture[str], backend: LLMBackend) -> None:
     plain = dry_run(capsys, backend.value)
     for setting in SETTINGS:
         flag = [f"--{setting.name.replace('_', '-')}"] + ([] if setting.kind is bool else [VALUES[setting.name]])
@@ -107,7 +107,7 @@ def test_the_embedded_command_can_be_run_again(capsys: pytest.CaptureFixture[str
 
 def test_all_interfaces_are_bound_in_a_container_only() -> None:
     common = {"model_dir": "m"}
-    for backend in BackendName:
+    for backend in LLMBackend:
         assert parse_server_config(backend, common).host == "127.0.0.1"
         assert parse_server_config(backend, {**common, "in_container": True}).host == "0.0.0.0"
         assert parse_server_config(backend, {**common, "in_container": True, "host": "::1"}).host == "::1"
@@ -127,7 +127,7 @@ def test_all_interfaces_are_bound_in_a_container_only() -> None:
 )
 def test_bad_settings_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_server_config(BackendName.EMBEDDED, settings)
+        parse_server_config(LLMBackend.EMBEDDED, settings)
 
 
 def test_the_embedded_settings_are_read_and_bounded() -> None:
@@ -154,7 +154,7 @@ def test_a_backend_that_drops_the_head_bias_says_so(
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    VllmBackend().check(parse_server_config(BackendName.VLLM, {"model_dir": str(llm_dir)}))
+    VllmBackend().check(parse_server_config(LLMBackend.VLLM, {"model_dir": str(llm_dir)}))
     assert "biased speech head" in caplog.text
 
 
@@ -171,14 +171,14 @@ def test_the_share_of_memory_bounds_the_slots(llm_dir: Path) -> None:
     common: dict[str, SettingValue] = {"model_dir": str(llm_dir), "max_batch_size": 2, "max_seq_len": 64}
     tiny_share: dict[str, SettingValue] = {**common, "kv_cache_free_gpu_memory_fraction": 1e-12}
     with pytest.raises(ConfigError, match="one slot"):
-        build_loop(parse_server_config(BackendName.EMBEDDED, tiny_share), EmbeddedConfig(num_threads=1), SystemClock())
-    loop = build_loop(parse_server_config(BackendName.EMBEDDED, common), EmbeddedConfig(num_threads=1), SystemClock())
+        build_loop(parse_server_config(LLMBackend.EMBEDDED, tiny_share), EmbeddedConfig(num_threads=1), SystemClock())
+    loop = build_loop(parse_server_config(LLMBackend.EMBEDDED, common), EmbeddedConfig(num_threads=1), SystemClock())
     loop.stop()
     assert loop.stats().slots == 2
 
 
 def test_sequences_longer_than_the_model_allows_are_refused(llm_dir: Path) -> None:
-    config = parse_server_config(BackendName.EMBEDDED, {"model_dir": str(llm_dir), "max_seq_len": 40000})
+    config = parse_server_config(LLMBackend.EMBEDDED, {"model_dir": str(llm_dir), "max_seq_len": 40000})
     with pytest.raises(CheckpointError, match="32768"):
         build_loop(config, EmbeddedConfig(num_threads=1), SystemClock())
 
@@ -187,10 +187,10 @@ def test_auto_takes_trtllm_only_where_it_works_and_loses_nothing(llm_dir: Path, 
     converted = tmp_path / "converted"
     converted.mkdir()
     (converted / "config.json").write_text('{"architectures": ["SpeechQwen2ForCausalLM"]}')
-    assert choose_backend(converted, True, lambda _: True) is BackendName.TRTLLM
-    assert choose_backend(converted, True, lambda _: False) is BackendName.EMBEDDED
-    assert choose_backend(llm_dir, True, lambda _: True) is BackendName.EMBEDDED
-    assert choose_backend(converted, False, lambda _: True) is BackendName.EMBEDDED
+    assert choose_backend(converted, True, lambda _: True) is LLMBackend.TRTLLM
+    assert choose_backend(converted, True, lambda _: False) is LLMBackend.EMBEDDED
+    assert choose_backend(llm_dir, True, lambda _: True) is LLMBackend.EMBEDDED
+    assert choose_backend(converted, False, lambda _: True) is LLMBackend.EMBEDDED
 
 
 def test_a_probe_tells_whether_a_program_works() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from llm_service.adapters import TRTLLM_MODULE_DIR, VLLM_PLUGIN_DIR
 from llm_service.backends import EmbeddedBackend, TrtllmBackend, VllmBackend
-from llm_service.config import BackendName, EmbeddedConfig, ServerConfig, parse_server_config
+from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig, parse_server_config
 from llm_service.embedded.serve import build_loop
 from llm_service.errors import ConfigError
 from llm_service.huggingface_layout import has_speech_form
@@ -18,7 +18,7 @@ from servicekit.clock import SystemClock
 LOST = "biased speech head"
 
 
-def config_for(backend: BackendName, model_dir: Path, tokenizer_dir: Path, **settings: str) -> ServerConfig:
+def config_for(backend: LLMBackend, model_dir: Path, tokenizer_dir: Path, **settings: str) -> ServerConfig:
     return parse_server_config(backend, {"model_dir": str(model_dir), "tokenizer_dir": str(tokenizer_dir), **settings})
 
 
@@ -47,33 +47,33 @@ def test_vllm_finds_the_plugin_of_the_converted_form(
     converted_dir: Path, monkeypatch: pytest.MonkeyPatch, earlier: str
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", earlier)
-    command = VllmBackend().command(config_for(BackendName.VLLM, converted_dir, converted_dir))
+    command = VllmBackend().command(config_for(LLMBackend.VLLM, converted_dir, converted_dir))
     expected = f"{VLLM_PLUGIN_DIR}:{earlier}" if earlier else str(VLLM_PLUGIN_DIR)
     assert command[:5] == ["env", f"PYTHONPATH={expected}", "vllm", "serve", str(converted_dir)]
 
 
 def test_tensorrt_llm_loads_the_module_of_the_converted_form(converted_dir: Path) -> None:
-    command = TrtllmBackend().command(config_for(BackendName.TRTLLM, converted_dir, converted_dir))
+    command = TrtllmBackend().command(config_for(LLMBackend.TRTLLM, converted_dir, converted_dir))
     assert command[command.index("--custom_module_dirs") + 1] == str(TRTLLM_MODULE_DIR)
     assert "--backend" not in command
 
 
 def test_the_stock_form_is_served_as_before(stock_dir: Path) -> None:
     assert not has_speech_form(stock_dir)
-    assert VllmBackend().command(config_for(BackendName.VLLM, stock_dir, stock_dir))[0] == "vllm"
-    assert "--custom_module_dirs" not in TrtllmBackend().command(config_for(BackendName.TRTLLM, stock_dir, stock_dir))
+    assert VllmBackend().command(config_for(LLMBackend.VLLM, stock_dir, stock_dir))[0] == "vllm"
+    assert "--custom_module_dirs" not in TrtllmBackend().command(config_for(LLMBackend.TRTLLM, stock_dir, stock_dir))
 
 
 def test_an_engine_is_served_by_the_backend_that_runs_engines(engine_dir: Path, converted_dir: Path) -> None:
-    command = TrtllmBackend().command(config_for(BackendName.TRTLLM, engine_dir, converted_dir))
+    command = TrtllmBackend().command(config_for(LLMBackend.TRTLLM, engine_dir, converted_dir))
     assert command[command.index("--backend") + 1] == "tensorrt"
-    asked = config_for(BackendName.TRTLLM, engine_dir, converted_dir, engine_backend="tensorrt")
+    asked = config_for(LLMBackend.TRTLLM, engine_dir, converted_dir, engine_backend="tensorrt")
     assert TrtllmBackend().command(asked) == command
 
 
 @pytest.mark.usefixtures("programs")
 def test_the_converted_form_is_no_engine(converted_dir: Path) -> None:
-    config = config_for(BackendName.TRTLLM, converted_dir, converted_dir, engine_backend="tensorrt")
+    config = config_for(LLMBackend.TRTLLM, converted_dir, converted_dir, engine_backend="tensorrt")
     with pytest.raises(ConfigError, match="is no engine; build one with cosydit convert-llm trtllm and build"):
         TrtllmBackend().check(config)
 
@@ -100,7 +100,7 @@ def test_only_a_stock_form_loses_its_bias(
 def test_the_embedded_backend_serves_either_form(converted_dir: Path) -> None:
     embedded = EmbeddedConfig(num_threads=1)
     assert not EmbeddedBackend(embedded).capabilities.needs_converted_form
-    config = config_for(BackendName.EMBEDDED, converted_dir, converted_dir, max_batch_size="1", max_seq_len="64")
+    config = config_for(LLMBackend.EMBEDDED, converted_dir, converted_dir, max_batch_size="1", max_seq_len="64")
     loop = build_loop(config, embedded, SystemClock())
     loop.stop()
     assert loop.stats().slots == 1
