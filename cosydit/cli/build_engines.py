@@ -75,8 +75,7 @@ def build_engines(
 ) -> int:
     """Build every engine that was asked for on a host; returns the exit status."""
     from token2wav_service.errors import CheckpointError, ExportError, TensorRTError
-    from token2wav_service.export.tensorrt.build import ensure_engine
-    from token2wav_service.export.tensorrt.progress import ProgressBars
+    from token2wav_service.export.tensorrt.build import ProgressBars, ensure_engine
 
     inner = args.checkpoint / "token2wav"
     model_dir = inner if inner.is_dir() else args.checkpoint

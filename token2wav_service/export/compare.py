@@ -15,12 +15,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.onnx_models import RUNNABLE, OnnxGraph
-from token2wav_service.export.onnx_reference import OnnxReference
 from token2wav_service.export.samples import sample_inputs
 from token2wav_service.graphs.spec import GraphSpec, Precision
 
@@ -232,3 +234,24 @@ def _error(got: Tensor, wanted: Tensor) -> tuple[float, float]:
     if signal == 0 or not math.isfinite(noise):
         return difference.abs().max().item(), NOTHING_IN_COMMON_DB
     return difference.abs().max().item(), 10 * math.log10(signal / noise)
+
+
+class OnnxReference:
+    """One exported file; tensors in and out by name."""
+
+    def __init__(self, path: Path) -> None:
+        self._evaluator = ReferenceEvaluator(str(path))
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs by name; floating ones as float32."""
+        made = self._evaluator.run(None, {name: _to_numpy(tensor) for name, tensor in inputs.items()})
+        arrays = (np.asarray(array) for array in made)
+        floats = (array if array.dtype.kind in "ib" else array.astype(np.float32) for array in arrays)
+        return {name: torch.from_numpy(value) for name, value in zip(self._evaluator.output_names, floats, strict=True)}
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:  # type: ignore[type-arg]
+    # torch and numpy share no bfloat16; through float32 nothing is lost.
+    if tensor.dtype is torch.bfloat16:
+        return tensor.float().numpy().astype(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())

@@ -14,8 +14,7 @@ import pytest
 from tests.token2wav_service.tensorrt.fake_tensorrt import FOREIGN_CACHE, FakeTensorRT, ParserError
 from tests.token2wav_service.tensorrt.small import HOST, Steps, certifier, profile, request, tensorrt, write_onnx
 from token2wav_service.errors import EngineBuildError, EngineUnfitError
-from token2wav_service.export.tensorrt.build import LOCK_NAME, BuildResult, EngineRequest, ensure_engine
-from token2wav_service.export.tensorrt.progress import ProgressBars
+from token2wav_service.export.tensorrt.build import LOCK_NAME, BuildResult, EngineRequest, ProgressBars, ensure_engine
 from token2wav_service.runtime.tensorrt.api import TensorRT
 from token2wav_service.runtime.tensorrt.manifest import GpuHost, read_manifests
 

@@ -1,19 +1,21 @@
 """Makes one engine file out of an exported graph: read its request, build, measure, and only then rename into place.
 
 Two builders that share a directory take turns. What is there already and fits is left alone, without loading TensorRT
-or torch, so that finding nothing to do is quick.
+or torch, so that finding nothing to do is quick. `ProgressBars` shows how far a build is.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TextIO
 
 from filelock import FileLock, Timeout
+from tqdm import tqdm
 
 from token2wav_service.errors import EngineBuildError, EngineUnfitError, ExportError
 from token2wav_service.export.manifest import Manifest, read_manifest
@@ -240,3 +242,47 @@ def read_spec(manifest: Manifest) -> GraphSpec:
         raise ExportError(
             f"the manifest of {manifest.graph} can't be read ({err!r}); run `cosydit export` again"
         ) from err
+
+
+class ProgressBars:
+    """One bar for every open phase; may be called from several threads."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        """Keep where to write.
+
+        Args:
+            title: stands before the outermost phases.
+        """
+        self._title, self._stream = title, stream
+        self._lock = threading.Lock()
+        self._bars: dict[str, tqdm[Any]] = {}
+
+    def start(self, phase: str, parent: str | None, steps: int) -> None:
+        """Open a bar."""
+        text = phase if parent is not None else f"{self._title}: {phase}"
+        with self._lock:
+            self._close(phase)
+            self._bars[phase] = tqdm(total=steps, desc=text, leave=parent is None, file=self._stream, unit="step")
+
+    def step(self, phase: str, index: int) -> None:
+        """Move a bar on."""
+        with self._lock:
+            bar = self._bars.get(phase)
+            if bar is not None:
+                bar.update(index + 1 - bar.n)
+
+    def finish(self, phase: str) -> None:
+        """Close a bar."""
+        with self._lock:
+            self._close(phase)
+
+    def close(self) -> None:
+        """Close what a failed build left open."""
+        with self._lock:
+            for phase in list(self._bars):
+                self._close(phase)
+
+    def _close(self, phase: str) -> None:
+        bar = self._bars.pop(phase, None)
+        if bar is not None:
+            bar.close()
