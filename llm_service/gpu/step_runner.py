@@ -75,10 +75,6 @@ class Ticket:
         self._tokens = tokens
         self._event = event
 
-    def is_done(self) -> bool:
-        """Tell whether `tokens` would not wait."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
     def tokens(self) -> list[int]:
         """Wait for the step and return the head rows drawn, in the order of its rows; see `ops.sample`."""
         if self._event is not None:
