@@ -1,0 +1,308 @@
+"""Runs steps on the device without waiting for them: one CUDA graph for each number of rows, inputs and answers apart.
+
+    pinned inputs --copy--> graph: [begin] embed, layers, head, draw --copy--> pinned tokens, event
+
+A step is launched while the one before it still runs; `Ticket.tokens` waits for its own step only. On a CPU the same
+launches run at once, without graphs. Knows nothing of requests or of time.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from llm_service.gpu.decoder import DecodeInputs, Decoder, PromptInputs
+from llm_service.gpu.ops import BeginInputs
+from llm_service.gpu.slot_state import NUMBERS, AnswerStart
+
+logger = logging.getLogger(__name__)
+
+Ints = npt.NDArray[np.int32]
+
+STEPS_AT_ONCE = 3
+"""Sets of pinned buffers: one step runs, one is launched behind it, one is being read."""
+WARM_UP_RUNS = 2
+ROWS_PER_DRAW = 16
+LEAST_DRAWS = 8
+
+
+@dataclass(frozen=True)
+class RunnerSizes:
+    """For which numbers of rows there are graphs, in rising order."""
+
+    decode_rows: tuple[int, ...]
+    prompt_rows: tuple[int, ...]
+    draws: int  # most answers that begin in one step
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest launch."""
+        return max(self.decode_rows[-1], self.prompt_rows[-1])
+
+    @property
+    def max_draws(self) -> int:
+        """Most rows of a launch for which a token is drawn."""
+        return max(self.decode_rows[-1], self.draws)
+
+    def draws_of(self, prompt_rows: int) -> int:
+        """Return how many prompts may end in a launch of so many rows."""
+        return min(self.draws, max(LEAST_DRAWS, prompt_rows // ROWS_PER_DRAW))
+
+
+@dataclass(frozen=True)
+class PromptPiece:
+    """Some tokens of one prompt."""
+
+    slot: int
+    first_position: int
+    token_ids: Ints  # LLM ids
+    ends: bool  # the prompt's last tokens: its answer's first token is drawn
+    start: AnswerStart | None  # with the first piece
+
+
+class Ticket:
+    """The tokens of one step, once it has run."""
+
+    def __init__(self, tokens: Tensor, event: torch.cuda.Event | None) -> None:
+        self._tokens = tokens
+        self._event = event
+
+    def is_done(self) -> bool:
+        """Tell whether `tokens` would not wait."""
+        return self._event is None or self._event.query()
+
+    def tokens(self) -> list[int]:
+        """Wait for the step and return the head rows drawn, in the order of its rows; see `ops.sample`."""
+        if self._event is not None:
+            self._event.synchronize()
+        drawn: list[int] = self._tokens.tolist()
+        return drawn
+
+
+class _Mirror:
+    """A buffer on the device and its pinned twins on the host, used in turn."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.device = torch.zeros(shape, dtype=dtype, device=device)
+        is_cuda = device.type == "cuda"
+        count = STEPS_AT_ONCE if is_cuda else 1
+        self._hosts = [torch.zeros(shape, dtype=dtype, pin_memory=is_cuda) for _ in range(count)]
+        self._views = [host.numpy() for host in self._hosts]
+        self._turn = 0
+
+    def next(self) -> tuple[npt.NDArray[np.generic], Tensor]:
+        """Return the next host buffer, as array and as tensor."""
+        self._turn = (self._turn + 1) % len(self._hosts)
+        return self._views[self._turn], self._hosts[self._turn]
+
+
+@dataclass
+class _DecodeBucket:
+    slots: _Mirror
+    tokens: _Mirror
+    launch: Callable[[], None]
+    loaded: Ints | None = None  # what `slots` holds on the device
+
+
+@dataclass
+class _PromptBucket:
+    rows: int
+    draws: int
+    ints: _Mirror
+    numbers: _Mirror
+    flags: _Mirror
+    tokens: _Mirror
+    launch: Callable[[], None]
+
+
+class StepRunner:
+    """Launches decode steps and prompt steps. Not thread-safe."""
+
+    def __init__(self, decoder: Decoder, sizes: RunnerSizes) -> None:
+        """Take the decoder; `warm_up` must come before the first step."""
+        self._decoder = decoder
+        self.sizes = sizes
+        self._device = decoder.weights.embedding.device
+        self._spare = decoder.state.sizes.slots
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._decode: dict[int, _DecodeBucket] = {}
+        self._prompt: dict[int, _PromptBucket] = {}
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile and capture all graphs, the largest first, so that they share their memory."""
+        for rows in reversed(self.sizes.prompt_rows):
+            self._prompt[rows] = self._prompt_bucket(rows)
+        for rows in reversed(self.sizes.decode_rows):
+            self._decode[rows] = self._decode_bucket(rows)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            graphs = len(self._prompt) + len(self._decode)
+            logger.info("captured %d graphs: decode rows %s, prompt rows %s", graphs, *_bounds(self.sizes))
+
+    @torch.inference_mode()
+    def decode(self, slots: Ints) -> Ticket:
+        """Advance slots by a token each; at most the largest decode bucket."""
+        bucket = self._decode[_at_least(self.sizes.decode_rows, len(slots))]
+        with torch.cuda.stream(self._stream):
+            if bucket.loaded is None or not np.array_equal(bucket.loaded, slots):
+                view, host = bucket.slots.next()
+                view[: len(slots)] = slots
+                view[len(slots) :] = self._spare
+                bucket.slots.device.copy_(host, non_blocking=True)
+                bucket.loaded = slots.copy()
+            bucket.launch()
+            return self._ticket(bucket.tokens, len(slots))
+
+    @torch.inference_mode()
+    def prompt(self, pieces: Sequence[PromptPiece]) -> Ticket:
+        """Run pieces of prompts; the ticket has a token for each piece that ends its prompt, in their order.
+
+        Args:
+            pieces: no more rows than the largest prompt bucket, no more ends than its draws.
+        """
+        bucket = self._prompt[self._prompt_rows(pieces)]
+        ends = self._fill(bucket, pieces)
+        with torch.cuda.stream(self._stream):
+            bucket.launch()
+            return self._ticket(bucket.tokens, ends)
+
+    def _prompt_rows(self, pieces: Sequence[PromptPiece]) -> int:
+        rows = sum(len(piece.token_ids) for piece in pieces)
+        ends = sum(piece.ends or piece.start is not None for piece in pieces)
+        fitting = [size for size in self.sizes.prompt_rows if size >= rows and self.sizes.draws_of(size) >= ends]
+        return fitting[0]
+
+    def _fill(self, bucket: _PromptBucket, pieces: Sequence[PromptPiece]) -> int:
+        state = self._decoder.state.sizes
+        ints, host = bucket.ints.next()
+        fields = _IntFields(bucket.rows, bucket.draws, state.words, state.pages_per_slot).split(ints)
+        fields.reset(self._spare)
+        row = ends = 0
+        for piece in pieces:
+            size = len(piece.token_ids)
+            at = slice(row, row + size)
+            fields.tokens[at], fields.slots[at] = piece.token_ids, piece.slot
+            fields.positions[at] = np.arange(piece.first_position, piece.first_position + size)
+            row += size
+            if piece.ends:
+                fields.drawn_slots[ends], fields.drawn_rows[ends] = piece.slot, row - 1
+                ends += 1
+        starts = [piece.start for piece in pieces if piece.start is not None]
+        with torch.cuda.stream(self._stream):
+            self._fill_starts(bucket, fields, starts)
+            bucket.ints.device.copy_(host, non_blocking=True)
+        return ends
+
+    def _fill_starts(self, bucket: _PromptBucket, fields: _IntViews, starts: Sequence[AnswerStart]) -> None:
+        count = len(starts)
+        fields.count[0] = count
+        if not count:
+            return
+        numbers, numbers_host = bucket.numbers.next()
+        flags, flags_host = bucket.flags.next()
+        for index, start in enumerate(starts):
+            fields.words[index] = start.words(self._decoder.state.sizes.recent)
+            fields.pages[index, : len(start.pages)] = start.pages
+            numbers[index] = start.numbers()
+            flags[index] = start.flags
+        bucket.numbers.device[:count].copy_(numbers_host[:count], non_blocking=True)
+        bucket.flags.device[:count].copy_(flags_host[:count], non_blocking=True)
+
+    def _ticket(self, tokens: _Mirror, count: int) -> Ticket:
+        _, host = tokens.next()
+        host.copy_(tokens.device, non_blocking=True)
+        event = None
+        if self._stream is not None:
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return Ticket(host[:count], event)
+
+    def _decode_bucket(self, rows: int) -> _DecodeBucket:
+        slots = _Mirror((rows,), torch.int32, self._device)
+        slots.device.fill_(self._spare)
+        tokens = _Mirror((rows,), torch.int32, self._device)
+        inputs = DecodeInputs(slots.device)
+        return _DecodeBucket(slots, tokens, self._captured(lambda: self._decoder.decode(inputs, tokens.device)))
+
+    def _prompt_bucket(self, rows: int) -> _PromptBucket:
+        state, draws = self._decoder.state.sizes, self.sizes.draws_of(rows)
+        layout = _IntFields(rows, draws, state.words, state.pages_per_slot)
+        ints = _Mirror((layout.total,), torch.int32, self._device)
+        numbers = _Mirror((draws, NUMBERS), torch.float32, self._device)
+        flags = _Mirror((draws, state.rows), torch.int8, self._device)
+        tokens = _Mirror((draws,), torch.int32, self._device)
+        on_device = layout.split(ints.device)
+        on_device.reset(self._spare)
+        begin = BeginInputs(on_device.count, on_device.words, numbers.device, on_device.pages, flags.device)
+        inputs = PromptInputs(
+            *(on_device.tokens, on_device.slots, on_device.positions, on_device.drawn_slots, on_device.drawn_rows), begin
+        )
+        launch = self._captured(lambda: self._decoder.prompt(inputs, tokens.device))
+        return _PromptBucket(rows, draws, ints, numbers, flags, tokens, launch)
+
+    def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return what replays `run`; on a CPU, `run` itself."""
+        if self._stream is None:
+            return run
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP_RUNS):
+                run()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        return graph.replay
+
+
+class _IntViews:
+    """The integer inputs of a prompt step, as parts of one buffer that is copied at once; arrays or tensors."""
+
+    def __init__(self, parts: Sequence[Ints]) -> None:
+        self.count, self.tokens, self.slots, self.positions, self.drawn_slots, self.drawn_rows = parts[:6]
+        self.words, self.pages = parts[6:]
+
+    def reset(self, spare_slot: int) -> None:
+        """Leave nothing to do."""
+        for part in (self.count, self.tokens, self.positions, self.drawn_rows, self.words, self.pages):
+            part[...] = 0
+        self.slots[...] = spare_slot
+        self.drawn_slots[...] = spare_slot
+
+
+class _IntFields:
+    """Where each of them stands in the buffer."""
+
+    def __init__(self, rows: int, draws: int, words: int, pages: int) -> None:
+        self._shapes = [(4,), (rows,), (rows,), (rows,), (draws,), (draws,), (draws, words), (draws, pages)]
+
+    @property
+    def total(self) -> int:
+        """Integers of the whole."""
+        return sum(int(np.prod(shape)) for shape in self._shapes)
+
+    def split(self, buffer: Ints | Tensor) -> _IntViews:
+        """Return views of a flat buffer."""
+        parts, begin = [], 0
+        for shape in self._shapes:
+            size = int(np.prod(shape))
+            parts.append(buffer[begin : begin + size].reshape(shape))
+            begin += size
+        return _IntViews(parts)
+
+
+def _at_least(sizes: Sequence[int], wanted: int) -> int:
+    return sizes[bisect_left(sizes, wanted)]
+
+
+def _bounds(sizes: RunnerSizes) -> tuple[str, str]:
+    return f"1..{sizes.decode_rows[-1]}", f"{sizes.prompt_rows[0]}..{sizes.prompt_rows[-1]}"
