@@ -53,7 +53,7 @@ SETTINGS = (
     Setting("host", f"address to bind (default {LOOPBACK_HOST}; with --in-container {ALL_INTERFACES_HOST})"),
     Setting("port", "port to bind, 0 for any free one with the embedded backend (default 8000)", int),
     Setting("in_container", f"bind {ALL_INTERFACES_HOST} unless a host is given", bool),
-    Setting("max_batch_size", "requests that advance together (default 64; embedded 8)", int),
+    Setting("max_batch_size", "requests that run together (default 64; embedded 8, on a GPU 1024)", int),
     Setting(
         "kv_cache_free_gpu_memory_fraction",
         "share of free memory for the key-value cache (default 0.4); vllm: share of all GPU memory, weights included; "
@@ -75,7 +75,28 @@ SETTINGS = (
     ),
     Setting("engine_backend", "what trtllm-serve runs (default: its choice)", str, _TRTLLM, ("pytorch", "tensorrt")),
     Setting("device", "torch device (default cpu)", str, _EMBEDDED),
-    Setting("dtype", "computing type (default float32)", str, _EMBEDDED, ("float32", "bfloat16", "float16")),
+    Setting(
+        "engine",
+        "transformers, or graphs: CUDA graphs with the sampler inside (default: graphs on a GPU)",
+        str,
+        _EMBEDDED,
+        ("transformers", "graphs"),
+    ),
+    Setting(
+        "dtype",
+        "computing type (default float32; bfloat16 for the engine of graphs on a GPU)",
+        str,
+        _EMBEDDED,
+        ("float32", "bfloat16", "float16"),
+    ),
+    Setting("grpc_port", "port of the lean stream of tokens, 0 for any free one (default: none)", int, _EMBEDDED),
+    Setting(
+        "max_lead_s",
+        "engine of graphs: a stream that is so many seconds of speech ahead of its listener gives way while others wait "
+        "(default 5)",
+        float,
+        _EMBEDDED,
+    ),
     Setting("num_threads", "torch threads (default: torch's choice)", int, _EMBEDDED),
     Setting(
         "rows_per_forward", "rows of a decode forward, fixed, so that equal seeds agree (default 8)", int, _EMBEDDED
@@ -121,7 +142,10 @@ class EmbeddedConfig:
     """What only the embedded engine needs."""
 
     device: str = "cpu"
-    dtype: str = "float32"
+    engine: str | None = None  # None: graphs on a GPU, else transformers
+    dtype: str | None = None  # None: bfloat16 for graphs on a GPU, else float32
+    grpc_port: int | None = None
+    max_lead_s: float = 5.0
     num_threads: int | None = None
     rows_per_forward: int = 8
     max_queue_size: int = 64  # requests beyond those that run
@@ -131,14 +155,35 @@ class EmbeddedConfig:
     def __post_init__(self) -> None:
         if self.num_threads is not None:
             _require_range("num_threads", self.num_threads, 1, 1024)
+        if self.grpc_port is not None:
+            _require_range("grpc_port", self.grpc_port, 0, MAX_PORT)
+        if not 0.0 <= self.max_lead_s <= MAX_LEAD_S:
+            raise ConfigError(f"max_lead_s is {self.max_lead_s}; expected 0..{MAX_LEAD_S:.0f}")
         _require_range("rows_per_forward", self.rows_per_forward, 1, 1024)
         _require_range("max_queue_size", self.max_queue_size, 0, 1 << 20)
         _require_range("ras_window", self.ras_window, 0, 1 << 16)
         if not 0.0 < self.ras_tau <= 1.0:
             raise ConfigError(f"ras_tau is {self.ras_tau}; expected more than 0 and at most 1")
 
+    @property
+    def has_graphs(self) -> bool:
+        """Tell whether the engine of graphs serves."""
+        return self.engine == GRAPHS if self.engine is not None else _is_gpu(self.device)
 
+    @property
+    def computing_type(self) -> str:
+        """The computing type that is used."""
+        return self.dtype or ("bfloat16" if self.has_graphs and _is_gpu(self.device) else "float32")
+
+
+def _is_gpu(device: object) -> bool:
+    return str(device).startswith("cuda")
+
+
+GRAPHS = "graphs"
+MAX_LEAD_S = 3600.0
 EMBEDDED_MAX_BATCH_SIZE = 8
+GPU_MAX_BATCH_SIZE = 1024
 EMBEDDED_MAX_NUM_TOKENS = 8192
 EMBEDDED_MAX_SEQ_LEN = 4096
 
@@ -159,7 +204,8 @@ def parse_server_config(backend: BackendName, values: Mapping[str, SettingValue]
     values.setdefault("host", ALL_INTERFACES_HOST if in_container else LOOPBACK_HOST)
     values.setdefault("served_model_name", model_dir.resolve().name)
     if backend is BackendName.EMBEDDED:
-        values.setdefault("max_batch_size", EMBEDDED_MAX_BATCH_SIZE)
+        most = GPU_MAX_BATCH_SIZE if _is_gpu(values.get("device")) else EMBEDDED_MAX_BATCH_SIZE
+        values.setdefault("max_batch_size", most)
     if backend is not BackendName.EMBEDDED and values.get("port") == 0:
         raise ConfigError(f"port 0 is possible with the embedded backend only; give {backend.value} a port")
     tokenizer_dir = Path(str(values.pop("tokenizer_dir", model_dir)))

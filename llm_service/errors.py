@@ -13,6 +13,7 @@ LLMServiceError
  +- EngineError
      +- InvalidGenerationError refused before it took any room
      +- QueueFullError
+     +- DeadlineExceededError
      +- EngineStoppedError
      +- GenerationFailedError  this request failed while running; others are untouched
 """
@@ -79,6 +80,13 @@ class QueueFullError(EngineError):
 
     http_status = 429
     kind = "rate_limit_error"
+
+
+class DeadlineExceededError(EngineError):
+    """The answer had not ended when its caller's deadline came."""
+
+    http_status = 504
+    kind = "deadline_exceeded"
 
 
 class EngineStoppedError(EngineError):

@@ -108,7 +108,15 @@ class SpeechLMServer:
         span = self.tracer.begin(f"POST {request.url.path}", request.headers.get(TRACEPARENT))
         span.note(request_id=request_id)
         trace_id = span.trace_id
-        generation = Generation(self.loop, GenerationRequest(request_id, prompt_ids, params, trace_id), span)
+        asked = GenerationRequest(
+            request_id,
+            prompt_ids,
+            params,
+            trace_id,
+            continued_tokens=fields.continued_tokens,
+            wants_text=fields.detokenize,
+        )
+        generation = Generation(self.loop, asked, span)
         generation.start()
         if fields.stream:
             include_usage = fields.stream_options is not None and fields.stream_options.include_usage
@@ -237,6 +245,7 @@ def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingPara
         "temperature": fields.temperature,
         "top_p": fields.top_p,
         "top_k": fields.top_k,
+        "min_p": fields.min_p,
         "repetition_penalty": fields.repetition_penalty,
     }
     return SamplingParams(
@@ -246,6 +255,8 @@ def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingPara
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
         stop=fields.stops,
         ignore_eos=fields.ignore_eos,
+        banned_token_ids=frozenset(fields.banned_token_ids or ()),
+        allowed_token_ids=None if fields.allowed_token_ids is None else frozenset(fields.allowed_token_ids),
         include_end_token=not fields.skip_special_tokens,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )

@@ -1,4 +1,4 @@
-"""The thread that owns a `SpeechLMEngine`: takes requests and aborts from any thread, calls `step`, hands out results.
+"""The thread that owns an engine: takes requests and aborts from any thread, calls `step`, hands out results.
 
 Knows nothing of HTTP and nothing of models.
 """
@@ -9,9 +9,10 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from llm_service.embedded.buckets import BucketCounts
-from llm_service.embedded.engine import SpeechLMEngine
+from llm_service.embedded.engine import EngineLimits
 from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
 from servicekit.clock import Clock
@@ -22,6 +23,26 @@ OnOutput = Callable[[GenerationOutput], None]
 
 STOP_TIMEOUT_S = 30.0
 FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine: `embedded.engine.SpeechLMEngine` or `gpu.engine.GpuEngine`."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def validate(self, request: GenerationRequest) -> None: ...
+
+    def add_request(self, request: GenerationRequest) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[GenerationOutput]: ...
+
+    def stats(self) -> EngineStats: ...
 
 
 @dataclass
@@ -50,7 +71,7 @@ class _Inbox:
 class EngineLoop:
     """Runs an engine in one thread of its own."""
 
-    def __init__(self, engine: SpeechLMEngine, max_queue_size: int, clock: Clock) -> None:
+    def __init__(self, engine: Engine, max_queue_size: int, clock: Clock) -> None:
         """Take an engine nobody else touches; `max_queue_size` requests may wait beyond those that have a slot."""
         self._engine = engine
         self._max_in_flight = engine.limits.slots + max_queue_size

@@ -50,6 +50,7 @@ class TokenSampler:
         prompt_rows: Iterable[int],
         end_rows: Iterable[int],
         stop_rows: Iterable[int],
+        barred_rows: Iterable[int] = (),
     ) -> None:
         """Start a request.
 
@@ -60,6 +61,7 @@ class TokenSampler:
             prompt_rows: the prompt's speech tokens; the repetition penalty counts them.
             end_rows: rows of end tokens, impossible with ignore_eos.
             stop_rows: rows that end the answer; with the end rows impossible before min_tokens.
+            barred_rows: rows that are never drawn.
         """
         self._params = params
         self._guard = guard
@@ -69,6 +71,7 @@ class TokenSampler:
         self._recent: deque[int] = deque(maxlen=guard.window_tokens)
         self._end_rows = np.array(sorted(end_rows), dtype=np.int64)
         self._closing_rows = np.array(sorted({*end_rows, *stop_rows}), dtype=np.int64)
+        self._barred_rows = np.array(sorted(barred_rows), dtype=np.int64)
         self._drawn = 0
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
@@ -103,6 +106,7 @@ class TokenSampler:
             scores[self._closing_rows] = -np.inf
         if self._params.ignore_eos:
             scores[self._end_rows] = -np.inf
+        scores[self._barred_rows] = -np.inf
         if self._params.temperature > 0:
             scores /= self._params.temperature
         return scores
@@ -112,6 +116,8 @@ class TokenSampler:
             return _most_likely(scores)
         probabilities = _softmax(scores)
         candidates = _by_falling_probability(probabilities, self._params.top_k)
+        # Likeliest first, so that the first one is never dropped.
+        candidates = candidates[probabilities[candidates] >= self._params.min_p * probabilities[candidates[0]]]
         mass = np.cumsum(probabilities[candidates])
         # Taken while the mass before is under top_p: at least one.
         count = max(1, int(np.searchsorted(mass, self._params.top_p, side="left")) + 1)

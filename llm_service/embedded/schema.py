@@ -51,10 +51,14 @@ class GenerationFields(_Strict):
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 or -1: no limit
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # least share of the likeliest token's probability
     repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[TokenId] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None  # nothing else comes out
+    banned_token_ids: list[TokenId] | None = None  # never come out
+    continued_tokens: Annotated[int, Field(ge=0)] = 0  # at the prompt's end: tokens of this answer, drawn elsewhere
     ignore_eos: bool = False  # end tokens can't come out at all
     skip_special_tokens: bool = True  # false: the end token is handed out too
     return_token_ids: bool = False  # vLLM's way to ask for ids beside the text

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
 from llm_service.embedded.stop_strings import Released, StopStringFilter
-from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.vocab import END_IDS, END_TOKENS, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, speech_token_text
 
 
@@ -27,6 +27,7 @@ class Sequence:
             prompt_rows=_rows(request.prompt_ids),
             end_rows=_rows(END_IDS),
             stop_rows=_rows(request.params.stop_token_ids),
+            barred_rows=_barred_rows(request.params),
         )
 
     @property
@@ -68,6 +69,14 @@ class Sequence:
 def _rows(llm_ids: tuple[int, ...] | frozenset[int]) -> list[int]:
     """Return the head rows of those ids that have one."""
     return [llm_id - SPEECH_TOKEN_OFFSET for llm_id in llm_ids if 0 <= llm_id - SPEECH_TOKEN_OFFSET < SPEECH_HEAD_ROWS]
+
+
+def _barred_rows(params: SamplingParams) -> set[int]:
+    """Return the head rows that are never drawn."""
+    barred = set(_rows(params.banned_token_ids))
+    if params.allowed_token_ids is not None:
+        barred |= set(range(SPEECH_HEAD_ROWS)) - set(_rows(params.allowed_token_ids))
+    return barred
 
 
 def _token_text(token_id: int) -> str:

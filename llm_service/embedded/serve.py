@@ -5,9 +5,11 @@ Nothing is downloaded or converted here; what is missing ends the process with a
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import queue
+import sys
 import time
 
 import torch
@@ -18,12 +20,13 @@ from transformers.utils.logging import disable_progress_bar
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
-from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.loop import Engine, EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
-from llm_service.errors import CheckpointError, ConfigError, EngineStoppedError
+from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
+from llm_service.gpu.schedule import SchedulePolicy
 from llm_service.vocab import SOS_ID, TASK_ID
 from servicekit.clock import Clock, SystemClock
 from servicekit.heap import exempt_startup_objects
@@ -34,6 +37,8 @@ logger = logging.getLogger(__name__)
 WARM_UP_TOKENS = 4
 WARM_UP_TIMEOUT_S = 300.0
 SHUTDOWN_TIMEOUT_S = 5
+SWITCH_INTERVAL_S = 0.0005
+"""Of Python's threads: with the default of 5 ms the engine's thread would wait that long behind one that serves HTTP."""
 TRACE_SERVICE = "cosydit-llm"
 
 
@@ -79,6 +84,7 @@ def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clo
     """Load the model and start an engine loop on it.
 
     Raises:
+        BackendUnavailableError: what the engine needs is not installed.
         ConfigError: the device is missing or the cache does not fit.
         CheckpointError: the checkpoint is incomplete, or made for shorter sequences.
     """
@@ -86,17 +92,47 @@ def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clo
         torch.set_num_threads(embedded_config.num_threads)
     if embedded_config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device is {embedded_config.device}, but torch sees no GPU; use --device cpu")
-    model = SpeechLanguageModel.load(server_config.model_dir, embedded_config.device, embedded_config.dtype)
+    guard = RepetitionGuard(embedded_config.ras_window, embedded_config.ras_tau)
+    make = _graphs_engine if embedded_config.has_graphs else _transformers_engine
+    loop = EngineLoop(make(server_config, embedded_config, guard, clock), embedded_config.max_queue_size, clock)
+    loop.start()
+    return loop
+
+
+def _transformers_engine(
+    server_config: ServerConfig, embedded_config: EmbeddedConfig, guard: RepetitionGuard, clock: Clock
+) -> Engine:
+    model = SpeechLanguageModel.load(server_config.model_dir, embedded_config.device, embedded_config.computing_type)
     max_seq_len = server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN
     if max_seq_len > model.max_positions:
         raise CheckpointError(f"max_seq_len is {max_seq_len}, the model allows {model.max_positions}")
     slots = _slots_that_fit(model, server_config, max_seq_len, embedded_config.device)
     model.allocate_cache(model.cache_shape(slots, max_seq_len), embedded_config.rows_per_forward)
     limits = EngineLimits(slots, max_seq_len, server_config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS)
-    guard = RepetitionGuard(embedded_config.ras_window, embedded_config.ras_tau)
-    loop = EngineLoop(SpeechLMEngine(model, limits, guard), embedded_config.max_queue_size, clock)
-    loop.start()
-    return loop
+    return SpeechLMEngine(model, limits, guard)
+
+
+def _graphs_engine(
+    server_config: ServerConfig, embedded_config: EmbeddedConfig, guard: RepetitionGuard, clock: Clock
+) -> Engine:
+    if importlib.util.find_spec("triton") is None:
+        raise BackendUnavailableError(
+            "the engine of graphs needs the Triton language (pip install triton; torch for CUDA brings it on Linux); "
+            "install it, or use --engine transformers"
+        )
+    from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine  # imports the Triton language
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    options = GpuEngineOptions(
+        device=torch.device(embedded_config.device),
+        dtype=getattr(torch, embedded_config.computing_type),
+        slots=server_config.max_batch_size,
+        max_sequence_tokens=server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN,
+        memory_share=server_config.kv_cache_free_gpu_memory_fraction,
+        guard=guard,
+        policy=SchedulePolicy(max_lead_s=embedded_config.max_lead_s),
+    )
+    return build_gpu_engine(server_config.model_dir, options, clock)
 
 
 def warm_up(loop: EngineLoop) -> None:

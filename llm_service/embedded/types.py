@@ -27,11 +27,14 @@ class SamplingParams:
     temperature: float = 0.8  # 0 is greedy
     top_p: float = 0.95
     top_k: int = 50  # 0 or less: no limit
+    min_p: float = 0.0  # least share of the likeliest token's probability
     repetition_penalty: float = 1.1  # 1 is none
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False  # end tokens are impossible
     include_end_token: bool = False  # hand out the end token too, as id and as text
+    banned_token_ids: frozenset[int] = frozenset()  # never drawn
+    allowed_token_ids: frozenset[int] | None = None  # nothing else is drawn; None: no such limit
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]  # LLM ids
     params: SamplingParams
     trace_id: str | None = None  # for the log
+    priority: int = 0  # the higher, the earlier it is begun; engines that don't schedule ignore it
+    deadline_s: float | None = None  # the engine's clock; an answer that has not ended by then fails
+    continued_tokens: int = 0  # at the prompt's end: tokens of this very answer, drawn by a server that was lost
+    wants_text: bool = True  # False: outputs carry ids only
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int32]
 
 STEPS_AT_ONCE = 3
-"""Sets of pinned buffers: one step runs, one is launched behind it, one is being read."""
+"""Sets of host buffers: one step runs, one is launched behind it, one is being read."""
 WARM_UP_RUNS = 2
 ROWS_PER_DRAW = 16
 LEAST_DRAWS = 8
@@ -92,8 +92,7 @@ class _Mirror:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self.device = torch.zeros(shape, dtype=dtype, device=device)
         is_cuda = device.type == "cuda"
-        count = STEPS_AT_ONCE if is_cuda else 1
-        self._hosts = [torch.zeros(shape, dtype=dtype, pin_memory=is_cuda) for _ in range(count)]
+        self._hosts = [torch.zeros(shape, dtype=dtype, pin_memory=is_cuda) for _ in range(STEPS_AT_ONCE)]
         self._views = [host.numpy() for host in self._hosts]
         self._turn = 0
 

@@ -38,14 +38,14 @@ def model(llm_dir: Path) -> SpeechLanguageModel:
     return SpeechLanguageModel.load(llm_dir, "cpu", "float32")
 
 
-@pytest.fixture(scope="module")
-def server_url(llm_dir: Path) -> Iterator[str]:
-    """The embedded server with 4 slots and 2 queue places, on a free port."""
+@pytest.fixture(scope="module", params=["transformers", "graphs"])
+def server_url(llm_dir: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The embedded server on each of its engines, with 4 slots and 2 queue places, on a free port."""
     config = parse_server_config(
         BackendName.EMBEDDED,
         {"model_dir": str(llm_dir), "max_batch_size": 4, "served_model_name": MODEL_NAME, "max_seq_len": 4096},
     )
-    app = build_app(config, EmbeddedConfig(num_threads=1, max_queue_size=2), SystemClock())
+    app = build_app(config, EmbeddedConfig(num_threads=1, max_queue_size=2, engine=request.param), SystemClock())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -1,0 +1,353 @@
+"""The GPU engine: requests join and leave at every step, and the next step is launched before the last one is read.
+
+    add_request -> waiting --slot and pages--> prompting --last piece launched--> ready --end token read--> gone
+
+Stands where `llm_service.embedded.engine.SpeechLMEngine` stands: not thread-safe, owned by `loop.py`. Knows nothing of
+HTTP, threads or kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from llm_service.embedded.engine import EngineLimits
+from llm_service.embedded.kv_cache import SlotAllocator
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.types import EngineStats, FinishReason, GenerationOutput, GenerationRequest
+from llm_service.errors import (
+    DeadlineExceededError,
+    EngineError,
+    GenerationFailedError,
+    InvalidGenerationError,
+)
+from llm_service.gpu.answer import Answer, EventPacking, TokenTexts
+from llm_service.gpu.schedule import SchedulePolicy, Slots, StreamPaces, choose_rows, next_to_begin, prompt_tokens
+from llm_service.gpu.slot_state import PAGE_TOKENS, PagePool, pages_for
+from llm_service.gpu.step_runner import PromptPiece, StepRunner, Ticket
+from llm_service.gpu.weights import SpeechIds
+from servicekit.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+MAX_WINDOW_TOKENS = 256
+"""Of repetition-aware sampling: the device looks at all of it in one go."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that was launched and not yet read."""
+
+    ticket: Ticket
+    answers: Sequence[Answer]  # one for each token
+
+
+class GpuEngine:
+    """Runs many requests on one `StepRunner`."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        ids: SpeechIds,
+        vocabulary_rows: int,
+        limits: EngineLimits,
+        pages: int,
+        guard: RepetitionGuard,
+        clock: Clock,
+        policy: SchedulePolicy | None = None,
+        packing: EventPacking | None = None,
+    ) -> None:
+        """Take a warm runner.
+
+        Args:
+            runner: its state has `limits.slots` slots and `pages` pages.
+            ids: the checkpoint's numbering.
+            vocabulary_rows: LLM ids are below.
+            limits: `max_step_tokens` is not looked at: prompts run in pieces.
+            pages: of the cache.
+            guard: repetition-aware sampling.
+            clock: for leads, waits and deadlines.
+            policy: of scheduling.
+            packing: of outputs.
+        """
+        self._runner, self._ids, self._clock, self._guard = runner, ids, clock, guard
+        self._limits, self._vocabulary_rows = limits, vocabulary_rows
+        self._policy, self._packing = policy or SchedulePolicy(), packing or EventPacking()
+        self._texts = TokenTexts(ids)
+        self._slots, self._pages = SlotAllocator(limits.slots), PagePool(pages)
+        self._waiting: list[Answer] = []
+        self._prompting: list[Answer] = []
+        self._held: dict[str, Answer] = {}  # those with a slot, by request id
+        self._by_slot: list[Answer | None] = [None] * limits.slots
+        self._is_ready = np.zeros(limits.slots, bool)
+        self._most_tokens = np.zeros(limits.slots, np.int32)
+        self._paces = StreamPaces.for_slots(limits.slots)
+        self._ready: Slots = np.zeros(0, np.int32)
+        self._has_ready_changed = False
+        self._ran_prompt = False
+        self._flying: _Step | None = None
+        self._deadlines: list[tuple[float, int, Answer]] = []  # a heap
+        self._counter = itertools.count()
+        self._steps = self._tokens = self._finished = self._aborted = self._failed = 0
+        self._steps_by_rows: Counter[int] = Counter()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this engine may hold."""
+        return self._limits
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether a step would do anything."""
+        return bool(self._held or self._waiting or self._flying is not None)
+
+    def validate(self, request: GenerationRequest) -> None:
+        """Check a request against the limits; changes nothing, and may be called from any thread.
+
+        Raises:
+            InvalidGenerationError: it can never run here; the message says why.
+        """
+        tokens, limit = len(request.prompt_ids), self._limits.max_sequence_tokens - 1
+        if not 1 <= tokens <= limit:
+            raise InvalidGenerationError(f"the prompt has {tokens} tokens; expected 1..{limit}")
+        highest = self._vocabulary_rows - 1
+        outside = [token_id for token_id in request.prompt_ids if not 0 <= token_id <= highest]
+        if outside:
+            raise InvalidGenerationError(f"prompt token {outside[0]} is out of range 0..{highest}")
+        room = min(self._limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS) - tokens
+        if request.params.max_tokens > room:
+            raise InvalidGenerationError(
+                f"max_tokens is {request.params.max_tokens}, but after a prompt of {tokens} tokens there is "
+                f"room for {max(room, 0)}; lower it or shorten the prompt"
+            )
+        if not 0 <= request.continued_tokens < tokens:
+            raise InvalidGenerationError(
+                f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
+            )
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Put a request in the queue.
+
+        Raises:
+            InvalidGenerationError: it can never run here.
+        """
+        self.validate(request)
+        answer = Answer(request, self._ids, self._texts, self._clock.now())
+        self._waiting.append(answer)
+        if request.deadline_s is not None:
+            heappush(self._deadlines, (request.deadline_s, next(self._counter), answer))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and free its slot; nothing happens if it is gone already."""
+        answer = self._held.get(request_id)
+        if answer is not None:
+            self._release(answer)
+            self._aborted += 1
+            return
+        for waiting in self._waiting:
+            if waiting.request.request_id == request_id:
+                self._waiting.remove(waiting)
+                waiting.is_over = True
+                self._aborted += 1
+                return
+
+    def step(self) -> list[GenerationOutput]:
+        """Launch the next step, then read the one before it; return what came out of that one."""
+        now_s = self._clock.now()
+        outputs = self._expire(now_s)
+        self._admit(now_s)
+        launched = self._launch(now_s)
+        done, self._flying = self._flying, launched
+        if launched is not None:
+            self._steps += 1
+        if done is not None:
+            outputs += self._read(done)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Return the counters."""
+        return EngineStats(
+            running=len(self._held),
+            waiting=len(self._waiting),
+            slots=self._limits.slots,
+            free_slots=self._slots.free_count,
+            steps=self._steps,
+            generated_tokens=self._tokens,
+            finished=self._finished,
+            aborted=self._aborted,
+            failed=self._failed,
+            steps_by_rows=dict(self._steps_by_rows),
+        )
+
+    def check_integrity(self) -> None:
+        """Check that every slot and page is either free or held by exactly one request."""
+        held = list(self._held.values())
+        slots = [answer.slot for answer in held]
+        pages = [page for answer in held for page in answer.pages]
+        assert len(set(slots)) == len(slots) and len(set(pages)) == len(pages)
+        assert len(slots) + self._slots.free_count == self._limits.slots
+        assert len(pages) + self._pages.free_count == self._pages.count
+        assert all(self._by_slot[answer.slot] is answer for answer in held)
+
+    def _expire(self, now_s: float) -> list[GenerationOutput]:
+        """Fail what has passed its deadline."""
+        if not self._deadlines or now_s < self._deadlines[0][0]:
+            return []
+        late = []
+        while self._deadlines and now_s >= self._deadlines[0][0]:
+            answer = heappop(self._deadlines)[2]
+            late += [] if answer.is_over else [answer]
+        return [self._fail(answer, DeadlineExceededError("the request's deadline has passed")) for answer in late]
+
+    def _admit(self, now_s: float) -> None:
+        """Give slots and pages to waiting requests, the next in order first; a large one is not overtaken."""
+        while self._waiting and self._slots.free_count:
+            index = next_to_begin(self._waiting, now_s, self._policy)
+            answer = self._waiting[index]
+            pages = pages_for(answer.most_positions)
+            if pages > self._pages.free_count:
+                return
+            del self._waiting[index]
+            answer.slot, answer.pages = self._slots.allocate(), self._pages.allocate(pages)
+            self._held[answer.request.request_id] = self._by_slot[answer.slot] = answer
+            self._paces.launched[answer.slot] = 0
+            self._paces.first_token_s[answer.slot] = np.inf
+            self._most_tokens[answer.slot] = answer.request.params.max_tokens
+            self._prompting.append(answer)
+
+    def _launch(self, now_s: float) -> _Step | None:
+        """Launch a step of prompts or of answers, in turn while there are both."""
+        if self._has_ready_changed:
+            self._ready = np.flatnonzero(self._is_ready).astype(np.int32)
+            self._has_ready_changed = False
+        has_ready = bool(len(self._ready))
+        if self._prompting and not (self._ran_prompt and has_ready):
+            self._ran_prompt = True
+            return self._launch_prompts()
+        self._ran_prompt = False
+        return self._launch_rows(now_s) if has_ready else None
+
+    def _launch_rows(self, now_s: float) -> _Step:
+        max_rows = self._runner.sizes.decode_rows[-1]
+        prompts_wait = bool(self._prompting)
+        slots = choose_rows(self._ready, self._paces, prompts_wait, now_s, max_rows, self._policy)
+        ticket = self._runner.decode(slots)
+        self._steps_by_rows[len(slots)] += 1
+        self._paces.launched[slots] += 1
+        self._leave_when_done(slots)
+        by_slot = self._by_slot
+        return _Step(ticket, [by_slot[slot] for slot in slots.tolist()])  # type: ignore[misc]  # ready ones are held
+
+    def _leave_when_done(self, slots: Slots) -> None:
+        """Take streams out of the ready ones when all their tokens are drawn or being drawn."""
+        done = slots[self._paces.launched[slots] >= self._most_tokens[slots]]
+        if len(done):
+            self._is_ready[done] = False
+            self._has_ready_changed = True
+
+    def _launch_prompts(self) -> _Step:
+        room = min(prompt_tokens(self._ready, self._paces, self._policy), self._runner.sizes.prompt_rows[-1])
+        pieces: list[PromptPiece] = []
+        ended: list[Answer] = []
+        while self._prompting and room and len(pieces) < self._runner.sizes.draws:
+            answer = self._prompting[0]
+            piece = self._piece(answer, room)
+            pieces.append(piece)
+            room -= len(piece.token_ids)
+            if piece.ends:
+                ended.append(self._prompting.pop(0))
+        ticket = self._runner.prompt(pieces)
+        slots = np.array([answer.slot for answer in ended], np.int32)
+        self._paces.launched[slots] = 1
+        self._is_ready[slots] = True
+        self._has_ready_changed = True
+        self._leave_when_done(slots)
+        return _Step(ticket, ended)
+
+    def _piece(self, answer: Answer, room: int) -> PromptPiece:
+        begin = answer.prompted
+        tokens = answer.prompt[begin : begin + room]
+        answer.prompted += len(tokens)
+        ends = answer.prompted == len(answer.prompt)
+        start = answer.start(self._guard) if begin == 0 else None
+        return PromptPiece(answer.slot, begin, tokens, ends, start)
+
+    def _read(self, step: _Step) -> list[GenerationOutput]:
+        rows = step.ticket.tokens()
+        now_s = self._clock.now()
+        outputs: list[GenerationOutput] = []
+        packing = self._packing
+        count = 0
+        for answer, row in zip(step.answers, rows, strict=True):
+            if answer.is_over:
+                continue
+            if row < 0 or row in answer.closing_rows or answer.stops is not None:
+                output = self._read_closely(answer, row, now_s)
+                if output is not None:
+                    outputs.append(output)
+                continue
+            count += 1
+            answer.generated = generated = answer.generated + 1
+            answer.pending.append(row)
+            if generated == 1:
+                self._paces.first_token_s[answer.slot] = now_s
+            if generated >= answer.request.params.max_tokens:
+                outputs.append(self._finish(answer, answer.flush(FinishReason.LENGTH)))
+            elif generated <= packing.single_tokens or now_s >= answer.flush_s or (
+                len(answer.pending) >= packing.most_tokens
+            ):
+                answer.flush_s = now_s + packing.longest_wait_s
+                outputs.append(answer.flush())
+        self._tokens += count
+        return outputs
+
+    def _read_closely(self, answer: Answer, row: int, now_s: float) -> GenerationOutput | None:
+        """Read a row that is no plain token in the middle of an answer."""
+        if row < 0:
+            return self._fail(answer, GenerationFailedError(_REASONS[row]))
+        self._tokens += 1
+        answer.generated += 1
+        if answer.generated == 1:
+            self._paces.first_token_s[answer.slot] = now_s
+        output = answer.accept_closely(row)
+        return self._finish(answer, output) if output is not None and output.is_last else output
+
+    def _finish(self, answer: Answer, output: GenerationOutput) -> GenerationOutput:
+        self._release(answer)
+        self._finished += 1
+        return output
+
+    def _fail(self, answer: Answer, error: EngineError) -> GenerationOutput:
+        logger.error("request %s failed: %s", answer.request.request_id, error)
+        if answer in self._waiting:
+            self._waiting.remove(answer)
+            answer.is_over = True
+        else:
+            self._release(answer)
+        self._failed += 1
+        return GenerationOutput(answer.request.request_id, error=error)
+
+    def _release(self, answer: Answer) -> None:
+        """Free slot and pages. A step under way may still write there: what comes after it is ordered behind it."""
+        answer.is_over = True
+        del self._held[answer.request.request_id]
+        if answer in self._prompting:
+            self._prompting.remove(answer)
+        self._by_slot[answer.slot] = None
+        if self._is_ready[answer.slot]:
+            self._is_ready[answer.slot] = False
+            self._has_ready_changed = True
+        self._slots.free(answer.slot)
+        self._pages.free(answer.pages)
+
+
+_REASONS = {
+    -1: "no token is possible: stop_token_ids, banned or allowed ids and min_tokens exclude all of them",
+    -2: "the model gave logits that are not finite; check the checkpoint and dtype",
+}

@@ -1,0 +1,321 @@
+"""The GPU engine without a GPU: the same code on plain torch, held against the float32 reference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.model import SpeechLanguageModel
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
+from llm_service.errors import DeadlineExceededError, GenerationFailedError, InvalidGenerationError
+from llm_service.gpu.answer import EventPacking
+from llm_service.gpu.build import GpuEngineOptions, engine_of
+from llm_service.gpu.engine import GpuEngine
+from llm_service.gpu.weights import Weights, load_weights
+from llm_service.vocab import END_IDS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID, format_speech_tokens, is_speech_llm_id
+from tests.gateway.fakes import ManualClock
+
+SINGLE = EventPacking(single_tokens=1 << 20)
+GREEDY = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 25}
+NO_GUARD = RepetitionGuard(0)
+
+
+@pytest.fixture(scope="module")
+def weights(llm_dir: Path) -> Weights:
+    """The random checkpoint as the GPU engine holds it."""
+    torch.set_num_threads(1)
+    return load_weights(llm_dir, torch.device("cpu"), torch.float32)
+
+
+EngineMaker = Callable[..., GpuEngine]
+
+
+@pytest.fixture
+def make_engine(weights: Weights) -> Iterator[EngineMaker]:
+    """Makes engines on virtual time; every slot and page must be free in the end."""
+    made: list[GpuEngine] = []
+
+    def make(slots: int = 4, guard: RepetitionGuard | None = None, **options: object) -> GpuEngine:
+        asked = GpuEngineOptions(
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            slots=slots,
+            max_sequence_tokens=300,
+            memory_share=0.5,
+            guard=guard or RepetitionGuard(),
+            packing=SINGLE,
+        )
+        made.append(engine_of(weights, replace(asked, **options), ManualClock()))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for engine in made:
+        run_all(engine)
+        assert engine.stats().free_slots == engine.stats().slots
+
+
+def make_request(name: str, text_tokens: int = 5, **params: object) -> GenerationRequest:
+    fields = {key: params.pop(key) for key in ("deadline_s", "priority", "continued_tokens") if key in params}
+    prompt = params.pop("prompt", (SOS_ID, *range(text_tokens), TASK_ID))
+    sampling = replace(SamplingParams(max_tokens=30, seed=3), **params)  # type: ignore[arg-type]
+    return GenerationRequest(name, prompt, sampling, **fields)  # type: ignore[arg-type]
+
+
+def run_all(engine: GpuEngine) -> dict[str, list[GenerationOutput]]:
+    outputs: dict[str, list[GenerationOutput]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        engine.check_integrity()
+    return outputs
+
+
+def run_one(engine: GpuEngine, request: GenerationRequest) -> tuple[list[int], GenerationOutput]:
+    engine.add_request(request)
+    outputs = run_all(engine)[request.request_id]
+    return tokens_of(outputs), outputs[-1]
+
+
+def tokens_of(outputs: Sequence[GenerationOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def reference_tokens(model: SpeechLanguageModel, request: GenerationRequest, guard: RepetitionGuard) -> list[int]:
+    limits = EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400)
+    model.allocate_cache(model.cache_shape(4, 300), rows_per_forward=4)
+    engine = SpeechLMEngine(model, limits, guard)
+    engine.add_request(request)
+    tokens: list[int] = []
+    while engine.has_work:
+        tokens += tokens_of(engine.step())
+    return tokens
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.1])
+@pytest.mark.parametrize("guard", [NO_GUARD, RepetitionGuard()], ids=["unguarded", "guarded"])
+def test_greedy_answers_equal_the_reference(
+    make_engine: EngineMaker, model: SpeechLanguageModel, penalty: float, guard: RepetitionGuard
+) -> None:
+    request = make_request("a", 40, **GREEDY, repetition_penalty=penalty)
+    assert run_one(make_engine(guard=guard), request)[0] == reference_tokens(model, request, guard)
+
+
+def test_equal_seeds_give_equal_tokens_whoever_is_beside(make_engine: EngineMaker) -> None:
+    requests = [make_request(str(index), 3 + 9 * index, seed=index) for index in range(7)]
+    alone = {request.request_id: run_one(make_engine(), request)[0] for request in requests}
+    engine = make_engine()
+    for request in reversed(requests):
+        engine.add_request(request)
+    together = {name: tokens_of(outputs) for name, outputs in run_all(engine).items()}
+    assert together == alone
+    assert max(engine.stats().steps_by_rows) > 1
+    assert len({tuple(tokens) for tokens in alone.values()}) == len(alone)
+
+
+def test_a_lost_answer_goes_on_with_the_very_same_tokens(make_engine: EngineMaker) -> None:
+    whole, _ = run_one(make_engine(), make_request("whole", ignore_eos=True))
+    for spoken in (1, 11, 29):
+        prompt = (SOS_ID, *range(5), TASK_ID, *whole[:spoken])
+        asked = {"prompt": prompt, "continued_tokens": spoken, "ignore_eos": True, "max_tokens": 30 - spoken}
+        assert run_one(make_engine(), make_request("rest", **asked))[0] == whole[spoken:]
+
+
+def test_a_long_prompt_runs_in_pieces_and_gives_the_same_answer(
+    make_engine: EngineMaker, model: SpeechLanguageModel
+) -> None:
+    request = make_request("a", 250, **GREEDY)
+    assert run_one(make_engine(), request)[0] == reference_tokens(model, request, RepetitionGuard())
+
+
+def test_only_speech_tokens_come_out_and_answers_end_by_themselves(make_engine: EngineMaker) -> None:
+    engine = make_engine()
+    for seed in range(12):
+        engine.add_request(make_request(str(seed), seed=seed, max_tokens=200))
+    answers = run_all(engine).values()
+    tokens = [token for outputs in answers for token in tokens_of(outputs)]
+    assert all(is_speech_llm_id(token) for token in tokens) and len(set(tokens)) > 50
+    assert FinishReason.STOP in {outputs[-1].finish_reason for outputs in answers}
+
+
+def test_text_is_the_tokens_as_text_and_outputs_are_packed(make_engine: EngineMaker) -> None:
+    engine = make_engine(packing=EventPacking(single_tokens=3, most_tokens=8, longest_wait_s=1e9))
+    engine.add_request(make_request("a", ignore_eos=True))
+    outputs = run_all(engine)["a"]
+    assert [len(output.token_ids) for output in outputs] == [1, 1, 1, 8, 8, 8, 3]
+    for output in outputs:
+        assert output.text == format_speech_tokens(token - SPEECH_TOKEN_OFFSET for token in output.token_ids)
+
+
+def test_stop_tokens_and_stop_strings_end_an_answer(make_engine: EngineMaker) -> None:
+    tokens, _ = run_one(make_engine(), make_request("a", ignore_eos=True))
+    by_id, last = run_one(make_engine(), make_request("b", ignore_eos=True, stop_token_ids=frozenset({tokens[8]})))
+    assert (by_id, last.finish_reason, last.stop_reason) == (tokens[:8], FinishReason.STOP, tokens[8])
+    stop = format_speech_tokens(token - SPEECH_TOKEN_OFFSET for token in tokens[8:10])
+    by_text, last = run_one(make_engine(), make_request("c", ignore_eos=True, stop=("never", stop)))
+    assert (by_text, last.stop_reason) == (tokens[:8], stop)
+
+
+def test_the_end_token_is_handed_out_on_request(make_engine: EngineMaker) -> None:
+    tokens, last = run_one(make_engine(), make_request("a", max_tokens=290, include_end_token=True))
+    assert last.finish_reason is FinishReason.STOP
+    assert tokens[-1] == END_IDS[0] and last.text.endswith("<|eos1|>")
+
+
+def test_no_answer_is_shorter_than_min_tokens(make_engine: EngineMaker) -> None:
+    engine = make_engine()
+    for seed in range(8):
+        engine.add_request(make_request(str(seed), seed=seed, min_tokens=30, max_tokens=60))
+    assert min(len(tokens_of(outputs)) for outputs in run_all(engine).values()) >= 30
+
+
+def test_abort_and_deadline_free_slot_and_pages(make_engine: EngineMaker) -> None:
+    engine = make_engine(slots=2)
+    for name in "abcd":
+        late = {"deadline_s": 5.0} if name in "bd" else {}
+        engine.add_request(make_request(name, ignore_eos=True, max_tokens=100, **late))
+    for _ in range(5):
+        engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (2, 2)
+    engine.abort("a")
+    engine.abort("unknown")
+    clock: ManualClock = engine._clock  # type: ignore[assignment]
+    clock.seconds = 6.0
+    outputs = engine.step()
+    assert {output.request_id for output in outputs if isinstance(output.error, DeadlineExceededError)} == {"b", "d"}
+    engine.check_integrity()
+    assert set(run_all(engine)) == {"c"}
+    assert (engine.stats().aborted, engine.stats().failed, engine.stats().finished) == (1, 2, 1)
+
+
+def test_requests_that_can_never_run_are_refused(make_engine: EngineMaker) -> None:
+    engine = make_engine()
+    for request, message in (
+        (make_request("a", 400), "prompt has 402 tokens"),
+        (make_request("a", max_tokens=294), "room for 293"),
+        (make_request("a", prompt=()), "0 tokens"),
+        (make_request("a", prompt=(158336,)), "out of range"),
+        (make_request("a", continued_tokens=7), "continued_tokens is 7"),
+    ):
+        with pytest.raises(InvalidGenerationError, match=message):
+            engine.add_request(request)
+    assert not engine.has_work
+
+
+def test_an_impossible_request_fails_alone(make_engine: EngineMaker) -> None:
+    engine = make_engine()
+    engine.add_request(make_request("none", allowed_token_ids=frozenset({END_IDS[0]}), min_tokens=3))
+    engine.add_request(make_request("good"))
+    outputs = run_all(engine)
+    assert isinstance(outputs["none"][-1].error, GenerationFailedError)
+    assert outputs["good"][-1].finish_reason is not None
+
+
+def test_admission_is_by_memory(make_engine: EngineMaker, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    engine._pages._free = engine._pages._free[:6]
+    engine._pages._pages = 6
+    for index in range(3):
+        engine.add_request(make_request(str(index), ignore_eos=True, max_tokens=180))  # 3 pages each
+    engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (2, 1)
+    assert set(run_all(engine)) == {"0", "1", "2"}
+
+
+def test_other_ids_and_a_head_without_bias_come_from_the_checkpoint(llm_dir: Path, tmp_path: Path) -> None:
+    directory = relabelled_checkpoint(llm_dir, tmp_path)
+    other = load_weights(directory, torch.device("cpu"), torch.float32)
+    assert (other.ids.first_id, other.ids.rows, other.ids.end_rows) == (1000, 300, (298,))
+    assert not other.head_bias.any()
+    options = GpuEngineOptions(torch.device("cpu"), torch.float32, 2, 200, 0.5, RepetitionGuard(), packing=SINGLE)
+    engine = engine_of(other, options, ManualClock())
+    request = make_request("a", prompt=(5, 6, 1007), max_tokens=40, ignore_eos=True)
+    tokens, _ = run_one(engine, request)
+    assert len(tokens) == 40 and all(1000 <= token < 1298 for token in tokens)
+
+
+def relabelled_checkpoint(llm_dir: Path, directory: Path) -> Path:
+    """Write the random decoder under another numbering: 300 head rows from id 1000 on, no bias, one end id."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(llm_dir / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    hidden = tensors["model.norm.weight"].shape[0]
+    tensors["model.embed_tokens.weight"] = torch.randn(1400, hidden, generator=generator)
+    tensors["lm_head.weight"] = torch.randn(300, hidden, generator=generator)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    config = json.loads((llm_dir / "config.json").read_text())
+    config |= {"vocab_size": 1400, "speech_head_first_id": 1000, "speech_head_rows": 300, "eos_token_id": 1298}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def distribution(engine_maker: EngineMaker, **params: object) -> set[int]:
+    """Draw the first token for many seeds."""
+    engine = engine_maker(slots=8, guard=NO_GUARD)
+    for seed in range(64):
+        engine.add_request(make_request(str(seed), seed=seed, max_tokens=1, ignore_eos=True, **params))
+    return {token for outputs in run_all(engine).values() for token in tokens_of(outputs)}
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        pytest.param({"temperature": 0.0}, id="greedy"),
+        pytest.param({"top_k": 1}, id="top_k"),
+        pytest.param({"top_p": 1e-6}, id="top_p"),
+        pytest.param({"min_p": 1.0}, id="min_p"),
+        pytest.param({"temperature": 1e-4}, id="cold"),
+    ],
+)
+def test_each_way_to_narrow_the_draw_leaves_the_likeliest_token(
+    make_engine: EngineMaker, narrow: dict[str, float]
+) -> None:
+    wide = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    assert len(distribution(make_engine, **wide)) > 30
+    assert distribution(make_engine, **wide | narrow) == distribution(make_engine, **wide | {"temperature": 0.0})
+
+
+def test_top_k_keeps_so_many(make_engine: EngineMaker) -> None:
+    wide = {"temperature": 1.0, "top_p": 1.0}
+    assert 1 < len(distribution(make_engine, **wide, top_k=3)) <= 3
+
+
+def test_the_repetition_penalty_changes_a_greedy_answer(make_engine: EngineMaker) -> None:
+    few = frozenset(range(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + 15))
+    asked = {**GREEDY, "allowed_token_ids": few}
+    plain, strict = (
+        run_one(make_engine(guard=NO_GUARD), make_request("a", **asked, repetition_penalty=penalty))[0]
+        for penalty in (1.0, 5.0)
+    )
+    assert plain != strict
+    assert len(set(strict)) > len(set(plain))
+
+
+def test_banned_and_allowed_tokens(make_engine: EngineMaker) -> None:
+    tokens, _ = run_one(make_engine(), make_request("a", ignore_eos=True))
+    banned, _ = run_one(make_engine(), make_request("b", ignore_eos=True, banned_token_ids=frozenset(tokens)))
+    assert not set(banned) & set(tokens)
+    allowed = frozenset(range(SPEECH_TOKEN_OFFSET + 10, SPEECH_TOKEN_OFFSET + 40))
+    only, _ = run_one(make_engine(), make_request("c", allowed_token_ids=allowed))
+    assert set(only) <= allowed and len(set(only)) > 5
+
+
+def test_the_guard_keeps_an_answer_from_repeating_itself(make_engine: EngineMaker) -> None:
+    few = frozenset(range(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + 15))
+    asked = {"allowed_token_ids": few, "temperature": 0.0, "max_tokens": 60, "repetition_penalty": 1.0}
+    free, _ = run_one(make_engine(guard=NO_GUARD), make_request("a", **asked))
+    guarded, _ = run_one(make_engine(guard=RepetitionGuard(10, 0.2)), make_request("a", **asked))
+    assert most_in_a_window(guarded) <= 3 < most_in_a_window(free)
+
+
+def most_in_a_window(tokens: list[int]) -> int:
+    return max(np.unique(tokens[begin : begin + 10], return_counts=True)[1].max() for begin in range(len(tokens) - 9))
