@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -173,12 +173,21 @@ class AnswerStream(Response):
         yield DONE_EVENT
 
 
-def create_app(server: SpeechLMServer) -> FastAPI:
-    """Make the ASGI app; stopping it stops the engine loop."""
+Door = Callable[[], AbstractAsyncContextManager[object]]
+
+
+def create_app(server: SpeechLMServer, door: Door = nullcontext) -> FastAPI:
+    """Make the ASGI app; stopping it stops the engine loop.
+
+    Args:
+        server: with a running loop.
+        door: opened while the app runs: the lean stream of tokens, if it is to be served.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with door():
+            yield
         server.close()
 
     app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)

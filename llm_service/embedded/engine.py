@@ -21,7 +21,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.sequence import Sequence
 from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, GenerationFailedError, InvalidGenerationError
-from llm_service.vocab import PADDED_VOCABULARY_SIZE
+from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_COUNT, SPEECH_TOKEN_OFFSET
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ class SpeechLMEngine:
     def has_work(self) -> bool:
         """Tell whether a step would do anything."""
         return bool(self._running or self._waiting)
+
+    @property
+    def speech_ids(self) -> range:
+        """LLM ids of the speech tokens, in their order."""
+        return range(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_TOKEN_COUNT)
 
     def validate(self, request: GenerationRequest) -> None:
         """Check a request against the limits; changes nothing, and may be called from any thread.

@@ -6,16 +6,54 @@ Outputs come in as an async iterator, a lost client goes out as an abort. Knows 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, TypeVar
-
-from starlette.types import Receive
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import GenerationOutput, GenerationRequest
 from servicekit.tracing import NULL_SPAN, Span
 
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
 T = TypeVar("T")
+
+
+class OutputRelay:
+    """Carries outputs from the engine's thread to one event loop, all that are there in one wake-up."""
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        self._event_loop = event_loop
+        self._items: deque[tuple[asyncio.Queue[GenerationOutput], GenerationOutput]] = deque()
+        self._is_scheduled = False
+
+    @classmethod
+    def running(cls) -> OutputRelay:
+        """Return the running event loop's."""
+        event_loop = asyncio.get_running_loop()
+        relay = _RELAYS.get(event_loop)
+        if relay is None:
+            relay = _RELAYS[event_loop] = cls(event_loop)
+        return relay
+
+    def post(self, queue: asyncio.Queue[GenerationOutput], output: GenerationOutput) -> None:
+        """Put an output into a queue of the event loop; for other threads."""
+        self._items.append((queue, output))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._event_loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        # NOTE: first, so that whatever is posted from here on wakes us again.
+        self._is_scheduled = False
+        while self._items:
+            queue, output = self._items.popleft()
+            queue.put_nowait(output)
+
+
+_RELAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, OutputRelay] = WeakKeyDictionary()
 
 
 class ClientDisconnected(Exception):
@@ -38,10 +76,10 @@ class Generation:
         Raises:
             EngineError: it was refused.
         """
-        event_loop = asyncio.get_running_loop()
+        relay = OutputRelay.running()
 
         def on_output(output: GenerationOutput) -> None:
-            event_loop.call_soon_threadsafe(self._outputs.put_nowait, output)
+            relay.post(self._outputs, output)
 
         try:
             self._loop.submit(self._request, on_output)
@@ -67,6 +105,24 @@ class Generation:
                 raise output.error
             yield output
             if output.is_last:
+                return
+
+    async def packs(self) -> AsyncIterator[list[GenerationOutput]]:
+        """Yield outputs up to the last, all that are there at a time.
+
+        Raises:
+            EngineError: the request failed.
+        """
+        while True:
+            pack = [await self._outputs.get()]
+            while not self._outputs.empty():
+                pack.append(self._outputs.get_nowait())
+            for output in pack:
+                self._trace.note(output)
+                if output.error is not None:
+                    raise output.error
+            yield pack
+            if pack[-1].is_last:
                 return
 
     async def whole(self) -> GenerationOutput:

@@ -34,6 +34,9 @@ class Engine(Protocol):
     @property
     def has_work(self) -> bool: ...
 
+    @property
+    def speech_ids(self) -> range: ...
+
     def validate(self, request: GenerationRequest) -> None: ...
 
     def add_request(self, request: GenerationRequest) -> None: ...
@@ -117,6 +120,11 @@ class EngineLoop:
     def max_sequence_tokens(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return self._engine.limits.max_sequence_tokens
+
+    @property
+    def speech_ids(self) -> range:
+        """LLM ids of the speech tokens, in their order."""
+        return self._engine.speech_ids
 
     def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
         """Queue a request; thread-safe.

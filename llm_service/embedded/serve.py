@@ -25,6 +25,8 @@ from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
+from llm_service.embedded.token_server import serving_tokens
+from llm_service.embedded.token_stream import SpeechTokenServicer
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
 from llm_service.gpu.schedule import SchedulePolicy
 from llm_service.vocab import SOS_ID, TASK_ID
@@ -77,7 +79,11 @@ def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, cloc
     except BaseException:
         loop.stop()
         raise
-    return create_app(SpeechLMServer(loop, prompts, server_config.served_model_name, time.time, tracer))
+    server = SpeechLMServer(loop, prompts, server_config.served_model_name, time.time, tracer)
+    if embedded_config.grpc_port is None:
+        return create_app(server)
+    servicer = SpeechTokenServicer(loop, clock, tracer)
+    return create_app(server, lambda: serving_tokens(servicer, server_config.host, embedded_config.grpc_port or 0))
 
 
 def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clock: Clock) -> EngineLoop:

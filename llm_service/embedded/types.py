@@ -9,6 +9,9 @@ from enum import Enum
 from llm_service.embedded.buckets import Buckets
 from llm_service.errors import EngineError
 
+DEFAULT_PRIORITY = 10
+"""Priorities are 1 (first) to 10."""
+
 
 class FinishReason(str, Enum):
     """Why an answer ended, in OpenAI's words."""
@@ -45,7 +48,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]  # LLM ids
     params: SamplingParams
     trace_id: str | None = None  # for the log
-    priority: int = 0  # the higher, the earlier it is begun; engines that don't schedule ignore it
+    priority: int = DEFAULT_PRIORITY  # who begins earlier; the reference engine goes by arrival alone
     deadline_s: float | None = None  # the engine's clock; an answer that has not ended by then fails
     continued_tokens: int = 0  # at the prompt's end: tokens of this very answer, drawn by a server that was lost
     wants_text: bool = True  # False: outputs carry ids only

@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def priority(self) -> int:
-        """Higher begins earlier."""
+        """1 begins first."""
         return self.request.priority
 
     @property

@@ -107,6 +107,11 @@ class GpuEngine:
         """Tell whether a step would do anything."""
         return bool(self._held or self._waiting or self._flying is not None)
 
+    @property
+    def speech_ids(self) -> range:
+        """LLM ids of the speech tokens, in their order."""
+        return range(self._ids.first_id, self._ids.first_id + min(self._ids.end_rows))
+
     def validate(self, request: GenerationRequest) -> None:
         """Check a request against the limits; changes nothing, and may be called from any thread.
 

@@ -41,7 +41,7 @@ class Waiting(Protocol):
 
     @property
     def priority(self) -> int:
-        """Higher begins earlier."""
+        """1 begins first."""
         ...
 
     @property
@@ -56,7 +56,7 @@ def next_to_begin(waiting: Sequence[Waiting], now_s: float, policy: SchedulePoli
     def rank(index: int) -> tuple[int, float]:
         entry = waiting[index]
         aged = int((now_s - entry.arrived_s) / policy.aging_s)
-        return -(entry.priority + aged), entry.arrived_s
+        return entry.priority - aged, entry.arrived_s
 
     return min(range(len(waiting)), key=rank)
 

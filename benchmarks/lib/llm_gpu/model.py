@@ -1,0 +1,114 @@
+"""A random LLM of the official sizes on a GPU, the engine on it, and its float32 reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from llm_service.checkpoint import LOGIT_STD, OFFICIAL_LLM
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.gpu.answer import EventPacking
+from llm_service.gpu.build import GpuEngineOptions
+from llm_service.gpu.ops import RotaryTables
+from llm_service.gpu.weights import LayerWeights, SpeechIds, Weights
+from llm_service.vocab import END_IDS, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+
+CONTEXT_TOKENS = 2048
+"""Longest prompt plus answer in these measurements."""
+
+
+def random_weights(device: torch.device, dtype: torch.dtype, seed: int) -> Weights:
+    """Make weights of the official sizes, spread as `make_random_llm` spreads them."""
+    shape = OFFICIAL_LLM.decoder
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return (torch.randn(*size, device=device, generator=generator) * size[-1] ** -0.5).to(dtype)
+
+    def layer() -> LayerWeights:
+        hidden, ffn, qkv = shape.hidden, shape.feed_forward, shape.hidden + 2 * shape.key_value_size
+        ones = torch.ones(hidden, device=device)
+        return LayerWeights(
+            first_norm=ones,
+            qkv=normal(qkv, hidden),
+            qkv_bias=normal(qkv).float(),
+            output=normal(hidden, hidden),
+            second_norm=ones,
+            gate_up=normal(2 * ffn, hidden),
+            down=normal(hidden, ffn),
+        )
+
+    head = torch.randn(SPEECH_HEAD_ROWS, shape.hidden, device=device, generator=generator)
+    table = torch.randn(PADDED_VOCABULARY_SIZE, shape.hidden, device=device, generator=generator)
+    rows = tuple(end - SPEECH_TOKEN_OFFSET for end in END_IDS)
+    return Weights(
+        shape=shape,
+        ids=SpeechIds(SPEECH_TOKEN_OFFSET, SPEECH_HEAD_ROWS, rows),
+        embedding=table.to(dtype),
+        layers=tuple(layer() for _ in range(shape.layers)),
+        norm=torch.ones(shape.hidden, device=device),
+        head=(head * LOGIT_STD * shape.hidden**-0.5).to(dtype),
+        head_bias=torch.randn(SPEECH_HEAD_ROWS, device=device, generator=generator) * 0.1,
+    )
+
+
+def options(slots: int, packing: EventPacking | None = None) -> GpuEngineOptions:
+    """Return the options under which everything here runs: the service's own, apart from the slots."""
+    return GpuEngineOptions(
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+        slots=slots,
+        max_sequence_tokens=CONTEXT_TOKENS,
+        memory_share=0.4,
+        guard=RepetitionGuard(),
+        packing=packing or EventPacking(),
+    )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The same weights, computed in float32 by plain torch: no kernels, no cache, no batches of the engine's."""
+
+    weights: Weights
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Tensor, first: int) -> Tensor:
+        """Return the logits after each token from `first` on.
+
+        Args:
+            token_ids: [B, T] LLM ids.
+            first: position.
+
+        Returns:
+            [B, T - first, rows] float32.
+        """
+        weights, shape = self.weights, self.weights.shape
+        length = token_ids.shape[1]
+        rotary = RotaryTables.make(shape, length, token_ids.device)
+        hidden = weights.embedding[token_ids].float()
+        for layer in weights.layers:
+            hidden = hidden + self._attend(layer, self._norm(hidden, layer.first_norm), rotary)
+            inner = self._norm(hidden, layer.second_norm) @ layer.gate_up.float().T
+            hidden = hidden + (functional.silu(inner[..., 0::2]) * inner[..., 1::2]) @ layer.down.float().T
+        last = self._norm(hidden[:, first:], weights.norm)
+        return last @ weights.head.float().T + weights.head_bias
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        square = hidden.square().mean(-1, keepdim=True)
+        return hidden * torch.rsqrt(square + self.weights.shape.norm_epsilon) * weight
+
+    def _attend(self, layer: LayerWeights, normed: Tensor, rotary: RotaryTables) -> Tensor:
+        shape = self.weights.shape
+        rows, length, _ = normed.shape
+        heads = (normed @ layer.qkv.float().T + layer.qkv_bias).view(rows, length, -1, shape.head_size).transpose(1, 2)
+        queries, keys, values = heads.split([shape.heads, shape.key_value_heads, shape.key_value_heads], 1)
+        turned = [_turned(part, rotary) for part in (queries, keys)]
+        mixed = functional.scaled_dot_product_attention(*turned, values, is_causal=True, enable_gqa=True)
+        return mixed.transpose(1, 2).reshape(rows, length, -1) @ layer.output.float().T
+
+
+def _turned(heads: Tensor, rotary: RotaryTables) -> Tensor:
+    return heads * rotary.cosines + heads.roll(heads.shape[-1] // 2, -1) * rotary.sines

@@ -1,0 +1,142 @@
+"""The lean stream of tokens: the same answers as over HTTP, single tokens first, refusals, cancellation, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tts_api.llm.v1 import speech_token_service_pb2 as messages
+from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
+
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.token_server import serving_tokens
+from llm_service.embedded.token_stream import SERVICE_NAME, SpeechTokenServicer
+from llm_service.gpu.answer import EventPacking
+from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
+from llm_service.vocab import SOS_ID, SPEECH_TOKEN_COUNT, TASK_ID
+from servicekit.clock import SystemClock
+
+PROMPT = [SOS_ID, *range(5), TASK_ID]
+WAIT_S = 30.0
+
+
+def make_loop(llm_dir: Path, slots: int = 2) -> EngineLoop:
+    torch.set_num_threads(1)
+    packing = EventPacking(single_tokens=4, most_tokens=8, longest_wait_s=1e9)
+    device, dtype = torch.device("cpu"), torch.float32
+    options = GpuEngineOptions(device, dtype, slots, 600, 0.5, RepetitionGuard(), packing=packing)
+    loop = EngineLoop(build_gpu_engine(llm_dir, options, SystemClock()), 1, SystemClock())
+    loop.start()
+    return loop
+
+
+@asynccontextmanager
+async def serving(llm_dir: Path) -> AsyncIterator[tuple[Any, EngineLoop, Any]]:
+    """Serve; yield the stub, the loop and the channel."""
+    loop = make_loop(llm_dir)
+    try:
+        async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                yield stubs.SpeechTokenServiceStub(channel), loop, channel
+    finally:
+        loop.stop()
+
+
+def request(**fields: Any) -> Any:
+    asked = {"prompt_ids": PROMPT, "seed": 3, "max_tokens": 30, "min_tokens": 30} | fields
+    return messages.GenerateRequest(**asked)
+
+
+async def answer(stub: Any, asked: Any) -> list[Any]:
+    return [message async for message in stub.Generate(asked, timeout=WAIT_S)]
+
+
+async def is_free(loop: EngineLoop) -> bool:
+    for _ in range(int(WAIT_S / 0.02)):
+        if loop.stats().free_slots == 2 and not loop.stats().waiting:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_an_answer_comes_token_by_token_then_in_packs_and_is_the_same_every_time(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (stub, _, _):
+        first = await answer(stub, request())
+        again, other = await asyncio.gather(answer(stub, request()), answer(stub, request(seed=4)))
+    ids = [token for message in first for token in message.speech_ids]
+    assert len(ids) == 30 and all(0 <= token < SPEECH_TOKEN_COUNT for token in ids)
+    assert first[-1].finish_reason == messages.FINISH_REASON_LENGTH
+    assert len(first) >= 4 and not any(message.finish_reason for message in first[:-1])
+    assert ids == [token for message in again for token in message.speech_ids]
+    assert ids != [token for message in other for token in message.speech_ids]
+
+
+async def test_a_lost_answer_is_continued(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (stub, _, _):
+        whole = [token for message in await answer(stub, request()) for token in message.speech_ids]
+        prompt = [*PROMPT, *(SOS_ID - 6564 + token for token in whole[:12])]
+        rest = await answer(stub, request(prompt_ids=prompt, continued_tokens=12, max_tokens=18, min_tokens=18))
+    assert [token for message in rest for token in message.speech_ids] == whole[12:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt_ids": []}, "0 tokens"),
+        ({"prompt_ids": [999_999]}, "out of range"),
+        ({"max_tokens": 5000}, "room for"),
+        ({"min_tokens": 40}, "min_tokens is 40"),
+        ({"priority": 11}, "priority is 11"),
+        ({"sampling": messages.Sampling(temperature=0.8, repetition_penalty=1.0)}, "top_p is 0"),
+        ({"continued_tokens": 9}, "continued_tokens is 9"),
+    ],
+)
+async def test_bad_requests_are_refused(llm_dir: Path, fields: dict[str, Any], message: str) -> None:
+    async with serving(llm_dir) as (stub, loop, _):
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+            await answer(stub, request(**fields))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await is_free(loop)
+
+
+async def test_cancelling_and_a_deadline_free_the_slot(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (stub, loop, _):
+        call = stub.Generate(request(max_tokens=590, min_tokens=590), timeout=WAIT_S)
+        assert await call.read()
+        call.cancel()
+        assert await is_free(loop)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(request(max_tokens=590, min_tokens=590), timeout=0.3):
+                pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await is_free(loop)
+
+
+async def test_too_many_requests_are_told_so_and_a_stopped_engine_too(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (stub, loop, _):
+        calls = [stub.Generate(request(max_tokens=590, min_tokens=590), timeout=WAIT_S) for _ in range(3)]
+        assert await calls[0].read() and await calls[1].read()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answer(stub, request())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in calls:
+            call.cancel()
+        loop.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answer(stub, request())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_health_is_told(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (_, _, channel):
+        health = health_pb2_grpc.HealthStub(channel)
+        told = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME), timeout=WAIT_S)
+    assert told.status == health_pb2.HealthCheckResponse.SERVING
