@@ -92,7 +92,7 @@ SETTINGS = (
     Setting("grpc_port", "port of the lean stream of tokens, 0 for any free one (default: none)", int, _EMBEDDED),
     Setting(
         "max_lead_s",
-        "engine of graphs: a stream that is so many seconds of speech ahead of its listener gives way while others wait "
+        "engine of graphs: a stream so many seconds of speech ahead of its listener gives way while others wait "
         "(default 5)",
         float,
         _EMBEDDED,

@@ -24,9 +24,9 @@ from llm_service.embedded.loop import Engine, EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.embedded.token_server import serving_tokens
 from llm_service.embedded.token_stream import SpeechTokenServicer
+from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
 from llm_service.gpu.schedule import SchedulePolicy
 from llm_service.vocab import SOS_ID, TASK_ID
@@ -40,7 +40,7 @@ WARM_UP_TOKENS = 4
 WARM_UP_TIMEOUT_S = 300.0
 SHUTDOWN_TIMEOUT_S = 5
 SWITCH_INTERVAL_S = 0.0005
-"""Of Python's threads: with the default of 5 ms the engine's thread would wait that long behind one that serves HTTP."""
+"""Of Python's threads: with the default of 5 ms the engine's thread would wait so long behind one that serves HTTP."""
 TRACE_SERVICE = "cosydit-llm"
 
 

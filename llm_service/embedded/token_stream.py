@@ -16,7 +16,13 @@ from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.embedded.generation import Generation
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.types import DEFAULT_PRIORITY, FinishReason, GenerationOutput, GenerationRequest, SamplingParams
+from llm_service.embedded.types import (
+    DEFAULT_PRIORITY,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    SamplingParams,
+)
 from llm_service.errors import (
     DeadlineExceededError,
     EngineError,
@@ -56,7 +62,7 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):  # type: ignore[mis
         """Take a running loop; `clock` is the engine's."""
         self._loop, self._clock, self._tracer = loop, clock, tracer
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # gRPC's name
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # gRPC's name
         """See the interface."""
         span = self._tracer.begin(f"/{SERVICE_NAME}/Generate", dict(context.invocation_metadata()).get(TRACEPARENT))
         request_id = f"grpc-{secrets.token_hex(12)}"
@@ -78,7 +84,9 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):  # type: ignore[mis
             if generation is not None:
                 generation.abort()
 
-    def _asked(self, request: Any, request_id: str, remaining_s: float | None, trace_id: str | None) -> GenerationRequest:
+    def _asked(
+        self, request: Any, request_id: str, remaining_s: float | None, trace_id: str | None
+    ) -> GenerationRequest:
         """Read a request.
 
         Raises:

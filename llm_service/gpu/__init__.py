@@ -1,1 +1,1 @@
-"""The speech-token LLM on a GPU: kernels, CUDA graphs, the sampler on the device, and the engine that schedules them."""
+"""The speech-token LLM on a GPU: kernels, CUDA graphs, the sampler on the device, and the engine above them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -44,8 +44,8 @@ class GpuEngineOptions:
     max_sequence_tokens: int
     memory_share: float  # of what is free once the weights are there
     guard: RepetitionGuard
-    policy: SchedulePolicy = SchedulePolicy()
-    packing: EventPacking = EventPacking()
+    policy: SchedulePolicy = field(default_factory=SchedulePolicy)
+    packing: EventPacking = field(default_factory=EventPacking)
     interprets: bool = False  # on a CPU, run the kernels in the interpreter
 
 
@@ -100,8 +100,8 @@ def _pages_that_fit(weights: Weights, options: GpuEngineOptions) -> int:
     pages = min(share_bytes // size, options.slots * whole)
     if pages < whole:
         raise ConfigError(
-            f"an answer of {options.max_sequence_tokens} tokens takes {whole * size} bytes, the share of free memory is "
-            f"{share_bytes}; lower max_seq_len or raise kv_cache_free_gpu_memory_fraction"
+            f"an answer of {options.max_sequence_tokens} tokens takes {whole * size} bytes, the share of free memory "
+            f"is {share_bytes}; lower max_seq_len or raise kv_cache_free_gpu_memory_fraction"
         )
     tokens = pages * PAGE_TOKENS
     logger.info("the cache holds %d tokens in pages of %d (%.1f GB)", tokens, PAGE_TOKENS, pages * size / 1e9)

@@ -109,7 +109,13 @@ class Decoder:
         return branch
 
     def _layer(
-        self, index: int, layer: LayerWeights, branch: ops.Parts | None, slots: Tensor, positions: Tensor, is_prompt: bool
+        self,
+        index: int,
+        layer: LayerWeights,
+        branch: ops.Parts | None,
+        slots: Tensor,
+        positions: Tensor,
+        is_prompt: bool,
     ) -> ops.Parts:
         rows = slots.shape[0]
         hidden, normed, mixed, inner = (
@@ -129,9 +135,7 @@ class Decoder:
         down: ops.Parts = self._ops.product_parts(inner, layer.down, self._branch)
         return down
 
-    def _draw(
-        self, slots: Tensor, rows_of: Tensor | None, positions: Tensor, branch: ops.Parts, out: Tensor
-    ) -> None:
+    def _draw(self, slots: Tensor, rows_of: Tensor | None, positions: Tensor, branch: ops.Parts, out: Tensor) -> None:
         weights, draws = self.weights, slots.shape[0]
         hidden, picked, scores = self._hidden[: positions.shape[0]], self._picked[:draws], self.logits[:draws]
         self._ops.add_norm(hidden, branch, weights.norm, weights.shape.norm_epsilon, picked, rows_of)

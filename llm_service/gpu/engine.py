@@ -304,8 +304,10 @@ class GpuEngine:
                 self._paces.first_token_s[answer.slot] = now_s
             if generated >= answer.request.params.max_tokens:
                 outputs.append(self._finish(answer, answer.flush(FinishReason.LENGTH)))
-            elif generated <= packing.single_tokens or now_s >= answer.flush_s or (
-                len(answer.pending) >= packing.most_tokens
+            elif (
+                generated <= packing.single_tokens
+                or now_s >= answer.flush_s
+                or (len(answer.pending) >= packing.most_tokens)
             ):
                 answer.flush_s = now_s + packing.longest_wait_s
                 outputs.append(answer.flush())

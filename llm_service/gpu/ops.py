@@ -85,7 +85,8 @@ def embed(
     rows, channels = out.shape
     kernels.embed_kernel[(rows,)](
         slots, slots if tokens is None else tokens, positions, latest, places, table, out,
-        IS_PROMPT=tokens is not None, C=channels, BLOCK_C=triton.next_power_of_2(channels), num_warps=4, **overlap(rows),
+        IS_PROMPT=tokens is not None, C=channels, BLOCK_C=triton.next_power_of_2(channels),
+        num_warps=4, **overlap(rows),
     )  # fmt: skip
 
 
@@ -239,7 +240,13 @@ def begin_answers(inputs: BeginInputs, state: SlotState) -> None:
 
 
 def sample(
-    scores: Tensor, slots: Tensor, rows_of: Tensor | None, positions: Tensor, out: Tensor, state: SlotState, first_id: int
+    scores: Tensor,
+    slots: Tensor,
+    rows_of: Tensor | None,
+    positions: Tensor,
+    out: Tensor,
+    state: SlotState,
+    first_id: int,
 ) -> None:
     """Draw each slot's next token and move the slot on.
 

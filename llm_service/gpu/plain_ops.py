@@ -1,4 +1,4 @@
-"""The operations of `ops`, in plain torch and numpy, row by row: what the kernels must compute, and how a CPU runs them.
+"""The operations of `ops` in plain torch and numpy, row by row: what the kernels must compute, and how a CPU does it.
 
 Each row is computed alone, so that here too nothing depends on the rows beside it. Slow on purpose: for tests, and for
 trying the GPU engine where there is no GPU.
@@ -130,7 +130,13 @@ def begin_answers(inputs: BeginInputs, state: SlotState) -> None:
 
 
 def sample(
-    scores: Tensor, slots: Tensor, rows_of: Tensor | None, positions: Tensor, out: Tensor, state: SlotState, first_id: int
+    scores: Tensor,
+    slots: Tensor,
+    rows_of: Tensor | None,
+    positions: Tensor,
+    out: Tensor,
+    state: SlotState,
+    first_id: int,
 ) -> None:
     """See `ops.sample`."""
     for entry, slot in enumerate(slots.tolist()):

@@ -153,5 +153,3 @@ def page_bytes(layers: int, groups: int, head_size: int, dtype: torch.dtype) -> 
 def pages_for(tokens: int) -> int:
     """Return how many pages so many tokens fill."""
     return -(-tokens // PAGE_TOKENS)
-
-

@@ -243,7 +243,8 @@ class StepRunner:
         on_device.reset(self._spare)
         begin = BeginInputs(on_device.count, on_device.words, numbers.device, on_device.pages, flags.device)
         inputs = PromptInputs(
-            *(on_device.tokens, on_device.slots, on_device.positions, on_device.drawn_slots, on_device.drawn_rows), begin
+            *(on_device.tokens, on_device.slots, on_device.positions, on_device.drawn_slots, on_device.drawn_rows),
+            begin,
         )
         launch = self._captured(lambda: self._decoder.prompt(inputs, tokens.device))
         return _PromptBucket(rows, draws, ints, numbers, flags, tokens, launch)

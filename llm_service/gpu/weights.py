@@ -140,7 +140,9 @@ def _speech_ids(config: Mapping[str, Any], where: Path) -> SpeechIds:
     ids = (ends,) if isinstance(ends, int) else tuple(ends)  # type: ignore[arg-type]
     end_rows = tuple(sorted(end - first_id for end in ids if 0 <= end - first_id < rows))
     if not end_rows:
-        raise CheckpointError(f"{where}: none of the end ids {ids} is a row of the head ({first_id}..{first_id + rows})")
+        raise CheckpointError(
+            f"{where}: none of the end ids {ids} is a row of the head ({first_id}..{first_id + rows})"
+        )
     return SpeechIds(first_id, rows, end_rows)
 
 
@@ -163,5 +165,7 @@ def _head(files: TensorFiles, config: Mapping[str, Any], ids: SpeechIds, where: 
         bias = torch.zeros(ids.rows)
     if weight is None or weight.shape[0] != ids.rows or bias.shape != (ids.rows,):
         found = None if weight is None else list(weight.shape)
-        raise CheckpointError(f"{where}: the speech head is {found} with bias {list(bias.shape)}; expected {ids.rows} rows")
+        raise CheckpointError(
+            f"{where}: the speech head is {found} with bias {list(bias.shape)}; expected {ids.rows} rows"
+        )
     return weight, bias

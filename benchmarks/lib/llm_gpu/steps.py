@@ -1,4 +1,4 @@
-"""Measures the steps themselves: fidelity to float32 at every number of rows, equal bits, and times with nobody else."""
+"""Measures the steps themselves: fidelity to float32 at every number of rows, equal bits, and times."""
 
 from __future__ import annotations
 

@@ -109,7 +109,15 @@ def test_attention_reads_pages_and_writes_its_own_key(parts: int) -> None:
     (cache, pages), outs = make_cache(), [torch.full((4, HEADS * SIZE), torch.nan) for _ in range(2)]
     other = cache.clone()
     ops.attention(
-        Parts(qkv.flatten(), parts, 4 * QKV), bias, ROTARY, CacheView(cache, pages), slots, positions, outs[0], HEADS, True
+        Parts(qkv.flatten(), parts, 4 * QKV),
+        bias,
+        ROTARY,
+        CacheView(cache, pages),
+        slots,
+        positions,
+        outs[0],
+        HEADS,
+        True,
     )
     plain_ops.attention(whole, bias, ROTARY, CacheView(other, pages), slots, positions, outs[1], HEADS, True)
     assert close(cache, other) and close(*outs)
