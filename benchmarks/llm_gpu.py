@@ -155,6 +155,8 @@ def _load(args: argparse.Namespace) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     engine = engine_of(weights, options(256, ONE_BY_ONE), clock)
+    found["engine_burst_tenth_ms"] = [load.burst_ms(engine, 64, 10) for _ in range(4)]
+    print("burst in the engine, p95", [float(np.percentile(run, 95)) for run in found["engine_burst_tenth_ms"]])
     found["stalls"] = load.stalls(engine, 32.0, args.seconds)
     print("stalls", {key: value for key, value in found["stalls"].items() if not isinstance(value, list)}, flush=True)
     return found

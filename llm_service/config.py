@@ -84,7 +84,7 @@ SETTINGS = (
     ),
     Setting(
         "dtype",
-        "computing type (default float32; bfloat16 for the engine of graphs on a GPU)",
+        "computing type (default float32; of graphs on a GPU the checkpoint's own, float16 or bfloat16)",
         str,
         _EMBEDDED,
         ("float32", "bfloat16", "float16"),
@@ -143,7 +143,7 @@ class EmbeddedConfig:
 
     device: str = "cpu"
     engine: str | None = None  # None: graphs on a GPU, else transformers
-    dtype: str | None = None  # None: bfloat16 for graphs on a GPU, else float32
+    dtype: str | None = None  # None: of graphs on a GPU the checkpoint's own half type, else float32
     grpc_port: int | None = None
     max_lead_s: float = 5.0
     num_threads: int | None = None
@@ -171,9 +171,9 @@ class EmbeddedConfig:
         return self.engine == GRAPHS if self.engine is not None else _is_gpu(self.device)
 
     @property
-    def computing_type(self) -> str:
-        """The computing type that is used."""
-        return self.dtype or ("bfloat16" if self.has_graphs and _is_gpu(self.device) else "float32")
+    def is_on_gpu(self) -> bool:
+        """Tell whether the model runs on a GPU."""
+        return _is_gpu(self.device)
 
 
 def _is_gpu(device: object) -> bool:

@@ -39,8 +39,9 @@ logger = logging.getLogger(__name__)
 WARM_UP_TOKENS = 4
 WARM_UP_TIMEOUT_S = 300.0
 SHUTDOWN_TIMEOUT_S = 5
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0001
 """Of Python's threads: with the default of 5 ms the engine's thread would wait so long behind one that serves HTTP."""
+CPU_TYPE = "float32"
 TRACE_SERVICE = "cosydit-llm"
 
 
@@ -108,7 +109,7 @@ def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clo
 def _transformers_engine(
     server_config: ServerConfig, embedded_config: EmbeddedConfig, guard: RepetitionGuard, clock: Clock
 ) -> Engine:
-    model = SpeechLanguageModel.load(server_config.model_dir, embedded_config.device, embedded_config.computing_type)
+    model = SpeechLanguageModel.load(server_config.model_dir, embedded_config.device, embedded_config.dtype or CPU_TYPE)
     max_seq_len = server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN
     if max_seq_len > model.max_positions:
         raise CheckpointError(f"max_seq_len is {max_seq_len}, the model allows {model.max_positions}")
@@ -131,7 +132,7 @@ def _graphs_engine(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     options = GpuEngineOptions(
         device=torch.device(embedded_config.device),
-        dtype=getattr(torch, embedded_config.computing_type),
+        dtype=_graphs_type(server_config, embedded_config),
         slots=server_config.max_batch_size,
         max_sequence_tokens=server_config.max_seq_len or EMBEDDED_MAX_SEQ_LEN,
         memory_share=server_config.kv_cache_free_gpu_memory_fraction,
@@ -139,6 +140,15 @@ def _graphs_engine(
         policy=SchedulePolicy(max_lead_s=embedded_config.max_lead_s),
     )
     return build_gpu_engine(server_config.model_dir, options, clock)
+
+
+def _graphs_type(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> torch.dtype:
+    if embedded_config.dtype is None and embedded_config.is_on_gpu:
+        from llm_service.gpu.weights import stored_type
+
+        return stored_type(server_config.model_dir)
+    chosen: torch.dtype = getattr(torch, embedded_config.dtype or CPU_TYPE)
+    return chosen
 
 
 def warm_up(loop: EngineLoop) -> None:

@@ -2,8 +2,8 @@
 
 A listener hears 25 tokens a second from the first one on. A stream's *lead* is the speech it has beyond what its
 listener can have heard, in seconds. First tokens come before everybody's later ones: prompts run as soon as a step has
-ended, then streams that have few tokens, then those with the least lead. A stream far ahead gives way while others need
-the step; as its lead melts, its turn comes again, so nobody starves.
+ended, then streams that have few tokens, then those with the least lead. A stream far ahead gives way where that makes
+the step shorter for those who need it; as its lead melts, its turn comes again, so nobody starves.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class SchedulePolicy:
     """A stream is young until it has so many: the first window of token2wav, and some more."""
     max_lead_s: float = 5.0
     """A stream further ahead gives way while others wait."""
+    free_rows: int = 64
+    """A step of so many rows takes little longer than one of a single row: up to here nobody gives way."""
     piece_tokens: int = 256
     """Prompt tokens of a step while streams past their first tokens run: what these wait for in between."""
     burst_piece_tokens: int = 2048
@@ -93,20 +95,22 @@ def choose_rows(
         max_rows: of a step.
         policy: see there.
     """
+    if len(ready) <= policy.free_rows:
+        return ready
     is_young = paces.launched[ready] < policy.first_tokens
-    others_wait = prompts_wait or len(ready) > max_rows or (is_young.any() and not is_young.all())
-    if not others_wait:
+    if not (prompts_wait or len(ready) > max_rows or (is_young.any() and not is_young.all())):
         return ready
     leads = paces.leads_s(ready, now_s)
-    is_kept = is_young | (leads <= policy.max_lead_s)
-    kept = int(is_kept.sum())
-    if kept == len(ready) <= max_rows:
+    needy = int((is_young | (leads <= policy.max_lead_s)).sum())
+    count = min(max(needy, policy.free_rows), max_rows)
+    if count >= len(ready):
         return ready
-    order = np.lexsort((leads, ~is_young))[: min(max(kept, 1), max_rows)]
-    return np.sort(ready[order])
+    return np.sort(ready[np.lexsort((leads, ~is_young))[:count]])
 
 
 def prompt_tokens(ready: Slots, paces: StreamPaces, policy: SchedulePolicy) -> int:
     """Return how many prompt tokens the next step may run."""
-    has_grown_streams = bool((paces.launched[ready] >= policy.first_tokens).any())
-    return policy.piece_tokens if has_grown_streams else policy.burst_piece_tokens
+    if not (paces.launched[ready] >= policy.first_tokens).any():
+        return policy.burst_piece_tokens
+    # So many prompt tokens take about as long as a decode step of so many rows.
+    return min(max(policy.piece_tokens, len(ready)), policy.burst_piece_tokens)

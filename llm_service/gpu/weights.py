@@ -103,6 +103,19 @@ def load_weights(model_dir: Path, device: torch.device, dtype: torch.dtype) -> W
     )
 
 
+def stored_type(model_dir: Path) -> torch.dtype:
+    """Return the half type that a checkpoint says it is stored in; bfloat16 if it says another one, or nothing.
+
+    Float16 is the more exact of both, but holds nothing above 65504: only a checkpoint made for it is safe with it.
+    """
+    try:
+        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return torch.bfloat16  # loading it says what is wrong
+    name = config.get("torch_dtype") or config.get("dtype")
+    return torch.float16 if name == "float16" else torch.bfloat16
+
+
 @dataclass(frozen=True)
 class _Reader:
     tensors: Mapping[str, Tensor]

@@ -29,17 +29,22 @@ TEXTS = (
 )
 TOKENS = 120
 CONTEXT_TOKENS = 1024
+CPU_THREADS = 4
 
 
 def compare() -> list[dict[str, Any]]:
-    """Return, for each computing type, how far each answer equals the CPU's float32 reference engine's."""
+    """Return, for each computing type, how far each answer equals the CPU's float32 reference engine's.
+
+    The demo voice's checkpoint is stored in float16, which is therefore what the service takes for it.
+    """
+    torch.set_num_threads(CPU_THREADS)
     with tempfile.TemporaryDirectory() as scratch:
         unpack(Path(scratch) / "demo")
         model_dir = Path(scratch) / "demo" / "llm"
         encode = load_text_encoder(model_dir).encode
         prompts = [build_prompt(encode, "", text, ()).token_ids for text in TEXTS]
         expected = _answers(_reference(model_dir), prompts)
-        return [_compared(model_dir, name, prompts, expected) for name in ("float32", "float16", "bfloat16")]
+        return [_compared(model_dir, name, prompts, expected) for name in ("float32", "float16")]
 
 
 def _compared(model_dir: Path, dtype: str, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> dict[str, Any]:

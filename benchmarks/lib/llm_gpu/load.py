@@ -23,6 +23,8 @@ SAMPLING = SamplingParams(
     max_tokens=500, seed=0, temperature=0.8, top_p=0.95, top_k=50, repetition_penalty=1.1, ignore_eos=True
 )
 WAIT_S = 120.0
+TOKENS = 500
+LEAST_TOKENS = 25
 _names = itertools.count()
 _random = np.random.default_rng(9)
 
@@ -145,21 +147,25 @@ def stalls(engine: GpuEngine, prompts_per_s: float, seconds: float) -> dict[str,
 def capacity(engine: GpuEngine, streams: int, seconds: float) -> dict[str, Any]:
     """Keep so many streams under way, a new one for each that ends; count those whose listeners never lacked a token.
 
-    A listener hears 25 tokens a second from the first token on. Streams that began in the last second don't count.
+    A listener hears 25 tokens a second from the first token on; a stream ends, and the next one comes, when its last
+    token is drawn, which may be long before it is heard. Streams asked for in the last second don't count.
     """
     load = Load(engine)
-    missing = threading.Semaphore(streams)
+    missing = threading.Semaphore(0)
     load.on_end = missing.release
     with quiet_heap():
         began = time.perf_counter()
         ends_s = began + seconds
+        for number in range(streams):
+            # As if they had begun before, one after the other: they end one after the other.
+            load.submit(request(max_tokens=LEAST_TOKENS + number * (TOKENS - LEAST_TOKENS) // streams, seed=number))
         while (left_s := ends_s - time.perf_counter()) > 0:
             if missing.acquire(timeout=left_s):
                 load.submit(request(seed=len(load.streams)))
         until_s = time.perf_counter()
     load.close()
     old = [stream for stream in load.streams if stream.sent_s < until_s - 1.0]
-    first = [(stream.came[0][0] - stream.sent_s) * 1e3 for stream in old if stream.came]
+    first = [(stream.came[0][0] - stream.sent_s) * 1e3 for stream in old[streams:] if stream.came]
     tokens = sum(count for stream in load.streams for at, count in stream.came if at <= until_s)
     return {
         "streams": streams,
@@ -168,8 +174,21 @@ def capacity(engine: GpuEngine, streams: int, seconds: float) -> dict[str, Any]:
         "counted": len(old),
         "kept_up": sum(stream.keeps_up(until_s) for stream in old),
         "tokens_per_s": tokens / (until_s - began),
-        "first_token_ms_p50_p99": " ".join(f"{value:.1f}" for value in np.percentile(first, [50, 99])),
+        "first_token_ms_p50_p99": " ".join(f"{value:.1f}" for value in np.percentile(first or [0.0], [50, 99])),
     }
+
+
+def burst_ms(engine: GpuEngine, prompts: int, token: int) -> list[float]:
+    """Ask for so many answers at once; return when the token of that number came to each, in ms."""
+    load = Load(engine)
+    with quiet_heap():
+        asked = [request(max_tokens=60, seed=seed) for seed in range(prompts)]
+        began = time.perf_counter()
+        for each in asked:
+            load.submit(each)
+        load.wait()
+    load.close()
+    return [round((stream.came[token - 1][0] - began) * 1e3, 3) for stream in load.streams]
 
 
 @contextmanager
