@@ -113,7 +113,7 @@ def _greedy(args: argparse.Namespace) -> dict[str, Any]:
 
 def _lean(args: argparse.Namespace) -> dict[str, Any]:
     with lean.served(Path(__file__)) as address:
-        return asyncio.run(lean.measure(address, alone=100, bursts=6, burst=64))
+        return asyncio.run(lean.measure(address, alone=100, bursts=8, burst=64))
 
 
 def _steps(args: argparse.Namespace) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class Generation:
         self._request = request
         self._trace = GenerationTrace(span, len(request.prompt_ids))
         self._outputs: asyncio.Queue[GenerationOutput] = asyncio.Queue()
+        self.has_started = False
 
     def start(self) -> None:
         """Queue the request.
@@ -86,6 +87,7 @@ class Generation:
         except BaseException as error:
             self._trace.end(error)
             raise
+        self.has_started = True
 
     def abort(self) -> None:
         """Stop the work; harmless when it has ended."""
