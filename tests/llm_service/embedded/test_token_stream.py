@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,17 @@ async def answer(stub: Any, asked: Any) -> list[Any]:
     return [message async for message in stub.Generate(asked, timeout=WAIT_S)]
 
 
-async def is_free(loop: EngineLoop) -> bool:
+async def until(is_true: Callable[[], bool]) -> None:
     for _ in range(int(WAIT_S / 0.02)):
-        if loop.stats().free_slots == 2 and not loop.stats().waiting:
-            return True
+        if is_true():
+            return
         await asyncio.sleep(0.02)
-    return False
+    raise AssertionError("the condition never came true")
+
+
+async def is_free(loop: EngineLoop) -> bool:
+    await until(lambda: loop.stats().free_slots == 2 and not loop.stats().waiting)
+    return True
 
 
 async def test_an_answer_comes_token_by_token_then_in_packs_and_is_the_same_every_time(llm_dir: Path) -> None:
@@ -123,7 +128,7 @@ async def test_cancelling_and_a_deadline_free_the_slot(llm_dir: Path) -> None:
 async def test_too_many_requests_are_told_so_and_a_stopped_engine_too(llm_dir: Path) -> None:
     async with serving(llm_dir) as (stub, loop, _):
         calls = [stub.Generate(request(max_tokens=590, min_tokens=590), timeout=WAIT_S) for _ in range(3)]
-        assert await calls[0].read() and await calls[1].read()
+        await until(lambda: loop.stats().running + loop.stats().waiting == 3)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answer(stub, request())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
