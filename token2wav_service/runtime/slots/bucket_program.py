@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from token2wav_service.runtime.slots.slot_flow import SlotBatch
+from token2wav_service.runtime.slots.slot_flow import SlotBatch, SlotFlow
+from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder
 from token2wav_service.types import FloatArray
-
-if TYPE_CHECKING:
-    from token2wav_service.runtime.slots.slot_runner import SlotRunner
 
 FIELDS = len(SlotBatch.__dataclass_fields__)
 
@@ -20,16 +18,40 @@ FIELDS = len(SlotBatch.__dataclass_fields__)
 class BucketProgram:
     """Flow and vocoder for one shape, with static inputs and output."""
 
-    def __init__(self, runner: SlotRunner, streams: int, tokens: int, prompt_size: int) -> None:
+    def __init__(
+        self,
+        flow: SlotFlow,
+        vocoder: SlotVocoder,
+        device: torch.device,
+        *,
+        streams: int,
+        tokens: int,
+        prompt_size: int,
+        graph_memory: Any = None,
+        is_captured: bool = False,
+    ) -> None:
+        """Make the inputs, and capture the graph if there is to be one.
+
+        Args:
+            flow: tokens to mel.
+            vocoder: mel to samples.
+            device: where both run.
+            streams: most streams of a run.
+            tokens: of each stream in a run, look-ahead not counted.
+            prompt_size: frames of the prompt that attention reads.
+            graph_memory: the pool that all graphs share; None where there is no CUDA.
+            is_captured: whether runs replay a CUDA graph.
+        """
         self.streams = streams
         self.prompt_size = prompt_size
         self.mel: Tensor | None = None
         """[B, 2T, 80] of the latest run."""
-        self._runner = runner
-        device = runner.device
+        self._flow = flow
+        self._vocoder = vocoder
+        self._graph_memory = graph_memory
         # A scratch batch without history: valid input for the first runs.
         self._fields = torch.zeros(FIELDS, streams, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(streams, tokens + runner.flow.lookahead, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(streams, tokens + flow.lookahead, dtype=torch.int64, device=device)
         names = list(SlotBatch.__dataclass_fields__)
         self._fields[names.index("num_tokens")] = 1
         self._fields[names.index("is_last")] = 1
@@ -37,7 +59,7 @@ class BucketProgram:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._speech: Tensor | None = None
         self._host: Tensor | None = None
-        if device.type == "cuda" and runner.is_planned(tokens, prompt_size):
+        if is_captured:
             self._capture()
 
     def run(self, fields: np.ndarray, tokens: np.ndarray) -> FloatArray:  # type: ignore[type-arg]
@@ -58,9 +80,8 @@ class BucketProgram:
         return self._host.numpy()
 
     def _compute(self) -> Tensor:
-        runner = self._runner
-        self.mel = runner.flow.run(self._tokens, self._batch, self.prompt_size)
-        return runner.vocoder.run(self.mel, runner.flow.frame_lengths(self._batch), self._batch)
+        self.mel = self._flow.run(self._tokens, self._batch, self.prompt_size)
+        return self._vocoder.run(self.mel, self._flow.frame_lengths(self._batch), self._batch)
 
     def _capture(self) -> None:
         """Run twice on a side stream, so that everything is compiled and tuned, then capture."""
@@ -71,6 +92,6 @@ class BucketProgram:
             self._compute()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=self._runner.graph_memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             self._speech = self._compute()
         self._host = torch.empty(self._speech.shape, pin_memory=True)

@@ -258,12 +258,25 @@ class SlotRunner:
     def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
         if not self.is_planned(tokens, prompt_size):
-            return BucketProgram(self, streams, tokens, prompt_size)
+            return self._make_program(streams, tokens, prompt_size, is_captured=False)
         key = (streams, tokens, prompt_size)
         if key not in self._programs:
             logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
-            self._programs[key] = BucketProgram(self, streams, tokens, prompt_size)
+            is_captured = self.device.type == "cuda"
+            self._programs[key] = self._make_program(streams, tokens, prompt_size, is_captured)
         return self._programs[key]
+
+    def _make_program(self, streams: int, tokens: int, prompt_size: int, is_captured: bool) -> BucketProgram:
+        return BucketProgram(
+            self.flow,
+            self.vocoder,
+            self.device,
+            streams=streams,
+            tokens=tokens,
+            prompt_size=prompt_size,
+            graph_memory=self.graph_memory,
+            is_captured=is_captured,
+        )
 
     def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
         return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)
