@@ -22,6 +22,7 @@ from cosydit.bench.types import BenchmarkError
 from gateway.chunking.chunker import TokenChunk
 from servicekit.clock import SystemClock
 from tests.token2wav_service.engine.factory import make_engine
+from tests.workers import random_checkpoint
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 
@@ -63,9 +64,10 @@ def test_a_step_smaller_than_its_case_is_an_error_and_frees_all_streams() -> Non
 
 
 def test_the_command_measures_and_writes_its_environment(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--model-dir", str(checkpoint / "token2wav"), "--log-dir", str(tmp_path), "--stream-s", "0.8"]
+    model_dir = random_checkpoint(tmp_path_factory) / "token2wav"
+    arguments = ["--model-dir", str(model_dir), "--log-dir", str(tmp_path), "--stream-s", "0.8"]
     arguments += ["--batch-sizes", "1,2", "--hops", "15", "--repeats", "1", "--warm-up", "0", "--set", "ode_steps=2"]
     assert token2wav.main([*arguments, "--set", "num_threads=1"]) == 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))

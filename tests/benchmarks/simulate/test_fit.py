@@ -69,6 +69,7 @@ def test_one_parameter_is_changed_and_the_others_stay() -> None:
     assert changed == replace(COSTS, token2wav=replace(COSTS.token2wav, step=step))
 
 
+@pytest.mark.slow
 def test_the_same_is_found_whatever_the_processes() -> None:
     targets = simulate(COSTS.with_parameters({"llm.step_fixed_s": 0.003}))
     one, two = (fit(COSTS, simulate, targets, ("llm.step_fixed_s",), simulations=5, processes=n) for n in (1, 2))

@@ -30,7 +30,6 @@ NO_GUARD = RepetitionGuard(0)
 @pytest.fixture(scope="module")
 def weights(llm_dir: Path) -> Weights:
     """The random checkpoint as the GPU engine holds it."""
-    torch.set_num_threads(1)
     return load_weights(llm_dir, torch.device("cpu"), torch.float32)
 
 

@@ -29,7 +29,6 @@ WAIT_S = 30.0
 
 
 def make_loop(llm_dir: Path, slots: int = 2) -> EngineLoop:
-    torch.set_num_threads(1)
     packing = EventPacking(single_tokens=4, most_tokens=8, longest_wait_s=1e9)
     device, dtype = torch.device("cpu"), torch.float32
     options = GpuEngineOptions(device, dtype, slots, 600, 0.5, RepetitionGuard(), packing=packing)
