@@ -7,6 +7,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 SUBCOMMANDS = (
     "cosydit.cli.say",
@@ -44,11 +45,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
     parser = argparse.ArgumentParser(prog="cosydit", description=__doc__.partition(":")[0] if __doc__ else None)
+    parser.add_argument("--version", action="version", version=f"cosydit {_version()}")
     parser.add_argument("--verbose", action="store_true", help="log at INFO level to standard error")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in SUBCOMMANDS:
         importlib.import_module(name).add_parser(subparsers)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version("cosydit")
+    except PackageNotFoundError:
+        return "(a source tree that is not installed)"
 
 
 if __name__ == "__main__":

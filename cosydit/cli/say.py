@@ -6,7 +6,10 @@ import argparse
 import asyncio
 import dataclasses
 import logging
+import os
 import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
     try:
+        _check_text(args.text)
         options = dataclasses.replace(stack_options(args, bls_instances=1), llm_options=ONE_STREAM)
+        _check_voice(args.voice, options.checkpoint.voices_dir)
         stack = LocalStack(options)
         with stopped_by_signals(stack.kill), stack:
             for line in stack.describe():
@@ -57,24 +62,58 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_text(text: str) -> None:
+    """Refuse a text before services are started for it.
+
+    Raises:
+        InvalidTextError: it holds nothing to say.
+    """
+    from gateway.errors import InvalidTextError
+    from gateway.text import WHOLE_TEXT, TextOptions, plain_front_end
+
+    stream = plain_front_end().open(TextOptions(), WHOLE_TEXT)
+    segments = [*stream.push(text), *stream.flush()]
+    if not any(stream.prepare(segment).is_speakable for segment in segments):
+        raise InvalidTextError(f"got {text!r}, which holds nothing to say; give at least one word")
+
+
+def _check_voice(voice: str, voices_dir: Path) -> None:
+    names = sorted(path.stem for path in voices_dir.glob("*.wav"))
+    if voice not in names:
+        raise ValueError(f"got the voice {voice!r}; {voices_dir} has {', '.join(names) or 'no voice'}")
+
+
 async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> SpeechResult:
     """Stream the speech into a file; a first, short synthesis warms the services up and is not counted."""
     from gateway.app import open_gateway
     from gateway.audio.pcm import to_pcm16
     from gateway.speech.request import SpeechRequest, SpeechResult
-    from token2wav_service.contract import SAMPLE_RATE_HZ
 
     async with open_gateway(_gateway_config(options, request)) as gateway:
         async for _ in gateway.pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, request.voice, seed=0)):
             pass
         result = SpeechResult()
-        with wave.open(str(out), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(SAMPLE_WIDTH_BYTES)
-            file.setframerate(SAMPLE_RATE_HZ)
+        with _written_whole(out) as file:
             async for chunk in gateway.pipeline.synthesize(request, result):
                 file.writeframes(to_pcm16(chunk.samples))
     return result
+
+
+@contextmanager
+def _written_whole(out: Path) -> Iterator[wave.Wave_write]:
+    """Open a WAV for mono 16-bit samples that is there when it is complete, and not at all after an error."""
+    from token2wav_service.contract import SAMPLE_RATE_HZ
+
+    partial = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with wave.open(str(partial), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(SAMPLE_WIDTH_BYTES)
+            file.setframerate(SAMPLE_RATE_HZ)
+            yield file
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     stack.assemble_repository = lambda options: None
     checkpoints.resolve_checkpoint = lambda *ignored: checkpoints.CheckpointLayout.under(args.work_dir)
     say._speak = speak_for_long  # type: ignore[assignment]
+    say._check_voice = lambda *ignored: None
     names = ["--llm-port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port"]
     words = {"serve": ["serve"], "say": ["say", "hello"]}[args.command]
     if args.command == "serve":
