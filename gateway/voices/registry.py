@@ -38,6 +38,8 @@ OPENAI_VOICES = (
     "marin",
     "cedar",
 )
+DEFAULT_VOICE = "default"
+"""The voice that a checkpoint speaks in where nobody asks for another; a voice of this name is taken for its best."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,20 @@ class VoiceAliases:
     def table(self, names: Sequence[str]) -> dict[str, str]:
         """Return alias -> voice.
 
-        OpenAI's names go round the directory's in alphabetical order: the first to the first, and so on, beginning
-        again when there are fewer voices than names. Created voices take no part, so that the table stays as it is
-        while they come and go.
+        OpenAI's names go round the directory's, `default` first and the others in alphabetical order: `alloy` to the
+        first, and so on, beginning again when there are fewer voices than names. Created voices take no part, so that
+        the table stays as it is while they come and go.
 
         Args:
             names: of the voices directory.
         """
         dealt: dict[str, str] = {}
-        ordered = sorted(names)
+        ordered = sorted(names, key=lambda name: (name != DEFAULT_VOICE, name))
         if self.has_openai_names and ordered:
             dealt = {alias: ordered[turn % len(ordered)] for turn, alias in enumerate(OPENAI_VOICES)}
         return {**dealt, **self.given}
 
 
-DEFAULT_VOICE = "default"
 DEFAULT_CACHED_VOICES = 1024
 NO_ALIASES = VoiceAliases(has_openai_names=False)
 _AUDIO_SUFFIXES = (".wav", ".flac")

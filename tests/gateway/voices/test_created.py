@@ -151,6 +151,11 @@ def test_openais_names_go_round_the_operators_voices_in_order() -> None:
     assert [table[name] for name in OPENAI_VOICES[:4]] == ["anna", "mia", "zoe", "anna"]
 
 
+def test_alloy_is_the_default_voice_where_there_is_one() -> None:
+    table = VoiceAliases().table(["awb", "default", "slt"])
+    assert [table[name] for name in OPENAI_VOICES[:4]] == ["default", "awb", "slt", "default"]
+
+
 def test_a_given_alias_replaces_the_dealt_one_and_moves_no_other() -> None:
     dealt = VoiceAliases().table(["anna", "mia"])
     given = VoiceAliases({"ash": "anna", "boss": "mia"}).table(["anna", "mia"])
@@ -165,7 +170,7 @@ def test_openais_names_can_be_switched_off() -> None:
 async def test_an_alias_speaks_in_the_voice_behind_it_and_registers_it_once(
     registry: VoiceRegistry, maker: FakeVoiceMaker
 ) -> None:
-    ready = [await registry.resolve(name) for name in ("alloy", "anna", "ballad")]
+    ready = [await registry.resolve(name) for name in ("ash", "anna", "coral")]
     assert {each.transcript for each in ready} == {"I am anna."}
     assert maker.registrations == [b"RIFFanna"]
 
@@ -175,7 +180,7 @@ async def test_a_voices_own_name_comes_before_an_alias(registry: VoiceRegistry) 
     assert (await registry.resolve("alloy")).transcript == "I am Eva."
     assert "alloy" not in registry.aliases
     await registry.delete("alloy")
-    assert (await registry.resolve("alloy")).transcript == "I am anna."
+    assert (await registry.resolve("alloy")).transcript == "I am default."
 
 
 async def test_an_alias_may_stand_for_a_created_voice_and_says_when_it_is_gone(
