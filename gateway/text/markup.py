@@ -92,8 +92,8 @@ _LINE_START = re.compile(
     r")"
 )
 _UNFINISHED_LINE_START = re.compile(
-    r"[ \t]{0,8}(?:(?:```|~~~)[^\n`]{0,80}|[`~]{1,2}|[-*_=•‣◦+ \t:|]{1,80}(?:\[[ xX]?\]?[ \t]?|\d)?|#{1,6}[ \t]{0,4}"
-    r"|\d{1,3}(?:[.)][ \t]{0,4})?|(?:>[ \t]?){1,8})?"
+    r"[ \t]{0,8}(?:(?:```|~~~)[^\n`]{0,80}|[`~]{1,2}|[-*_=•‣◦+ \t:|]{1,80}(?:\[[ xX]?\]?[ \t]?[-+=|<>]?|\d|[<>])?"
+    r"|#{1,6}[ \t]{0,4}|\d{1,3}(?:[.)][ \t]{0,4})?|(?:>[ \t]?){1,8})?"
 )
 _SHORT_BREAK = re.compile(r"strength\s?=\s?[\"']?(?:x-)?weak|time\s?=\s?[\"']?(?:[12]?\d{1,2}ms|0?\.[0-2]\d*s)\b", re.I)
 _NO_BREAK = re.compile(r"strength\s?=\s?[\"']?none|time\s?=\s?[\"']?0+m?s", re.I)
@@ -272,12 +272,13 @@ class MarkupReader:
         text = self._text
         if own := self._own_tag.match(text, at):
             return own.end(), own[0]
+        if footnote := _FOOTNOTE.match(text, at):
+            is_unfinished = footnote.end() == len(text) and text[-1] == "]"
+            return None if is_unfinished and not is_complete else (footnote.end(), "")
         if link := _LINK.match(text, at):
             return link.end(), _INLINE.sub("", link["text"]).strip() or link["url"] or ""
-        if footnote := _FOOTNOTE.match(text, at):
-            return footnote.end(), ""
-        is_unfinished = _UNFINISHED_LINK.fullmatch(text, at) or self._tags.unfinished_from(text) == at
-        return None if is_unfinished and not is_complete else (at + 1, text[at])
+        may_go_on = _UNFINISHED_LINK.fullmatch(text, at) or self._tags.unfinished_from(text) == at
+        return None if may_go_on and not is_complete else (at + 1, text[at])
 
     def _angle(self, at: int, is_complete: bool) -> _Form | None:
         """Tags go, their text stays; what opens no known tag is read."""
@@ -350,11 +351,10 @@ class MarkupReader:
             parts = [(bare, bare), (spoken[len(bare) :],) * 2] if bare else []
         stretches = list[Stretch]()
         for part_written, part_spoken in parts or [(written, spoken)]:
-            stretches += self._released_before(part_spoken, is_put=part_written != part_spoken)
-            if part_spoken.strip(" ") == "":
-                self._held.append(Stretch(part_written, part_spoken))
-            else:
-                stretches.append(Stretch(part_written, part_spoken))
+            is_blank = part_spoken.strip(" ") == ""
+            if not is_blank or any(not each.spoken for each in self._held):
+                stretches += self._released_before(part_spoken, is_put=part_written != part_spoken)
+            (self._held if is_blank else stretches).append(Stretch(part_written, part_spoken))
         return stretches
 
     def _pause(self, pause: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.text.markup import MarkupReader
@@ -150,6 +150,11 @@ def test_what_is_no_markup_stays(text: str) -> None:
 
 
 @given(texts | marked_up, st.integers(1, 7))
+@example("[^1][^1]", 1)
+@example("As said[^1]: now", 1)
+@example("[^1](there)", 2)
+@example("> #  _. <", 1)
+@example("- > 5", 1)
 def test_a_text_is_cleaned_alike_however_it_is_divided(text: str, size: int) -> None:
     assert cleaned(text, size) == cleaned(text)
 
