@@ -59,8 +59,8 @@ class DoorOptions:
     on_samples: OnSamples | None = None
 
 
-class TritonStreamDoor:
-    """`cosyvoice2_dit` as a decoupled model: audio comes chunk by chunk."""
+class _TritonDoor:
+    """One connection to a Triton server that has `cosyvoice2_dit`."""
 
     def __init__(self, options: DoorOptions, model: str = DROP_IN_MODEL) -> None:
         """Connect lazily."""
@@ -71,6 +71,10 @@ class TritonStreamDoor:
     async def close(self) -> None:
         """Drop the connection."""
         await self._channel.close()
+
+
+class TritonStreamDoor(_TritonDoor):
+    """`cosyvoice2_dit` as a decoupled model: audio comes chunk by chunk."""
 
     async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
         """Send the original's tensors on a stream of its own; leaving early cancels the request.
@@ -94,18 +98,8 @@ class TritonStreamDoor:
             call.cancel()
 
 
-class TritonWholeDoor:
+class TritonWholeDoor(_TritonDoor):
     """`cosyvoice2_dit` as a plain model (assembled with DECOUPLED_MODE=False): one whole waveform."""
-
-    def __init__(self, options: DoorOptions, model: str = DROP_IN_MODEL) -> None:
-        """Connect lazily."""
-        self._options = options
-        self._model = model
-        self._channel = _open_channel(options.url)
-
-    async def close(self) -> None:
-        """Drop the connection."""
-        await self._channel.close()
 
     async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
         """Send the original's tensors as one plain inference and yield the whole waveform's duration.
