@@ -16,6 +16,9 @@ from gateway.routing.router import give_back
 from gateway.token2wav.voice_file_cache import VoiceFileCache, VoiceNames
 from token2wav_service.contract import ServerStatus
 
+MAX_IMPORTS = 3
+"""Of one voice for one stream; a replica that is restarted meanwhile, or full of voices, loses them again."""
+
 
 class Token2WavReplicaClient(Protocol):
     """A client of one replica (`gateway.token2wav.client.Token2WavClient`, or a fake)."""
@@ -107,13 +110,20 @@ class Token2WavReplica:
         Raises:
             VoiceEvictedError: it lacks the voice, and no file of it is in the voice file cache.
             VoiceOutdatedError, VoiceFileError: it can't use the file.
+            Token2WavBusyError: it lost the voice after each of a few imports.
             Token2WavError: anything the service did wrong.
         """
-        try:
-            return await self._open(slot, self._names.get(voice_id), seed, priority)
-        except errors.VoiceEvictedError:
-            name = await self._bring(voice_id)
-            return await self._open(slot, name, seed, priority)
+        name = self._names.get(voice_id)
+        imports = 0
+        while True:
+            try:
+                return await self._open(slot, name, seed, priority)
+            except errors.VoiceEvictedError as error:
+                if imports == MAX_IMPORTS:
+                    lost = f"{slot.address} lost voice {voice_id} after each of {imports} imports"
+                    raise errors.Token2WavBusyError(lost) from error
+                name = await self._bring(voice_id)
+                imports += 1
 
     async def cache_voice_file(self, voice_id: str) -> None:
         """Put a voice's file in the voice file cache, unless it is there."""
@@ -134,4 +144,5 @@ class Token2WavReplica:
             if not importing.is_done:
                 self._names.put(voice_id, (await self.client.import_voice(file)).voice_id)
                 importing.is_done = True
+                del self._imports[voice_id]  # NOTE: who finds the voice gone after this must import it again
             return self._names.get(voice_id)

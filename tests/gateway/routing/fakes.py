@@ -109,6 +109,8 @@ class ScriptedToken2Wav:
     model: str = "m1"
     step_s: float | None = None
     import_error: GatewayError | None = None
+    forgets: int = 0
+    """Imported voices that are gone at once, as after a restart."""
     register_error: GatewayError | None = None
     register_gate: asyncio.Event | None = None
     open_error: GatewayError | None = None
@@ -153,7 +155,10 @@ class ScriptedToken2Wav:
             raise self.import_error
         self.imported.append(voice_file)
         name = f"file-{voice_file.decode()}"
-        self.voices.add(name)
+        if self.forgets > 0:
+            self.forgets -= 1
+        else:
+            self.voices.add(name)
         return RegisteredVoice(name, (1, 2))
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
@@ -261,6 +262,31 @@ async def test_a_voice_follows_its_stream_without_being_made_again() -> None:
         async with router.open_stream(voice, 1), router.open_stream(voice, 2):
             pass
         assert sum(len(replica.imported) for replica in replicas) == 1
+
+
+@pytest.mark.parametrize("streams", [1, 5])
+async def test_a_voice_that_is_lost_after_its_import_is_brought_again(streams: int) -> None:
+    replicas = _replicas("a", slots=streams)
+    async with routed(*replicas) as router:
+        voice = await _voice(router)
+        replicas[0].voices.clear()
+        replicas[0].forgets = 2
+        async with AsyncExitStack() as stack:
+            for stream in [router.open_stream(voice, seed) for seed in range(streams)]:
+                await stack.enter_async_context(stream)
+            assert len(replicas[0].open) == streams
+        assert len(replicas[0].imported) == 3
+
+
+async def test_a_replica_that_always_loses_a_voice_is_passed_over() -> None:
+    replicas = _replicas("a", "b", slots=2)
+    async with routed(*replicas) as router:
+        voice = await _voice(router)
+        other = next(replica for replica in replicas if not replica.registered)
+        other.forgets = 1000
+        async with router.open_stream(voice, 1), router.open_stream(voice, 2):
+            assert not other.open
+            assert len(other.imported) >= 3
 
 
 async def test_a_voice_that_is_in_no_file_cache_must_be_registered_again() -> None:
