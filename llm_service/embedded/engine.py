@@ -7,7 +7,7 @@ Knows nothing of HTTP, threads or time.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ from llm_service.embedded.kv_cache import SlotAllocator
 from llm_service.embedded.model import DecodeRow
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.sequence import Sequence
-from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import EngineCounters, EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, GenerationFailedError, InvalidGenerationError
 from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_COUNT, SPEECH_TOKEN_OFFSET
 
@@ -52,6 +52,31 @@ class EngineLimits:
         return min(self.max_step_tokens - self.slots, self.max_sequence_tokens - 1)
 
 
+def check_request(request: GenerationRequest, max_prompt_tokens: int, vocabulary_rows: int, room: int) -> None:
+    """Check a request against an engine's limits.
+
+    Args:
+        request: not changed.
+        max_prompt_tokens: in the longest prompt that can be computed.
+        vocabulary_rows: prompt ids are below it.
+        room: tokens that an answer may have behind this prompt.
+
+    Raises:
+        InvalidGenerationError: it can never run; the message says why.
+    """
+    prompt_tokens = len(request.prompt_ids)
+    if not 1 <= prompt_tokens <= max_prompt_tokens:
+        raise InvalidGenerationError(f"the prompt has {prompt_tokens} tokens; expected 1..{max_prompt_tokens}")
+    outside = [token_id for token_id in request.prompt_ids if not 0 <= token_id < vocabulary_rows]
+    if outside:
+        raise InvalidGenerationError(f"prompt token {outside[0]} is out of range 0..{vocabulary_rows - 1}")
+    if request.params.max_tokens > room:
+        raise InvalidGenerationError(
+            f"max_tokens is {request.params.max_tokens}, but after a prompt of {prompt_tokens} tokens there is "
+            f"room for {max(room, 0)}; lower it or shorten the prompt"
+        )
+
+
 class SpeechLMEngine:
     """Runs many requests on one model."""
 
@@ -62,8 +87,7 @@ class SpeechLMEngine:
         self._allocator = SlotAllocator(limits.slots)
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}
-        self._steps = self._tokens = self._finished = self._aborted = self._failed = 0
-        self._steps_by_rows: Counter[int] = Counter()
+        self._counters = EngineCounters()
 
     @property
     def limits(self) -> EngineLimits:
@@ -86,18 +110,8 @@ class SpeechLMEngine:
         Raises:
             InvalidGenerationError: it can never run here; the message says why.
         """
-        prompt_tokens, limit = len(request.prompt_ids), self._limits.max_prompt_tokens
-        if not 1 <= prompt_tokens <= limit:
-            raise InvalidGenerationError(f"the prompt has {prompt_tokens} tokens; expected 1..{limit}")
-        outside = [token_id for token_id in request.prompt_ids if not 0 <= token_id < PADDED_VOCABULARY_SIZE]
-        if outside:
-            raise InvalidGenerationError(f"prompt token {outside[0]} is out of range 0..{PADDED_VOCABULARY_SIZE - 1}")
-        room = self._limits.max_sequence_tokens - prompt_tokens
-        if request.params.max_tokens > room:
-            raise InvalidGenerationError(
-                f"max_tokens is {request.params.max_tokens}, but after a prompt of {prompt_tokens} tokens there is "
-                f"room for {room}; lower it or shorten the prompt"
-            )
+        room = self._limits.max_sequence_tokens - len(request.prompt_ids)
+        check_request(request, self._limits.max_prompt_tokens, PADDED_VOCABULARY_SIZE, room)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Put a request in the queue.
@@ -113,34 +127,28 @@ class SpeechLMEngine:
         running = self._running.get(request_id)
         if running is not None:
             self._release(running)
-            self._aborted += 1
+            self._counters.aborted += 1
             return
         for sequence in self._waiting:
             if sequence.request.request_id == request_id:
                 self._waiting.remove(sequence)
-                self._aborted += 1
+                self._counters.aborted += 1
                 return
 
     def step(self) -> list[GenerationOutput]:
         """Advance every running request by a token, then admit waiting ones; return what came out."""
-        self._steps += 1
+        self._counters.steps += 1
         running = list(self._running.values())
         outputs = self._decode(running)
         return outputs + self._admit(self._limits.max_step_tokens - len(running))
 
     def stats(self) -> EngineStats:
         """Return the counters."""
-        return EngineStats(
+        return self._counters.stats(
             running=len(self._running),
             waiting=len(self._waiting),
             slots=self._limits.slots,
             free_slots=self._allocator.free_count,
-            steps=self._steps,
-            generated_tokens=self._tokens,
-            finished=self._finished,
-            aborted=self._aborted,
-            failed=self._failed,
-            steps_by_rows=dict(self._steps_by_rows),
         )
 
     def check_integrity(self) -> None:
@@ -152,7 +160,7 @@ class SpeechLMEngine:
     def _decode(self, sequences: SequenceOf[Sequence]) -> list[GenerationOutput]:
         if not sequences:
             return []
-        self._steps_by_rows[len(sequences)] += 1
+        self._counters.steps_by_rows[len(sequences)] += 1
         try:
             logits = self._model.decode([_decode_row(sequence) for sequence in sequences])
         except Exception:
@@ -192,10 +200,10 @@ class SpeechLMEngine:
             output = sequence.advance(logits)
         except Exception as err:
             return self._fail(sequence, err)
-        self._tokens += 1
+        self._counters.tokens += 1
         if output.is_last:
             self._release(sequence)
-            self._finished += 1
+            self._counters.finished += 1
         return output
 
     def _fail(self, sequence: Sequence, cause: Exception) -> GenerationOutput:
@@ -204,7 +212,7 @@ class SpeechLMEngine:
         if sequence.slot is not None:
             self._model.clear_slot(sequence.slot)
         self._release(sequence)
-        self._failed += 1
+        self._counters.failed += 1
         error = cause if isinstance(cause, EngineError) else GenerationFailedError(f"generation failed: {cause}")
         return GenerationOutput(request_id, error=error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -85,3 +86,31 @@ class EngineStats:
     failed: int = 0
     steps_by_rows: Mapping[int, int] = field(default_factory=dict)  # requests decoded together -> steps
     first_token: Buckets = field(default_factory=Buckets)  # seconds from a request's arrival
+
+
+@dataclass
+class EngineCounters:
+    """What both engines count as they go on."""
+
+    steps: int = 0
+    tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    steps_by_rows: Counter[int] = field(default_factory=Counter)
+    """Requests decoded together -> steps."""
+
+    def stats(self, *, running: int, waiting: int, slots: int, free_slots: int) -> EngineStats:
+        """Return the counters with what the engine holds now."""
+        return EngineStats(
+            running=running,
+            waiting=waiting,
+            slots=slots,
+            free_slots=free_slots,
+            steps=self.steps,
+            generated_tokens=self.tokens,
+            finished=self.finished,
+            aborted=self.aborted,
+            failed=self.failed,
+            steps_by_rows=dict(self.steps_by_rows),
+        )

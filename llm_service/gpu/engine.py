@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
 
-from llm_service.embedded.engine import EngineLimits
+from llm_service.embedded.engine import EngineLimits, check_request
 from llm_service.embedded.kv_cache import SlotAllocator
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.types import EngineStats, FinishReason, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import EngineCounters, EngineStats, FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import (
     DeadlineExceededError,
     EngineError,
@@ -94,8 +93,7 @@ class GpuEngine:
         self._flying: _Step | None = None
         self._deadlines: list[tuple[float, int, Answer]] = []  # a heap
         self._counter = itertools.count()
-        self._steps = self._tokens = self._finished = self._aborted = self._failed = 0
-        self._steps_by_rows: Counter[int] = Counter()
+        self._counters = EngineCounters()
 
     @property
     def limits(self) -> EngineLimits:
@@ -118,19 +116,9 @@ class GpuEngine:
         Raises:
             InvalidGenerationError: it can never run here; the message says why.
         """
-        tokens, limit = len(request.prompt_ids), self._limits.max_sequence_tokens - 1
-        if not 1 <= tokens <= limit:
-            raise InvalidGenerationError(f"the prompt has {tokens} tokens; expected 1..{limit}")
-        highest = self._vocabulary_rows - 1
-        outside = [token_id for token_id in request.prompt_ids if not 0 <= token_id <= highest]
-        if outside:
-            raise InvalidGenerationError(f"prompt token {outside[0]} is out of range 0..{highest}")
-        room = min(self._limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS) - tokens
-        if request.params.max_tokens > room:
-            raise InvalidGenerationError(
-                f"max_tokens is {request.params.max_tokens}, but after a prompt of {tokens} tokens there is "
-                f"room for {max(room, 0)}; lower it or shorten the prompt"
-            )
+        tokens, limits = len(request.prompt_ids), self._limits
+        room = min(limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS) - tokens
+        check_request(request, limits.max_sequence_tokens - 1, self._vocabulary_rows, room)
         if not 0 <= request.continued_tokens < tokens:
             raise InvalidGenerationError(
                 f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
@@ -153,13 +141,13 @@ class GpuEngine:
         answer = self._held.get(request_id)
         if answer is not None:
             self._release(answer)
-            self._aborted += 1
+            self._counters.aborted += 1
             return
         for waiting in self._waiting:
             if waiting.request.request_id == request_id:
                 self._waiting.remove(waiting)
                 waiting.is_over = True
-                self._aborted += 1
+                self._counters.aborted += 1
                 return
 
     def step(self) -> list[GenerationOutput]:
@@ -170,24 +158,18 @@ class GpuEngine:
         launched = self._launch(now_s)
         done, self._flying = self._flying, launched
         if launched is not None:
-            self._steps += 1
+            self._counters.steps += 1
         if done is not None:
             outputs += self._read(done)
         return outputs
 
     def stats(self) -> EngineStats:
         """Return the counters."""
-        return EngineStats(
+        return self._counters.stats(
             running=len(self._held),
             waiting=len(self._waiting),
             slots=self._limits.slots,
             free_slots=self._slots.free_count,
-            steps=self._steps,
-            generated_tokens=self._tokens,
-            finished=self._finished,
-            aborted=self._aborted,
-            failed=self._failed,
-            steps_by_rows=dict(self._steps_by_rows),
         )
 
     def check_integrity(self) -> None:
@@ -243,7 +225,7 @@ class GpuEngine:
         prompts_wait = bool(self._prompting)
         slots = choose_rows(self._ready, self._paces, prompts_wait, now_s, max_rows, self._policy)
         ticket = self._runner.decode(slots)
-        self._steps_by_rows[len(slots)] += 1
+        self._counters.steps_by_rows[len(slots)] += 1
         self._paces.launched[slots] += 1
         self._leave_when_done(slots)
         by_slot = self._by_slot
@@ -311,14 +293,14 @@ class GpuEngine:
             ):
                 answer.flush_s = now_s + packing.longest_wait_s
                 outputs.append(answer.flush())
-        self._tokens += count
+        self._counters.tokens += count
         return outputs
 
     def _read_closely(self, answer: Answer, row: int, now_s: float) -> GenerationOutput | None:
         """Read a row that is no plain token in the middle of an answer."""
         if row < 0:
             return self._fail(answer, GenerationFailedError(_REASONS[row]))
-        self._tokens += 1
+        self._counters.tokens += 1
         answer.generated += 1
         if answer.generated == 1:
             self._paces.first_token_s[answer.slot] = now_s
@@ -327,7 +309,7 @@ class GpuEngine:
 
     def _finish(self, answer: Answer, output: GenerationOutput) -> GenerationOutput:
         self._release(answer)
-        self._finished += 1
+        self._counters.finished += 1
         return output
 
     def _fail(self, answer: Answer, error: EngineError) -> GenerationOutput:
@@ -337,7 +319,7 @@ class GpuEngine:
             answer.is_over = True
         else:
             self._release(answer)
-        self._failed += 1
+        self._counters.failed += 1
         return GenerationOutput(answer.request.request_id, error=error)
 
     def _release(self, answer: Answer) -> None:
