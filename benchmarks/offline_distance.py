@@ -21,8 +21,9 @@ from token2wav_service.contract import LOOKAHEAD_TOKENS
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.streaming import FlowInput
 from token2wav_service.types import VoicePrompt
 
 SCHEDULES = {

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from servicekit.clock import Clock
-from token2wav_service.checkpoint.loader import load_flow, load_hift, missing_files
+from token2wav_service.checkpoint.family import open_features
+from token2wav_service.checkpoint.loader import LoadedModels, load_models, missing_files
 from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
@@ -18,7 +19,10 @@ from token2wav_service.engine.loop import EngineLoop, OnFatal
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CheckpointError
-from token2wav_service.features.extractor import PromptFeatureExtractor
+from token2wav_service.models.block_flow import BlockFlow
+from token2wav_service.models.block_stream import BlockStreamFlow
+from token2wav_service.models.causal_hift import CausalHiFT
+from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT, fold_weight_norm
@@ -52,14 +56,18 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
         )
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    flow = load_flow(config.model_dir).to(config.device, DTYPES[config.dtype])
-    hift = fold_weight_norm(load_hift(config.model_dir)).to(config.device)
-    extractor = PromptFeatureExtractor(config.model_dir, onnx_threads=config.num_threads or 1, device=config.device)
-    runner = _build_runner(config, flow, hift)
+    models = load_models(config.model_dir)
+    models.flow.to(config.device, DTYPES[config.dtype])
+    fold_weight_norm(models.vocoder).to(config.device)
+    extractor = open_features(config.model_dir, config.num_threads or 1, config.device)
+    runner = _build_runner(config, models)
     version = partial(voice_model_version, config.model_dir)
-    model = VoiceModel(version, flow.config.output_size, flow.config.spk_embed_dim)
+    sizes = models.config.flow
+    model = VoiceModel(version, sizes.output_size, sizes.spk_embed_dim)
     voices = VoiceStore(extractor, runner, config.voice_cache_bytes, model)
-    logger.info("token2wav on %s in %s from %s", config.device, config.dtype, config.model_dir)
+    logger.info(
+        "token2wav (%s) on %s in %s from %s", models.family.value, config.device, config.dtype, config.model_dir
+    )
     return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device))
 
 
@@ -73,8 +81,15 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
     return RunnerKind.SLOTS if is_cuda and not needs_plain else RunnerKind.TORCH
 
 
-def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any, Any]:
-    """Make what the configuration asks for, warmed up."""
+def _build_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, Any]:
+    """Make what the configuration asks for, warmed up.
+
+    Raises:
+        CheckpointError: only runner `torch` serves the checkpoint's family.
+    """
+    flow, hift = models.flow, models.vocoder
+    if not (isinstance(flow, Flow) and isinstance(hift, HiFT)):
+        return _build_block_runner(config, models)
     kind = choose_runner(config)
     if kind is RunnerKind.TORCH:
         return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
@@ -90,6 +105,20 @@ def _build_runner(config: Token2WavConfig, flow: Flow, hift: HiFT) -> Runner[Any
     if torch.device(config.device).type == "cuda":
         runner.warm_up()
     return runner
+
+
+def _build_block_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, Any]:
+    """Make the runner of a block-masked flow: the plain modules, on any device."""
+    flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
+    if config.runner not in (RunnerKind.AUTO, RunnerKind.TORCH) or not isinstance(flow, BlockFlow):
+        raise CheckpointError(
+            f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
+            "serve; set runner to torch or auto"
+        )
+    streamed = BlockStreamFlow(flow, policy)
+    if isinstance(vocoder, CausalHiFT):
+        return ModelRunner(streamed, CausalStreamVocoder(vocoder, policy))
+    return ModelRunner(streamed, StreamVocoder(vocoder, policy))
 
 
 def _load_solver(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKind) -> ChunkSolver | None:

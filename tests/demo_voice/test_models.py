@@ -32,8 +32,9 @@ from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.speaker_encoder import SpeakerEncoder
 from token2wav_service.features.speech_tokenizer import OnnxSpeechTokenizer
-from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.streaming import FlowInput
 
 TEXTS = ["The boat sailed at dawn.", "A gull cried over the harbour.", "Was it late? It was 1984."]
 

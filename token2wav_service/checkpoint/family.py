@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import CheckpointError
 from token2wav_service.features import speaker_encoder, speech_tokenizer
+from token2wav_service.features.extractor import PromptFeatureExtractor
+from token2wav_service.features.mel import FLOW_HIGH_HZ
 
 FLOW_WEIGHTS = "flow.pt"
 HIFT_WEIGHTS = "hift.pt"
@@ -39,6 +42,8 @@ class FamilyFiles:
     description: str
     """YAML with the models' sizes; its name tells the family."""
     speech_tokenizer: str
+    mel_high_hz: float = FLOW_HIGH_HZ
+    """Upper edge of the filters of the prompt's mel."""
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -54,7 +59,7 @@ class FamilyFiles:
 _FILES = {
     Family.STEP_AUDIO2: FamilyFiles("flow.yaml", speech_tokenizer.FILE_NAME),
     Family.COSYVOICE2: FamilyFiles("cosyvoice2.yaml", "speech_tokenizer_v2.onnx"),
-    Family.COSYVOICE3: FamilyFiles("cosyvoice3.yaml", "speech_tokenizer_v3.onnx"),
+    Family.COSYVOICE3: FamilyFiles("cosyvoice3.yaml", "speech_tokenizer_v3.onnx", SAMPLE_RATE_HZ / 2),
 }
 
 
@@ -88,6 +93,16 @@ def missing_files(model_dir: Path) -> list[str]:
     """Return the names of required files that are not there; of Step-Audio2's where nothing tells the family."""
     family = find_family(model_dir) or Family.STEP_AUDIO2
     return [name for name in family.files.required if not (model_dir / name).is_file()]
+
+
+def open_features(model_dir: Path, onnx_threads: int = 1, device: str = "cpu") -> PromptFeatureExtractor:
+    """Open the models that make a voice's features, as the directory's family has them.
+
+    Raises:
+        CheckpointError: see `PromptFeatureExtractor`.
+    """
+    files = (find_family(model_dir) or Family.STEP_AUDIO2).files
+    return PromptFeatureExtractor(model_dir, onnx_threads, device, files.speech_tokenizer, files.mel_high_hz)
 
 
 def ignored_files(model_dir: Path) -> list[str]:

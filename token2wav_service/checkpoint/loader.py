@@ -84,9 +84,14 @@ class CheckpointConfig:
 class LoadedModels:
     """A checkpoint's models, whatever its family."""
 
-    family: Family
+    config: CheckpointConfig
     flow: Flow | BlockFlow
     vocoder: HiFT | CausalHiFT
+
+    @property
+    def family(self) -> Family:
+        """Return what the checkpoint is of."""
+        return self.config.family
 
 
 def read_config(model_dir: Path) -> CheckpointConfig:
@@ -118,7 +123,7 @@ def load_models(model_dir: Path) -> LoadedModels:
     ignored = ignored_files(model_dir)
     if ignored:
         logger.info("%s: not used, flow.pt runs itself: %s", model_dir, ", ".join(ignored))
-    return LoadedModels(read_family(model_dir), load_flow_of(model_dir), load_vocoder_of(model_dir))
+    return LoadedModels(read_config(model_dir), load_flow_of(model_dir), load_vocoder_of(model_dir))
 
 
 def load_flow_of(model_dir: Path) -> Flow | BlockFlow:

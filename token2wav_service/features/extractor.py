@@ -12,7 +12,7 @@ import numpy as np
 
 from token2wav_service.features import speaker_encoder, speech_tokenizer
 from token2wav_service.features.audio import resample_16k_to_24k, validate_prompt
-from token2wav_service.features.mel import flow_mel_24k
+from token2wav_service.features.mel import FLOW_HIGH_HZ, flow_mel_24k
 from token2wav_service.types import FloatArray, IntArray, VoiceFeatures, VoicePrompt
 
 FRAMES_PER_TOKEN = 2
@@ -21,21 +21,29 @@ FRAMES_PER_TOKEN = 2
 class PromptFeatureExtractor:
     """Loads the two prompt models once; safe to call from several threads."""
 
-    def __init__(self, model_dir: Path, onnx_threads: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        onnx_threads: int = 1,
+        device: str = "cpu",
+        tokenizer_file: str = speech_tokenizer.FILE_NAME,
+        mel_high_hz: float = FLOW_HIGH_HZ,
+    ) -> None:
         """Open the models.
 
         Args:
-            model_dir: holds campplus.onnx and speech_tokenizer_v2_25hz.onnx.
+            model_dir: holds campplus.onnx and the speech tokenizer.
             onnx_threads: CPU threads of one run.
             device: other than "cpu", the tokenizer runs there where the s3tokenizer package is installed.
+            tokenizer_file: name of the speech tokenizer's file.
+            mel_high_hz: upper edge of the flow's mel filters.
 
         Raises:
             CheckpointError: a file is missing or does not load.
         """
         self._speaker_encoder = speaker_encoder.SpeakerEncoder(model_dir / speaker_encoder.FILE_NAME, onnx_threads)
-        self._tokenizer = speech_tokenizer.open_speech_tokenizer(
-            model_dir / speech_tokenizer.FILE_NAME, device, onnx_threads
-        )
+        self._tokenizer = speech_tokenizer.open_speech_tokenizer(model_dir / tokenizer_file, device, onnx_threads)
+        self._mel_high_hz = mel_high_hz
 
     def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
         """Compute a voice's features; tokens and mel are cut to the same time.
@@ -45,7 +53,7 @@ class PromptFeatureExtractor:
         """
         validate_prompt(prompt.samples)
         tokens = self.tokens(prompt.samples)
-        mel = flow_mel_24k(resample_16k_to_24k(prompt.samples))
+        mel = flow_mel_24k(resample_16k_to_24k(prompt.samples), self._mel_high_hz)
         length = min(len(mel) // FRAMES_PER_TOKEN, len(tokens))
         return VoiceFeatures(
             voice_id=voice_id_of(prompt.samples),

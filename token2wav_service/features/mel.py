@@ -20,16 +20,18 @@ FLOW_WINDOW_SAMPLES = 1920
 """80 ms; also the FFT's length."""
 FLOW_HOP_SAMPLES = 480
 FLOW_HIGH_HZ = 8000.0
+"""Upper edge of the filters, but for CosyVoice3, whose filters reach 12 kHz."""
 
 _MAGNITUDE_EPSILON = 1e-9
 _LOG_FLOOR = 1e-5
 
 
-def flow_mel_24k(audio_24k: FloatArray) -> FloatArray:
+def flow_mel_24k(audio_24k: FloatArray, high_hz: float = FLOW_HIGH_HZ) -> FloatArray:
     """Turn audio into the log-mel the flow is conditioned on.
 
     Args:
         audio_24k: [N] float32 at 24 kHz, more than 720 samples (30 ms: the reflected edge).
+        high_hz: upper edge of the filters.
 
     Returns:
         [N // 480, 80] float32.
@@ -39,14 +41,14 @@ def flow_mel_24k(audio_24k: FloatArray) -> FloatArray:
     frames = np.lib.stride_tricks.sliding_window_view(padded, FLOW_WINDOW_SAMPLES)[::FLOW_HOP_SAMPLES]
     spectrum = np.fft.rfft(frames * periodic_hann(FLOW_WINDOW_SAMPLES))
     magnitude = np.sqrt(spectrum.real**2 + spectrum.imag**2 + _MAGNITUDE_EPSILON)
-    log_mel: FloatArray = np.log(np.maximum(magnitude @ flow_mel_filters().T, _LOG_FLOOR)).astype(np.float32)
+    log_mel: FloatArray = np.log(np.maximum(magnitude @ flow_mel_filters(high_hz).T, _LOG_FLOOR)).astype(np.float32)
     return log_mel
 
 
-def flow_mel_filters() -> FloatArray:
+def flow_mel_filters(high_hz: float = FLOW_HIGH_HZ) -> FloatArray:
     """Return the [80, 961] filter bank of `flow_mel_24k`."""
     return slaney_mel_filters(
-        sample_rate_hz=SAMPLE_RATE_HZ, n_fft=FLOW_WINDOW_SAMPLES, n_mels=FLOW_MEL_BINS, high_hz=FLOW_HIGH_HZ
+        sample_rate_hz=SAMPLE_RATE_HZ, n_fft=FLOW_WINDOW_SAMPLES, n_mels=FLOW_MEL_BINS, high_hz=high_hz
     )
 
 
@@ -141,7 +143,7 @@ def _kaldi_filters() -> FloatArray:
 Float64Array = npt.NDArray[np.float64]
 
 CACHED_BANKS = 16
-"""Distinct parameter sets kept; the service uses three."""
+"""Distinct parameter sets kept; the service uses four."""
 
 # Slaney's scale: linear to 1 kHz, logarithmic above.
 _SLANEY_HZ_PER_MEL = 200.0 / 3

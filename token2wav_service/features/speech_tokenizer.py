@@ -96,6 +96,6 @@ def tokenize_samples(tokenizer: SpeechTokenizer, samples: FloatArray) -> IntArra
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < SPEECH_VOCAB_SIZE:
         raise CheckpointError(
             f"the speech tokenizer gave ids from {ids.min()} to {ids.max()}, expected 0..{SPEECH_VOCAB_SIZE - 1}; "
-            f"check that {FILE_NAME} is the 25 Hz version 2"
+            "check that the checkpoint's speech tokenizer is one of 25 Hz"
         )
     return ids

@@ -1,7 +1,8 @@
 """Chunked running of block-masked flows: prepares voices, computes `[A, E)` of every stream, commits whole blocks.
 
 A is a stream's last complete block, E the end of its chunk. A chunk that ends inside a block is computed again with
-the next one, at most one block less a token. The states' layout comes from the flow.
+the next one, at most one block less a token. The states' layout comes from the flow. Long streams keep the prompt's
+blocks and the newest ones (see `SynthesisPolicy`), so that a chunk's cost does not grow.
 
 Source: specification of the flows, sections 6 and 7; differs in the default noise (see `SynthesisPolicy`).
 """
@@ -9,21 +10,26 @@ Source: specification of the flows, sections 6 and 7; differs in the default noi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import NoiseSource, SynthesisPolicy
+from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.models.block_flow import STREAMING, BlockFlow, BlockMask, Caches, CacheSpec, Past
 from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.streaming import FlowInput
 
 PROMPT_SEED = 0
 """A voice's noise is the same for every stream, so that its blocks can be shared."""
 NOISE_FRAMES = 15_000
 """Columns (300 s with the prompt) of the original's noise buffer."""
 NOISE_SEED = 0
+EXACT_TOKENS = 750
+"""Prompt and audio (30 s) up to which history policy `auto` keeps every block."""
+MAX_STARTS = 2
+"""States that a voice keeps for streams to start from: first chunks of other lengths modulo a block want others."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,24 @@ class BlockState:
 
 
 @dataclass(frozen=True)
-class BlockInput:
-    """One stream's part of a batch."""
+class BlockVoice:
+    """A voice's prompt, and what streams start from, by how much of the prompt's start was left away."""
 
-    state: BlockState
-    token_ids: Tensor
-    """[N] int64; unless last, the final 3 are look-ahead."""
+    tokens: Tensor
+    """[T] int64."""
+    mel: Tensor
+    """[2 T, 80]."""
     speaker: Tensor
     """[192] raw speaker embedding."""
-    seed: int
-    is_last: bool
+    frames: int
+    """Mel frames (50 Hz) of the whole prompt."""
+    num_bytes: int
+    """Memory it holds when it has all its starts."""
+    starts: dict[int, BlockState] = field(default_factory=dict)
+    """Tokens left away -> state; at most `MAX_STARTS`, the oldest is dropped. Changed by `begin` alone."""
+
+
+Row = FlowInput[BlockState]
 
 
 @dataclass(frozen=True)
@@ -97,8 +111,45 @@ class BlockStreamFlow:
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
             self.noise_buffer = upstream_noise(flow.output_size)
 
-    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor, trimmed: int = 0) -> BlockState:
-        """Run the prompt's complete blocks once.
+    @property
+    def vocab_size(self) -> int:
+        """Speech tokens are 0 to one less."""
+        return self.flow.vocab_size
+
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> BlockVoice:
+        """Run the prompt for streams whose first chunk is one block.
+
+        Args:
+            tokens: [T] int64 prompt speech tokens.
+            mel: [F, 80] prompt log-mel; tokens and mel are cut to the shorter of the two.
+            speaker: [192] raw speaker embedding.
+        """
+        count = min(mel.shape[0] // self.stride, tokens.shape[0])
+        tokens, mel = tokens[:count], mel[: count * self.stride]
+        trimmed = self._trimmed(count, 0)
+        start = self.run_prompt(tokens, mel, speaker, trimmed)
+        num_bytes = MAX_STARTS * start.num_bytes + sum(t.numel() * t.element_size() for t in (tokens, mel, speaker))
+        return BlockVoice(tokens, mel, speaker, count * self.stride, num_bytes, {trimmed: start})
+
+    def begin(self, prompt: BlockVoice, hop: int) -> BlockState:
+        """Return what a stream starts from whose first chunk speaks `hop` tokens, so that it ends a block.
+
+        Runs the prompt, shortened at its start, where no newer stream of the voice began with such a chunk.
+        """
+        starts, trimmed = prompt.starts, self._trimmed(len(prompt.tokens), hop)
+        if trimmed not in starts:
+            state = self.run_prompt(prompt.tokens, prompt.mel, prompt.speaker, trimmed)
+            while len(starts) >= MAX_STARTS:
+                del starts[next(iter(starts))]
+            starts[trimmed] = state
+        return starts[trimmed]
+
+    def _trimmed(self, count: int, hop: int) -> int:
+        """Return the tokens to leave away at a prompt's start: none of a prompt that is shorter than a block."""
+        return (count + hop) % self.flow.block_tokens if count > self.flow.block_tokens else 0
+
+    def run_prompt(self, tokens: Tensor, mel: Tensor, speaker: Tensor, trimmed: int = 0) -> BlockState:
+        """Run the complete blocks of a prompt.
 
         Args:
             tokens: [T] int64 prompt speech tokens.
@@ -107,7 +158,7 @@ class BlockStreamFlow:
             trimmed: tokens to leave away at the prompt's start, so that a stream's first chunk can end a block.
 
         Returns:
-            The state from which every stream of the voice starts.
+            The state from which a stream of the voice starts.
         """
         count = min(mel.shape[0] // self.stride, tokens.shape[0])
         ids = tokens[trimmed:count].to(self.device)
@@ -116,7 +167,7 @@ class BlockStreamFlow:
         block = self.flow.block_tokens
         whole = max(0, len(ids) - self.lookahead) // block * block
         if whole:
-            chunk = BlockInput(state, ids[: whole + self.lookahead], speaker, PROMPT_SEED, is_last=False)
+            chunk = FlowInput(state, ids[: whole + self.lookahead], speaker, PROMPT_SEED, is_last=False)
             _, (state,) = self.forward([chunk])
         return replace(state, end_token=len(ids), pending=ids[state.first_token :])
 
@@ -124,7 +175,7 @@ class BlockStreamFlow:
         """Return the mel frames that a chunk of `tokens` tokens makes."""
         return self.stride * (tokens if is_last else tokens - self.lookahead)
 
-    def forward(self, rows: Sequence[BlockInput], mask: BlockMask = STREAMING) -> tuple[list[Tensor], list[BlockState]]:
+    def forward(self, rows: Sequence[Row], mask: BlockMask = STREAMING) -> tuple[list[Tensor], list[BlockState]]:
         """Run one chunk of every row.
 
         Args:
@@ -163,7 +214,7 @@ class BlockStreamFlow:
             states.append(self._advance(row.state, span, ids, own))
         return mels, states
 
-    def _span(self, row: BlockInput) -> _Span:
+    def _span(self, row: Row) -> _Span:
         state, block = row.state, self.flow.block_tokens
         end = state.end_token + len(row.token_ids) - (0 if row.is_last else self.lookahead)
         return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
@@ -181,13 +232,15 @@ class BlockStreamFlow:
     def _advance(self, state: BlockState, span: _Span, ids: Tensor, own: Caches) -> BlockState:
         """Return the state after a chunk: complete blocks join the caches, the rest of the tokens waits."""
         added = span.committed - span.first
+        kept = self._kept_tokens(state.prompt_tokens, span, _held_tokens(state, self.specs) + added)
         caches = {}
         for spec in self.specs:
             if spec.time_axis is None:
                 caches[spec.name] = own[spec.name].clone()
-            else:
-                columns = own[spec.name].narrow(spec.time_axis, 0, added * spec.columns_per_token)
-                caches[spec.name] = torch.cat([state.caches[spec.name], columns], spec.time_axis)
+                continue
+            columns = own[spec.name].narrow(spec.time_axis, 0, added * spec.columns_per_token)
+            whole = torch.cat([state.caches[spec.name], columns], spec.time_axis)
+            caches[spec.name] = whole if kept is None else _without_middle(whole, spec, *kept)
         return BlockState(
             prompt_tokens=state.prompt_tokens,
             first_token=span.committed,
@@ -197,19 +250,30 @@ class BlockStreamFlow:
             caches=caches,
         )
 
+    def _kept_tokens(self, prompt: int, span: _Span, held: int) -> tuple[int, int] | None:
+        """Return how many tokens of the caches' begin and end the history policy keeps; None is all."""
+        policy, block = self.policy, self.flow.block_tokens
+        if policy.history is HistoryPolicy.UPSTREAM:
+            return None
+        if policy.history is HistoryPolicy.AUTO and span.end <= EXACT_TOKENS:
+            return None
+        first = prompt // block * block
+        last = -(-policy.estimator_recent_frames // (block * self.stride)) * block
+        return (first, last) if held > first + last else None
+
     def _empty_caches(self) -> Caches:
         weight = self.flow.spk_embed_affine_layer.weight
         return {spec.name: weight.new_zeros(spec.shape) for spec in self.specs}
 
-    def _held(self, rows: Sequence[BlockInput]) -> Tensor:
+    def _held(self, rows: Sequence[Row]) -> Tensor:
         """[B] tokens that each row's growing caches hold."""
         return torch.tensor([_held_tokens(row.state, self.specs) for row in rows], device=self.device)
 
-    def _collate(self, rows: Sequence[BlockInput]) -> Caches:
+    def _collate(self, rows: Sequence[Row]) -> Caches:
         """Pad the rows' caches to one batch, aligned to the right on time."""
         return {spec.name: _stack([row.state.caches[spec.name] for row in rows], spec) for spec in self.specs}
 
-    def _cond(self, rows: Sequence[BlockInput], tokens: Sequence[Tensor]) -> Tensor:
+    def _cond(self, rows: Sequence[Row], tokens: Sequence[Tensor]) -> Tensor:
         """[B, 80, F] what is left of the prompts' mel, then zeros."""
         is_any_last = any(row.is_last for row in rows)
         longest = max(len(ids) for ids in tokens) - (0 if is_any_last else self.lookahead)
@@ -217,7 +281,7 @@ class BlockStreamFlow:
         conds = [row.state.cond[:, :frames] for row in rows]
         return torch.stack([functional.pad(cond, (0, frames - cond.shape[1])) for cond in conds])
 
-    def _noise(self, rows: Sequence[BlockInput], count: int) -> Tensor:
+    def _noise(self, rows: Sequence[Row], count: int) -> Tensor:
         """[B, 80, count] from each row's first frame: by the voice's seed in the prompt, by the stream's behind it."""
         firsts = [row.state.first_token * self.stride for row in rows]
         if self.policy.noise is NoiseSource.UPSTREAM and self.noise_buffer is not None:
@@ -246,6 +310,14 @@ def _held_tokens(state: BlockState, specs: Sequence[CacheSpec]) -> int:
         if spec.time_axis is not None:
             return state.caches[spec.name].shape[spec.time_axis] // spec.columns_per_token
     return 0
+
+
+def _without_middle(cache: Tensor, spec: CacheSpec, first: int, last: int) -> Tensor:
+    """Return the columns of the first and the last tokens of a growing cache."""
+    assert spec.time_axis is not None
+    size, rate = cache.shape[spec.time_axis], spec.columns_per_token
+    begin = cache.narrow(spec.time_axis, 0, first * rate)
+    return torch.cat([begin, cache.narrow(spec.time_axis, size - last * rate, last * rate)], spec.time_axis)
 
 
 def _stack(rows: Sequence[Tensor], spec: CacheSpec) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from token2wav_service.config import NoiseSource, SynthesisPolicy
 from token2wav_service.models.causal_hift import CausalHiFT, CausalState
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
+from token2wav_service.models.streaming import VocoderInput
 
 NOISE_SAMPLES = 7_200_000
 """Samples (300 s) of the original's noise buffer."""
@@ -40,15 +41,7 @@ class CausalVocoderState:
         return sum(t.numel() * t.element_size() for t in (self.mel_tail, self.floats, self.doubles))
 
 
-@dataclass(frozen=True)
-class CausalVocoderInput:
-    """One stream's part of a batch."""
-
-    state: CausalVocoderState
-    mel: Tensor
-    """[80, F] new frames, float32; none are needed in a last call that has a tail."""
-    seed: int
-    is_last: bool
+Row = VocoderInput[CausalVocoderState]
 
 
 class CausalStreamVocoder:
@@ -76,7 +69,7 @@ class CausalStreamVocoder:
         mel = empty.floats.new_zeros(self.hift.config.in_channels, 0)
         return CausalVocoderState(mel, empty.floats[0], empty.doubles[0])
 
-    def forward(self, rows: Sequence[CausalVocoderInput]) -> tuple[list[Tensor], list[CausalVocoderState]]:
+    def vocode(self, rows: Sequence[Row]) -> tuple[list[Tensor], list[CausalVocoderState]]:
         """Vocode what can be vocoded of every row.
 
         Returns:
@@ -96,12 +89,12 @@ class CausalStreamVocoder:
                 samples[index], states[index] = wave, state
         return samples, states
 
-    def _frames(self, row: CausalVocoderInput, mel: Tensor) -> int:
+    def _frames(self, row: Row, mel: Tensor) -> int:
         """Return how many frames can be decoded now."""
         return int(mel.shape[1]) - (0 if row.is_last else self.hift.lookahead)
 
     def _run(
-        self, rows: Sequence[CausalVocoderInput], mels: Sequence[Tensor], counts: Sequence[int]
+        self, rows: Sequence[Row], mels: Sequence[Tensor], counts: Sequence[int]
     ) -> tuple[list[Tensor], list[CausalVocoderState]]:
         size, device = max(counts), self.hift.window.device
         width = size + self.hift.lookahead
@@ -128,7 +121,7 @@ class CausalStreamVocoder:
             states.append(CausalVocoderState(tail, after.floats[index].clone(), after.doubles[index].clone(), done))
         return samples, states
 
-    def _noise(self, rows: Sequence[CausalVocoderInput], frames: int) -> Tensor:
+    def _noise(self, rows: Sequence[Row], frames: int) -> Tensor:
         """[B, 480 frames, H] uniform noise from each row's next sample on."""
         samples, harmonics = self.hift.config.frame_samples, self.hift.m_source.harmonics
         device = self.hift.window.device

@@ -6,7 +6,6 @@ Source: specification sections 7 and 9; differs in the default history and noise
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,24 +15,12 @@ from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_state import FlowState, advance, before_chunk, collate, prompt_state
 from token2wav_service.models.history import rules_for
 from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.streaming import FlowInput
 
 PROMPT_SEED = 0
 """A voice's noise is the same for every stream, so that its state can be shared."""
 UPSTREAM_NOISE_FRAMES = 30_000
 UPSTREAM_NOISE_SEED = 0
-
-
-@dataclass(frozen=True)
-class FlowInput:
-    """One stream's part of a batch."""
-
-    state: FlowState
-    token_ids: Tensor
-    """[N] int64; unless last, the final 3 are look-ahead."""
-    speaker: Tensor
-    """[192] raw speaker embedding."""
-    seed: int
-    is_last: bool
 
 
 class StreamFlow:
@@ -56,6 +43,15 @@ class StreamFlow:
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
             generator = torch.Generator().manual_seed(UPSTREAM_NOISE_SEED)
             self.noise_buffer = torch.randn(flow.config.output_size, UPSTREAM_NOISE_FRAMES, generator=generator)
+
+    @property
+    def vocab_size(self) -> int:
+        """Speech tokens are 0 to one less."""
+        return self.flow.config.vocab_size
+
+    def begin(self, prompt: FlowState, hop: int) -> FlowState:
+        """Return what a stream starts from, whatever its first chunk."""
+        return prompt
 
     def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:
         """Run the prompt once.
@@ -87,7 +83,7 @@ class StreamFlow:
         """Return the mel frames that a chunk of `tokens` tokens makes."""
         return self.stride * (tokens if is_last else tokens - self.lookahead)
 
-    def forward(self, rows: Sequence[FlowInput]) -> tuple[list[Tensor], list[FlowState]]:
+    def forward(self, rows: Sequence[FlowInput[FlowState]]) -> tuple[list[Tensor], list[FlowState]]:
         """Run one chunk of every row.
 
         Returns:

@@ -5,6 +5,8 @@ It knows nothing of streams; the joins between chunks are in `vocoder_stream.py`
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,6 +17,8 @@ from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.f0 import F0Predictor
 from token2wav_service.models.masking import add_masked, cleared, masked, overlap_add, reflect_ends, valid_mask
 from token2wav_service.models.source import HarmonicSource
+
+M = TypeVar("M", bound=nn.Module)
 
 FINAL_LEAKY_SLOPE = 0.01
 """Of the activation before conv_post; the stages use the configured slope."""
@@ -144,7 +148,7 @@ class HiFT(nn.Module):
         return samples.clamp(-c.audio_limit, c.audio_limit)
 
 
-def fold_weight_norm(hift: HiFT) -> HiFT:
+def fold_weight_norm(hift: M) -> M:
     """Replace every weight-normed weight by its value, in place: the same function, computed once instead of per call.
 
     The state dict no longer has upstream's keys; load first.

@@ -6,6 +6,7 @@ and in that a stream's first frames may be fewer than the overlap.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,14 @@ from token2wav_service.config import SourcePhase, SynthesisPolicy
 from token2wav_service.models.crossfade import crossfade, crossfade_window
 from token2wav_service.models.hift import HiFT
 from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.streaming import VocoderInput
 
 OVERLAP_FRAMES = 8
 """Mel frames (160 ms) that consecutive vocoder calls share; that much audio is always held back."""
+
+
+MAX_PADDED_WORK = 1.5
+"""Padding is real work without a mask in hardware: rows of very different lengths run apart."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +49,17 @@ class VocoderState:
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-@dataclass(frozen=True)
-class VocoderInput:
-    """One stream's part of a batch."""
+Row = VocoderInput[VocoderState]
 
-    state: VocoderState
-    mel: Tensor
-    """[80, F] new frames, float32."""
-    seed: int
-    is_last: bool
 
-    @property
-    def is_ready(self) -> bool:
-        """False while a stream has too few frames to leave any overlap for the next call."""
-        return self.is_last or self.total_frames >= OVERLAP_FRAMES
+def total_frames(row: Row) -> int:
+    """Return the mel frames that a call would vocode for the row."""
+    return int(row.state.mel_tail.shape[1] + row.mel.shape[1])
 
-    @property
-    def total_frames(self) -> int:
-        return int(self.state.mel_tail.shape[1] + self.mel.shape[1])
+
+def is_ready(row: Row) -> bool:
+    """Return False while a stream has too few frames to leave any overlap for the next call."""
+    return row.is_last or total_frames(row) >= OVERLAP_FRAMES
 
 
 class StreamVocoder:
@@ -77,8 +76,28 @@ class StreamVocoder:
         """Return the state of a stream that has not begun."""
         return VocoderState(self.window.new_zeros(self.hift.config.in_channels, 0, dtype=torch.float32))
 
+    def vocode(self, rows: Sequence[Row]) -> tuple[list[Tensor], list[VocoderState]]:
+        """Vocode rows of any lengths, ready or not, in as few calls as their overlaps and lengths allow.
+
+        Returns:
+            Samples to deliver per row ([n] float32, none for a row that is not ready), and the new states.
+        """
+        samples = [row.mel.new_zeros(0) for row in rows]
+        states = [row.state for row in rows]
+        groups: dict[int, list[int]] = defaultdict(list)
+        for index, row in enumerate(rows):
+            if is_ready(row):
+                groups[row.state.mel_tail.shape[1]].append(index)
+            else:
+                states[index] = self.hold(row)
+        for members in (part for group in groups.values() for part in _similar(group, rows)):
+            made, new_states, _ = self.forward([rows[index] for index in members])
+            for index, wave, state in zip(members, made, new_states, strict=True):
+                samples[index], states[index] = wave, state
+        return samples, states
+
     def forward(
-        self, rows: Sequence[VocoderInput], *, noise: Tensor | None = None, source: Tensor | None = None
+        self, rows: Sequence[Row], *, noise: Tensor | None = None, source: Tensor | None = None
     ) -> tuple[list[Tensor], list[VocoderState], Tensor]:
         """Vocode rows of any `total_frames`, all ready, whose states' `mel_tail` are equally wide.
 
@@ -99,7 +118,7 @@ class StreamVocoder:
         delivered, states = [], []
         for index, row in enumerate(rows):
             row_edge = None if edge is None else edge[index].clone()
-            frames = row.total_frames
+            frames = total_frames(row)
             end = frames * self.hift.config.frame_samples
             samples, state = self._join(
                 row, mel[index, :, :frames], speech[index, :end], source[index, 0, :end], row_edge
@@ -108,23 +127,23 @@ class StreamVocoder:
             states.append(state)
         return delivered, states, source
 
-    def hold(self, row: VocoderInput) -> VocoderState:
+    def hold(self, row: Row) -> VocoderState:
         """Take in the frames of a row that is not ready."""
         mel = torch.cat([row.state.mel_tail, row.mel], 1)
         return VocoderState(mel, row.state.frames + row.mel.shape[1])
 
-    def _collate(self, rows: Sequence[VocoderInput]) -> tuple[Tensor, Tensor | None]:
+    def _collate(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None]:
         """Return mel [B, 80, T] padded on the right, and [B] frames per row, or None where all are full."""
         tails = torch.stack([row.state.mel_tail for row in rows])
         widths = [row.mel.shape[1] for row in rows]
         if len(set(widths)) == 1:
             return torch.cat([tails, torch.stack([row.mel for row in rows])], 2), None
         new = torch.stack([functional.pad(row.mel, (0, max(widths) - row.mel.shape[1])) for row in rows])
-        lengths = torch.tensor([row.total_frames for row in rows], dtype=torch.int64, device=new.device)
+        lengths = torch.tensor([total_frames(row) for row in rows], dtype=torch.int64, device=new.device)
         return torch.cat([tails, new], 2), lengths
 
     def _source(
-        self, mel: Tensor, lengths: Tensor | None, rows: Sequence[VocoderInput], noise: Tensor | None
+        self, mel: Tensor, lengths: Tensor | None, rows: Sequence[Row], noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the source [B, 1, N] and [B, H] its phase at each row's end."""
         module = self.hift.m_source
@@ -138,7 +157,7 @@ class StreamVocoder:
                 source[index, 0, : row.state.source_tail.shape[0]] = row.state.source_tail
         return source, (edges[:, :, -1] + offset) % (2 * torch.pi)
 
-    def _phase_offset(self, rows: Sequence[VocoderInput], edges: Tensor, tail: int) -> Tensor:
+    def _phase_offset(self, rows: Sequence[Row], edges: Tensor, tail: int) -> Tensor:
         """[B, H] what to add so that the phase goes on where the previous call's ended."""
         offset = torch.zeros_like(edges[:, :, 0])
         if self.policy.source_phase is SourcePhase.CONTINUOUS:
@@ -147,7 +166,7 @@ class StreamVocoder:
                     offset[index] = (row.state.phase - edges[index, :, tail - 1]) % (2 * torch.pi)
         return offset
 
-    def _noise(self, rows: Sequence[VocoderInput], frames: int) -> Tensor:
+    def _noise(self, rows: Sequence[Row], frames: int) -> Tensor:
         device = self.window.device
         seeds = torch.tensor([r.seed for r in rows], dtype=torch.int64, device=device)
         starts = torch.tensor([r.state.frames - r.state.mel_tail.shape[1] for r in rows], device=device)
@@ -156,7 +175,7 @@ class StreamVocoder:
         return counter_normal(seeds, starts, frames, width, NoiseDomain.SOURCE).view(len(rows), -1, harmonics)
 
     def _join(
-        self, row: VocoderInput, mel: Tensor, speech: Tensor, source: Tensor, edge: Tensor | None
+        self, row: Row, mel: Tensor, speech: Tensor, source: Tensor, edge: Tensor | None
     ) -> tuple[Tensor, VocoderState]:
         if row.state.speech_tail is not None:
             speech = crossfade(speech, row.state.speech_tail, self.window)
@@ -168,3 +187,17 @@ class StreamVocoder:
             phase=edge,
         )
         return (speech if row.is_last else speech[: -self.overlap]), state
+
+
+def _similar(members: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
+    """Split rows so that padding each part to its longest costs at most half of the work again."""
+    parts: list[list[int]] = []
+    frames = 0
+    for index in sorted(members, key=lambda member: -total_frames(rows[member])):
+        frames += total_frames(rows[index])
+        if parts and total_frames(rows[parts[-1][0]]) * (len(parts[-1]) + 1) <= MAX_PADDED_WORK * frames:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+            frames = total_frames(rows[index])
+    return parts

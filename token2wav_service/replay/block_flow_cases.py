@@ -21,7 +21,7 @@ from token2wav_service.models.block_flow import (
     CosyVoice2Flow,
     CosyVoice3Flow,
 )
-from token2wav_service.models.block_stream import BlockInput, BlockStreamFlow, upstream_noise
+from token2wav_service.models.block_stream import BlockStreamFlow, upstream_noise
 from token2wav_service.models.config import (
     CosyVoice2FlowConfig,
     CosyVoice3FlowConfig,
@@ -31,6 +31,7 @@ from token2wav_service.models.config import (
 )
 from token2wav_service.models.encoder import EncoderPlans
 from token2wav_service.models.rotary_dit import TIME_FEATURES, RotaryDiT, rotation_table
+from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.unet import UNet, time_features
 from token2wav_service.replay.report import FLOW_TOLERANCE, Report
 from token2wav_service.replay.vectors import Tensors, VectorFolder, step_counts
@@ -309,12 +310,12 @@ def _stream(flow: BlockFlow, folder: VectorFolder, name: str, plan: list[dict[st
     policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=STEPS)
     streamed = BlockStreamFlow(flow, policy, v["rand_noise"][0])
     speaker = v["embedding"][0]
-    state = streamed.prepare_voice(v["prompt_token"][0].long(), v["prompt_feat"][0], speaker)
+    state = streamed.run_prompt(v["prompt_token"][0].long(), v["prompt_feat"][0], speaker)
     for call in plan:
         _check_prefix(flow, v, call, label, report)
         if call["streaming"]:
             ids = v["token"][0, call["token_offset"] : call["tokens_given"]].long()
-            (mel,), (state,) = streamed.forward([BlockInput(state, ids, speaker, 0, call["finalize"])])
+            (mel,), (state,) = streamed.forward([FlowInput(state, ids, speaker, 0, call["finalize"])])
             key = f"c{call['call']}.mel"
             report.check_close(f"{label}.{key} (incremental)", mel[None], v[key], FLOW_TOLERANCE)
 

@@ -10,10 +10,11 @@ from token2wav_service.checkpoint.loader import build_vocoder, load_weights
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.block_flow import STREAMING, UNMASKED
 from token2wav_service.models.causal_hift import CausalHiFT
-from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder, CausalVocoderInput
+from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.hift import HiFT
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderInput, VocoderState
+from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState
 from token2wav_service.replay.block_flow_cases import load_block_flow, whole_mel
 from token2wav_service.replay.report import (
     F0_TOLERANCE_HZ,
@@ -193,8 +194,8 @@ def _in_pieces(hift: CausalHiFT, folder: VectorFolder, mels: list[Tensor]) -> li
     vocoder = CausalStreamVocoder(hift, UPSTREAM_POLICY, block)
     state, made = vocoder.initial_state(), []
     for number, mel in enumerate(mels):
-        row = CausalVocoderInput(state, mel[0], 0, number == len(mels) - 1)
-        (samples,), (state,) = vocoder.forward([row])
+        row = VocoderInput(state, mel[0], 0, number == len(mels) - 1)
+        (samples,), (state,) = vocoder.vocode([row])
         made.append(samples)
     return made
 

@@ -13,9 +13,10 @@ from token2wav_service.config import Crossfade, HistoryPolicy, NoiseSource, Sour
 from token2wav_service.models.config import FlowConfig, HiFTConfig
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderInput, VocoderState
+from token2wav_service.models.streaming import FlowInput, VocoderInput
+from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.flow_cases import check_ends
 from token2wav_service.replay.report import FLOW_TOLERANCE, INJECTED_TOLERANCE, SOURCE_TOLERANCE, Report
 from token2wav_service.replay.vectors import Tensors, VectorFolder, calls, step_counts
@@ -229,7 +230,7 @@ def _check_vocoder_caches(report: Report, label: str, call: Tensors, state: Voco
             report.check_close(f"{label}.cache_after.{name}", got, expected, tolerances[name])
 
 
-def _silence(vocoder: StreamVocoder, row: VocoderInput) -> Tensor:
-    samples = row.total_frames * vocoder.hift.config.frame_samples
-    assert row.total_frames >= OVERLAP_FRAMES or row.is_last
+def _silence(vocoder: StreamVocoder, row: VocoderInput[VocoderState]) -> Tensor:
+    samples = total_frames(row) * vocoder.hift.config.frame_samples
+    assert total_frames(row) >= OVERLAP_FRAMES or row.is_last
     return torch.zeros(1, samples, vocoder.hift.m_source.harmonics)

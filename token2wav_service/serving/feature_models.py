@@ -97,9 +97,9 @@ def trim_rows(waves: FloatArray, lengths: Tensor) -> Iterator[FloatArray]:
 
 
 def _load_extractor(model_config_json: str) -> FeatureExtractor:
-    from token2wav_service.features.extractor import PromptFeatureExtractor
+    from token2wav_service.checkpoint.family import open_features
 
-    return PromptFeatureExtractor(Path(read_parameters(model_config_json)["model_dir"]))
+    return open_features(Path(read_parameters(model_config_json)["model_dir"]))
 
 
 def _answer(pb_utils: PbUtils, request: Any, compute: Callable[[RequestInputs], dict[str, Tensor]]) -> Any:

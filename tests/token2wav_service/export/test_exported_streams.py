@@ -17,8 +17,9 @@ from token2wav_service.export.compare import Sweep, compare_graph, verdicts
 from token2wav_service.export.onnx_models import OnnxFlow, OnnxHiFT
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
+from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.exported_cases import replay_exported
 from token2wav_service.replay.report import format_rows
 

@@ -12,9 +12,10 @@ from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.checkpoint.make_random import SMALL_SIZES
 from token2wav_service.checkpoint.make_weights import random_flow_state, random_hift_state
 from token2wav_service.models.block_flow import BlockFlow
-from token2wav_service.models.block_stream import BlockInput, BlockState, BlockStreamFlow
+from token2wav_service.models.block_stream import BlockState, BlockStreamFlow
 from token2wav_service.models.causal_hift import CausalHiFT
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
+from token2wav_service.models.streaming import FlowInput
 
 COSYVOICE = (Family.COSYVOICE2, Family.COSYVOICE3)
 BLOCK = 10
@@ -53,7 +54,7 @@ def random_speaker(seed: int) -> Tensor:
 
 def prepare_voice(flow: BlockStreamFlow, tokens: int, seed: int, trimmed: int = 0) -> BlockState:
     mel = random_normal(2 * tokens, 80, seed=seed + 1)
-    return flow.prepare_voice(random_tokens(tokens, seed), mel, random_speaker(seed), trimmed)
+    return flow.run_prompt(random_tokens(tokens, seed), mel, random_speaker(seed), trimmed)
 
 
 def run_stream(
@@ -62,7 +63,7 @@ def run_stream(
     """Return the mel of every chunk and the states before each and after the last."""
     mels, states = [], [voice]
     for start, end, last in cuts:
-        (mel,), (state,) = flow.forward([BlockInput(states[-1], tokens[start:end], speaker, SEED, last)])
+        (mel,), (state,) = flow.forward([FlowInput(states[-1], tokens[start:end], speaker, SEED, last)])
         mels.append(mel)
         states.append(state)
     return mels, states

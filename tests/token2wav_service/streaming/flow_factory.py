@@ -9,8 +9,9 @@ from tests import ASSETS
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.flow_stream import FlowInput, StreamFlow
+from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
+from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.stream_cases import load_hift_vectors
 from token2wav_service.replay.vectors import VectorFolder
 

@@ -21,8 +21,9 @@ from tests.token2wav_service.streaming.flow_factory import windows
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import NoiseSource, SynthesisPolicy
 from token2wav_service.models.block_flow import STREAMING, UNMASKED, BlockMask
-from token2wav_service.models.block_stream import PROMPT_SEED, BlockInput, BlockState, BlockStreamFlow
+from token2wav_service.models.block_stream import PROMPT_SEED, BlockState, BlockStreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.report import FLOW_TOLERANCE
 
 STEPS = 3
@@ -103,8 +104,8 @@ def test_a_trimmed_prompt_equals_a_shorter_one(streamed: BlockStreamFlow) -> Non
     full, trimmed = random_tokens(23, 1), 3
     mel, speaker = random_normal(46, 80, seed=2), random_speaker(1)
     voices = (
-        streamed.prepare_voice(full, mel, speaker, trimmed=trimmed),
-        streamed.prepare_voice(full[trimmed:], mel[2 * trimmed :], speaker),
+        streamed.run_prompt(full, mel, speaker, trimmed=trimmed),
+        streamed.run_prompt(full[trimmed:], mel[2 * trimmed :], speaker),
     )
     tokens = random_tokens(20, 9)
     first, second = (run_stream(streamed, voice, tokens, windows([10], 20), speaker)[0] for voice in voices)
@@ -123,12 +124,14 @@ def test_a_batch_of_different_streams_equals_each_alone(streamed: BlockStreamFlo
             torch.testing.assert_close(state.caches[name], cache, atol=FLOW_TOLERANCE, rtol=0)
 
 
-def _row_under_way(streamed: BlockStreamFlow, prompt: int, hop: int, tokens: int, is_last: bool) -> BlockInput:
+def _row_under_way(
+    streamed: BlockStreamFlow, prompt: int, hop: int, tokens: int, is_last: bool
+) -> FlowInput[BlockState]:
     """A stream that has had one chunk of `hop` tokens and gets another of `tokens`, look-ahead included."""
     ids, speaker = random_tokens(hop + tokens, prompt), random_speaker(prompt)
     voice = prepare_voice(streamed, prompt, prompt)
     _, states = run_stream(streamed, voice, ids, [(0, hop + 3, False)], speaker)
-    return BlockInput(states[-1], ids[hop:], speaker, SEED, is_last)
+    return FlowInput(states[-1], ids[hop:], speaker, SEED, is_last)
 
 
 def test_a_chunk_leaves_the_states_it_started_from_unchanged(streamed: BlockStreamFlow) -> None:

@@ -11,10 +11,10 @@ from tests.token2wav_service.streaming.family_factory import make_causal_hift, r
 from token2wav_service.config import NoiseSource, SourcePhase, SynthesisPolicy
 from token2wav_service.models.causal_vocoder_stream import (
     CausalStreamVocoder,
-    CausalVocoderInput,
     CausalVocoderState,
 )
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
+from token2wav_service.models.streaming import VocoderInput
 
 SAMPLES = 480
 LOOKAHEAD = 4
@@ -56,8 +56,8 @@ def in_pieces(
     state, made = vocoder.initial_state(), []
     pieces = mel.split(sizes, 1)
     for number, piece in enumerate(pieces):
-        row = CausalVocoderInput(state, piece, seed, number == len(pieces) - 1)
-        (samples,), (state,) = vocoder.forward([row])
+        row = VocoderInput(state, piece, seed, number == len(pieces) - 1)
+        (samples,), (state,) = vocoder.vocode([row])
         made.append(samples)
     return made, state
 
@@ -91,11 +91,11 @@ def test_a_batch_of_different_streams_equals_each_alone(vocoder: CausalStreamVoc
         mel = speech_like_mel(before + frames, index)
         state = vocoder.initial_state()
         if before:
-            _, (state,) = vocoder.forward([CausalVocoderInput(state, mel[:, :before], index, False)])
-        rows.append(CausalVocoderInput(state, mel[:, before:], index, is_last))
-    together, states = vocoder.forward(rows)
+            _, (state,) = vocoder.vocode([VocoderInput(state, mel[:, :before], index, False)])
+        rows.append(VocoderInput(state, mel[:, before:], index, is_last))
+    together, states = vocoder.vocode(rows)
     for row, samples, state in zip(rows, together, states, strict=True):
-        (alone,), (own,) = vocoder.forward([row])
+        (alone,), (own,) = vocoder.vocode([row])
         torch.testing.assert_close(samples, alone, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(state.floats, own.floats, atol=TOLERANCE, rtol=0)
         assert torch.equal(state.mel_tail, own.mel_tail) and state.frames == own.frames

@@ -15,8 +15,9 @@ from tests.token2wav_service.streaming.flow_factory import (
 )
 from token2wav_service.config import Crossfade, HistoryPolicy, SourcePhase, SynthesisPolicy
 from token2wav_service.models.crossfade import crossfade_window
-from token2wav_service.models.flow_stream import FlowInput, StreamFlow
-from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderInput
+from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.streaming import FlowInput, VocoderInput
+from token2wav_service.models.vocoder_stream import StreamVocoder, is_ready
 from token2wav_service.replay.report import snr_db
 
 
@@ -74,7 +75,7 @@ def test_tiny_hops_lose_no_sample(hops: list[int]) -> None:
     for number, hop in enumerate(hops):
         row = VocoderInput(state, mel[:, start : start + 2 * hop], 0, number == len(hops) - 1)
         start += 2 * hop
-        if row.is_ready:
+        if is_ready(row):
             (wave,), (state,), _ = vocoder.forward([row])
             samples += len(wave)
         else:

@@ -15,7 +15,8 @@ from token2wav_service.config import SourcePhase, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderInput, VocoderState
+from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.torch_runner import ModelRunner
 
@@ -142,7 +143,7 @@ def test_a_mixed_batch_of_streams_equals_each_alone(
     for row, wave, state in zip(rows, waves, states, strict=True):
         (alone,), (expected,), _ = vocoder.forward([row])
         held_back = 0 if row.is_last else OVERLAP_FRAMES
-        assert wave.shape == alone.shape == ((row.total_frames - held_back) * FRAME,)
+        assert wave.shape == alone.shape == ((total_frames(row) - held_back) * FRAME,)
         assert len(wave) == 0 or snr_db(wave, alone) >= WAVE_SNR_DB
         _assert_same_state(state, expected)
 
@@ -160,7 +161,7 @@ def _assert_same_state(state: VocoderState, expected: VocoderState) -> None:
 def test_a_mixed_batch_with_given_sources_equals_each_alone(hift: HiFT) -> None:
     vocoder = StreamVocoder(hift, SynthesisPolicy())
     rows = _rows(vocoder, LENGTHS[1:], started=True)
-    sources = [_source(row.total_frames, i) for i, row in enumerate(rows)]
+    sources = [_source(total_frames(row), i) for i, row in enumerate(rows)]
     waves, states, _ = vocoder.forward(rows, source=_padded(sources, max(LENGTHS) * FRAME, 0.0))
     for row, source, wave, state in zip(rows, sources, waves, states, strict=True):
         (alone,), (expected,), _ = vocoder.forward([row], source=source[None])
@@ -177,7 +178,7 @@ class CountingVocoder(StreamVocoder):
     def forward(
         self, rows: Sequence[VocoderInput], *, noise: Tensor | None = None, source: Tensor | None = None
     ) -> tuple[list[Tensor], list[VocoderState], Tensor]:
-        self.batches.append([row.total_frames for row in rows])
+        self.batches.append([total_frames(row) for row in rows])
         return super().forward(rows, noise=noise, source=source)
 
 

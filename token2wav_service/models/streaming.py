@@ -1,0 +1,94 @@
+"""What flows and vocoders that run in chunks have in common, whatever their family: their inputs and their methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class FlowInput(Generic[S]):
+    """One stream's part of a batch of token chunks."""
+
+    state: S
+    token_ids: Tensor
+    """[N] int64; unless last, the final 3 are look-ahead."""
+    speaker: Tensor
+    """[192] raw speaker embedding."""
+    seed: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class VocoderInput(Generic[S]):
+    """One stream's part of a batch of mel chunks."""
+
+    state: S
+    mel: Tensor
+    """[80, F] new frames, float32; none are needed in a last call whose state holds some."""
+    seed: int
+    is_last: bool
+
+
+class Sized(Protocol):
+    """Anything that knows its memory."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class Prompted(Sized, Protocol):
+    """A voice's prompt after the flow ran it; shared by the voice's streams and never changed by them."""
+
+    @property
+    def frames(self) -> int:
+        """Mel frames (50 Hz) of the prompt."""
+        ...
+
+
+P = TypeVar("P", bound=Prompted)
+F = TypeVar("F", bound=Sized)
+A = TypeVar("A", bound=Sized)
+
+
+class ChunkedFlow(Protocol[P, F]):
+    """Tokens to mel: P is a voice's prompt, F a stream's state."""
+
+    device: torch.device
+    stride: int
+    """Mel frames for every token."""
+    lookahead: int
+    """Tokens that a chunk needs beyond those it speaks."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> P:
+        """Run a prompt once: tokens [T] int64, mel [F, 80], speaker [192]."""
+        ...
+
+    def begin(self, prompt: P, hop: int) -> F:
+        """Return what a stream starts from whose first chunk speaks `hop` tokens."""
+        ...
+
+    def forward(self, rows: Sequence[FlowInput[F]]) -> tuple[list[Tensor], list[F]]:
+        """Return each row's mel [80, F] float32 and new state; the input states are unchanged."""
+        ...
+
+
+class ChunkedVocoder(Protocol[A]):
+    """Mel to audio: A is a stream's state."""
+
+    def initial_state(self) -> A:
+        """Return the state of a stream that has not begun."""
+        ...
+
+    def vocode(self, rows: Sequence[VocoderInput[A]]) -> tuple[list[Tensor], list[A]]:
+        """Return each row's samples [n] float32 (none while it has too few frames) and new state."""
+        ...
