@@ -22,12 +22,8 @@ from llm_service.huggingface_layout import (
     write_weights_index,
 )
 from llm_service.qwen2 import Qwen2Shape
-from llm_service.vocab import (
-    PADDED_VOCABULARY_SIZE,
-    SPEECH_HEAD_ROWS,
-    SPEECH_TOKEN_COUNT,
-    SPEECH_TOKEN_OFFSET,
-)
+from llm_service.speech_head import speech_rows
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 from servicekit.file_modes import usual_mode
 
 # Spread of the random logits: wide enough that an answer is neither uniform noise nor one repeated token.
@@ -59,43 +55,48 @@ SMALL_LLM = LLMShape(hidden=64, layers=2, heads=4, key_value_heads=2, feed_forwa
 OFFICIAL_LLM = LLMShape(hidden=896, layers=24, heads=14, key_value_heads=2, feed_forward=4864, end_logit=NEVER_LOGIT)
 
 
-def make_random_llm(directory: Path, seed: int, shape: LLMShape = SMALL_LLM) -> None:
+def make_random_llm(
+    directory: Path, seed: int, shape: LLMShape = SMALL_LLM, vocabulary: SpeechVocabulary = COSYVOICE2
+) -> None:
     """Write the random LLM and its tokenizer into `directory` (made if missing).
 
     Equal seeds and shapes give equal files.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    write_description(directory, shape.decoder, _text_tokenizer(), "bfloat16")
+    write_description(directory, shape.decoder, _text_tokenizer(), "bfloat16", vocabulary)
     generator = torch.Generator().manual_seed(seed)
-    head = _speech_head(shape, generator)
+    head = _speech_head(shape, generator, vocabulary)
     with usual_mode(directory / SPEECH_HEAD_FILE) as path:
         save_file(head, path)
-    weights = _weights(shape, generator, head["weight"])
+    weights = _weights(shape, generator, head["weight"], vocabulary)
     with usual_mode(directory / WEIGHTS_FILE) as path:
         save_file(weights, path, metadata={"format": "pt"})
     write_weights_index(directory, weights)
 
 
-def _speech_head(shape: LLMShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _speech_head(shape: LLMShape, generator: torch.Generator, vocabulary: SpeechVocabulary) -> dict[str, torch.Tensor]:
     # The final norm leaves hidden states of root mean square 1, so a row's logit has the row's norm as its spread.
-    weight = torch.randn(SPEECH_HEAD_ROWS, shape.hidden, generator=generator) * (LOGIT_STD / shape.hidden**0.5)
-    bias = torch.randn(SPEECH_HEAD_ROWS, generator=generator) * 0.1
+    rows = vocabulary.head_rows
+    weight = torch.randn(rows, shape.hidden, generator=generator) * (LOGIT_STD / shape.hidden**0.5)
+    bias = torch.randn(rows, generator=generator) * 0.1
     weight[SPEECH_TOKEN_COUNT:] *= 0.1
-    bias[SPEECH_TOKEN_COUNT:] = torch.tensor([shape.end_logit, NEVER_LOGIT, NEVER_LOGIT])
+    bias[SPEECH_TOKEN_COUNT:] = NEVER_LOGIT
+    bias[vocabulary.eos_id - vocabulary.first_id] = shape.end_logit
     return {"weight": weight.to(torch.bfloat16), "bias": bias}
 
 
-def _weights(shape: LLMShape, generator: torch.Generator, head: torch.Tensor) -> dict[str, torch.Tensor]:
+def _weights(
+    shape: LLMShape, generator: torch.Generator, head: torch.Tensor, vocabulary: SpeechVocabulary
+) -> dict[str, torch.Tensor]:
     def normal(*shape: int) -> torch.Tensor:
         spread: float = shape[-1] ** -0.5
         return (torch.randn(*shape, generator=generator) * spread).to(torch.bfloat16)
 
     hidden, feed_forward = shape.hidden, shape.feed_forward
-    speech_rows = slice(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS)
-    lm_head = torch.zeros(PADDED_VOCABULARY_SIZE, hidden, dtype=torch.bfloat16)
-    lm_head[speech_rows] = head
+    lm_head = torch.zeros(vocabulary.table_rows, hidden, dtype=torch.bfloat16)
+    lm_head[speech_rows(vocabulary)] = head
     weights = {
-        "model.embed_tokens.weight": _embedding(hidden, generator),
+        "model.embed_tokens.weight": _embedding(hidden, generator, vocabulary),
         "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
         "lm_head.weight": lm_head,
     }
@@ -119,10 +120,10 @@ def _weights(shape: LLMShape, generator: torch.Generator, head: torch.Tensor) ->
     return weights
 
 
-def _embedding(hidden: int, generator: torch.Generator) -> torch.Tensor:
+def _embedding(hidden: int, generator: torch.Generator, vocabulary: SpeechVocabulary) -> torch.Tensor:
     """Rows that no token uses stay zero, so that the file compresses well."""
-    table = torch.zeros(PADDED_VOCABULARY_SIZE, hidden, dtype=torch.bfloat16)
-    used = torch.tensor(sorted([*_text_vocabulary().values(), *special_ids().values()]))
+    table = torch.zeros(vocabulary.table_rows, hidden, dtype=torch.bfloat16)
+    used = torch.tensor(sorted([*_text_vocabulary().values(), *special_ids(vocabulary).values()]))
     table[used] = torch.randn(len(used), hidden, generator=generator).to(torch.bfloat16)
     return table
 

@@ -30,16 +30,11 @@ from typing import Any
 
 from llm_service.qwen2 import Qwen2Shape, qwen2_config
 from llm_service.vocab import (
-    END_IDS,
-    END_TOKENS,
+    COSYVOICE2,
+    ENDOFTEXT_ID,
     INLINE_TAGS,
-    SOS_ID,
-    SOS_TOKEN,
     SPEECH_TOKEN_COUNT,
-    SPEECH_TOKEN_OFFSET,
-    TASK_ID,
-    TASK_TOKEN,
-    llm_id_from_speech_id,
+    SpeechVocabulary,
     speech_token_text,
 )
 
@@ -47,7 +42,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_POSITIONS = 32768
 ENDOFTEXT = "<|endoftext|>"
-# In the official order; their ids end where the speech tokens begin.
+# In the official order, behind `<|endoftext|>`; CosyVoice2's end where the speech tokens begin.
 INLINE_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endofprompt|>", *INLINE_TAGS)
 # `<|sos|>` + user + `<|task_id|>`, the assistant's speech tokens as they are; no system turn, no generation prompt.
 CHAT_TEMPLATE = (
@@ -59,7 +54,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_description(directory: Path, shape: Qwen2Shape, tokenizer: Mapping[str, Any], dtype: str) -> None:
+def write_description(
+    directory: Path,
+    shape: Qwen2Shape,
+    tokenizer: Mapping[str, Any],
+    dtype: str,
+    vocabulary: SpeechVocabulary = COSYVOICE2,
+) -> None:
     """Write everything but the weights into `directory`.
 
     Args:
@@ -67,20 +68,21 @@ def write_description(directory: Path, shape: Qwen2Shape, tokenizer: Mapping[str
         shape: of the decoder.
         tokenizer: a text tokenizer as the `tokenizers` library saves it; its special tokens are added here.
         dtype: of the weights, as config.json names it.
+        vocabulary: the family's numbering.
     """
     config = {
         "architectures": ["Qwen2ForCausalLM"],
-        **qwen2_config(shape),
+        **qwen2_config(shape, vocabulary),
         "tie_word_embeddings": False,
-        "bos_token_id": SOS_ID,
-        "eos_token_id": END_IDS[0],
+        "bos_token_id": vocabulary.sos_id,
+        "eos_token_id": vocabulary.eos_id,
         "torch_dtype": dtype,
     }
     write_json(directory / "config.json", config)
-    write_json(directory / "generation_config.json", generation_config())
-    write_json(directory / "tokenizer.json", with_special_tokens(tokenizer))
-    write_json(directory / "tokenizer_config.json", tokenizer_config())
-    write_json(directory / "special_tokens_map.json", special_tokens_map())
+    write_json(directory / "generation_config.json", generation_config(vocabulary))
+    write_json(directory / "tokenizer.json", with_special_tokens(tokenizer, vocabulary))
+    write_json(directory / "tokenizer_config.json", tokenizer_config(vocabulary))
+    write_json(directory / "special_tokens_map.json", special_tokens_map(vocabulary))
 
 
 def write_weights_index(directory: Path, names: Iterable[str]) -> None:
@@ -91,20 +93,24 @@ def write_weights_index(directory: Path, names: Iterable[str]) -> None:
     write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict.fromkeys(names, WEIGHTS_FILE)})
 
 
-def with_special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+def with_special_tokens(tokenizer: Mapping[str, Any], vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, Any]:
     """Add the special tokens with their official ids to a text tokenizer."""
-    ids = special_ids()
+    ids = special_ids(vocabulary)
     # They stand in the vocabulary too: only so may ids have holes.
     model = {**tokenizer["model"], "vocab": {**tokenizer["model"]["vocab"], **ids}}
-    return {**tokenizer, "added_tokens": [_added_token(token, number) for token, number in ids.items()], "model": model}
+    return {
+        **tokenizer,
+        "added_tokens": [_added_token(token, number, vocabulary) for token, number in ids.items()],
+        "model": model,
+    }
 
 
-def generation_config() -> dict[str, Any]:
+def generation_config(vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, Any]:
     """Return generation_config.json: stop ids, and how the original runtime samples."""
     return {
-        "bos_token_id": SOS_ID,
-        "eos_token_id": list(END_IDS),
-        "pad_token_id": special_ids()[ENDOFTEXT],
+        "bos_token_id": vocabulary.sos_id,
+        "eos_token_id": list(vocabulary.end_ids),
+        "pad_token_id": ENDOFTEXT_ID,
         "do_sample": True,
         "temperature": 0.8,
         "top_p": 0.95,
@@ -113,30 +119,28 @@ def generation_config() -> dict[str, Any]:
     }
 
 
-def special_ids() -> dict[str, int]:
-    """Return the ids of every token that is not plain text; the text tokenizer's come last before the speech tokens."""
-    text_tokens = (ENDOFTEXT, *INLINE_TOKENS)
-    first = SPEECH_TOKEN_OFFSET - len(text_tokens)
-    ids = {token: first + index for index, token in enumerate(text_tokens)}
-    ids |= {speech_token_text(index): llm_id_from_speech_id(index) for index in range(SPEECH_TOKEN_COUNT)}
-    return ids | dict(zip(END_TOKENS, END_IDS, strict=True)) | {SOS_TOKEN: SOS_ID, TASK_TOKEN: TASK_ID}
+def special_ids(vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, int]:
+    """Return the ids of the tokens that are not plain text; of a family's own text tags only those of CosyVoice2."""
+    ids = {token: ENDOFTEXT_ID + index for index, token in enumerate((ENDOFTEXT, *INLINE_TOKENS))}
+    ids |= {speech_token_text(index): vocabulary.llm_id(index) for index in range(SPEECH_TOKEN_COUNT)}
+    return ids | vocabulary.control_ids
 
 
-def tokenizer_config() -> dict[str, Any]:
+def tokenizer_config(vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, Any]:
     """Return tokenizer_config.json, chat template included."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": MAX_POSITIONS,
-        **special_tokens_map(),
+        **special_tokens_map(vocabulary),
     }
 
 
-def special_tokens_map() -> dict[str, Any]:
+def special_tokens_map(vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, Any]:
     """Return special_tokens_map.json."""
     return {
-        "eos_token": END_TOKENS[0],
+        "eos_token": vocabulary.eos_token,
         "pad_token": ENDOFTEXT,
         "additional_special_tokens": list(INLINE_TOKENS),
     }
@@ -147,7 +151,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def _added_token(token: str, token_id: int) -> dict[str, Any]:
+def _added_token(token: str, token_id: int, vocabulary: SpeechVocabulary) -> dict[str, Any]:
     # As in the official tokenizer: the text tokenizer's own are special; speech tokens are not, and so show in text.
     return {
         "id": token_id,
@@ -156,7 +160,7 @@ def _added_token(token: str, token_id: int) -> dict[str, Any]:
         "lstrip": False,
         "rstrip": False,
         "normalized": False,
-        "special": token_id < SPEECH_TOKEN_OFFSET,
+        "special": token_id < vocabulary.first_id,
     }
 
 

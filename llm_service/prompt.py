@@ -4,7 +4,8 @@ Pure: an encoder is passed in, and nothing here knows of HTTP, models or audio. 
 
     sos | prompt text | target text | task_id | prompt speech tokens     -> the model goes on with speech tokens
 
-Neither text has blank space at its ends there.
+Neither text has blank space at its ends there. In CosyVoice3's input an instruction and `<|endofprompt|>` stand before
+the prompt text.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from dataclasses import dataclass
 from llm_service.errors import EmptyTextError, PromptError, TextTooLongError, UnsafeTextError
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import (
-    SOS_ID,
+    COSYVOICE2,
     SPEECH_TOKENS_PER_SECOND,
-    TASK_ID,
+    SpeechVocabulary,
     contains_protected_token,
     format_speech_tokens,
-    llm_id_from_speech_id,
 )
 
 __all__ = [
@@ -72,7 +72,11 @@ class GenerationBounds:
 
 
 def build_prompt(
-    encode: Encode, prompt_text: str, target_text: str, prompt_speech_tokens: Sequence[int]
+    encode: Encode,
+    prompt_text: str,
+    target_text: str,
+    prompt_speech_tokens: Sequence[int],
+    vocabulary: SpeechVocabulary = COSYVOICE2,
 ) -> SpeechPrompt:
     """Build the input as token ids.
 
@@ -81,25 +85,37 @@ def build_prompt(
         prompt_text: transcript of the voice prompt; may be empty when there are no prompt speech tokens.
         target_text: what to say.
         prompt_speech_tokens: the voice prompt's speech ids, 0..6560.
+        vocabulary: the model's numbering; the encoder's.
 
     Raises:
         EmptyTextError: the target text has no tokens.
         UnsafeTextError: a text holds control tokens.
         VocabularyError: a prompt speech token is out of range.
     """
-    target_ids = _encode_target(encode, target_text)
-    speech_ids = [llm_id_from_speech_id(int(token)) for token in prompt_speech_tokens]
-    prompt_ids = _encode_text(encode, prompt_text)
-    return SpeechPrompt((SOS_ID, *prompt_ids, *target_ids, TASK_ID, *speech_ids), len(target_ids))
+    target_ids = _encode_target(encode, target_text, vocabulary)
+    speech_ids = [vocabulary.llm_id(int(token)) for token in prompt_speech_tokens]
+    prompt_ids = _encode_text(encode, prompt_text, vocabulary)
+    begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary))
+    return SpeechPrompt((*begin, *prompt_ids, *target_ids, vocabulary.task_id, *speech_ids), len(target_ids))
 
 
-def target_text_tokens(encode: Encode, target_text: str) -> int:
+def instruction_ids(encode: Encode, vocabulary: SpeechVocabulary) -> tuple[int, ...]:
+    """Return the ids of what a family wants before every text; none for CosyVoice2."""
+    if not vocabulary.instruction:
+        return ()
+    return (*encode(vocabulary.instruction), vocabulary.endofprompt_id)
+
+
+def target_text_tokens(encode: Encode, target_text: str, vocabulary: SpeechVocabulary = COSYVOICE2) -> int:
     """Count the target text's tokens in the input that `build_prompt` builds, which raises the same."""
-    return len(_encode_target(encode, target_text))
+    return len(_encode_target(encode, target_text, vocabulary))
 
 
 def build_chat_messages(
-    prompt_text: str, target_text: str, prompt_speech_tokens: Sequence[int]
+    prompt_text: str,
+    target_text: str,
+    prompt_speech_tokens: Sequence[int],
+    vocabulary: SpeechVocabulary = COSYVOICE2,
 ) -> list[dict[str, str]]:
     """Build the chat form, for servers that take no token ids; the server's chat template adds sos and task_id.
 
@@ -113,10 +129,15 @@ def build_chat_messages(
         raise EmptyTextError("the target text is empty; send at least one word")
     if contains_protected_token(prompt_text + target_text):
         raise UnsafeTextError("the text spells a control token of the form <|...|>; remove it")
-    messages = [{"role": "user", "content": prompt_text + target_text}]
+    messages = [{"role": "user", "content": chat_prefix(vocabulary) + prompt_text + target_text}]
     if prompt_speech_tokens:
         messages.append({"role": "assistant", "content": format_speech_tokens(map(int, prompt_speech_tokens))})
     return messages
+
+
+def chat_prefix(vocabulary: SpeechVocabulary) -> str:
+    """Return what `instruction_ids` gives, as text for servers that encode it themselves."""
+    return f"{vocabulary.instruction}<|endofprompt|>" if vocabulary.instruction else ""
 
 
 def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = None) -> GenerationBounds:
@@ -140,16 +161,16 @@ def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = Non
     return GenerationBounds(min_tokens, max(max_tokens, 1))
 
 
-def _encode_target(encode: Encode, target_text: str) -> list[int]:
-    target_ids = _encode_text(encode, target_text)
+def _encode_target(encode: Encode, target_text: str, vocabulary: SpeechVocabulary) -> list[int]:
+    target_ids = _encode_text(encode, target_text, vocabulary)
     if not target_ids:
         raise EmptyTextError("the target text is empty; send at least one word")
     return target_ids
 
 
-def _encode_text(encode: Encode, text: str) -> list[int]:
+def _encode_text(encode: Encode, text: str, vocabulary: SpeechVocabulary) -> list[int]:
     spoken = _as_spoken(text)
-    return _checked(encode(spoken)) if spoken else []
+    return _checked(encode(spoken), vocabulary) if spoken else []
 
 
 def _as_spoken(text: str) -> str:
@@ -157,9 +178,9 @@ def _as_spoken(text: str) -> str:
     return text.strip()
 
 
-def _checked(text_ids: list[int]) -> list[int]:
+def _checked(text_ids: list[int], vocabulary: SpeechVocabulary) -> list[int]:
     """Refuse what only a wrong encoder yields: an id of the speech part of the table."""
-    first_speech_id = llm_id_from_speech_id(0)
-    if any(token_id >= first_speech_id for token_id in text_ids):
-        raise UnsafeTextError(f"the encoder gave ids from {first_speech_id} on for a text; use TextEncoder.encode")
+    if any(token_id >= vocabulary.first_id for token_id in text_ids):
+        first = vocabulary.first_id
+        raise UnsafeTextError(f"the encoder gave ids from {first} on for a text; use TextEncoder.encode")
     return text_ids

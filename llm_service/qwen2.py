@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_service.errors import CheckpointError
-from llm_service.vocab import PADDED_VOCABULARY_SIZE
+from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -44,11 +44,11 @@ class Qwen2Shape:
         return self.key_value_heads * self.head_size
 
 
-def qwen2_config(shape: Qwen2Shape) -> dict[str, Any]:
-    """Return what config.json says of a decoder with the official vocabulary."""
+def qwen2_config(shape: Qwen2Shape, vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, Any]:
+    """Return what config.json says of a decoder with a family's vocabulary."""
     return {
         "model_type": "qwen2",
-        "vocab_size": PADDED_VOCABULARY_SIZE,
+        "vocab_size": vocabulary.table_rows,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.feed_forward,
         "num_hidden_layers": shape.layers,

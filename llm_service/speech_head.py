@@ -7,6 +7,7 @@ stay on disk until they are used. Knows nothing of the rest of the model.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +17,39 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from llm_service.config import SPEECH_HEAD_FILE
-from llm_service.errors import CheckpointError
-from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.errors import CheckpointError, VocabularyError
+from llm_service.huggingface_layout import FIRST_ID_KEY
+from llm_service.vocab import COSYVOICE2, SpeechVocabulary, vocabulary_of_ids, vocabulary_of_table
 
 HEAD_WEIGHT = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
-SPEECH_ROWS = slice(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS)
 
 
 @dataclass(frozen=True)
 class SpeechHead:
-    """Row i belongs to LLM id 151663 + i: speech tokens, then the end tokens."""
+    """Row i belongs to LLM id `first_id + i` of the vocabulary: speech tokens, then closing tokens."""
 
-    weight: torch.Tensor  # [6564, hidden]
-    bias: torch.Tensor  # [6564]
+    weight: torch.Tensor  # [rows, hidden]; 6564 rows for CosyVoice2
+    bias: torch.Tensor  # [rows]
     has_bias: bool  # False: the directory stores none, and `bias` is zero
+
+
+def read_vocabulary(model_dir: Path) -> SpeechVocabulary:
+    """Return the numbering that a directory's config.json tells: by the head's first id, or by the table's size.
+
+    Raises:
+        CheckpointError: it is of no known family, or can't be read.
+    """
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if FIRST_ID_KEY in config:
+            return vocabulary_of_ids(config[FIRST_ID_KEY])
+        return vocabulary_of_table(config["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise CheckpointError(f"{path} can't be read as a model's description: {err!r}") from err
+    except VocabularyError as err:
+        raise CheckpointError(f"{path}: {err}") from err
 
 
 def read_speech_head(model_dir: Path) -> SpeechHead:
@@ -39,13 +58,14 @@ def read_speech_head(model_dir: Path) -> SpeechHead:
     Raises:
         CheckpointError: there is none, or it is of another shape.
     """
+    vocabulary = read_vocabulary(model_dir)
     path = model_dir / SPEECH_HEAD_FILE
     if path.is_file():
-        return _checked(load_file(path), path)
-    return head_of(TensorFiles(model_dir), model_dir)
+        return _checked(load_file(path), path, vocabulary)
+    return head_of(TensorFiles(model_dir), model_dir, vocabulary)
 
 
-def head_of(tensors: Mapping[str, torch.Tensor], where: Path) -> SpeechHead:
+def head_of(tensors: Mapping[str, torch.Tensor], where: Path, vocabulary: SpeechVocabulary = COSYVOICE2) -> SpeechHead:
     """Take the head from a model's tensors, by their Hugging Face names.
 
     Raises:
@@ -57,20 +77,27 @@ def head_of(tensors: Mapping[str, torch.Tensor], where: Path) -> SpeechHead:
     if HEAD_BIAS in tensors:
         parts["bias"] = tensors[HEAD_BIAS]
     rows = parts["weight"].shape[0]
-    if rows != SPEECH_HEAD_ROWS:
-        if rows < SPEECH_ROWS.stop:
-            expected = f"{SPEECH_HEAD_ROWS} or {PADDED_VOCABULARY_SIZE}"
+    if rows != vocabulary.head_rows:
+        speech = speech_rows(vocabulary)
+        if rows < speech.stop:
+            expected = f"{vocabulary.head_rows} or {vocabulary.table_rows}"
             raise CheckpointError(f"{where}: lm_head has {rows} rows, expected {expected}")
-        parts = {name: tensor[SPEECH_ROWS].clone() for name, tensor in parts.items()}
-    return _checked(parts, where)
+        parts = {name: tensor[speech].clone() for name, tensor in parts.items()}
+    return _checked(parts, where, vocabulary)
 
 
-def _checked(parts: Mapping[str, torch.Tensor], where: Path) -> SpeechHead:
+def speech_rows(vocabulary: SpeechVocabulary) -> slice:
+    """Return the rows of a whole vocabulary's head that are the speech head's."""
+    return slice(vocabulary.first_id, vocabulary.first_id + vocabulary.head_rows)
+
+
+def _checked(parts: Mapping[str, torch.Tensor], where: Path, vocabulary: SpeechVocabulary) -> SpeechHead:
+    rows = vocabulary.head_rows
     if "weight" not in parts or parts["weight"].ndim != 2:
-        raise CheckpointError(f"{where} holds {sorted(parts)}, expected weight [{SPEECH_HEAD_ROWS}, hidden] and bias")
-    bias = parts.get("bias", torch.zeros(SPEECH_HEAD_ROWS))
+        raise CheckpointError(f"{where} holds {sorted(parts)}, expected weight [{rows}, hidden] and bias")
+    bias = parts.get("bias", torch.zeros(rows))
     found = {"weight": tuple(parts["weight"].shape), "bias": tuple(bias.shape)}
-    expected = {"weight": (SPEECH_HEAD_ROWS, parts["weight"].shape[1]), "bias": (SPEECH_HEAD_ROWS,)}
+    expected = {"weight": (rows, parts["weight"].shape[1]), "bias": (rows,)}
     if found != expected:
         raise CheckpointError(f"{where} holds {found}, expected {expected}")
     return SpeechHead(parts["weight"], bias, "bias" in parts)

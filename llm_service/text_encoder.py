@@ -13,20 +13,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from llm_service.errors import CheckpointError, UnsafeTextError
+from llm_service.errors import CheckpointError, UnsafeTextError, VocabularyError
 from llm_service.vocab import (
     CONTROL_TOKENS,
-    END_IDS,
-    END_TOKENS,
-    SOS_ID,
-    SOS_TOKEN,
+    COSYVOICE2,
     SPEECH_TOKEN_COUNT,
-    SPEECH_TOKEN_OFFSET,
-    TASK_ID,
-    TASK_TOKEN,
+    SpeechVocabulary,
     contains_protected_token,
-    llm_id_from_speech_id,
     speech_token_text,
+    vocabulary_of_ids,
 )
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -35,9 +30,10 @@ TOKENIZER_FILE = "tokenizer.json"
 class TextEncoder:
     """Text to LLM ids, all of them below the speech tokens and none a control token."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: SpeechVocabulary = COSYVOICE2) -> None:
         """Wrap a tokenizer whose special flags say what is protected; use `load_text_encoder`."""
         self._tokenizer = tokenizer
+        self.vocabulary = vocabulary
         ids = (tokenizer.token_to_id(token) for token in CONTROL_TOKENS)
         self._protected_ids = frozenset(token_id for token_id in ids if token_id is not None)
 
@@ -64,7 +60,7 @@ class TextEncoder:
         except (TypeError, UnicodeError) as err:
             raise UnsafeTextError("got a text with lone surrogates; expected valid Unicode") from err
         for token_id in ids:
-            if token_id >= SPEECH_TOKEN_OFFSET or token_id in self._protected_ids:
+            if token_id >= self.vocabulary.first_id or token_id in self._protected_ids:
                 raise UnsafeTextError(
                     f"the text encodes to control token {token_id}; remove markup of the form <|...|>"
                 )
@@ -72,7 +68,7 @@ class TextEncoder:
 
 
 def load_text_encoder(tokenizer_dir: Path) -> TextEncoder:
-    """Load `tokenizer.json` from a directory and check its numbering.
+    """Load `tokenizer.json` from a directory and find out, by its numbering, whose it is.
 
     Raises:
         CheckpointError: the file is missing or unreadable, or numbers a token otherwise than `vocab` says.
@@ -84,23 +80,27 @@ def load_text_encoder(tokenizer_dir: Path) -> TextEncoder:
         tokenizer = Tokenizer.from_str(json.dumps(description))
     except Exception as err:  # the library raises bare Exception
         raise CheckpointError(f"{tokenizer_dir / TOKENIZER_FILE} is no tokenizer: {err}") from err
-    check_numbering(tokenizer, tokenizer_dir)
+    vocabulary = check_numbering(tokenizer, tokenizer_dir)
     tokenizer.encode_special_tokens = True  # special tokens spelled in a text are text
-    return TextEncoder(tokenizer)
+    return TextEncoder(tokenizer, vocabulary)
 
 
-def check_numbering(tokenizer: Tokenizer, tokenizer_dir: Path) -> None:
-    """Check that speech, end, sos and task tokens have the ids that `vocab` says.
+def check_numbering(tokenizer: Tokenizer, tokenizer_dir: Path) -> SpeechVocabulary:
+    """Check that speech and control tokens have the ids that a vocabulary of `vocab` says; return that vocabulary.
 
     Raises:
         CheckpointError: one has not; the message names the first.
     """
-    expected = {speech_token_text(index): llm_id_from_speech_id(index) for index in range(SPEECH_TOKEN_COUNT)}
-    expected |= dict(zip(END_TOKENS, END_IDS, strict=True)) | {SOS_TOKEN: SOS_ID, TASK_TOKEN: TASK_ID}
-    for token, token_id in expected.items():
+    try:
+        vocabulary = vocabulary_of_ids(tokenizer.token_to_id(speech_token_text(0)))
+    except VocabularyError as err:
+        raise CheckpointError(f"{tokenizer_dir}: {err}") from err
+    expected = {speech_token_text(index): vocabulary.llm_id(index) for index in range(SPEECH_TOKEN_COUNT)}
+    for token, token_id in (expected | vocabulary.control_ids).items():
         found = tokenizer.token_to_id(token)
         if found != token_id:
             raise CheckpointError(f"{tokenizer_dir}: {token} has id {found}, expected {token_id}; wrong tokenizer?")
+    return vocabulary
 
 
 def _read_description(tokenizer_dir: Path) -> dict[str, list[dict[str, object]]]:

@@ -1,21 +1,32 @@
 """Speech tokens inside the LLM's vocabulary: ids, text form, and a parser of that text.
 
 The only home of the numbering. A *speech id* is 0..6560 (what token2wav takes); an *LLM id* is its place in the LLM's
-table. Knows nothing of tokenizers, prompts or models, and imports nothing beyond the standard library.
+table, which differs between families (`SpeechVocabulary`). Knows nothing of tokenizers, prompts or models, and imports
+nothing beyond the standard library.
 
+    CosyVoice2
     LLM id   0 ........ 151662 | 151663 ..... 158223 | 158224..158226 | 158227 | 158228   | ... 158335
     token    text and its tags | <|s_0|>..<|s_6560|> | <|eos1|>..3    | <|sos|>| <|task_id|> padding
+
+    CosyVoice3
+    LLM id   0 ........ 151923 | 151924 ..... 158484 | 158485  | 158486   | 158487      | 158488   | ..158684 | ..158719
+    token    text and its tags | <|s_0|>..<|s_6560|> | <|sos|> | <|eos1|> | <|task_id|> | <|fill|> | unused   | padding
+
+The module's constants are CosyVoice2's, the family of the demo voice.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from llm_service.errors import VocabularyError
 
 __all__ = [
     "CONTROL_TOKENS",
+    "COSYVOICE2",
+    "COSYVOICE3",
     "END_IDS",
     "END_TOKENS",
     "INLINE_TAGS",
@@ -29,6 +40,7 @@ __all__ = [
     "TASK_ID",
     "TASK_TOKEN",
     "SpeechTokenTextParser",
+    "SpeechVocabulary",
     "VocabularyError",
     "contains_protected_token",
     "format_speech_tokens",
@@ -36,64 +48,170 @@ __all__ = [
     "llm_id_from_speech_id",
     "speech_id_from_llm_id",
     "speech_token_text",
+    "vocabulary_of_ids",
+    "vocabulary_of_table",
 ]
 
-SPEECH_TOKEN_OFFSET = 151663
 SPEECH_TOKEN_COUNT = 6561
 SPEECH_TOKENS_PER_SECOND = 25
-
-END_TOKENS = ("<|eos1|>", "<|eos2|>", "<|eos3|>")
-END_IDS = tuple(SPEECH_TOKEN_OFFSET + SPEECH_TOKEN_COUNT + index for index in range(len(END_TOKENS)))
-# Rows of the only head used for speech: speech tokens, then end tokens; row i is LLM id SPEECH_TOKEN_OFFSET + i.
-SPEECH_HEAD_ROWS = SPEECH_TOKEN_COUNT + len(END_TOKENS)
 SOS_TOKEN = "<|sos|>"
-SOS_ID = END_IDS[-1] + 1
 TASK_TOKEN = "<|task_id|>"
-TASK_ID = SOS_ID + 1
-# Rows of the embedding table: the vocabulary rounded up to a multiple of 128.
-PADDED_VOCABULARY_SIZE = 158336
+END_TOKENS = ("<|eos1|>", "<|eos2|>", "<|eos3|>")
+
 
 # The text tokenizer's own control tokens: as dangerous in a user's text as ours.
-TEXT_CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|endofprompt|>")
+TEXT_CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|endofprompt|>", "<|endofsystem|>")
 # The text tokenizer's tags a user may write, in the official order of their ids.
 INLINE_TAGS = (
     *("[breath]", "<strong>", "</strong>", "[noise]", "[laughter]", "[cough]", "[clucking]", "[accent]"),
     *("[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]", "[vocalized-noise]", "[lipsmack]", "[mn]"),
 )
-CONTROL_TOKENS = (*END_TOKENS, SOS_TOKEN, TASK_TOKEN, *TEXT_CONTROL_TOKENS)
+CONTROL_TOKENS = (*END_TOKENS, SOS_TOKEN, TASK_TOKEN, "<|fill|>", *TEXT_CONTROL_TOKENS)
 
+
+@dataclass(frozen=True)
+class SpeechVocabulary:
+    """How one family's LLM numbers its tokens."""
+
+    name: str
+    first_id: int
+    """LLM id of speech token 0; the head's first row."""
+    closing_tokens: tuple[str, ...]
+    """The head's rows behind the speech tokens, in order: each of them ends an answer."""
+    eos_token: str
+    """Of these, the one that the model is trained to end with."""
+    outer_tokens: tuple[str, ...]
+    """Control tokens behind the head's rows, in order."""
+    table_rows: int
+    """Rows of the embedding table: the vocabulary rounded up to a multiple of 128."""
+    instruction: str = ""
+    """What stands before every prompt's text, followed by `<|endofprompt|>`; empty for none."""
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the only head used for speech; row i is LLM id `first_id + i`."""
+        return SPEECH_TOKEN_COUNT + len(self.closing_tokens)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """LLM ids of the closing tokens."""
+        first = self.first_id + SPEECH_TOKEN_COUNT
+        return tuple(range(first, first + len(self.closing_tokens)))
+
+    @property
+    def eos_id(self) -> int:
+        """LLM id of `eos_token`."""
+        return self.control_ids[self.eos_token]
+
+    @property
+    def sos_id(self) -> int:
+        """LLM id that begins every prompt."""
+        return self.control_ids[SOS_TOKEN]
+
+    @property
+    def task_id(self) -> int:
+        """LLM id between text and speech."""
+        return self.control_ids[TASK_TOKEN]
+
+    @property
+    def control_ids(self) -> dict[str, int]:
+        """LLM ids of all tokens behind the speech tokens."""
+        tokens = (*self.closing_tokens, *self.outer_tokens)
+        return {token: self.first_id + SPEECH_TOKEN_COUNT + index for index, token in enumerate(tokens)}
+
+    @property
+    def endofprompt_id(self) -> int:
+        """LLM id of `<|endofprompt|>`, one of the text tokenizer's own."""
+        return ENDOFTEXT_ID + 3
+
+    def llm_id(self, speech_id: int) -> int:
+        """Return the LLM id of speech token `speech_id` (0..6560).
+
+        Raises:
+            VocabularyError: the id is out of range.
+        """
+        if not 0 <= speech_id < SPEECH_TOKEN_COUNT:
+            raise VocabularyError(f"got speech token {speech_id}; expected 0..{SPEECH_TOKEN_COUNT - 1}")
+        return self.first_id + speech_id
+
+    def speech_id(self, llm_id: int) -> int:
+        """Return the speech token (0..6560) of an LLM id.
+
+        Raises:
+            VocabularyError: the id is not that of a speech token (text, end and control ids are not).
+        """
+        if not self.is_speech(llm_id):
+            last = self.first_id + SPEECH_TOKEN_COUNT - 1
+            raise VocabularyError(f"got LLM id {llm_id}; speech tokens are {self.first_id}..{last}")
+        return llm_id - self.first_id
+
+    def is_speech(self, llm_id: int) -> bool:
+        """Tell whether an LLM id is a speech token's."""
+        return 0 <= llm_id - self.first_id < SPEECH_TOKEN_COUNT
+
+    def row_text(self, row: int) -> str:
+        """Return the text form of a head row: a speech token's, or a closing token's."""
+        return speech_token_text(row) if row < SPEECH_TOKEN_COUNT else self.closing_tokens[row - SPEECH_TOKEN_COUNT]
+
+
+ENDOFTEXT_ID = 151643
+"""The first of the text tokenizer's special tokens, in every family."""
+UNUSED_ROWS = range(6565, 6761)
+"""Head rows of CosyVoice3 that mean nothing; its Hugging Face form calls them `<|s_6565|>` and so on."""
+COSYVOICE2 = SpeechVocabulary("cosyvoice2", 151663, END_TOKENS, END_TOKENS[0], (SOS_TOKEN, TASK_TOKEN), 158336)
+COSYVOICE3 = SpeechVocabulary(
+    "cosyvoice3",
+    151924,
+    (SOS_TOKEN, "<|eos1|>", TASK_TOKEN, "<|fill|>", *(f"<|s_{row}|>" for row in UNUSED_ROWS)),
+    "<|eos1|>",
+    (),
+    158720,
+    "You are a helpful assistant.",
+)
+VOCABULARIES = (COSYVOICE2, COSYVOICE3)
+
+SPEECH_TOKEN_OFFSET = COSYVOICE2.first_id
+END_IDS = COSYVOICE2.end_ids
+SPEECH_HEAD_ROWS = COSYVOICE2.head_rows
+SOS_ID = COSYVOICE2.sos_id
+TASK_ID = COSYVOICE2.task_id
+PADDED_VOCABULARY_SIZE = COSYVOICE2.table_rows
+llm_id_from_speech_id = COSYVOICE2.llm_id
+speech_id_from_llm_id = COSYVOICE2.speech_id
+is_speech_llm_id = COSYVOICE2.is_speech
+
+_CLOSING = sorted({token for each in VOCABULARIES for token in each.closing_tokens if "s_" not in token})
 _PROTECTED = re.compile("|".join([r"<\|s_\d+\|>", *(re.escape(token) for token in CONTROL_TOKENS)]))
 # A whole token at the start of the text, or blank space between tokens (some servers put it there).
-_TOKEN = re.compile(r"<\|s_(\d{1,5})\|>|\s+|" + "|".join(re.escape(token) for token in END_TOKENS))
+_TOKEN = re.compile(r"<\|s_(\d{1,5})\|>|\s+|" + "|".join(re.escape(token) for token in _CLOSING))
 _PARTIAL = re.compile(r"<(\|([a-z](?:[a-z_0-9]{0,12}\|?)?)?)?")
 
 
-def llm_id_from_speech_id(speech_id: int) -> int:
-    """Return the LLM id of speech token `speech_id` (0..6560).
+def vocabulary_of_table(rows: int) -> SpeechVocabulary:
+    """Return the vocabulary of an embedding table: CosyVoice3's by its size, CosyVoice2's by any that holds its tokens.
 
     Raises:
-        VocabularyError: the id is out of range.
+        VocabularyError: the table has too few rows for a speech-token LLM.
     """
-    if not 0 <= speech_id < SPEECH_TOKEN_COUNT:
-        raise VocabularyError(f"got speech token {speech_id}; expected 0..{SPEECH_TOKEN_COUNT - 1}")
-    return SPEECH_TOKEN_OFFSET + speech_id
+    if rows == COSYVOICE3.table_rows:
+        return COSYVOICE3
+    if rows > TASK_ID:
+        return COSYVOICE2
+    known = " or ".join(f"{each.table_rows} ({each.name})" for each in VOCABULARIES)
+    raise VocabularyError(f"got a vocabulary of {rows} rows; expected {known}")
 
 
-def speech_id_from_llm_id(llm_id: int) -> int:
-    """Return the speech token (0..6560) of an LLM id.
+def vocabulary_of_ids(first_id: int | None) -> SpeechVocabulary:
+    """Return the vocabulary whose first speech token has an LLM id.
 
     Raises:
-        VocabularyError: the id is not that of a speech token (text, end and control ids are not).
+        VocabularyError: none has.
     """
-    if not is_speech_llm_id(llm_id):
-        first, last = SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_TOKEN_COUNT - 1
-        raise VocabularyError(f"got LLM id {llm_id}; speech tokens are {first}..{last}")
-    return llm_id - SPEECH_TOKEN_OFFSET
-
-
-def is_speech_llm_id(llm_id: int) -> bool:
-    """Tell whether an LLM id is a speech token's."""
-    return 0 <= llm_id - SPEECH_TOKEN_OFFSET < SPEECH_TOKEN_COUNT
+    for vocabulary in VOCABULARIES:
+        if vocabulary.first_id == first_id:
+            return vocabulary
+    known = " or ".join(f"{each.first_id} ({each.name})" for each in VOCABULARIES)
+    raise VocabularyError(f"<|s_0|> has id {first_id}, expected {known}; wrong tokenizer?")
 
 
 def speech_token_text(speech_id: int) -> str:
@@ -102,7 +220,7 @@ def speech_token_text(speech_id: int) -> str:
     Raises:
         VocabularyError: the id is out of range.
     """
-    return f"<|s_{llm_id_from_speech_id(speech_id) - SPEECH_TOKEN_OFFSET}|>"
+    return f"<|s_{COSYVOICE2.llm_id(speech_id) - COSYVOICE2.first_id}|>"
 
 
 def format_speech_tokens(speech_ids: Iterable[int]) -> str:
@@ -118,10 +236,11 @@ def contains_protected_token(text: str) -> bool:
 class SpeechTokenTextParser:
     """Turns text deltas into speech ids; a token's text may be split anywhere between deltas.
 
-    End tokens are skipped (the server says why it ended); anything else is an error.
+    Closing tokens are skipped (the server says why it ended); anything else is an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: SpeechVocabulary = COSYVOICE2) -> None:
+        self._vocabulary = vocabulary
         self._pending = ""
 
     def feed(self, text: str) -> list[int]:
@@ -134,7 +253,7 @@ class SpeechTokenTextParser:
         speech_ids: list[int] = []
         position = 0
         while match := _TOKEN.match(self._pending, position):
-            if match[1] is not None:
+            if match[0] not in self._vocabulary.closing_tokens and not match[0].isspace():
                 speech_ids.append(_checked_speech_id(match[0], match[1]))
             position = match.end()
         self._pending = self._pending[position:]
@@ -152,8 +271,8 @@ class SpeechTokenTextParser:
             raise VocabularyError(f"text ended inside a token: {self._pending!r}")
 
 
-def _checked_speech_id(text: str, digits: str) -> int:
-    speech_id = int(digits)
+def _checked_speech_id(text: str, digits: str | None) -> int:
+    speech_id = SPEECH_TOKEN_COUNT if digits is None else int(digits)
     if speech_id >= SPEECH_TOKEN_COUNT:
         raise VocabularyError(f"got {text}; speech tokens are <|s_0|>..<|s_{SPEECH_TOKEN_COUNT - 1}|>")
     return speech_id

@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="small",
         help="official: the real sizes, about 2 GB, to measure speed; its speech always runs to the longest length",
     )
-    _add_family(make, "step_audio2", "of token2wav's models; cosyvoice3 comes without an LLM (default %(default)s)")
+    _add_family(make, "step_audio2", "of the models (default %(default)s)")
     make.add_argument("--numbered-voices", type=_seed, default=0, metavar="N", help="more voices, voice-000 and on")
     make.add_argument("--voice-seconds", type=float, default=5.0, help="length of those (default %(default)s)")
     make.add_argument("--force", action="store_true", help="write over a directory that is not empty")

@@ -28,13 +28,7 @@ from llm_service.prompt import (
     generation_bounds,
     target_text_tokens,
 )
-from llm_service.vocab import (
-    END_IDS,
-    SpeechTokenTextParser,
-    VocabularyError,
-    is_speech_llm_id,
-    speech_id_from_llm_id,
-)
+from llm_service.vocab import SpeechTokenTextParser, SpeechVocabulary, VocabularyError
 
 _ENDED = "stop"
 _GOOD_ENDS = (_ENDED, "length")
@@ -89,6 +83,7 @@ class LLMWire:
     ) -> None:
         """Keep the choices; `encoder` also counts text tokens, which bound the answer's length."""
         self._encoder = encoder
+        self._vocabulary = encoder.vocabulary
         self.backend = backend
         self._form = form
         self._limits = limits or LengthLimits()
@@ -101,12 +96,12 @@ class LLMWire:
             TextTooLongError: its shortest speech passes the limit of one generation.
         """
         prompt = self.token_prompt(utterance)
-        body = {"model": model, "stream": True, **_sampling_fields(sampling, prompt.bounds, seed)}
+        body = {"model": model, "stream": True, **self._sampling_fields(sampling, prompt.bounds, seed)}
         if self._form is PromptForm.TOKENS:
             ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
             return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
         heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
-        messages = build_chat_messages(utterance.reference_text, utterance.text, heard)
+        messages = build_chat_messages(utterance.reference_text, utterance.text, heard, self._vocabulary)
         visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
         return WireRequest("/v1/chat/completions", body | visible | {"messages": messages})
 
@@ -119,7 +114,8 @@ class LLMWire:
         """
         heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
         try:
-            prompt = build_prompt(self._encoder.encode, utterance.reference_text, utterance.text, heard)
+            texts = (utterance.reference_text, utterance.text)
+            prompt = build_prompt(self._encoder.encode, *texts, heard, self._vocabulary)
             bounds = self._bounds(prompt.target_text_tokens, utterance)
         except EmptyTextError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
@@ -133,12 +129,18 @@ class LLMWire:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
         if not utterance.spoken_tokens:
             return False
-        text_tokens = target_text_tokens(self._encoder.encode, utterance.text)
+        text_tokens = target_text_tokens(self._encoder.encode, utterance.text, self._vocabulary)
         return len(utterance.spoken_tokens) >= self._bounds(text_tokens, utterance).max_tokens
+
+    def _sampling_fields(self, sampling: Sampling, bounds: GenerationBounds, seed: int) -> dict[str, Any]:
+        # NOTE: 0 is the servers' own default, and not each of them takes it as a value.
+        least = {"min_tokens": bounds.min_tokens} if bounds.min_tokens else {}
+        lengths = {"max_tokens": bounds.max_tokens, **least}
+        return {**asdict(sampling), **lengths, "stop_token_ids": list(self._vocabulary.end_ids), "seed": seed}
 
     def reader(self) -> EventReader:
         """Begin to read one answer."""
-        return _TokenEvents() if self._form is PromptForm.TOKENS else _ChatEvents()
+        return (_TokenEvents if self._form is PromptForm.TOKENS else _ChatEvents)(self._vocabulary)
 
     def _bounds(self, text_tokens: int, utterance: Utterance) -> GenerationBounds:
         """Bound the answer by the text's tokens, and more closely by the voice's pace."""
@@ -150,6 +152,9 @@ class LLMWire:
 class _TokenEvents:
     """Events of /v1/completions whose choices carry LLM ids."""
 
+    def __init__(self, vocabulary: SpeechVocabulary) -> None:
+        self._vocabulary = vocabulary
+
     def read(self, event: str) -> SpeechTokenDelta:
         choice = _choice(event)
         if choice is None:
@@ -160,14 +165,14 @@ class _TokenEvents:
         if choice.get("text") and not llm_ids:
             hint = "use the LLM prompt form `chat` for a server that can't send ids"
             raise errors.LLMProtocolError(f"the LLM sent text without token ids; {hint}")
-        return _delta(llm_ids, _finish_reason(choice))
+        return _delta(llm_ids, _finish_reason(choice), self._vocabulary)
 
 
 class _ChatEvents:
     """Events of /v1/chat/completions whose deltas carry `<|s_N|>` text."""
 
-    def __init__(self) -> None:
-        self._parser = SpeechTokenTextParser()
+    def __init__(self, vocabulary: SpeechVocabulary) -> None:
+        self._parser = SpeechTokenTextParser(vocabulary)
 
     def read(self, event: str) -> SpeechTokenDelta:
         choice = _choice(event)
@@ -186,13 +191,6 @@ class _ChatEvents:
 def _rest_of(bounds: GenerationBounds, spoken_tokens: int) -> GenerationBounds:
     """Bound what follows tokens that were spoken already."""
     return GenerationBounds(max(0, bounds.min_tokens - spoken_tokens), max(1, bounds.max_tokens - spoken_tokens))
-
-
-def _sampling_fields(sampling: Sampling, bounds: GenerationBounds, seed: int) -> dict[str, Any]:
-    # NOTE: 0 is the servers' own default, and not each of them takes it as a value.
-    least = {"min_tokens": bounds.min_tokens} if bounds.min_tokens else {}
-    lengths = {"max_tokens": bounds.max_tokens, **least}
-    return {**asdict(sampling), **lengths, "stop_token_ids": list(END_IDS), "seed": seed}
 
 
 def _choice(event: str) -> dict[str, Any] | None:
@@ -219,13 +217,14 @@ def _finish_reason(choice: dict[str, Any]) -> str | None:
     raise errors.LLMFailedError(f"the LLM ended with finish_reason {reason!r}, expected one of {_GOOD_ENDS}; try again")
 
 
-def _delta(llm_ids: Sequence[Any], finish_reason: str | None) -> SpeechTokenDelta:
+def _delta(llm_ids: Sequence[Any], finish_reason: str | None, vocabulary: SpeechVocabulary) -> SpeechTokenDelta:
     speech_ids: list[int] = []
+    first_end = vocabulary.end_ids[0]
     for llm_id in llm_ids:
-        if llm_id in END_IDS:
+        if isinstance(llm_id, int) and 0 <= llm_id - first_end < len(vocabulary.closing_tokens):
             return SpeechTokenDelta(tuple(speech_ids), finish_reason or _ENDED)
-        if not isinstance(llm_id, int) or not is_speech_llm_id(llm_id):
+        if not isinstance(llm_id, int) or not vocabulary.is_speech(llm_id):
             got = f"the LLM sent id {llm_id!r}, which is neither a speech token nor an end token"
             raise errors.LLMProtocolError(f"{got}; its head must allow no other tokens")
-        speech_ids.append(speech_id_from_llm_id(llm_id))
+        speech_ids.append(vocabulary.speech_id(llm_id))
     return SpeechTokenDelta(tuple(speech_ids), finish_reason)

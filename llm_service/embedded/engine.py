@@ -21,7 +21,7 @@ from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.sequence import Sequence
 from llm_service.embedded.types import EngineCounters, EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, GenerationFailedError, InvalidGenerationError
-from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_COUNT, SPEECH_TOKEN_OFFSET
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,15 @@ def check_request(request: GenerationRequest, max_prompt_tokens: int, vocabulary
 class SpeechLMEngine:
     """Runs many requests on one model."""
 
-    def __init__(self, model: SlotModel, limits: EngineLimits, guard: RepetitionGuard) -> None:
+    def __init__(
+        self,
+        model: SlotModel,
+        limits: EngineLimits,
+        guard: RepetitionGuard,
+        vocabulary: SpeechVocabulary = COSYVOICE2,
+    ) -> None:
         self._model = model
+        self._vocabulary = vocabulary
         self._limits = limits
         self._guard = guard
         self._allocator = SlotAllocator(limits.slots)
@@ -102,7 +109,7 @@ class SpeechLMEngine:
     @property
     def speech_ids(self) -> range:
         """LLM ids of the speech tokens, in their order."""
-        return range(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_TOKEN_COUNT)
+        return range(self._vocabulary.first_id, self._vocabulary.first_id + SPEECH_TOKEN_COUNT)
 
     def validate(self, request: GenerationRequest) -> None:
         """Check a request against the limits; changes nothing, and may be called from any thread.
@@ -111,7 +118,7 @@ class SpeechLMEngine:
             InvalidGenerationError: it can never run here; the message says why.
         """
         room = self._limits.max_sequence_tokens - len(request.prompt_ids)
-        check_request(request, self._limits.max_prompt_tokens, PADDED_VOCABULARY_SIZE, room)
+        check_request(request, self._limits.max_prompt_tokens, self._vocabulary.table_rows, room)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Put a request in the queue.
@@ -120,7 +127,7 @@ class SpeechLMEngine:
             InvalidGenerationError: it can never run here.
         """
         self.validate(request)
-        self._waiting.append(Sequence(request, self._guard))
+        self._waiting.append(Sequence(request, self._guard, self._vocabulary))
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its slot; nothing happens if it is gone already."""

@@ -1,6 +1,6 @@
 """The speech-token LLM behind the engine: Qwen2 from Transformers with a head of speech and end tokens only.
 
-Head rows 0..6560 are speech tokens, 6561..6563 the end tokens, so nothing else can come out. The head's bias, which
+Head rows 0..6560 are speech tokens, those behind them end an answer: nothing else can come out. The head's bias, which
 stock Qwen2 has no room for, is kept whichever way the checkpoint stores it (see `llm_service.speech_head`). Knows
 nothing of requests or sampling.
 """
@@ -21,7 +21,8 @@ from transformers import AttentionInterface, Qwen2Model
 
 from llm_service.embedded.kv_cache import CacheShape, SlotCache
 from llm_service.errors import CheckpointError
-from llm_service.speech_head import read_speech_head
+from llm_service.speech_head import read_speech_head, read_vocabulary
+from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,15 @@ class DecodeRow:
 class SpeechLanguageModel:
     """Weights of the LLM and its slot cache. Not thread-safe."""
 
-    def __init__(self, decoder: torch.nn.Module, head_weight: torch.Tensor, head_bias: torch.Tensor) -> None:
-        """Take a Qwen2 decoder without head, and the head: weight [6564, hidden], bias [6564]; use `load`."""
+    def __init__(
+        self,
+        decoder: torch.nn.Module,
+        head_weight: torch.Tensor,
+        head_bias: torch.Tensor,
+        vocabulary: SpeechVocabulary = COSYVOICE2,
+    ) -> None:
+        """Take a Qwen2 decoder without head, and the head: weight [rows, hidden], bias [rows]; use `load`."""
+        self.vocabulary = vocabulary
         self._decoder = decoder
         self._config: Any = decoder.config
         self._head_weight = head_weight
@@ -76,7 +84,10 @@ class SpeechLanguageModel:
         if not head.has_bias:
             logger.warning("%s stores no bias of the speech head; it has none", model_dir)
         return cls(
-            decoder.to(torch.device(device)), head.weight.to(device, torch_dtype), head.bias.to(device, torch_dtype)
+            decoder.to(torch.device(device)),
+            head.weight.to(device, torch_dtype),
+            head.bias.to(device, torch_dtype),
+            read_vocabulary(model_dir),
         )
 
     @property
@@ -106,7 +117,7 @@ class SpeechLanguageModel:
 
     @torch.inference_mode()
     def prefill(self, slot: int, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Run a prompt into a slot and return the logits after it, [6564] float32."""
+        """Run a prompt into a slot and return the logits after it, [rows] float32."""
         device = self._head_weight.device
         length = len(token_ids)
         positions = torch.arange(length, device=device).unsqueeze(0)
@@ -118,7 +129,7 @@ class SpeechLanguageModel:
 
     @torch.inference_mode()
     def decode(self, rows: Sequence[DecodeRow]) -> list[npt.NDArray[np.float32]]:
-        """Advance requests by a token each; return logits [6564] float32 in the order of `rows`.
+        """Advance requests by a token each; return logits [rows] float32 in the order of `rows`.
 
         NOTE: every forward covers a fixed run of slots, used or not. Its shape does not depend on who else runs, so a
         request's logits don't either; attention is computed row by row for the same reason.

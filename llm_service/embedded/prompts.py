@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from llm_service.embedded.schema import ChatMessage, RequestRefused
 from llm_service.errors import UnsafeTextError
+from llm_service.prompt import chat_prefix, instruction_ids
 from llm_service.text_encoder import TOKENIZER_FILE, load_text_encoder
-from llm_service.vocab import SOS_ID, TASK_ID, SpeechTokenTextParser, VocabularyError, llm_id_from_speech_id
+from llm_service.vocab import SpeechTokenTextParser, VocabularyError
 
 
 class PromptReader:
@@ -38,20 +39,23 @@ class PromptReader:
     def from_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Return sos, the user's text, task_id, and the assistant's speech tokens: what the chat template gives.
 
-        The user's text stays text whatever it spells.
+        The user's text stays text whatever it spells, but for the family's own instruction at its start.
 
         Raises:
             RequestRefused: the assistant's content is not speech tokens, or the text can't be encoded.
         """
+        vocabulary, encode = self._encoder.vocabulary, self._encoder.encode_apart
+        instruction = instruction_ids(encode, vocabulary)
         try:
-            text_ids = self._encoder.encode_apart(messages[0].content)
+            text_ids = encode(messages[0].content.removeprefix(chat_prefix(vocabulary)))
         except UnsafeTextError as err:
             raise RequestRefused(str(err), param="messages.0.content") from err
         speech = messages[1].content if len(messages) > 1 else ""
-        parser = SpeechTokenTextParser()
+        parser = SpeechTokenTextParser(vocabulary)
         try:
             speech_ids = parser.feed(speech)
             parser.close()
         except VocabularyError as err:
             raise RequestRefused(str(err), param="messages.1.content") from err
-        return (SOS_ID, *text_ids, TASK_ID, *(llm_id_from_speech_id(speech_id) for speech_id in speech_ids))
+        begin = (vocabulary.sos_id, *instruction, *text_ids, vocabulary.task_id)
+        return (*begin, *(vocabulary.llm_id(speech_id) for speech_id in speech_ids))

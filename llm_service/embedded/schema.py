@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from llm_service.vocab import PADDED_VOCABULARY_SIZE
+from llm_service.vocab import VOCABULARIES
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters
@@ -17,7 +17,7 @@ MAX_TEMPERATURE = 10.0
 MAX_REPETITION_PENALTY = 10.0
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 
-TokenId = Annotated[int, Field(ge=0, lt=PADDED_VOCABULARY_SIZE)]
+TokenId = Annotated[int, Field(ge=0, lt=max(each.table_rows for each in VOCABULARIES))]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 

@@ -29,7 +29,6 @@ from llm_service.embedded.token_stream import SpeechTokenServicer
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
 from llm_service.gpu.schedule import SchedulePolicy
-from llm_service.vocab import SOS_ID, TASK_ID
 from servicekit.clock import Clock, SystemClock
 from servicekit.heap import exempt_startup_objects
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
@@ -116,7 +115,7 @@ def _transformers_engine(
     slots = _slots_that_fit(model, server_config, max_seq_len, embedded_config.device)
     model.allocate_cache(model.cache_shape(slots, max_seq_len), embedded_config.rows_per_forward)
     limits = EngineLimits(slots, max_seq_len, server_config.max_num_tokens or EMBEDDED_MAX_NUM_TOKENS)
-    return SpeechLMEngine(model, limits, guard)
+    return SpeechLMEngine(model, limits, guard, model.vocabulary)
 
 
 def _graphs_engine(
@@ -159,7 +158,7 @@ def warm_up(loop: EngineLoop) -> None:
     """
     outputs: queue.Queue[GenerationOutput] = queue.Queue()
     params = SamplingParams(max_tokens=WARM_UP_TOKENS, seed=0, ignore_eos=True)
-    loop.submit(GenerationRequest("warm-up", (SOS_ID, 0, TASK_ID), params), outputs.put)
+    loop.submit(GenerationRequest("warm-up", (0, 0, 0), params), outputs.put)
     while True:
         try:
             output = outputs.get(timeout=WARM_UP_TIMEOUT_S)

@@ -24,7 +24,7 @@ from llm_service.export.source import SpeechLMSource
 from llm_service.prompt import build_prompt
 from llm_service.qwen2 import qwen2_config
 from llm_service.text_encoder import load_text_encoder
-from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKEN_OFFSET
+from llm_service.vocab import SPEECH_TOKEN_COUNT
 
 # As the reference draws, but for its repetition guard.
 TOP_K = 25
@@ -58,7 +58,8 @@ def prompts_of(source: SpeechLMSource, texts: Sequence[str]) -> list[tuple[int, 
         for name, text in source.tokenizer_files.items():
             (Path(scratch) / name).write_text(text, encoding="utf-8")
         encoder = load_text_encoder(Path(scratch))
-    return [build_prompt(encoder.encode, "", text, ()).token_ids for text in texts]
+    vocabulary = encoder.vocabulary
+    return [build_prompt(encoder.encode, "", text, (), vocabulary).token_ids for text in texts]
 
 
 def measure_ranges(
@@ -83,7 +84,7 @@ def measure_ranges(
     generator = torch.Generator().manual_seed(seed)
     with _recording(model) as recorder:
         for prompt in tqdm(prompts, desc="measuring activations", unit="text"):
-            _speak(model, head, prompt, max_tokens, generator)
+            _speak(model, head, prompt, max_tokens, generator, source.vocabulary.first_id)
     return [_layer_ranges(seen) for seen in recorder.layers]
 
 
@@ -126,6 +127,7 @@ def _speak(
     prompt: Sequence[int],
     max_tokens: int,
     generator: torch.Generator,
+    first_id: int,
 ) -> None:
     ids, cache = torch.tensor([list(prompt)], device=head[0].device), None
     for _ in range(max_tokens):
@@ -136,7 +138,7 @@ def _speak(
         drawn = int(best.indices[torch.multinomial(best.values.softmax(dim=0).cpu(), 1, generator=generator)])
         if drawn >= SPEECH_TOKEN_COUNT:
             return  # an end token
-        ids = torch.tensor([[SPEECH_TOKEN_OFFSET + drawn]], device=ids.device)
+        ids = torch.tensor([[first_id + drawn]], device=ids.device)
 
 
 def _layer_ranges(seen: dict[str, _Seen]) -> LayerRanges:

@@ -21,7 +21,7 @@ from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import BuildError
 from llm_service.prompt import build_prompt
 from llm_service.text_encoder import load_text_encoder
-from llm_service.vocab import END_IDS, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.vocab import SPEECH_TOKEN_COUNT, SpeechVocabulary
 
 REQUEST_TIMEOUT_S = 120.0
 SHOWN_CHARACTERS = 300  # of an error's body
@@ -72,20 +72,22 @@ def certify(
         CheckpointError: the source can't be read.
     """
     encoder = load_text_encoder(source_dir)
-    prompts = [build_prompt(encoder.encode, "", text, ()).token_ids for text in texts]
+    vocabulary = encoder.vocabulary
+    prompts = [build_prompt(encoder.encode, "", text, (), vocabulary).token_ids for text in texts]
     questions = list(_questions(source_dir, prompts, expectation.tokens_per_text))
     with httpx.Client(base_url=base_url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
-        asker = _Asker(client, capabilities)
+        asker = _Asker(client, capabilities, vocabulary)
         free = [asker.answer(prompt, expectation.answer_tokens) for prompt in prompts]
         choices = [asker.answer(question.prompt, 1) for question in questions]
-    return _judge(questions, choices, free, expectation)
+    return _judge(questions, choices, free, expectation, vocabulary)
 
 
 class _Asker:
     """Sends completion requests that leave nothing to chance."""
 
-    def __init__(self, client: httpx.Client, capabilities: Capabilities) -> None:
+    def __init__(self, client: httpx.Client, capabilities: Capabilities, vocabulary: SpeechVocabulary) -> None:
         self._client = client
+        self._end_ids = list(vocabulary.end_ids)
         self._ids_flag = {capabilities.token_id_field: capabilities.token_id_value}
         self._model = str(self._first("GET", "/v1/models", "data")["id"])
 
@@ -97,7 +99,7 @@ class _Asker:
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "repetition_penalty": 1.0,
-            "stop_token_ids": list(END_IDS),
+            "stop_token_ids": self._end_ids,
             **self._ids_flag,
         }
         choice = self._first("POST", "/v1/completions", "choices", body)
@@ -132,18 +134,24 @@ def _questions(source_dir: Path, prompts: Sequence[Sequence[int]], count: int) -
         logits = model.prefill(0, ids)
         for _ in range(count):
             yield _Question(tuple(ids), logits)
-            ids.append(SPEECH_TOKEN_OFFSET + int(logits.argmax()))
-            if ids[-1] in END_IDS:
+            row = int(logits.argmax())
+            ids.append(model.vocabulary.first_id + row)
+            if row >= SPEECH_TOKEN_COUNT:
                 break
             logits = model.decode([DecodeRow(0, ids[-1], len(ids) - 1)])[0]
 
 
 def _judge(
-    questions: Sequence[_Question], choices: Sequence[list[int]], free: Sequence[list[int]], expectation: Expectation
+    questions: Sequence[_Question],
+    choices: Sequence[list[int]],
+    free: Sequence[list[int]],
+    expectation: Expectation,
+    vocabulary: SpeechVocabulary,
 ) -> Certificate:
     said = [token_id for answer in (*choices, *free) for token_id in answer]
-    foreign = sorted({token_id for token_id in said if not 0 <= token_id - SPEECH_TOKEN_OFFSET < SPEECH_HEAD_ROWS})
-    gaps = [_gap(question, choice) for question, choice in zip(questions, choices, strict=True)]
+    first_id, rows = vocabulary.first_id, vocabulary.head_rows
+    foreign = sorted({token_id for token_id in said if not 0 <= token_id - first_id < rows})
+    gaps = [_gap(question, choice, vocabulary) for question, choice in zip(questions, choices, strict=True)]
     equal = sum(gap == 0 for gap in gaps)
     is_close = max(gaps) <= expectation.tolerance and equal >= expectation.least_equal * len(gaps)
     spoken = sum(len(answer) for answer in free)
@@ -151,10 +159,10 @@ def _judge(
     return Certificate(len(gaps), equal, max(gaps), tuple(foreign), spoken, passed)
 
 
-def _gap(question: _Question, choice: Sequence[int]) -> float:
+def _gap(question: _Question, choice: Sequence[int], vocabulary: SpeechVocabulary) -> float:
     """Return how far below the source's best a choice lies; infinity for a foreign one. No id is an end token."""
-    ends = range(END_IDS[0] - SPEECH_TOKEN_OFFSET, SPEECH_HEAD_ROWS)
-    rows = [token_id - SPEECH_TOKEN_OFFSET for token_id in choice[:1]] or list(ends)
-    if not all(0 <= row < SPEECH_HEAD_ROWS for row in rows):
+    ends = range(SPEECH_TOKEN_COUNT, vocabulary.head_rows)
+    rows = [token_id - vocabulary.first_id for token_id in choice[:1]] or list(ends)
+    if not all(0 <= row < vocabulary.head_rows for row in rows):
         return float("inf")
     return float(question.logits.max() - question.logits[rows].max())

@@ -27,8 +27,8 @@ from llm_service.huggingface_layout import (
     write_json,
 )
 from llm_service.qwen2 import check_tensors, decoder_tensors, qwen2_config, read_shape
-from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, SPEECH_ROWS, TensorFiles, read_speech_head
-from llm_service.vocab import END_IDS, PADDED_VOCABULARY_SIZE, SOS_ID, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles, read_speech_head, read_vocabulary, speech_rows
+from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 from servicekit.file_modes import usual_mode
 
 logger = logging.getLogger(__name__)
@@ -46,37 +46,39 @@ def read_huggingface(model_dir: Path) -> SpeechLMSource:
         CheckpointError: it is incomplete or damaged, numbers its tokens otherwise, or its head can speak text.
     """
     shape = read_shape(model_dir / "config.json")
+    vocabulary = read_vocabulary(model_dir)
     tokenizer_files = read_tokenizer_files(model_dir)
-    _check_end_ids(model_dir)
+    _check_end_ids(model_dir, vocabulary)
     tensors = TensorFiles(model_dir)
     decoder = {name.removeprefix(DECODER_PREFIX): tensors[name] for name in tensors if name.startswith(DECODER_PREFIX)}
     embedding = decoder.pop(EMBEDDING.removeprefix(DECODER_PREFIX), None)
     check_tensors(decoder, decoder_tensors(shape), model_dir)
     if embedding is None:
         raise CheckpointError(f"{model_dir} has no {EMBEDDING}; wrong or damaged checkpoint")
-    _check_other_rows(tensors, model_dir)
+    _check_other_rows(tensors, model_dir, vocabulary)
     head = read_speech_head(model_dir)
     if head.weight.shape[1] != shape.hidden:
         raise CheckpointError(
             f"{model_dir}: the head takes {head.weight.shape[1]} channels, the model has {shape.hidden}"
         )
-    if not head.has_bias:
+    if not head.has_bias and vocabulary is COSYVOICE2:
         logger.warning(
             "%s stores no bias of the speech head (neither %s nor %s): the official model has one, so it was lost when "
             "this directory was made; convert the official llm.pt if you have it",
             *(model_dir, HEAD_BIAS, SPEECH_HEAD_FILE),
         )
-    return SpeechLMSource(shape, decoder, embedding, head, tokenizer_files)
+    return SpeechLMSource(shape, decoder, embedding, head, tokenizer_files, vocabulary)
 
 
-def _check_end_ids(model_dir: Path) -> None:
+def _check_end_ids(model_dir: Path, vocabulary: SpeechVocabulary) -> None:
     """Check that what stops a generation is the end tokens."""
     for name in ("config.json", "generation_config.json"):
         ids = _eos_ids(model_dir / name)
-        if ids is not None and not (END_IDS[0] in ids and set(ids) <= set(END_IDS)):
+        ends = vocabulary.end_ids
+        if ids is not None and not (vocabulary.eos_id in ids and set(ids) <= set(ends)):
             raise CheckpointError(
-                f"{model_dir / name}: eos_token_id is {sorted(ids)}, expected {END_IDS[0]} (<|eos1|>), alone or with "
-                f"{END_IDS[1]} and {END_IDS[2]}; correct the file or use the checkpoint it belongs to"
+                f"{model_dir / name}: eos_token_id is {sorted(ids)}, expected {vocabulary.eos_id} (<|eos1|>), alone or "
+                f"with others of {ends[0]}..{ends[-1]}; correct the file or use the checkpoint it belongs to"
             )
 
 
@@ -90,17 +92,20 @@ def _eos_ids(path: Path) -> set[int] | None:
     return set(value) if isinstance(value, list) else {value}
 
 
-def _check_other_rows(tensors: TensorFiles, model_dir: Path) -> None:
-    """Check that a whole-vocabulary head has nothing to say outside the speech rows, which are all that is kept."""
+def _check_other_rows(tensors: TensorFiles, model_dir: Path, vocabulary: SpeechVocabulary) -> None:
+    """Check that a whole-vocabulary head has nothing to say outside the speech rows, which are all that is kept.
+
+    CosyVoice3's official form keeps the text model's rows, which must not speak either: they are left away unchecked.
+    """
     weight = tensors.get(HEAD_WEIGHT)
-    if weight is None or weight.shape[0] == SPEECH_HEAD_ROWS:
+    if weight is None or vocabulary is not COSYVOICE2 or weight.shape[0] == vocabulary.head_rows:
         return
-    if weight.shape[0] != PADDED_VOCABULARY_SIZE:
+    if weight.shape[0] != vocabulary.table_rows:
         return  # reading the head says what is wrong with it
     is_live = (weight != 0).any(dim=1)
     if HEAD_BIAS in tensors:
         is_live &= tensors[HEAD_BIAS] > IMPOSSIBLE_BIAS
-    is_live[SPEECH_ROWS] = False
+    is_live[speech_rows(vocabulary)] = False
     if is_live.any():
         first = int(torch.nonzero(is_live)[0])
         raise CheckpointError(
@@ -120,7 +125,7 @@ def write_huggingface(source: SpeechLMSource, directory: Path, dtype: str) -> No
     with usual_mode(directory / WEIGHTS_FILE) as path:
         save_file(_tensors(source, getattr(torch, dtype)), path, metadata={"format": "pt"})
     write_json(directory / "config.json", _config(source, dtype))
-    write_json(directory / "generation_config.json", generation_config())
+    write_json(directory / "generation_config.json", generation_config(source.vocabulary))
     for name, text in source.tokenizer_files.items():
         (directory / name).write_text(text, encoding="utf-8")
     shutil.copyfile(TRANSFORMERS_MODEL_FILE, directory / TRANSFORMERS_MODEL_FILE.name)
@@ -134,13 +139,14 @@ def _tensors(source: SpeechLMSource, dtype: torch.dtype) -> dict[str, torch.Tens
 
 
 def _config(source: SpeechLMSource, dtype: str) -> dict[str, Any]:
-    return qwen2_config(source.shape) | {
+    vocabulary = source.vocabulary
+    return qwen2_config(source.shape, vocabulary) | {
         "architectures": [ARCHITECTURE],
         "auto_map": TRANSFORMERS_AUTO_MAP,
-        FIRST_ID_KEY: SPEECH_TOKEN_OFFSET,
-        ROWS_KEY: SPEECH_HEAD_ROWS,
+        FIRST_ID_KEY: vocabulary.first_id,
+        ROWS_KEY: vocabulary.head_rows,
         "tie_word_embeddings": False,
-        "bos_token_id": SOS_ID,
-        "eos_token_id": END_IDS[0],
+        "bos_token_id": vocabulary.sos_id,
+        "eos_token_id": vocabulary.eos_id,
         "torch_dtype": dtype,
     }

@@ -58,7 +58,7 @@ def read_source(path: Path, qwen_dir: Path | None) -> SpeechLMSource:
         source = read_official(llm_pt, _qwen_dir(llm_pt, qwen_dir))
     else:
         source = read_huggingface(path)
-    check_special_rows(source.embedding, path)
+    check_special_rows(source.embedding, path, source.vocabulary)
     return source
 
 

@@ -20,25 +20,13 @@ from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_head import SpeechHead
 from llm_service.text_encoder import TOKENIZER_FILE, check_numbering, load_text_encoder
 from llm_service.vocab import (
-    END_IDS,
-    END_TOKENS,
-    PADDED_VOCABULARY_SIZE,
-    SOS_ID,
+    COSYVOICE2,
     SOS_TOKEN,
     SPEECH_TOKEN_COUNT,
-    SPEECH_TOKEN_OFFSET,
-    TASK_ID,
     TASK_TOKEN,
+    SpeechVocabulary,
     speech_token_text,
 )
-
-# Tokens that the model can't do without; the first speech token stands for all.
-SPECIAL_IDS = {
-    speech_token_text(0): SPEECH_TOKEN_OFFSET,
-    END_TOKENS[0]: END_IDS[0],
-    SOS_TOKEN: SOS_ID,
-    TASK_TOKEN: TASK_ID,
-}
 
 
 @dataclass(frozen=True)
@@ -47,21 +35,25 @@ class SpeechLMSource:
 
     shape: Qwen2Shape
     decoder: Mapping[str, torch.Tensor]  # named as in Transformers' Qwen2Model; no embedding
-    embedding: torch.Tensor  # [158336, hidden], row = LLM id
+    embedding: torch.Tensor  # [rows of the table, hidden], row = LLM id
     head: SpeechHead
     tokenizer_files: Mapping[str, str]  # file name -> text
+    vocabulary: SpeechVocabulary = COSYVOICE2
 
 
-def check_special_rows(embedding: torch.Tensor, where: Path) -> None:
+def check_special_rows(embedding: torch.Tensor, where: Path, vocabulary: SpeechVocabulary) -> None:
     """Check that the embedding knows the special tokens.
 
     Raises:
         CheckpointError: the table has another size, or a special token's row is all zero: it was never filled in.
     """
     rows = embedding.shape[0]
-    if rows != PADDED_VOCABULARY_SIZE:
-        raise CheckpointError(f"{where}: the embedding has {rows} rows, expected {PADDED_VOCABULARY_SIZE}")
-    for token, token_id in SPECIAL_IDS.items():
+    if rows != vocabulary.table_rows:
+        raise CheckpointError(f"{where}: the embedding has {rows} rows, expected {vocabulary.table_rows}")
+    # Tokens that the model can't do without; the first speech token stands for all.
+    needed = (vocabulary.eos_token, SOS_TOKEN, TASK_TOKEN)
+    ids = {speech_token_text(0): vocabulary.first_id} | {token: vocabulary.control_ids[token] for token in needed}
+    for token, token_id in ids.items():
         if not embedding[token_id].any():
             raise CheckpointError(f"{where}: the embedding of {token} (row {token_id}) is all zero; wrong numbering?")
 
@@ -90,7 +82,7 @@ def read_tokenizer_files(model_dir: Path) -> dict[str, str]:
     return files
 
 
-def build_tokenizer_files(text_tokenizer_dir: Path) -> dict[str, str]:
+def build_tokenizer_files(text_tokenizer_dir: Path, vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, str]:
     """Add the special and the speech tokens to Qwen2's text tokenizer; return the files by name.
 
     Raises:
@@ -98,20 +90,21 @@ def build_tokenizer_files(text_tokenizer_dir: Path) -> dict[str, str]:
     """
     tokenizer = _text_tokenizer(text_tokenizer_dir)
     tokenizer.add_special_tokens([_token(token) for token in (ENDOFTEXT, *INLINE_TOKENS)])
-    last = tokenizer.token_to_id(INLINE_TOKENS[-1])
-    if last != SPEECH_TOKEN_OFFSET - 1:
+    last = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    if last != vocabulary.first_id - 1:
         raise CheckpointError(
             f"{text_tokenizer_dir}: with its special tokens the text tokenizer ends at id {last}, expected "
-            f"{SPEECH_TOKEN_OFFSET - 1}; give the Qwen2 tokenizer that the checkpoint came with"
+            f"{vocabulary.first_id - 1}; give the tokenizer that the checkpoint came with (of CosyVoice3, the one of "
+            "its Hugging Face form, which has the family's own tags)"
         )
     speech = [speech_token_text(index) for index in range(SPEECH_TOKEN_COUNT)]
-    tokenizer.add_tokens([_token(token) for token in (*speech, *END_TOKENS, SOS_TOKEN, TASK_TOKEN)])
+    tokenizer.add_tokens([_token(token) for token in (*speech, *vocabulary.control_ids)])
     text = tokenizer.to_str()
     check_numbering(Tokenizer.from_str(text), text_tokenizer_dir)
     return {
         TOKENIZER_FILE: text,
-        TOKENIZER_CONFIG: _json(tokenizer_config()),
-        "special_tokens_map.json": _json(special_tokens_map()),
+        TOKENIZER_CONFIG: _json(tokenizer_config(vocabulary)),
+        "special_tokens_map.json": _json(special_tokens_map(vocabulary)),
     }
 
 

@@ -23,7 +23,7 @@ from llm_service.export.trtllm_options import TrtllmOptions
 from llm_service.export.trtllm_weights import padded_head_rows, rank_tensors
 from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import Qwen2Shape
-from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_OFFSET
+from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 from servicekit.file_modes import usual_mode
 
 CONFIG_FILE = "config.json"
@@ -47,7 +47,7 @@ def write_checkpoint(
         workers: rank files made at the same time.
         ranges: ranges of activations of each layer, with SmoothQuant; else None.
     """
-    config = json.dumps(checkpoint_config(source.shape, options), indent=2)
+    config = json.dumps(checkpoint_config(source.shape, options, source.vocabulary), indent=2)
     (directory / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
     smoothed = _smoothed(source, options, ranges)
     ranks = [Rank(tensor, stage) for stage, tensor in itertools.product(range(options.pp_size), range(options.tp_size))]
@@ -62,13 +62,15 @@ def write_checkpoint(
             pass
 
 
-def checkpoint_config(shape: Qwen2Shape, options: TrtllmOptions) -> dict[str, Any]:
+def checkpoint_config(
+    shape: Qwen2Shape, options: TrtllmOptions, vocabulary: SpeechVocabulary = COSYVOICE2
+) -> dict[str, Any]:
     """Return config.json; the last two keys are read by the model class in `llm_service.adapters`."""
     return {
         "architecture": ARCHITECTURE,
         "dtype": options.dtype,
         "logits_dtype": "float32",
-        "vocab_size": PADDED_VOCABULARY_SIZE,
+        "vocab_size": vocabulary.table_rows,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.feed_forward,
         "num_hidden_layers": shape.layers,
@@ -94,8 +96,8 @@ def checkpoint_config(shape: Qwen2Shape, options: TrtllmOptions) -> dict[str, An
             "cp_size": options.cp_size,
         },
         "quantization": _quantization(options),
-        FIRST_ID_KEY: SPEECH_TOKEN_OFFSET,
-        ROWS_KEY: padded_head_rows(options.tp_size),
+        FIRST_ID_KEY: vocabulary.first_id,
+        ROWS_KEY: padded_head_rows(options.tp_size, vocabulary),
     }
 
 

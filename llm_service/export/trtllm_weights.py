@@ -39,7 +39,7 @@ from llm_service.export.layer import (
 from llm_service.export.smooth_quant import SmoothedLayer, smoothed_tensors
 from llm_service.export.source import SpeechLMSource
 from llm_service.export.trtllm_options import TrtllmOptions, WeightOnly
-from llm_service.vocab import SPEECH_HEAD_ROWS
+from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 
 Tensors = dict[str, torch.Tensor]
 
@@ -49,10 +49,10 @@ HEAD_MULTIPLE = 8
 IMPOSSIBLE_LOGIT = -30000.0
 
 
-def padded_head_rows(tp_size: int) -> int:
+def padded_head_rows(tp_size: int, vocabulary: SpeechVocabulary = COSYVOICE2) -> int:
     """Return the head's rows, filled up so that each rank has an even share."""
     multiple = HEAD_MULTIPLE * tp_size
-    return -(-SPEECH_HEAD_ROWS // multiple) * multiple
+    return -(-vocabulary.head_rows // multiple) * multiple
 
 
 def rank_tensors(
@@ -112,7 +112,7 @@ def _linear_tensors(name: str, matrix: torch.Tensor, options: TrtllmOptions, dty
 
 def _head_tensors(source: SpeechLMSource, options: TrtllmOptions, rank: Rank, dtype: torch.dtype) -> Tensors:
     """The head is never quantised: it is small, and decides."""
-    extra = padded_head_rows(options.tp_size) - SPEECH_HEAD_ROWS
+    extra = padded_head_rows(options.tp_size, source.vocabulary) - source.vocabulary.head_rows
     weight = functional.pad(source.head.weight, (0, 0, 0, extra))
     bias = functional.pad(source.head.bias, (0, extra), value=IMPOSSIBLE_LOGIT)
     return {

@@ -22,7 +22,7 @@ from llm_service.errors import CheckpointError
 from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors, read_shape
 from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles
-from llm_service.vocab import END_IDS, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.vocab import SPEECH_TOKEN_COUNT, VocabularyError, vocabulary_of_ids, vocabulary_of_table
 
 logger = logging.getLogger(__name__)
 
@@ -144,12 +144,22 @@ def _layer(reader: _Reader, index: int) -> LayerWeights:
 
 
 def _speech_ids(config: Mapping[str, Any], where: Path) -> SpeechIds:
-    """Read the numbering; a directory that does not say has the official one."""
-    first_id, rows = int(config.get(FIRST_ID_KEY, SPEECH_TOKEN_OFFSET)), int(config.get(ROWS_KEY, SPEECH_HEAD_ROWS))
-    ends: object = END_IDS
-    if FIRST_ID_KEY in config and first_id != SPEECH_TOKEN_OFFSET:
-        ends = config.get("eos_token_id", ())
-    ids = (ends,) if isinstance(ends, int) else tuple(ends)  # type: ignore[arg-type]
+    """Read the numbering: by the head's first id, or by the table's size; other ones must say how an answer ends."""
+    try:
+        has_id = FIRST_ID_KEY in config
+        vocabulary = vocabulary_of_ids(config[FIRST_ID_KEY]) if has_id else vocabulary_of_table(config["vocab_size"])
+    except (KeyError, VocabularyError) as err:
+        if FIRST_ID_KEY not in config:
+            raise CheckpointError(f"{where / 'config.json'}: {err}") from err
+        return _own_ids(config, where)
+    rows = int(config.get(ROWS_KEY, vocabulary.head_rows))
+    return SpeechIds(vocabulary.first_id, rows, tuple(range(SPEECH_TOKEN_COUNT, rows)))
+
+
+def _own_ids(config: Mapping[str, Any], where: Path) -> SpeechIds:
+    """Read a numbering of no known family."""
+    first_id, rows, ends = int(config[FIRST_ID_KEY]), int(config.get(ROWS_KEY, 0)), config.get("eos_token_id", ())
+    ids = (ends,) if isinstance(ends, int) else tuple(ends)
     end_rows = tuple(sorted(end - first_id for end in ids if 0 <= end - first_id < rows))
     if not end_rows:
         raise CheckpointError(

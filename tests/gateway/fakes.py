@@ -21,7 +21,7 @@ from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
-from llm_service.vocab import llm_id_from_speech_id
+from llm_service.vocab import COSYVOICE2, llm_id_from_speech_id
 from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
@@ -158,6 +158,8 @@ def make_pipeline(
 
 class CharacterEncoder:
     """Stands for the tokenizer: one token a character."""
+
+    vocabulary = COSYVOICE2
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 1000 for character in text]

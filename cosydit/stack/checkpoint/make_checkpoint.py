@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from llm_service.checkpoint import OFFICIAL_LLM, SMALL_LLM, make_random_llm
+from llm_service.vocab import COSYVOICE2, COSYVOICE3
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
 from token2wav_service.checkpoint.make_voices import VOICE_SECONDS, make_numbered_voices, make_voices
@@ -19,11 +20,9 @@ MODEL_CARD = """\
 Random weights: it speaks noise. Made by `cosydit checkpoint make-random` with seed {seed}.
 
     token2wav/   flow, vocoder, speaker encoder and speech tokenizer, in the official layout
-{llm}    voices/      synthetic prompt voices, each a WAV and its transcript
+    llm/         a Qwen2 with the official token numbering
+    voices/      synthetic prompt voices, each a WAV and its transcript
 """
-LLM_LINE = "    llm/         a Qwen2 with the official token numbering\n"
-FAMILIES_WITHOUT_LLM = (Family.COSYVOICE3,)
-"""Their LLM numbers its tokens in a way that this repository does not write yet."""
 
 
 class CheckpointSize(str, Enum):
@@ -53,14 +52,12 @@ def make_random_checkpoint(
 ) -> None:
     """Write token2wav/, llm/, voices/ and README.md; nothing appears before everything is made.
 
-    There is no llm/ for `FAMILIES_WITHOUT_LLM`.
-
     Args:
         directory: made if missing.
         seed: not negative; equal arguments give equal files.
         size: of both models.
         voices: more prompt voices; None makes the usual two.
-        family: of token2wav's models.
+        family: of both models; Step-Audio2's token2wav goes with CosyVoice2's LLM.
         force: write over files of equal names in a directory that is not empty; others stay.
 
     Raises:
@@ -83,10 +80,9 @@ def _make(directory: Path, seed: int, size: CheckpointSize, voices: NumberedVoic
     is_small = size is CheckpointSize.SMALL
     flow, hift = (SMALL_SIZES if is_small else OFFICIAL_SIZES)[family]
     make_random_token2wav(directory / "token2wav", seed, flow, hift)
-    has_llm = family not in FAMILIES_WITHOUT_LLM
-    if has_llm:
-        make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM)
+    vocabulary = COSYVOICE3 if family is Family.COSYVOICE3 else COSYVOICE2
+    make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM, vocabulary)
     make_voices(directory / "voices", seed)
     make_numbered_voices(directory / "voices", seed, voices.count, voices.seconds)
-    card = MODEL_CARD.format(family=family.value, size=size.value, seed=seed, llm=LLM_LINE if has_llm else "")
+    card = MODEL_CARD.format(family=family.value, size=size.value, seed=seed)
     (directory / "README.md").write_text(card, encoding="utf-8")

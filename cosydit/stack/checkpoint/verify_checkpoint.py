@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from llm_service.errors import LLMServiceError
+from llm_service.speech_head import read_vocabulary
 from llm_service.text_encoder import load_text_encoder
-from llm_service.vocab import END_IDS
 from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
     HIFT_WEIGHTS,
@@ -126,9 +125,7 @@ def _check_llm(directory: Path) -> None:
     path = directory / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; download or make the LLM directory again")
-    rows = json.loads(path.read_text("utf-8")).get("vocab_size", 0)
-    if rows <= END_IDS[0]:
-        raise CheckpointError(f"{path}: vocab_size is {rows}, expected more than the end token's id {END_IDS[0]}")
+    read_vocabulary(directory)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, output_loading_info=True)
     except Exception as err:  # transformers and safetensors raise many kinds for a damaged directory

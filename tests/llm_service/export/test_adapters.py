@@ -32,10 +32,12 @@ from llm_service.adapters import (
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import ARCHITECTURE, FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import qwen2_config
-from llm_service.speech_head import SPEECH_ROWS
-from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
+from llm_service.speech_head import speech_rows
+from llm_service.vocab import COSYVOICE2, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 from tests.llm_service.export import engine_interfaces as interfaces
 from tests.llm_service.export.stand_ins import load, stand_in
+
+SPEECH_ROWS = speech_rows(COSYVOICE2)
 
 REPOSITORY = Path(llm_service.__file__).parents[1]
 TRTLLM_FILES = [TRTLLM_MODULE_DIR / "__init__.py", TRTLLM_ENGINE_FILE]

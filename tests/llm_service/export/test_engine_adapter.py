@@ -13,10 +13,12 @@ from torch.nn import functional
 from llm_service.adapters import TRTLLM_ENGINE_FILE
 from llm_service.export.trtllm_options import TrtllmOptions, WeightOnly
 from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
-from llm_service.speech_head import SPEECH_ROWS
-from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_OFFSET
+from llm_service.speech_head import speech_rows
+from llm_service.vocab import COSYVOICE2, PADDED_VOCABULARY_SIZE, SPEECH_TOKEN_OFFSET
 from tests.llm_service.export.ranks import all_ranks, wide_source
 from tests.llm_service.export.stand_ins import load, stand_in
+
+SPEECH_ROWS = speech_rows(COSYVOICE2)
 
 
 @pytest.fixture

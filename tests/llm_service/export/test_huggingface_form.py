@@ -17,10 +17,11 @@ from llm_service.export.convert import Origin, convert_huggingface
 from llm_service.export.read import read_source
 from llm_service.export.source import SpeechLMSource
 from llm_service.huggingface_layout import has_speech_form
-from llm_service.speech_head import SPEECH_ROWS
-from llm_service.vocab import SPEECH_HEAD_ROWS
+from llm_service.speech_head import speech_rows
+from llm_service.vocab import COSYVOICE2, SPEECH_HEAD_ROWS
 from tests.file_modes import assert_all_have_the_usual_mode
 
+SPEECH_ROWS = speech_rows(COSYVOICE2)
 PROMPT = [158227, 5, 6, 7, 158228, 151700, 151800]
 
 
