@@ -49,6 +49,7 @@ class InstantToken2Wav:
         yield self
 
     stream_id = "stream"
+    hop_multiple = 1
 
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()

@@ -113,6 +113,11 @@ class Token2WavStream(Protocol):
         """The service's own name of the stream."""
         ...
 
+    @property
+    def hop_multiple(self) -> int:
+        """Every chunk but the first and the last should speak a multiple of so many tokens."""
+        ...
+
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """Send a chunk at once; the future holds its audio or a Token2WavError. Pushes may be pipelined."""
         ...

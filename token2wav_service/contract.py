@@ -22,7 +22,7 @@ Cancelling the `open` request, or losing the connection that carries it, aborts 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from enum import Enum
 
 TOKEN2WAV_MODEL = "token2wav_dit"
@@ -92,6 +92,8 @@ class ServerStatus:
     """Audio that the newest steps made in each second of theirs; None before the first."""
     is_draining: bool
     """Finishes its streams and takes no new ones."""
+    hop_multiple: int = 1
+    """Every chunk but a stream's first and last should speak a multiple of so many tokens: a block of its mask."""
 
     def to_json(self) -> str:
         """Write it for the wire."""
@@ -102,13 +104,14 @@ class ServerStatus:
         """Read it; names that this version does not know are left out.
 
         Raises:
-            ValueError: not JSON, or a name is missing.
+            ValueError: not JSON, or a name without a default is missing.
         """
         document = json.loads(text)
-        names = cls.__dataclass_fields__
-        if not isinstance(document, dict) or not names.keys() <= document.keys():
+        names = [field.name for field in fields(cls)]
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if not isinstance(document, dict) or not needed <= document.keys():
             raise ValueError(f"got {text[:200]!r}, expected an object with {', '.join(names)}")
-        return cls(**{name: document[name] for name in names})
+        return cls(**{name: document[name] for name in names if name in document})
 
 
 def encode_error(code: ErrorCode, message: str) -> str:

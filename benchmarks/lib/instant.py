@@ -36,6 +36,7 @@ class InstantStream:
     """Answers each chunk with noise, which codecs can't shorten to nothing."""
 
     stream_id = "instant"
+    hop_multiple = 1
 
     def __init__(self) -> None:
         """Begin before the first chunk."""

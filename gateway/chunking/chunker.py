@@ -36,9 +36,16 @@ class TokenChunk:
 class Chunker:
     """Cuts one stream of tokens into chunks."""
 
-    def __init__(self, policy: ChunkPolicy) -> None:
-        """Begin a stream; a chunker serves one only."""
+    def __init__(self, policy: ChunkPolicy, hop_multiple: int = 1) -> None:
+        """Begin a stream; a chunker serves one only.
+
+        Args:
+            policy: chooses the hops.
+            hop_multiple: tokens that every hop but the first is a multiple of: the next smaller one of what the policy
+                chose, or this.
+        """
         self._policy = policy
+        self._hop_multiple = hop_multiple
         self._tokens: list[int] = []
         self._start = 0
         self._schedule: list[int] = []
@@ -87,6 +94,8 @@ class Chunker:
             len(self._schedule), self._start, pending, elapsed_s, self._last_hop, self._considered, pace
         )
         hop = self._considered = self._policy.next_hop(progress)
+        if self._schedule:
+            hop = max(hop // self._hop_multiple, 1) * self._hop_multiple
         if pending < hop + LOOKAHEAD_TOKENS:
             return None
         chunk = self._cut(hop + LOOKAHEAD_TOKENS, is_last=False)

@@ -194,7 +194,7 @@ class StreamSpeaker:
         self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream
     ) -> AsyncGenerator[Push]:
         """Cut tokens into chunks and send each as soon as it is complete."""
-        chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy)
+        chunker = Chunker(job.request.chunk_policy or self._settings.chunk_policy, stream.hop_multiple)
         async for delta in tokens:
             chunker.add(job.count([delta, *tokens.take_ready()]))
             while (chunk := chunker.next_chunk(job.elapsed_s, job.pace)) is not None:

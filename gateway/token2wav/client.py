@@ -177,6 +177,11 @@ class Token2WavCallStream:
         self._reader = asyncio.create_task(self._read(), name=f"token2wav-{stream_id}")
 
     @property
+    def hop_multiple(self) -> int:
+        """See `Token2WavStream`; the server's status says it, which a stream alone does not ask for."""
+        return 1
+
+    @property
     def stream_id(self) -> str:
         """The server's own name of the stream."""
         return self._stream_id

@@ -86,6 +86,11 @@ class FailoverStream:
         """The name that the stream has at its replica now."""
         return self._current.lease.stream.stream_id
 
+    @property
+    def hop_multiple(self) -> int:
+        """See `Token2WavStream`."""
+        return self._current.lease.hop_multiple
+
     def push(self, chunk: TokenChunk) -> asyncio.Future[AudioChunk]:
         """Send a chunk; see `Token2WavStream.push`. While the stream is being rebuilt it waits for its turn."""
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()

@@ -38,9 +38,14 @@ class StreamLease:
     """A stream that is open at a replica; closed exactly once."""
 
     def __init__(
-        self, slot: SlotLease, context: AbstractAsyncContextManager[Token2WavStream], stream: Token2WavStream
+        self,
+        slot: SlotLease,
+        context: AbstractAsyncContextManager[Token2WavStream],
+        stream: Token2WavStream,
+        hop_multiple: int,
     ) -> None:
         """Own the slot and the entered context that gave the stream."""
+        self.hop_multiple = hop_multiple
         self.slot = slot
         self.stream = stream
         self._context: AbstractAsyncContextManager[Token2WavStream] | None = context
@@ -80,6 +85,7 @@ class Token2WavReplica:
         self.client = client
         self._voice_file_cache = voice_file_cache
         self._names = VoiceNames()
+        self._hop_multiple = 1
         self._imports: WeakValueDictionary[str, _Import] = WeakValueDictionary()
 
     async def probe(self) -> LoadReport:
@@ -91,6 +97,7 @@ class Token2WavReplica:
         except errors.Token2WavRejectedError:
             # A server of a version that can't say: it serves, and refuses by itself what is too much.
             return LoadReport()
+        self._hop_multiple = status.hop_multiple
         return LoadReport(
             is_draining=status.is_draining,
             slots=status.max_streams,
@@ -132,7 +139,7 @@ class Token2WavReplica:
 
     async def _open(self, slot: SlotLease, name: str, seed: int, priority: int) -> StreamLease:
         context = self.client.open_stream(name, seed, priority)
-        return StreamLease(slot, context, await context.__aenter__())
+        return StreamLease(slot, context, await context.__aenter__(), self._hop_multiple)
 
     async def _bring(self, voice_id: str) -> str:
         """Import a voice from the voice file cache, once however many streams want it; returns its name there."""

@@ -75,6 +75,8 @@ class FakeLLM:
 class FakeStream:
     """Answers each chunk with 960 samples a token, or fails at `fail_at`."""
 
+    hop_multiple = 1
+
     def __init__(self, owner: FakeToken2Wav, stream_id: str) -> None:
         self._owner = owner
         self.stream_id = stream_id

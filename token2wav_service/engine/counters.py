@@ -74,7 +74,7 @@ class EngineCounters:
             voice_evictions=cache.evictions,
         )
 
-    def status(self, streams: Collection[Stream], slots: int, max_batch_size: int) -> ServerStatus:
+    def status(self, streams: Collection[Stream], slots: int, max_batch_size: int, hop_multiple: int) -> ServerStatus:
         """Return how busy the engine is now; never that it drains, which is its server's to know."""
         return ServerStatus(
             max_streams=slots,
@@ -85,6 +85,7 @@ class EngineCounters:
             step_seconds=self._recent_steps.mean_s,
             audio_seconds_per_second=self._recent_steps.audio_s_per_s,
             is_draining=False,
+            hop_multiple=hop_multiple,
         )
 
 

@@ -215,7 +215,10 @@ class Token2WavEngine:
     def status(self) -> ServerStatus:
         """Return how busy the engine is now; it never says that it drains, which is its server's to know."""
         with self._lock:
-            return self._counters.status(self._streams.values(), self.config.max_streams, self.config.max_batch_size)
+            hops = self._runner.facts.hop_multiple
+            return self._counters.status(
+                self._streams.values(), self.config.max_streams, self.config.max_batch_size, hops
+            )
 
     def take_measurements(self) -> Measurements:
         """Return what was measured since the last call, and forget it."""

@@ -39,6 +39,8 @@ class ModelFacts:
     vocab_size: int
     lookahead_tokens: int
     frames_per_token: int
+    hop_multiple: int = 1
+    """Chunks but the first and the last should speak a multiple of so many tokens."""
 
     def new_frames(self, tokens: int, is_last: bool) -> int:
         """Return the mel frames that a chunk of `tokens` tokens makes."""

@@ -106,6 +106,7 @@ class BlockStreamFlow:
         self.device = flow.device
         self.stride = flow.stride
         self.lookahead = flow.lookahead
+        self.hop_multiple = flow.block_tokens
         self.specs = flow.state_specs(policy.ode_steps)
         self.noise_buffer = noise_buffer
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:

@@ -39,6 +39,7 @@ class StreamFlow:
         self.device = flow.device
         self.stride = flow.config.encoder.up_stride
         self.lookahead = flow.config.encoder.pre_lookahead_len
+        self.hop_multiple = 1
         self.noise_buffer = noise_buffer
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
             generator = torch.Generator().manual_seed(UPSTREAM_NOISE_SEED)

@@ -66,6 +66,9 @@ class ChunkedFlow(Protocol[P, F]):
     lookahead: int
     """Tokens that a chunk needs beyond those it speaks."""
 
+    hop_multiple: int
+    """Chunks but the first and the last should speak a multiple of so many tokens."""
+
     @property
     def vocab_size(self) -> int: ...
 

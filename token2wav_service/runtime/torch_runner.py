@@ -61,7 +61,7 @@ class ModelRunner(Generic[P, F, A]):
     def __init__(self, flow: ChunkedFlow[P, F], vocoder: ChunkedVocoder[A]) -> None:
         self.flow = flow
         self.vocoder = vocoder
-        self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride)
+        self.facts = ModelFacts(flow.vocab_size, flow.lookahead, flow.stride, flow.hop_multiple)
 
     @torch.inference_mode()
     def prepare_voice(self, features: VoiceFeatures) -> TorchVoice[P]:

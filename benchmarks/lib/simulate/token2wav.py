@@ -174,6 +174,8 @@ class ModelledToken2Wav:
 class _ModelledStream:
     """An open stream of the engine, as the gateway sees it."""
 
+    hop_multiple = 1
+
     def __init__(
         self, server: ModelledToken2Wav, gateway: SerialProcess, voice_id: str, options: StreamOptions
     ) -> None:

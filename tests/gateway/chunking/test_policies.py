@@ -101,3 +101,15 @@ def test_time_based_decides_when_tokens_come_not_when_the_last_window_went() -> 
 def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         ChunkSettings(**values)  # type: ignore[arg-type]
+
+
+def test_hops_behind_the_first_are_multiples_where_the_flow_wants_it() -> None:
+    chunker = Chunker(ExponentialChunks(first_hop_tokens=7, max_hop_tokens=90), hop_multiple=20)
+    chunks = [*chunker.push(list(range(400))), chunker.flush()]
+    hops = [after.start - before.start for before, after in pairwise(chunks)]
+    assert hops == [7, 20, 40, 80, 80, 80, 80]
+
+
+def test_a_hop_below_the_multiple_is_the_multiple() -> None:
+    chunker = Chunker(FixedChunks(10, 5), hop_multiple=25)
+    assert [chunk.start for chunk in chunker.push(list(range(90)))] == [0, 5, 30, 55]

@@ -47,6 +47,8 @@ async def until(condition: object, what: str = "") -> None:
 class ScriptedStream:
     """Answers each chunk with samples that tell voice seed, chunk and position; `hold` keeps answers back."""
 
+    hop_multiple = 1
+
     def __init__(self, owner: ScriptedToken2Wav, stream_id: str, seed: int) -> None:
         self.owner = owner
         self.stream_id = stream_id
@@ -116,6 +118,7 @@ class ScriptedToken2Wav:
     open_error: GatewayError | None = None
     open_s: float = 0.0
     steps: int = 0
+    hop_multiple: int = 1
     voices: set[str] = field(default_factory=set)
     registered: list[bytes | FloatArray] = field(default_factory=list)
     imported: list[bytes] = field(default_factory=list)
@@ -184,7 +187,9 @@ class ScriptedToken2Wav:
         await asyncio.sleep(0)
         self._check()
         self.steps += self.step_s is not None
-        return ServerStatus(self.slots, len(self.open), 0, 1, self.steps, self.step_s, 1.0, self.is_draining)
+        return ServerStatus(
+            self.slots, len(self.open), 0, 1, self.steps, self.step_s, 1.0, self.is_draining, self.hop_multiple
+        )
 
     async def is_ready(self) -> bool:
         return not self.is_dead

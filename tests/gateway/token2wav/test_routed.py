@@ -515,3 +515,10 @@ async def test_clients_are_closed_with_the_router() -> None:
 async def _speak_once(router: RoutedToken2Wav, voice: str) -> list[AudioChunk]:
     async with router.open_stream(voice, SEED) as stream:
         return await _push_all(stream, 1)
+
+
+async def test_a_stream_knows_the_hops_that_its_server_wants() -> None:
+    replicas = _replicas("a")
+    replicas[0].hop_multiple = 25
+    async with routed(*replicas) as router, router.open_stream(await _voice(router), 1) as stream:
+        assert stream.hop_multiple == 25

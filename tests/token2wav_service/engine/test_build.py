@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from token2wav_service.build import choose_runner
+from servicekit.clock import SystemClock
+from token2wav_service.build import build_engine, choose_runner
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
 from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, SynthesisPolicy, Token2WavConfig
+from token2wav_service.errors import CheckpointError
+from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 
 
 @pytest.mark.parametrize(
@@ -29,3 +35,24 @@ def test_auto_takes_slots_on_a_gpu_unless_a_policy_needs_the_plain_modules(
 
 def test_a_named_runner_is_taken_as_it_is() -> None:
     assert choose_runner(Token2WavConfig(Path("unused"), runner=RunnerKind.SLOTS)) is RunnerKind.SLOTS
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_checkpoint_of_every_family_speaks(family: Family, tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path, 0, *SMALL_SIZES[family])
+    engine = build_engine(Token2WavConfig(tmp_path, synthesis=SynthesisPolicy(ode_steps=1)), SystemClock())
+    noise = np.random.default_rng(0).standard_normal(4 * 16_000).astype(np.float32)
+    voice = engine.voices.register(VoicePrompt(0.1 * noise))
+    stream = engine.open_stream(voice.voice_id, StreamOptions(seed=1))
+    engine.add_chunk(TokenChunk(stream, 0, tuple(range(10)), False))
+    engine.add_chunk(TokenChunk(stream, 1, tuple(range(7, 40)), True))
+    heard = [result.outcome for _ in range(2) for result in engine.step()]
+    assert all(isinstance(audio, AudioChunk) for audio in heard)
+    assert sum(len(audio.samples) for audio in heard if isinstance(audio, AudioChunk)) == 40 * 960
+    assert engine.open_stream_ids() == []
+
+
+def test_a_runner_that_does_not_serve_the_family_is_refused(tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path, 0, *SMALL_SIZES[Family.COSYVOICE3])
+    with pytest.raises(CheckpointError, match=r"cosyvoice3.*slots"):
+        build_engine(Token2WavConfig(tmp_path, runner=RunnerKind.SLOTS), SystemClock())

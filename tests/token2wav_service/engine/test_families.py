@@ -166,3 +166,8 @@ def test_the_state_of_a_long_stream_does_not_grow(family: Family) -> None:
     assert sizes[4] > sizes[0]
     assert sizes[-1] == sizes[-2] == sizes[-3]
     assert state.flow.caches["solver_kv"].shape[-2] == 2 * (2 * BLOCK + 2 * BLOCK)
+
+
+@pytest.mark.parametrize("family", COSYVOICE)
+def test_the_server_says_how_long_hops_should_be(family: Family) -> None:
+    assert make_engine(family).status().hop_multiple == BLOCK

@@ -1,0 +1,31 @@
+"""CosyVoice3 through both services and the gateway: another LLM numbering, another flow, another vocoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
+from cosydit.stack.stack import LocalStack
+from tests.e2e.conftest import RunningStack, make_options
+from token2wav_service.checkpoint.family import Family
+
+pytestmark = pytest.mark.servers
+
+
+def test_cosyvoice3_speaks_through_the_whole_stack(tmp_path: Path) -> None:
+    make_random_checkpoint(tmp_path / "checkpoint", 0, family=Family.COSYVOICE3)
+    options = make_options(CheckpointLayout.under(tmp_path / "checkpoint"), tmp_path / "work")
+    with LocalStack(options, with_gateway=True) as stack:
+        running = RunningStack(stack)
+        body = {"model": "cosydit", "input": "Hello there.", "voice": "default", "response_format": "pcm", "seed": 1}
+        url = f"{running.options.gateway_url}/v1/audio/speech"
+        first, again = (httpx.post(url, json=body, timeout=120, trust_env=False) for _ in range(2))
+        assert first.status_code == 200, first.text
+        assert len(first.content) % (2 * 960) == 0
+        assert any(first.content)
+        assert len(again.content) == len(first.content)
+        running.wait_idle()
