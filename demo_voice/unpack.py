@@ -139,7 +139,7 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
     Args:
         directory: made; must not be there yet.
         bundle: the packed weights.
-        voices: `<name>.wav` and `<name>.txt`.
+        voices: `<name>.wav`, `<name>.txt` and `<name>.json`.
 
     Raises:
         BundleError: a file of the bundle is missing or damaged.

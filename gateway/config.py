@@ -27,7 +27,7 @@ from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.telemetry import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav.client import Token2WavDeadlines
-from gateway.voices.registry import DEFAULT_VOICE
+from gateway.voices.profile import DEFAULT_VOICE
 from gateway.voices.settings import VoiceSettings, add_voice_options, voice_settings
 from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits

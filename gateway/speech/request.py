@@ -13,7 +13,7 @@ from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
 from gateway.text import ProsodyCarry, SpokenSegment, TextOptions
-from gateway.voices.registry import DEFAULT_VOICE
+from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
 
 DEFAULT_MAX_TEXT_CHARACTERS = 100_000

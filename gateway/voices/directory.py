@@ -20,6 +20,7 @@ import safetensors
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import ConfigError, VoiceFileError, VoiceNotFoundError, VoiceStoreError
+from gateway.voices.profile import VoiceProfile
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,11 @@ class StoredVoice:
     """Of the recording, as it was uploaded."""
     audio_bytes: int = 0
     """Size of the recording; 0 if it was not kept."""
+
+    @property
+    def profile(self) -> VoiceProfile:
+        """What its creator said of it to listeners."""
+        return VoiceProfile(self.description)
 
 
 _VOICES = TypeAdapter(StoredVoice)

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -21,57 +19,13 @@ from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
 from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError, VoiceStoreError
 from gateway.voices.directory import StoredVoice
 from gateway.voices.draft import VoiceDraft
+from gateway.voices.profile import NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.store import VoiceStore
 
-OPENAI_VOICES = (
-    "alloy",
-    "ash",
-    "ballad",
-    "coral",
-    "echo",
-    "fable",
-    "nova",
-    "onyx",
-    "sage",
-    "shimmer",
-    "verse",
-    "marin",
-    "cedar",
-)
-DEFAULT_VOICE = "default"
-"""The voice that a checkpoint speaks in where nobody asks for another; a voice of this name is taken for its best."""
-
-
-@dataclass(frozen=True)
-class VoiceAliases:
-    """What the operator wants; a voice's own name always comes before an alias."""
-
-    given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Alias -> name or id of a voice."""
-    has_openai_names: bool = True
-    """Whether OpenAI's names that are not in `given` are dealt out to the voices of the voices directory."""
-
-    def table(self, names: Sequence[str]) -> dict[str, str]:
-        """Return alias -> voice.
-
-        OpenAI's names go round the directory's, `default` first and the others in alphabetical order: `alloy` to the
-        first, and so on, beginning again when there are fewer voices than names. Created voices take no part, so that
-        the table stays as it is while they come and go.
-
-        Args:
-            names: of the voices directory.
-        """
-        dealt: dict[str, str] = {}
-        ordered = sorted(names, key=lambda name: (name != DEFAULT_VOICE, name))
-        if self.has_openai_names and ordered:
-            dealt = {alias: ordered[turn % len(ordered)] for turn, alias in enumerate(OPENAI_VOICES)}
-        return {**dealt, **self.given}
-
-
 DEFAULT_CACHED_VOICES = 1024
-NO_ALIASES = VoiceAliases(has_openai_names=False)
 _AUDIO_SUFFIXES = (".wav", ".flac")
 _NAMES_IN_MESSAGE = 20
+_ALIASES_IN_MESSAGE = 24
 
 
 @dataclass(frozen=True)
@@ -81,6 +35,7 @@ class NamedVoice:
     name: str
     audio_path: Path
     transcript: str
+    profile: VoiceProfile = NO_PROFILE
 
 
 @dataclass(frozen=True)
@@ -115,7 +70,8 @@ class VoiceRegistry:
         self._voices = {voice.name: voice for voice in voices or []}
         self._max_cached = max_cached
         self._store = store
-        self._aliases = aliases.table(list(self._voices))
+        self._aliases = aliases.table({voice.name: voice.profile.gender for voice in self._voices.values()})
+        self._folded_aliases = {alias.casefold(): name for alias, name in self._aliases.items()}
         self._cache: OrderedDict[str, RegisteredVoice] = OrderedDict()
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
         """Under way, each for all who wait for its voice: they share how it ends."""
@@ -124,6 +80,11 @@ class VoiceRegistry:
     def names(self) -> list[str]:
         """Names of all voices, sorted; aliases are not among them."""
         return sorted({*self._voices, *(voice.name for voice in self.created)})
+
+    @property
+    def listed(self) -> list[NamedVoice | StoredVoice]:
+        """The voices that `names` names, in its order."""
+        return [voice for name in self.names if (voice := self._find(name)) is not None]
 
     @property
     def created(self) -> list[StoredVoice]:
@@ -135,10 +96,19 @@ class VoiceRegistry:
         """Alias -> voice, without those that a voice's own name hides."""
         return {alias: name for alias, name in self._aliases.items() if self._find(alias) is None}
 
+    def aliases_of(self, name: str) -> list[str]:
+        """Return the aliases that stand for a voice, by its name or id."""
+        return [alias for alias, voice in self.aliases.items() if voice == name]
+
     @property
     def max_audio_bytes(self) -> int:
         """Largest recording that a voice may be created from; 0 if none may."""
         return self._store.limits.max_audio_bytes if self._store is not None else 0
+
+    @property
+    def max_created(self) -> int:
+        """How many voices callers may create altogether; 0 if none may."""
+        return self._store.limits.max_voices if self._store is not None else 0
 
     def check(self, voice: str | InlineVoice) -> None:
         """Refuse an unknown name without asking any service.
@@ -237,7 +207,7 @@ class VoiceRegistry:
         return named
 
     def _behind(self, alias: str) -> NamedVoice | StoredVoice:
-        name = self._aliases.get(alias)
+        name = self._aliases.get(alias) or self._folded_aliases.get(alias.casefold())
         found = self._find(name) if name is not None else None
         if found is None:
             got = f"got voice {alias!r}" + (f", an alias of {name!r}, which is not there" if name is not None else "")
@@ -245,9 +215,10 @@ class VoiceRegistry:
         return found
 
     def _some_names(self) -> str:
-        names = self.names
-        more = f" or {len(names) - _NAMES_IN_MESSAGE} more" if len(names) > _NAMES_IN_MESSAGE else ""
-        return f"one of {names[:_NAMES_IN_MESSAGE]}{more}"
+        aliases = list(self.aliases)
+        return f"one of {_some(self.names, _NAMES_IN_MESSAGE)}" + (
+            f", or one of the aliases {_some(aliases, _ALIASES_IN_MESSAGE)}" if aliases else ""
+        )
 
     def _remember(self, key: str, registered: RegisteredVoice) -> None:
         self._cache[key] = registered
@@ -277,17 +248,25 @@ class VoiceRegistry:
 
 
 def load_voices(directory: Path) -> list[NamedVoice]:
-    """List a directory's voices: `<name>.wav` (or .flac) with its transcript in `<name>.txt`.
+    """List a directory's voices: `<name>.wav` (or .flac), its transcript in `<name>.txt`, its profile in `<name>.json`.
 
     Raises:
-        ConfigError: no such directory, no voice in it, or a voice without transcript.
+        ConfigError: no such directory, no voice in it, a voice without transcript, or a profile that can't be read.
     """
     if not directory.is_dir():
         raise ConfigError(f"voices directory {directory} does not exist; give one with <name>.wav and <name>.txt files")
     paths = sorted(path for path in directory.iterdir() if path.suffix.lower() in _AUDIO_SUFFIXES)
     if not paths:
         raise ConfigError(f"voices directory {directory} holds no .wav or .flac file; add <name>.wav and <name>.txt")
-    return [NamedVoice(path.stem, path, _read_transcript(path.with_suffix(".txt"))) for path in paths]
+    return [
+        NamedVoice(path.stem, path, _read_transcript(path.with_suffix(".txt")), read_profile(path.with_suffix(".json")))
+        for path in paths
+    ]
+
+
+def _some(names: list[str], limit: int) -> str:
+    more = f" or {len(names) - limit} more" if len(names) > limit else ""
+    return f"{names[:limit]}{more}"
 
 
 def _read_transcript(path: Path) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.voices.directory import VoiceDirectory
-from gateway.voices.registry import VoiceAliases, VoiceRegistry, load_voices
+from gateway.voices.profile import VoiceAliases
+from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import VoiceLimits, VoiceStore
 from servicekit.clock import Clock
 
@@ -57,7 +58,7 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-openai-voices",
         action="store_true",
-        help="don't deal OpenAI's 13 voice names out to the voices of --voices-dir",
+        help="don't deal the names of OpenAI's and Qwen3-TTS's voices out to the voices of --voices-dir",
     )
 
 

@@ -7,6 +7,7 @@ paced, as some of these clients are interrupted without a sign. Errors are left 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -88,9 +89,10 @@ class RivaServicer:
         """List the voices that are there now."""
         answer = riva_tts_pb2.RivaSynthesisConfigResponse()
         if request.model_name in ("", MODEL_NAME):
-            names = [name for name in self._host.voices.names if not set(name) & set(_SEPARATORS)]
-            subvoices = ",".join(f"{name}:{number}" for number, name in enumerate(names))
+            voices = [voice for voice in self._host.voices.listed if not set(voice.name) & set(_SEPARATORS)]
+            subvoices = ",".join(f"{voice.name}:{number}" for number, voice in enumerate(voices))
             parameters = {"language_code": _LANGUAGE, "voice_name": MODEL_NAME, "subvoices": subvoices}
+            parameters["subvoice_profiles"] = json.dumps({voice.name: voice.profile.facts for voice in voices})
             answer.model_config.add(model_name=MODEL_NAME, parameters=parameters)
         return answer
 

@@ -15,7 +15,7 @@ from gateway.errors import UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
 from gateway.text import TextOptions
 from gateway.voices.draft import prompt_voice, wav_of_pcm16
-from gateway.voices.registry import DEFAULT_VOICE
+from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 MODEL_NAME = "cosydit"

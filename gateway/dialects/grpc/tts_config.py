@@ -14,7 +14,7 @@ from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, draw_seed
 from gateway.text import Normalization, TextOptions
 from gateway.voices.draft import prompt_voice
-from gateway.voices.registry import DEFAULT_VOICE
+from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
 
 _FORMATS = {

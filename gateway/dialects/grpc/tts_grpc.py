@@ -26,6 +26,7 @@ from gateway.host import Host
 from gateway.speech.request import SpeechResult
 from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.speech.text_clock import CharacterTime
+from gateway.voices.profile import VoiceProfile
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 SERVICE_NAME = "tts_api.tts.v1.TextToSpeechService"
@@ -77,8 +78,15 @@ class TextToSpeechServicer:
         self, request: tts_service_pb2.ListVoicesRequest, context: Any
     ) -> tts_service_pb2.ListVoicesResponse:
         """List the voices that are there now."""
-        voices = [tts_service_pb2.VoiceInfo(name=name) for name in self._host.voices.names]
+        voices = [_voice_info(voice.name, voice.profile) for voice in self._host.voices.listed]
         return tts_service_pb2.ListVoicesResponse(voices=voices)
+
+
+def _voice_info(name: str, profile: VoiceProfile) -> tts_service_pb2.VoiceInfo:
+    gender = f"VOICE_GENDER_{profile.gender.value.upper()}" if profile.gender else None
+    return tts_service_pb2.VoiceInfo(
+        name=name, description=profile.description, gender=gender, language_code=profile.language
+    )
 
 
 class _Answer:

@@ -83,7 +83,9 @@ class _Voices:
     async def list(self, request: Request) -> Response:
         registry = self._registry()
         uploaded = [_upload_of(voice) for voice in registry.created]
-        return JSONResponse({"voices": registry.names, "uploaded_voices": uploaded, "aliases": registry.aliases})
+        details = [{**_summary_of(voice), "aliases": registry.aliases_of(voice.name)} for voice in registry.listed]
+        answer = {"voices": registry.names, "details": details, "uploaded_voices": uploaded}
+        return JSONResponse({**answer, "aliases": registry.aliases})
 
     async def create(self, request: Request) -> Response:
         registry = self._registry()
@@ -173,8 +175,14 @@ def _mistake(part: FormPart) -> str:
 def _object_of(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
     """Describe a voice as OpenAI does, with what else we know of it."""
     if isinstance(voice, NamedVoice):
-        return {"object": "audio.voice", "id": voice.name, "name": voice.name, "ref_text": voice.transcript}
-    return {"object": "audio.voice", "type": _FROM_RECORDING, **_upload_of(voice)}
+        return {"object": "audio.voice", **_summary_of(voice), "ref_text": voice.transcript}
+    return {"object": "audio.voice", "type": _FROM_RECORDING, **_upload_of(voice), **_summary_of(voice)}
+
+
+def _summary_of(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
+    """Say what a listener wants to know of a voice: its description and, if they are known, gender and language."""
+    voice_id = voice.name if isinstance(voice, NamedVoice) else voice.id
+    return {"id": voice_id, "name": voice.name, "description": "", **voice.profile.facts}
 
 
 def _upload_of(voice: StoredVoice) -> dict[str, Any]:

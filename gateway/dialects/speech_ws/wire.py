@@ -22,7 +22,7 @@ from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, TextOptions
 from gateway.text.splitter import CutBounds, SplitSettings
 from gateway.voices.draft import prompt_voice
-from gateway.voices.registry import DEFAULT_VOICE
+from gateway.voices.profile import DEFAULT_VOICE
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_TEXT_BYTES = 128 * 1024

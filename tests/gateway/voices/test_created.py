@@ -13,7 +13,8 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import StreamSpeaker
 from gateway.token2wav.client import Token2WavClient
-from gateway.voices.registry import OPENAI_VOICES, NamedVoice, VoiceAliases, VoiceRegistry
+from gateway.voices.profile import OPENAI_VOICES, QWEN_VOICES, Gender, VoiceAliases
+from gateway.voices.registry import NamedVoice, VoiceRegistry
 from gateway.voices.settings import VoiceSettings, open_registry
 from gateway.voices.store import VoiceLimits
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
@@ -146,25 +147,52 @@ async def test_the_settings_open_both_kinds_of_voices(tmp_path: Path, maker: Fak
 
 
 def test_openais_names_go_round_the_operators_voices_in_order() -> None:
-    table = VoiceAliases().table(["zoe", "anna", "mia"])
-    assert list(table) == list(OPENAI_VOICES)
-    assert [table[name] for name in OPENAI_VOICES[:4]] == ["anna", "mia", "zoe", "anna"]
+    table = VoiceAliases().table(dict.fromkeys(["zoe", "anna", "mia"]))
+    assert list(table) == [*OPENAI_VOICES, *QWEN_VOICES]
+    assert [table[name] for name in list(OPENAI_VOICES)[:4]] == ["anna", "mia", "zoe", "anna"]
 
 
 def test_alloy_is_the_default_voice_where_there_is_one() -> None:
-    table = VoiceAliases().table(["awb", "default", "slt"])
-    assert [table[name] for name in OPENAI_VOICES[:4]] == ["default", "awb", "slt", "default"]
+    table = VoiceAliases().table(dict.fromkeys(["awb", "default", "slt"]))
+    assert [table[name] for name in list(OPENAI_VOICES)[:4]] == ["default", "awb", "slt", "default"]
+
+
+@pytest.mark.parametrize("names", [OPENAI_VOICES, QWEN_VOICES])
+def test_a_mans_name_is_a_mans_voice_and_a_womans_a_womans(names: dict[str, Gender | None]) -> None:
+    genders = {"awb": Gender.MALE, "default": Gender.MALE, "slt": Gender.FEMALE, "x": None}
+    table = VoiceAliases().table(genders)
+    assert {name: genders[table[name]] for name in names if name != "alloy"} == {
+        name: gender for name, gender in names.items() if name != "alloy"
+    }
+    assert (table["alloy"], table["ash"], table["ballad"], table["ryan"]) == ("default", "default", "awb", "default")
+
+
+def test_names_of_a_kind_that_no_voice_is_go_round_all_voices() -> None:
+    table = VoiceAliases().table({"awb": Gender.MALE, "default": Gender.MALE})
+    assert {table["coral"], table["nova"], table["sage"], table["shimmer"]} == {"awb", "default"}
 
 
 def test_a_given_alias_replaces_the_dealt_one_and_moves_no_other() -> None:
-    dealt = VoiceAliases().table(["anna", "mia"])
-    given = VoiceAliases({"ash": "anna", "boss": "mia"}).table(["anna", "mia"])
+    voices = dict.fromkeys(["anna", "mia"])
+    dealt = VoiceAliases().table(voices)
+    given = VoiceAliases({"ash": "anna", "boss": "mia"}).table(voices)
     assert given == {**dealt, "ash": "anna", "boss": "mia"}
 
 
 def test_openais_names_can_be_switched_off() -> None:
-    assert VoiceAliases({"boss": "mia"}, has_openai_names=False).table(["mia"]) == {"boss": "mia"}
-    assert VoiceAliases().table([]) == {}
+    assert VoiceAliases({"boss": "mia"}, has_openai_names=False).table({"mia": None}) == {"boss": "mia"}
+    assert VoiceAliases().table({}) == {}
+
+
+async def test_a_refused_voice_is_told_the_names_and_the_aliases(registry: VoiceRegistry) -> None:
+    with pytest.raises(errors.VoiceNotFoundError) as refusal:
+        registry.check("nobody")
+    assert "one of ['anna', 'default'], or one of the aliases ['alloy', 'ash'," in str(refusal.value)
+    assert all(name in str(refusal.value) for name in (*OPENAI_VOICES, *QWEN_VOICES))
+
+
+async def test_the_case_of_an_alias_does_not_matter(registry: VoiceRegistry) -> None:
+    assert (await registry.resolve("Ryan")).transcript == (await registry.resolve("ryan")).transcript
 
 
 async def test_an_alias_speaks_in_the_voice_behind_it_and_registers_it_once(

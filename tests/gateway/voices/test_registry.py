@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from demo_voice.unpack import VOICES
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.errors import ConfigError, Token2WavFailedError, VoiceNotFoundError
+from gateway.voices.profile import Gender, VoiceProfile, read_profile
 from gateway.voices.registry import NamedVoice, VoiceRegistry, load_voices
 from tests.gateway.fakes import FakeToken2Wav
 
@@ -65,6 +67,39 @@ def test_a_voice_without_a_usable_transcript_stops_the_start(tmp_path: Path, tra
         (tmp_path / "eva.txt").write_bytes(transcript)
     with pytest.raises(ConfigError, match=r"eva\.txt"):
         load_voices(tmp_path)
+
+
+def test_a_profile_beside_the_recording_describes_the_voice(tmp_path: Path) -> None:
+    (tmp_path / "eva.wav").write_bytes(b"x")
+    (tmp_path / "eva.txt").write_text("Hello.")
+    (tmp_path / "eva.json").write_text('{"description": "A woman, warm.", "gender": "female", "language": "de-CH"}')
+    assert load_voices(tmp_path)[0].profile == VoiceProfile("A woman, warm.", Gender.FEMALE, "de-CH")
+    (tmp_path / "eva.json").write_text('{"gender": "neutral"}')
+    assert load_voices(tmp_path)[0].profile == VoiceProfile(gender=Gender.NEUTRAL)
+
+
+@pytest.mark.parametrize(
+    ("profile", "word"),
+    [
+        pytest.param("{", "JSON", id="not JSON"),
+        pytest.param("[]", "expected JSON such as", id="no object"),
+        pytest.param('{"gender": "man"}', "gender", id="gender"),
+        pytest.param('{"language": "plain English"}', "language", id="language"),
+        pytest.param('{"sex": "female"}', "sex", id="unknown field"),
+        pytest.param('{"description": "%s"}' % ("x" * 501), "description", id="too long"),
+    ],
+)
+def test_a_profile_that_cant_be_read_stops_the_start(tmp_path: Path, profile: str, word: str) -> None:
+    (tmp_path / "eva.json").write_text(profile)
+    with pytest.raises(ConfigError, match=rf"eva\.json.*{word}"):
+        read_profile(tmp_path / "eva.json")
+
+
+def test_every_bundled_voice_says_who_speaks() -> None:
+    for voice in load_voices(VOICES):
+        known = voice.profile
+        assert known.gender is not None and known.language.startswith("en"), voice.name
+        assert known.description.startswith("A man" if known.gender is Gender.MALE else "A woman"), voice.name
 
 
 @pytest.mark.parametrize("name", ["", "missing"])

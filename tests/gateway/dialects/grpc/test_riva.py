@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -144,6 +145,8 @@ async def test_the_voices_are_listed_as_clients_read_them(voices: list[NamedVoic
     (model,) = answer.model_config
     assert model.parameters["voice_name"] == "cosydit"
     assert model.parameters["subvoices"] == "anna:0,default:1"
+    anna = {"description": "A woman, warm and quick, German.", "gender": "female", "language": "de-DE"}
+    assert json.loads(model.parameters["subvoice_profiles"]) == {"anna": anna, "default": {}}
     assert len(other.model_config) == 0
 
 

@@ -15,6 +15,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.errors import LLMInterruptedError
 from gateway.host import HostLimits
+from gateway.voices.profile import Gender
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.grpc_door import CANCEL, CONFIG, END, FLUSH, Heard, failure_of, listen, opened_grpc, say
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
@@ -199,7 +200,15 @@ async def test_a_deadline_frees_everything(voices: list[NamedVoice]) -> None:
 async def test_the_voices_are_listed(voices: list[NamedVoice]) -> None:
     async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
         answer = await door.tts.ListVoices(tts_service_pb2.ListVoicesRequest())
-    assert [voice.name for voice in answer.voices] == ["anna", "default"]
+    anna, default = answer.voices
+    assert (anna.name, anna.description) == ("anna", "A woman, warm and quick, German.")
+    assert (anna.gender, anna.language_code) == (tts_service_pb2.VOICE_GENDER_FEMALE, "de-DE")
+    assert default == tts_service_pb2.VoiceInfo(name="default")
+
+
+def test_every_gender_has_a_word_on_the_wire() -> None:
+    words = {f"VOICE_GENDER_{gender.name}" for gender in Gender}
+    assert words == set(tts_service_pb2.VoiceGender.keys()) - {"VOICE_GENDER_UNSPECIFIED"}
 
 
 async def test_text_in_pieces_is_spoken_whole(voices: list[NamedVoice]) -> None:

@@ -81,7 +81,21 @@ async def test_a_created_voice_answers_as_openai_and_vllm_omni_do(tmp_path: Path
     assert body["success"] is True
     assert body["voice"].items() >= {**expected, "speaker_description": "warm", "id": body["id"]}.items()
     assert (listed["voices"], listed["uploaded_voices"]) == (["anna", "default", "eva"], [body["voice"]])
-    assert shown == {"object": "audio.voice", "type": "audio_sample", **body["voice"]}
+    assert shown == {"object": "audio.voice", "type": "audio_sample", **body["voice"], "description": "warm"}
+
+
+async def test_every_voice_is_listed_with_what_is_said_of_it(tmp_path: Path, voices: list[NamedVoice]) -> None:
+    async with voice_client(tmp_path, voices) as client:
+        created = (await create(client, description="mine")).json()["id"]
+        listed = (await client.get(PATH)).json()["details"]
+        shown = (await client.get(f"{PATH}/anna")).json()
+    anna = {"description": "A woman, warm and quick, German.", "gender": "female", "language": "de-DE"}
+    assert listed == [
+        {"id": "anna", "name": "anna", **anna, "aliases": []},
+        {"id": "default", "name": "default", "description": "", "aliases": []},
+        {"id": created, "name": "eva", "description": "mine", "aliases": []},
+    ]
+    assert shown == {"object": "audio.voice", "id": "anna", "name": "anna", **anna, "ref_text": "I am anna."}
 
 
 async def test_vllm_omnis_and_the_plain_field_names_mean_the_same(tmp_path: Path, voices: list[NamedVoice]) -> None:
@@ -109,7 +123,7 @@ async def test_the_operators_voices_are_shown_and_not_deleted(tmp_path: Path, vo
     async with voice_client(tmp_path, voices) as client:
         shown = (await client.get(f"{PATH}/anna")).json()
         refused = await client.delete(f"{PATH}/anna")
-    assert shown == {"object": "audio.voice", "id": "anna", "name": "anna", "ref_text": "I am anna."}
+    assert (shown["id"], shown["ref_text"]) == ("anna", "I am anna.")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "voice_protected")
 
 
@@ -197,6 +211,7 @@ async def test_without_a_directory_creating_is_refused_and_listing_goes_on(
         refused = await create(client)
         listed = (await client.get(PATH)).json()
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_option")
+    assert [voice["name"] for voice in listed.pop("details")] == ["anna", "default"]
     assert listed == {"voices": ["anna", "default"], "uploaded_voices": [], "aliases": {}}
 
 

@@ -15,13 +15,15 @@ _sym_db = _symbol_database.Default()
 from tts_api.tts.v1 import speech_pb2 as tts__api_dot_tts_dot_v1_dot_speech__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tts_api/tts/v1/tts_service.proto\x12\x0etts_api.tts.v1\x1a\x1btts_api/tts/v1/speech.proto\"O\n\x11SynthesizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12,\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1c.tts_api.tts.v1.SpeechConfig\"\xb1\x01\n\x12SynthesizeResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.tts_api.tts.v1.SpeechStartedH\x00\x12,\n\x05\x61udio\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.SpeechAudioH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.tts_api.tts.v1.SpeechFinishedH\x00\x42\x07\n\x05\x65vent\"\xeb\x01\n\x1aStreamingSynthesizeRequest\x12.\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.tts_api.tts.v1.SpeechConfigH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x05\x66lush\x18\x03 \x01(\x0b\x32\x15.tts_api.tts.v1.FlushH\x00\x12(\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x16.tts_api.tts.v1.CancelH\x00\x12\x30\n\x0b\x65nd_of_text\x18\x05 \x01(\x0b\x32\x19.tts_api.tts.v1.EndOfTextH\x00\x42\t\n\x07request\"\x07\n\x05\x46lush\"\x08\n\x06\x43\x61ncel\"\x0b\n\tEndOfText\"\xba\x01\n\x1bStreamingSynthesizeResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.tts_api.tts.v1.SpeechStartedH\x00\x12,\n\x05\x61udio\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.SpeechAudioH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.tts_api.tts.v1.SpeechFinishedH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11ListVoicesRequest\"?\n\x12ListVoicesResponse\x12)\n\x06voices\x18\x01 \x03(\x0b\x32\x19.tts_api.tts.v1.VoiceInfo\"\x19\n\tVoiceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t2\xb5\x02\n\x13TextToSpeechService\x12U\n\nSynthesize\x12!.tts_api.tts.v1.SynthesizeRequest\x1a\".tts_api.tts.v1.SynthesizeResponse0\x01\x12r\n\x13StreamingSynthesize\x12*.tts_api.tts.v1.StreamingSynthesizeRequest\x1a+.tts_api.tts.v1.StreamingSynthesizeResponse(\x01\x30\x01\x12S\n\nListVoices\x12!.tts_api.tts.v1.ListVoicesRequest\x1a\".tts_api.tts.v1.ListVoicesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tts_api/tts/v1/tts_service.proto\x12\x0etts_api.tts.v1\x1a\x1btts_api/tts/v1/speech.proto\"O\n\x11SynthesizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12,\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1c.tts_api.tts.v1.SpeechConfig\"\xb1\x01\n\x12SynthesizeResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.tts_api.tts.v1.SpeechStartedH\x00\x12,\n\x05\x61udio\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.SpeechAudioH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.tts_api.tts.v1.SpeechFinishedH\x00\x42\x07\n\x05\x65vent\"\xeb\x01\n\x1aStreamingSynthesizeRequest\x12.\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.tts_api.tts.v1.SpeechConfigH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x05\x66lush\x18\x03 \x01(\x0b\x32\x15.tts_api.tts.v1.FlushH\x00\x12(\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x16.tts_api.tts.v1.CancelH\x00\x12\x30\n\x0b\x65nd_of_text\x18\x05 \x01(\x0b\x32\x19.tts_api.tts.v1.EndOfTextH\x00\x42\t\n\x07request\"\x07\n\x05\x46lush\"\x08\n\x06\x43\x61ncel\"\x0b\n\tEndOfText\"\xba\x01\n\x1bStreamingSynthesizeResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.tts_api.tts.v1.SpeechStartedH\x00\x12,\n\x05\x61udio\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.SpeechAudioH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.tts_api.tts.v1.SpeechFinishedH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11ListVoicesRequest\"?\n\x12ListVoicesResponse\x12)\n\x06voices\x18\x01 \x03(\x0b\x32\x19.tts_api.tts.v1.VoiceInfo\"r\n\tVoiceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12+\n\x06gender\x18\x03 \x01(\x0e\x32\x1b.tts_api.tts.v1.VoiceGender\x12\x15\n\rlanguage_code\x18\x04 \x01(\t*u\n\x0bVoiceGender\x12\x1c\n\x18VOICE_GENDER_UNSPECIFIED\x10\x00\x12\x17\n\x13VOICE_GENDER_FEMALE\x10\x01\x12\x15\n\x11VOICE_GENDER_MALE\x10\x02\x12\x18\n\x14VOICE_GENDER_NEUTRAL\x10\x03\x32\xb5\x02\n\x13TextToSpeechService\x12U\n\nSynthesize\x12!.tts_api.tts.v1.SynthesizeRequest\x1a\".tts_api.tts.v1.SynthesizeResponse0\x01\x12r\n\x13StreamingSynthesize\x12*.tts_api.tts.v1.StreamingSynthesizeRequest\x1a+.tts_api.tts.v1.StreamingSynthesizeResponse(\x01\x30\x01\x12S\n\nListVoices\x12!.tts_api.tts.v1.ListVoicesRequest\x1a\".tts_api.tts.v1.ListVoicesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tts_api.tts.v1.tts_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_VOICEGENDER']._serialized_start=1003
+  _globals['_VOICEGENDER']._serialized_end=1120
   _globals['_SYNTHESIZEREQUEST']._serialized_start=81
   _globals['_SYNTHESIZEREQUEST']._serialized_end=160
   _globals['_SYNTHESIZERESPONSE']._serialized_start=163
@@ -41,7 +43,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTVOICESRESPONSE']._serialized_start=822
   _globals['_LISTVOICESRESPONSE']._serialized_end=885
   _globals['_VOICEINFO']._serialized_start=887
-  _globals['_VOICEINFO']._serialized_end=912
-  _globals['_TEXTTOSPEECHSERVICE']._serialized_start=915
-  _globals['_TEXTTOSPEECHSERVICE']._serialized_end=1224
+  _globals['_VOICEINFO']._serialized_end=1001
+  _globals['_TEXTTOSPEECHSERVICE']._serialized_start=1123
+  _globals['_TEXTTOSPEECHSERVICE']._serialized_end=1432
 # @@protoc_insertion_point(module_scope)

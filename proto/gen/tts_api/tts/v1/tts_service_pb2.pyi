@@ -1,10 +1,22 @@
 from tts_api.tts.v1 import speech_pb2 as _speech_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class VoiceGender(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VOICE_GENDER_UNSPECIFIED: _ClassVar[VoiceGender]
+    VOICE_GENDER_FEMALE: _ClassVar[VoiceGender]
+    VOICE_GENDER_MALE: _ClassVar[VoiceGender]
+    VOICE_GENDER_NEUTRAL: _ClassVar[VoiceGender]
+VOICE_GENDER_UNSPECIFIED: VoiceGender
+VOICE_GENDER_FEMALE: VoiceGender
+VOICE_GENDER_MALE: VoiceGender
+VOICE_GENDER_NEUTRAL: VoiceGender
 
 class SynthesizeRequest(_message.Message):
     __slots__ = ("text", "config")
@@ -71,7 +83,13 @@ class ListVoicesResponse(_message.Message):
     def __init__(self, voices: _Optional[_Iterable[_Union[VoiceInfo, _Mapping]]] = ...) -> None: ...
 
 class VoiceInfo(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "description", "gender", "language_code")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    GENDER_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_CODE_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    description: str
+    gender: VoiceGender
+    language_code: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., gender: _Optional[_Union[VoiceGender, str]] = ..., language_code: _Optional[str] = ...) -> None: ...
