@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
 from gateway.access.caller import caller_of
+from gateway.dialects.elevenlabs import account as elevenlabs_account
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.http import voices_http, web_page
@@ -78,6 +79,7 @@ def dialect_routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRo
         *openai_http.model_routes(),
         *elevenlabs_ws.routes(host),
         *elevenlabs_http.routes(host, max_body_bytes),
+        *elevenlabs_account.routes(host, caller_of),
         *speech_ws.routes(host),
     ]
 

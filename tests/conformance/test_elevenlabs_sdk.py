@@ -33,7 +33,7 @@ async def test_the_elevenlabs_package_hears_speech_leaves_and_fails(
         await run_script(python, "elevenlabs_sdk.py", door.url, str(tmp_path), tls_url, environment=trust)
     facts = json.loads((tmp_path / "facts.json").read_text())
 
-    for name in ("stream", "convert", "timestamps", "async"):
+    for name in ("stream", "convert", "timestamps", "object", "async"):
         assert_is_the_sound((tmp_path / f"{name}.pcm").read_bytes())
     assert_is_the_sound((tmp_path / "pieces.pcm").read_bytes(), 2)
     for name in ("default", "pieces"):
@@ -41,6 +41,9 @@ async def test_the_elevenlabs_package_hears_speech_leaves_and_fails(
         assert_is_like_the_sound((samples * 32767).astype(np.int16).tobytes(), rate_hz)
 
     assert (facts["characters"], facts["last_end_s"]) == (ONE, 2.4)
+    assert facts["object"] == [ONE, 2.4]
+    assert facts["voice"] == {"gender": "female", "language": "de-DE"}
+    assert facts["user"] == ["active", "self_hosted"]
     assert facts["all"] == facts["found"] == ["anna", "default"]
     assert facts["has_more"] is False
     assert facts["unknown_voice"][0] == 404

@@ -1,4 +1,4 @@
-"""ElevenLabs' HTTP routes: whole texts in, audio out as it is made, and the list of voices.
+"""ElevenLabs' HTTP routes that speak: whole texts in, audio out as it is made.
 
 Parses and refuses; everything else is the pipeline's. Audio is not paced here: a client that turns away hangs up.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
@@ -16,15 +15,14 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.common.answers import StreamedAnswer, read_body
-from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_speech, whole_speech
+from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
 from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, decode_text
-from gateway.voices.registry import NamedVoice
 
 PATH = "/v1/text-to-speech/{voice}"
-_JSON_LINES = "application/json"
+_JSON = "application/json"
 _UNPROCESSABLE = 422
 _CLIENT_LEFT = 400
 
@@ -58,19 +56,11 @@ def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
     def speaking(make: Make, media_type: str | None = None) -> ASGIApp:
         return SpeechEndpoint(host, max_body_bytes, make, media_type)
 
-    async def voices(request: Request) -> Response:
-        return JSONResponse({"voices": _voices(host(), "")})
-
-    async def search(request: Request) -> Response:
-        found = _voices(host(), request.query_params.get("search", ""))
-        return JSONResponse({"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None})
-
     return [
         Route(PATH, speaking(whole_speech), methods=["POST"]),
+        Route(f"{PATH}/with-timestamps", speaking(timestamped_object, _JSON), methods=["POST"]),
         Route(f"{PATH}/stream", speaking(whole_speech), methods=["POST"]),
-        Route(f"{PATH}/stream/with-timestamps", speaking(timestamped_speech, _JSON_LINES), methods=["POST"]),
-        Route("/v1/voices", voices, methods=["GET"]),
-        Route("/v2/voices", search, methods=["GET"]),
+        Route(f"{PATH}/stream/with-timestamps", speaking(timestamped_lines, _JSON), methods=["POST"]),
     ]
 
 
@@ -127,14 +117,3 @@ def _unprocessable(error: ValidationError) -> Response:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     detail = [{"loc": ["body", *each["loc"]], "msg": each["msg"], "type": each["type"]} for each in problems]
     return JSONResponse({"detail": detail}, _UNPROCESSABLE)
-
-
-def _voices(host: Host, wanted: str) -> list[dict[str, Any]]:
-    voices = [host.voices.find(name) for name in host.voices.names]
-    described = [
-        {"voice_id": voice.name, "name": voice.name, "category": "premade"}
-        if isinstance(voice, NamedVoice)
-        else {"voice_id": voice.id, "name": voice.name, "category": "cloned", "description": voice.description}
-        for voice in voices
-    ]
-    return [voice for voice in described if wanted.casefold() in voice["name"].casefold()]

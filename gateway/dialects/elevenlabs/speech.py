@@ -16,6 +16,10 @@ from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.text_clock import CharacterTime
 
+_BASE64_GROUP_BYTES = 3
+"""So many become four characters, and nothing is padded in the middle."""
+_DECIMALS = 3
+
 
 @dataclass(frozen=True)
 class SpeechOrder:
@@ -39,7 +43,7 @@ async def whole_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
         yield await encoder.finish()
 
 
-async def timestamped_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def timestamped_lines(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
     """Yield lines of JSON, each with some audio and the characters that end in it; times count from the first sample.
 
     A line holds a tenth of a second: aiohttp's clients read no line that is longer than 128 KiB.
@@ -47,48 +51,63 @@ async def timestamped_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[b
     Raises:
         GatewayError: see `whole_speech`.
     """
-    result, lines, began_samples = SpeechResult(), _LineWriter(order.speed), 0
+    held: list[CharacterTime] = []
+    async with aclosing(_timestamped(host, order)) as pieces:
+        async for encoded, characters in pieces:
+            held.extend(characters)
+            if encoded:
+                yield _json({"audio_base64": _base64(encoded), **_alignments(held, order.speed)}) + b"\n"
+                held = []
+    if held:
+        yield _json({"audio_base64": "", **_alignments(held, order.speed)}) + b"\n"
+
+
+async def timestamped_object(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
+    """Yield one JSON object with all of the audio, while it is made, and behind it the times of all characters.
+
+    Raises:
+        GatewayError: see `whole_speech`.
+    """
+    characters: list[CharacterTime] = []
+    begin, rest = b'{"audio_base64":"', b""
+    async with aclosing(_timestamped(host, order)) as pieces:
+        async for encoded, new in pieces:
+            characters.extend(new)
+            rest += encoded
+            whole = len(rest) // _BASE64_GROUP_BYTES * _BASE64_GROUP_BYTES
+            if whole:
+                yield begin + base64.b64encode(rest[:whole])
+                begin, rest = b"", rest[whole:]
+    yield begin + base64.b64encode(rest) + b'",' + _json(_alignments(characters, order.speed))[1:]
+
+
+async def _timestamped(host: Host, order: SpeechOrder) -> AsyncGenerator[tuple[bytes, Sequence[CharacterTime]]]:
+    """Yield encoded audio, maybe none, and the characters that end in it."""
+    result, began_samples = SpeechResult(), 0
     async with TurnEncoder(order.output, host.executor, order.speed) as encoder:
         async with aclosing(timed(host.pipeline.synthesize(order.request, result), result)) as speech:
             async for audio in speech:
                 for frame in frames_of(audio, began_samples):
-                    yield lines.write(await encoder.encode(frame.samples), frame.characters)
+                    yield await encoder.encode(frame.samples), frame.characters
                 began_samples += len(audio.samples)
-        yield lines.finish(await encoder.finish())
+        yield await encoder.finish(), ()
 
 
-class _LineWriter:
-    """Holds characters until there are bytes to go with."""
-
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self._held: list[CharacterTime] = []
-
-    def write(self, encoded: bytes, characters: Sequence[CharacterTime]) -> bytes:
-        self._held.extend(characters)
-        return self._line(encoded) if encoded else b""
-
-    def finish(self, encoded: bytes) -> bytes:
-        return self._line(encoded) if encoded or self._held else b""
-
-    def _line(self, encoded: bytes) -> bytes:
-        held, self._held = self._held, []
-        alignment = self._alignment(held)
-        line = {
-            "audio_base64": base64.b64encode(encoded).decode("ascii"),
-            "alignment": alignment,
-            "normalized_alignment": alignment,
-        }
-        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-
-    def _alignment(self, characters: Sequence[CharacterTime]) -> dict[str, Any] | None:
-        if not characters:
-            return None
-        return {
+def _alignments(characters: Sequence[CharacterTime], speed: float) -> dict[str, Any]:
+    """Return the times of the text as it was sent, which stand for those of the normalised text too."""
+    alignment = None
+    if characters:
+        alignment = {
             "characters": [each.character for each in characters],
-            "character_start_times_seconds": [self._seconds(each.start_s) for each in characters],
-            "character_end_times_seconds": [self._seconds(each.end_s) for each in characters],
+            "character_start_times_seconds": [round(each.start_s / speed, _DECIMALS) for each in characters],
+            "character_end_times_seconds": [round(each.end_s / speed, _DECIMALS) for each in characters],
         }
+    return {"alignment": alignment, "normalized_alignment": alignment}
 
-    def _seconds(self, made_s: float) -> float:
-        return round(made_s / self._speed, 3)
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()

@@ -31,7 +31,12 @@ def main() -> None:
     (directory / "convert.pcm").write_bytes(b"".join(speech.convert(text=ONE, **PCM)))
     (directory / "default.mp3").write_bytes(b"".join(speech.stream(text=ONE, voice_id="anna")))
     (directory / "timestamps.pcm").write_bytes(_timestamped(speech, facts))
+    whole = speech.convert_with_timestamps(text=ONE, **PCM)
+    (directory / "object.pcm").write_bytes(base64.b64decode(whole.audio_base_64))
+    facts["object"] = ["".join(whole.alignment.characters), whole.alignment.character_end_times_seconds[-1]]
     asyncio.run(_speak_async(url, directory))
+    facts["voice"] = client.voices.get("anna").labels
+    facts["user"] = [client.user.get().subscription.status, client.user.subscription.get().tier]
     facts["all"] = [voice.voice_id for voice in client.voices.get_all().voices]
     found = client.voices.search()
     facts["found"] = [voice.voice_id for voice in found.voices]

@@ -20,6 +20,8 @@ from starlette.types import ASGIApp
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from gateway.access.caller import caller_of
+from gateway.dialects.elevenlabs import account as elevenlabs_account
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.speech_ws import socket as speech_ws
@@ -150,6 +152,7 @@ async def opened_door(
         routes = [
             *elevenlabs_ws.routes(lambda: host),
             *elevenlabs_http.routes(lambda: host, MAX_BODY_BYTES),
+            *elevenlabs_account.routes(lambda: host, caller_of),
             *speech_ws.routes(lambda: host),
         ]
         app = Starlette(routes=routes)

@@ -44,7 +44,7 @@ async def test_a_text_is_answered_with_its_audio(voices: Voices, path: str) -> N
     assert llm.seeds == [7, 7]
 
 
-@pytest.mark.parametrize("path", ["/stream", "/stream/with-timestamps"])
+@pytest.mark.parametrize("path", ["/with-timestamps", "/stream", "/stream/with-timestamps"])
 async def test_a_reader_who_stands_still_is_given_up(voices: Voices, path: str) -> None:
     llm, token2wav = FakeLLM(speech_deltas(25 * 600, per_delta=50)), FakeToken2Wav()
     async with opened_door(llm, token2wav, voices, reader_timeout_s=0.3) as door:
@@ -55,7 +55,7 @@ async def test_a_reader_who_stands_still_is_given_up(voices: Voices, path: str) 
             assert not await asyncio.wait_for(reader.is_answer_whole(), 5)
 
 
-@pytest.mark.parametrize("path", ["", "/stream", "/stream/with-timestamps"])
+@pytest.mark.parametrize("path", ["", "/with-timestamps", "/stream", "/stream/with-timestamps"])
 async def test_a_text_that_holds_nothing_to_say_is_the_callers_mistake(voices: Voices, path: str) -> None:
     async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door, door.http() as http:
         response = await http.post(PATH + path, json={"text": "🙂 ..."}, params=PCM)
@@ -140,3 +140,44 @@ async def test_voices_are_listed_as_clients_look_for_them(voices: Voices) -> Non
     ]
     assert [voice["voice_id"] for voice in second["voices"]] == ["anna"]
     assert (second["has_more"], second["total_count"]) == (False, 1)
+    anna, default = first["voices"]
+    assert anna["description"] == "A woman, warm and quick, German."
+    assert anna["labels"] == {"gender": "female", "language": "de-DE"}
+    assert (default["description"], default["labels"]) == (None, {})
+
+
+async def test_one_voice_is_shown_and_an_unknown_one_is_refused(voices: Voices) -> None:
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door, door.http() as http:
+        listed = (await http.get("/v1/voices")).json()["voices"]
+        shown = (await http.get("/v1/voices/anna")).json()
+        unknown = await http.get("/v1/voices/nobody")
+    assert shown == listed[0]
+    assert (unknown.status_code, unknown.json()["detail"]["status"]) == (404, "voice_not_found")
+    assert "anna" in unknown.json()["detail"]["message"]
+
+
+async def test_who_asks_has_characters_without_end(voices: Voices) -> None:
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door, door.http() as http:
+        user = (await http.get("/v1/user")).json()
+        subscription = (await http.get("/v1/user/subscription")).json()
+    assert user["user_id"] == "127.0.0.1"
+    assert user["subscription"].items() <= subscription.items()
+    assert (subscription["status"], subscription["character_count"]) == ("active", 0)
+    assert subscription["character_limit"] > 1e9
+    assert subscription["can_use_instant_voice_cloning"] is False, "this door keeps no voices"
+
+
+@pytest.mark.parametrize("output", ["pcm_24000", "mp3_44100_128"])
+async def test_one_object_carries_all_audio_and_the_times_of_all_characters(voices: Voices, output: str) -> None:
+    body = {"text": f"{ONE} {TWO}", "voice_settings": {"speed": 2.0}}
+    async with opened_door(FakeLLM(speech_deltas(100)), FakeToken2Wav(), voices) as door, door.http() as http:
+        response = await http.post(f"{PATH}/with-timestamps", json=body, params={"output_format": output})
+        plain = await http.post(PATH, json=body, params={"output_format": output})
+    answer = response.json()
+    assert response.headers["content-type"] == "application/json"
+    assert set(answer) == {"audio_base64", "alignment", "normalized_alignment"}
+    assert base64.b64decode(answer["audio_base64"], validate=True) == plain.content
+    alignment = answer["alignment"]
+    assert "".join(alignment["characters"]) == f"{ONE} {TWO}"
+    assert alignment["character_start_times_seconds"][0] == 0.0
+    assert alignment["character_end_times_seconds"][-1] == 2.0, "as it is played, at twice the speed"
