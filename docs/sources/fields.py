@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gateway.audio import AudioFormat
+from gateway.audio.formats import OPENAI_FORMATS
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.openai import http as openai_http
@@ -221,5 +222,4 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _openai_formats() -> Mapping[AudioFormat, None]:
-    names = ("mp3", "opus", "aac", "flac", "wav", "pcm")
-    return dict.fromkeys(AudioFormat(name) for name in names)
+    return dict.fromkeys(OPENAI_FORMATS.values())

@@ -131,17 +131,24 @@ def _listed(values: Sequence[int]) -> str:
 
 
 OPENAI_FORMATS: Mapping[str, AudioFormat] = {
-    audio_format.value: audio_format
-    for audio_format in (
-        AudioFormat.MP3,
-        AudioFormat.OPUS,
-        AudioFormat.AAC,
-        AudioFormat.FLAC,
-        AudioFormat.WAV,
-        AudioFormat.PCM,
-    )
+    "mp3": AudioFormat.MP3,
+    "opus": AudioFormat.OPUS,
+    "aac": AudioFormat.AAC,
+    "flac": AudioFormat.FLAC,
+    "wav": AudioFormat.WAV,
+    "pcm": AudioFormat.PCM,
+    "mulaw": AudioFormat.MULAW,
+    "alaw": AudioFormat.ALAW,
+    "pcm_mulaw": AudioFormat.MULAW,
+    "pcm_alaw": AudioFormat.ALAW,
+    "ulaw": AudioFormat.MULAW,
+    "g711_ulaw": AudioFormat.MULAW,
+    "g711_alaw": AudioFormat.ALAW,
 }
-"""`response_format` of POST /v1/audio/speech."""
+"""`response_format` of POST /v1/audio/speech: OpenAI's six, and those of telephones by FFmpeg's and OpenAI's names."""
+
+TELEPHONE_SAMPLE_RATE_HZ = 8000
+_TELEPHONE_FORMATS = (AudioFormat.MULAW, AudioFormat.ALAW)
 
 RIVA_ENCODINGS: Mapping[str, AudioFormat] = {
     "LINEAR_PCM": AudioFormat.PCM,
@@ -165,16 +172,24 @@ _ELEVENLABS_WITH_BIT_RATE = {"mp3": AudioFormat.MP3, "opus": AudioFormat.OPUS}
 _ELEVENLABS_NAME = re.compile(r"(?P<codec>[a-z0-9]+)_(?P<rate>[0-9]{4,5})(?:_(?P<kbps>[0-9]{1,3}))?", re.ASCII)
 
 
-def parse_openai_format(response_format: str) -> OutputFormat:
-    """Read `response_format`; always 24 kHz, which OpenAI's clients take for granted.
+def parse_openai_format(response_format: str, sample_rate_hz: int | None = None) -> OutputFormat:
+    """Read `response_format`.
+
+    Args:
+        response_format: one of `OPENAI_FORMATS`.
+        sample_rate_hz: None: 24 kHz, which OpenAI's clients take for granted; of mu-law and A-law 8 kHz.
 
     Raises:
-        UnsupportedOptionError: there is no such format.
+        UnsupportedOptionError: there is no such format, or not at this rate.
     """
     audio_format = OPENAI_FORMATS.get(response_format)
     if audio_format is None:
         raise _unknown("response_format", response_format, OPENAI_FORMATS)
-    return OutputFormat(audio_format)
+    usual_hz = TELEPHONE_SAMPLE_RATE_HZ if audio_format in _TELEPHONE_FORMATS else SAMPLE_RATE_HZ
+    try:
+        return OutputFormat(audio_format, usual_hz if sample_rate_hz is None else sample_rate_hz)
+    except UnsupportedOptionError as error:
+        raise UnsupportedOptionError(str(error), param="sample_rate") from error
 
 
 def parse_riva_format(encoding: str, sample_rate_hz: int) -> OutputFormat:

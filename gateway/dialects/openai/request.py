@@ -45,7 +45,8 @@ class VoiceObject(BaseModel):
 
 
 class SpeechBody(BaseModel):
-    """The request body, null and left out being the same; from `seed` on the fields are ours, the rest OpenAI's."""
+    """The request body, null and left out being the same; `sample_rate` and all from `seed` on are ours, the rest
+    OpenAI's."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     model: str
@@ -55,8 +56,12 @@ class SpeechBody(BaseModel):
     voice: str | VoiceObject
     """A name, an alias such as `alloy`, or an object with the `id` of a created voice."""
     response_format: str | None = None
-    """`mp3` (default), `opus`, `aac`, `flac`, `wav` or `pcm` (16 bit, 24 kHz, one channel). Without the extra `audio`
-    only `wav`, which is then the default, and `pcm`."""
+    """`mp3` (default), `opus`, `aac`, `flac`, `wav`, `pcm` (16 bit, one channel, no header), `mulaw` or `alaw` (as on
+    telephones: one byte a sample, no header). Without the extra `audio` only `wav`, which is then the default, `pcm`,
+    `mulaw` and `alaw`."""
+    sample_rate: int | None = None
+    """Samples a second, 8000 to 48000; of `mp3` and `aac` 8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100 or
+    48000. By default 24000, of `mulaw` and `alaw` 8000. `x-sample-rate` tells it."""
     speed: float | None = None
     """0.25 to 4 times the normal speed at the same pitch; other values than 1 need the extra `audio`."""
     stream_format: str | None = None
@@ -121,7 +126,7 @@ def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder
     )
     return SpeechOrder(
         speech,
-        parse_openai_format(body.response_format or default.value),
+        parse_openai_format(body.response_format or default.value, body.sample_rate),
         _NORMAL_SPEED if body.speed is None else body.speed,
         _read_stream_format(body.stream_format),
         _ignored_fields(body),

@@ -15,9 +15,31 @@ def test_openai_has_six_formats_at_24_khz(name: str) -> None:
     assert parse_openai_format(name) == OutputFormat(AudioFormat(name), 24_000)
 
 
-@pytest.mark.parametrize("name", ["ogg", "MP3", "", "mulaw", "mp3_44100_128", "wav\n"])
-def test_other_openai_names_are_refused_with_the_six(name: str) -> None:
-    with pytest.raises(UnsupportedOptionError, match="supported are mp3, opus, aac, flac, wav, pcm") as info:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, AudioFormat.MULAW) for name in ("mulaw", "pcm_mulaw", "ulaw", "g711_ulaw")),
+        *((name, AudioFormat.ALAW) for name in ("alaw", "pcm_alaw", "g711_alaw")),
+    ],
+)
+def test_telephone_formats_have_8_khz_unless_another_rate_is_named(name: str, expected: AudioFormat) -> None:
+    assert parse_openai_format(name) == OutputFormat(expected, 8000)
+    assert parse_openai_format(name, 16_000) == OutputFormat(expected, 16_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate_hz", "listed"),
+    [("pcm", 7999, "8000 to 48000"), ("mulaw", 0, "8000 to 48000"), ("mp3", 8001, "8000, 11025"), ("wav", -1, "8000")],
+)
+def test_a_sample_rate_that_cant_be_is_refused_with_those_there_are(name: str, rate_hz: int, listed: str) -> None:
+    with pytest.raises(UnsupportedOptionError, match=f"{rate_hz} Hz for {name}, supported are {listed}") as info:
+        parse_openai_format(name, rate_hz)
+    assert info.value.param == "sample_rate"
+
+
+@pytest.mark.parametrize("name", ["ogg", "MP3", "", "mulaw_8000", "mp3_44100_128", "wav\n"])
+def test_other_openai_names_are_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(UnsupportedOptionError, match="supported are mp3, opus, aac, flac, wav, pcm, mulaw") as info:
         parse_openai_format(name)
 
     assert info.value.param == "response_format"

@@ -6,8 +6,9 @@ import asyncio
 
 import numpy as np
 import pytest
+import soxr
 
-from gateway.audio import AudioFormat
+from gateway.audio import AudioFormat, parse_openai_format
 from gateway.voices.registry import NamedVoice
 from tests.gateway.audio.signals import best_lag
 from tests.gateway.doors.http_door import opened_door
@@ -50,6 +51,38 @@ async def test_every_format_decodes_to_the_speech(voices: Voices, name: str) -> 
     assert (bare.headers["content-type"], events.headers["content-type"]) == (MEDIA_TYPES[name], "text/event-stream")
     assert_is_the_sound(bare.content, name)
     assert_is_the_sound(audio_of(events_of(events.content)), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked_hz", "rate_hz", "media_type"),
+    [
+        pytest.param("pcm_mulaw", None, 8000, "audio/pcmu", id="mu-law"),
+        pytest.param("alaw", None, 8000, "audio/pcma", id="A-law"),
+        pytest.param("pcm", 8000, 8000, "audio/pcm", id="8 kHz"),
+        pytest.param("wav", 16_000, 16_000, "audio/wav", id="16 kHz"),
+        pytest.param("mp3", 44_100, 44_100, "audio/mpeg", id="44.1 kHz"),
+        pytest.param("flac", 48_000, 48_000, "audio/flac", id="48 kHz"),
+    ],
+)
+async def test_a_sample_rate_is_what_was_asked_for(
+    voices: Voices, name: str, asked_hz: int | None, rate_hz: int, media_type: str
+) -> None:
+    async with opened_door(FakeLLM(speech_deltas(SPEECH_TOKENS)), SpeakingToken2Wav(), voices) as door:
+        answer = await door.speak(response_format=name, **({} if asked_hz is None else {"sample_rate": asked_hz}))
+
+    assert (answer.headers["content-type"], answer.headers["x-sample-rate"]) == (media_type, str(rate_hz))
+    got, decoded_hz = decoded(answer.content, parse_openai_format(name).audio_format, rate_hz)
+    wanted = soxr.resample(spoken_sound(), 24_000, rate_hz)
+    assert decoded_hz == rate_hz
+    assert len(got) / rate_hz == pytest.approx(len(spoken_sound()) / 24_000, abs=0.15)
+    assert best_lag(got, wanted[: rate_hz // 2], MAX_CODEC_DELAY_SAMPLES)[1] > 0.98
+
+
+@pytest.mark.parametrize("rate", [7999, 96_000, 0, -8000, "8000", 8000.5, True])
+async def test_a_sample_rate_that_cant_be_is_the_callers_mistake(voices: Voices, rate: object) -> None:
+    async with opened_door(FakeLLM(speech_deltas(5)), FakeToken2Wav(), voices) as door:
+        answer = await door.speak(response_format="pcm", sample_rate=rate)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "sample_rate")
 
 
 @pytest.mark.parametrize("name", FORMATS)
