@@ -36,6 +36,8 @@ TOKEN_RATE_HZ = 25
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_TOKEN = SAMPLE_RATE_HZ // TOKEN_RATE_HZ
 PROMPT_SAMPLE_RATE_HZ = 16_000
+MAX_PROMPT_SECONDS = 18.0
+"""900 mel frames: with 100 frames of history the most that the estimator's engines are built for."""
 LOOKAHEAD_TOKENS = 3
 """A chunk that is not the last carries this many tokens of context beyond those it speaks."""
 CHUNK_SIZES_TOKENS = (15, 25, 50, 100)

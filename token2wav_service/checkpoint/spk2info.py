@@ -21,9 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
+from token2wav_service.contract import LOOKAHEAD_TOKENS, MAX_PROMPT_SECONDS, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
 from token2wav_service.errors import CheckpointError
-from token2wav_service.features.audio import MAX_PROMPT_SECONDS
 from token2wav_service.voice_file import FRAMES_PER_TOKEN
 
 MEL_BINS = 80

@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from token2wav_service.contract import TOKEN_RATE_HZ
+from token2wav_service.contract import MAX_PROMPT_SECONDS, TOKEN_RATE_HZ
 from token2wav_service.engine.runner import Runner, VoiceState
 from token2wav_service.engine.voice_cache import VoiceCache
 from token2wav_service.errors import CapacityError, InvalidVoiceFileError, VoiceModelMismatchError
-from token2wav_service.features.audio import MAX_PROMPT_SECONDS, validate_prompt
+from token2wav_service.features.audio import validate_prompt
 from token2wav_service.features.extractor import voice_id_of
 from token2wav_service.types import VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file

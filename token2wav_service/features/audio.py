@@ -13,12 +13,10 @@ from math import ceil, gcd
 import numpy as np
 import soundfile
 
-from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
+from token2wav_service.contract import MAX_PROMPT_SECONDS, PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.types import FloatArray
 
-MAX_PROMPT_SECONDS = 18.0
-"""900 mel frames: with 100 frames of history the most that the estimator's engines are built for."""
 MIN_PROMPT_SECONDS = 0.12
 """Three speech tokens, the flow's look-ahead."""
 MAX_FILE_BYTES = 32 * 1024 * 1024
@@ -57,8 +55,8 @@ def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> F
             samples, rate_hz = _decode(file, max_seconds), int(file.samplerate)
     except soundfile.SoundFileError as err:
         raise InvalidPromptError(
-            f"the prompt audio can't be read ({err}); got {len(data)} bytes that start with {data[:4]!r}, expected "
-            f"a complete WAV, FLAC, OGG or MP3 file; re-encode it, for example as 16-bit WAV"
+            f"the prompt audio can't be read ({_reason(err)}); got {len(data)} bytes that start with {data[:4]!r}, "
+            f"expected a complete WAV, FLAC, OGG or MP3 file; re-encode it, for example as 16-bit WAV"
         ) from err
     mono: FloatArray = samples.mean(axis=1, dtype=np.float32)
     _check_finite(mono)
@@ -94,6 +92,12 @@ def validate_prompt(samples: FloatArray) -> None:
         raise InvalidPromptError(
             f"the prompt is silent (peak {peak:.1e}, expected at least {_SILENCE_PEAK}); give a recording of speech"
         )
+
+
+def _reason(error: soundfile.SoundFileError) -> str:
+    """Return what libsndfile says, without the name of what it read, which is an object's address here."""
+    known = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+    return str(known).rstrip(". ")
 
 
 def _check_size(data: bytes) -> None:
