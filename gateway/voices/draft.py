@@ -33,7 +33,7 @@ class VoiceDraft:
 
     name: str
     audio: bytes
-    """A recording in any format that token2wav reads."""
+    """A recording in any format that token2wav or PyAV reads; see `gateway.voices.recordings`."""
     consent: str
     """Who allowed the voice to be made, or the id of that consent elsewhere."""
     transcript: str = ""

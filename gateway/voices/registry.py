@@ -20,6 +20,7 @@ from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundErr
 from gateway.voices.directory import StoredVoice
 from gateway.voices.draft import VoiceDraft
 from gateway.voices.profile import NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
+from gateway.voices.recordings import readable
 from gateway.voices.store import VoiceStore
 
 DEFAULT_CACHED_VOICES = 1024
@@ -241,7 +242,8 @@ class VoiceRegistry:
 
     async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
         if isinstance(source, InlineVoice):
-            return await self._token2wav.register_voice(source.audio)
+            audio = await readable(source.audio) if isinstance(source.audio, bytes) else source.audio
+            return await self._token2wav.register_voice(audio)
         if isinstance(source, StoredVoice):
             return await self._creating().load(source)
         return await self._token2wav.register_voice(await asyncio.to_thread(_read_audio, source))

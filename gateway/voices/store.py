@@ -26,6 +26,7 @@ from gateway.errors import (
 )
 from gateway.voices.directory import StoredVoice, VoiceDirectory, new_voice_id
 from gateway.voices.draft import VoiceDraft, checked_draft
+from gateway.voices.recordings import readable
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
@@ -141,12 +142,13 @@ class VoiceStore:
             InvalidRequestError: see `checked_draft`.
             VoiceExistsError: the name is taken.
             VoiceStoreFullError: as many voices as allowed are kept.
-            InvalidVoicePromptError: token2wav can't use the recording.
+            InvalidVoicePromptError: token2wav can't use the recording, or it can't be made readable.
+            UnsupportedOptionError: PyAV is needed for the recording, and not installed.
             GatewayError: token2wav or the disk failed.
         """
         draft = checked_draft(draft, self.limits.max_audio_bytes)
         with self._reserved(draft.name, taken):
-            registered, file = await self._make(draft.audio)
+            registered, file = await self._make(await readable(draft.audio))
             voice = StoredVoice(
                 id=new_voice_id(),
                 name=draft.name,

@@ -16,6 +16,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.text import TextOptions
 from gateway.voices.draft import prompt_voice, wav_of_pcm16
 from gateway.voices.profile import DEFAULT_VOICE
+from gateway.voices.recordings import container_of
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 MODEL_NAME = "cosydit"
@@ -74,7 +75,7 @@ def _read_voice(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoi
 
 
 def _read_prompt(prompt: riva_tts_pb2.ZeroShotData) -> InlineVoice:
-    if _FILE_BEGINS.match(prompt.audio_prompt) or not prompt.audio_prompt:
+    if not prompt.audio_prompt or _FILE_BEGINS.match(prompt.audio_prompt) or container_of(prompt.audio_prompt):
         return prompt_voice(prompt.audio_prompt, prompt.transcript)
     if prompt.encoding not in (riva_audio_pb2.LINEAR_PCM, riva_audio_pb2.ENCODING_UNSPECIFIED):
         got = "zero_shot_data.audio_prompt is no audio file and not LINEAR_PCM either"

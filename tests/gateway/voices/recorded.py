@@ -1,0 +1,52 @@
+"""Recordings as telephones and browsers make them."""
+
+from __future__ import annotations
+
+import io
+
+import av
+import numpy as np
+
+from tests.gateway.audio.signals import speech_like
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+FORMATS = {
+    "m4a": ("mp4", "aac"),
+    "webm": ("webm", "libopus"),
+    "aac": ("adts", "aac"),
+}
+"""Name of a file -> FFmpeg's muxer and encoder."""
+RATE_HZ = 48_000
+BIT_RATE_BPS = 96_000
+
+
+def recording(name: str, seconds: float = 2.0, channels: int = 1) -> bytes:
+    """Return a file of a sound that is like speech."""
+    muxer, encoder = FORMATS[name]
+    file = io.BytesIO()
+    layout = "stereo" if channels == 2 else "mono"
+    with av.open(file, "w", format=muxer) as container:
+        stream = container.add_stream(encoder, rate=RATE_HZ)
+        stream.layout, stream.bit_rate = layout, BIT_RATE_BPS
+        samples = np.repeat(speech_like(int(seconds * SAMPLE_RATE_HZ)), RATE_HZ // SAMPLE_RATE_HZ)
+        frame = av.AudioFrame.from_ndarray(
+            (np.tile(samples, (channels, 1)) * 32767).astype(np.int16), format="s16p", layout=layout
+        )
+        frame.sample_rate = RATE_HZ
+        fitting = av.AudioResampler(stream.format, layout, RATE_HZ, frame_size=stream.codec_context.frame_size or 960)
+        for each in [*fitting.resample(frame), *fitting.resample(None)]:
+            container.mux(stream.encode(each))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def silent_film() -> bytes:
+    """Return an MPEG-4 file with pictures only."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.width = stream.height = 16
+        for _ in range(5):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8))))
+        container.mux(stream.encode(None))
+    return file.getvalue()
