@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -19,8 +18,7 @@ from gateway.access.access import Access
 from gateway.access.caller import Caller, address_of, calling
 from gateway.access.origins import OriginPolicy
 from gateway.dialects.common.json_socket import refuse as refuse_socket
-from gateway.dialects.elevenlabs import wire as elevenlabs_wire
-from gateway.dialects.openai import errors as openai_errors
+from gateway.dialects.http.errors import refusal
 from gateway.errors import AccessError, GatewayError, UploadTooLargeError
 
 OPEN_PATHS = ("/", "/health", "/healthz", "/readyz")
@@ -142,9 +140,6 @@ class _BoundedBody:
         return UploadTooLargeError(f"the request body passes {self._max_bytes} bytes; send less at once")
 
 
-_ELEVENLABS_PATHS = ("/v1/text-to-speech/", "/v1/voices", "/v2/voices")
-
-
 async def refuse(scope: Scope, receive: Receive, send: Send, error: GatewayError) -> None:
     """Answer an HTTP request or a WebSocket's handshake with an error; nothing may have been answered before."""
     response = refusal(scope["path"], error)
@@ -152,9 +147,3 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: GatewayError
         await refuse_socket(WebSocket(scope, receive, send), response)
     else:
         await response(scope, receive, send)
-
-
-def refusal(path: str, error: GatewayError) -> Response:
-    """Make the answer."""
-    is_elevenlabs = path.startswith(_ELEVENLABS_PATHS)
-    return elevenlabs_wire.error_response(error) if is_elevenlabs else openai_errors.error_response(error)

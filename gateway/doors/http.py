@@ -21,8 +21,9 @@ from gateway.dialects.elevenlabs import account as elevenlabs_account
 from gateway.dialects.elevenlabs import http as elevenlabs_http
 from gateway.dialects.elevenlabs import ws as elevenlabs_ws
 from gateway.dialects.http import voices_http, web_page
+from gateway.dialects.http.errors import shape_other_errors
 from gateway.dialects.openai import http as openai_http
-from gateway.dialects.openai.errors import error_response, shape_other_errors
+from gateway.dialects.openai.errors import error_response
 from gateway.dialects.speech_ws import socket as speech_ws
 from gateway.errors import NotReadyError
 from gateway.host import Host

@@ -199,8 +199,12 @@ def closing_message(name: str, message: str, close_code: int) -> dict[str, Any]:
 def error_response(error: GatewayError) -> JSONResponse:
     """Make the HTTP answer to an error."""
     status = wire_status(error)
-    detail = {"status": status.code, "message": str(error)}
-    return JSONResponse({"detail": detail}, status.http, error_headers(error))
+    return JSONResponse(detail(str(error), status.code), status.http, error_headers(error))
+
+
+def detail(message: str, code: str) -> dict[str, dict[str, str]]:
+    """Return the body of an answer to an error."""
+    return {"detail": {"status": code, "message": message}}
 
 
 def _addressed(message: dict[str, Any], context_id: str | None) -> dict[str, Any]:

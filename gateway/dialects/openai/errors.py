@@ -6,12 +6,7 @@ such answers say no; the others say when.
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from fastapi.responses import JSONResponse
 
 from gateway.dialects.common.answers import error_headers
 from gateway.errors import (
@@ -64,22 +59,9 @@ def model_not_found(model: str, known: str) -> JSONResponse:
     return JSONResponse({"error": described}, _NOT_FOUND)
 
 
-def shape_other_errors(app: FastAPI) -> None:
-    """Have the application answer in OpenAI's shape also where no route does: unknown addresses, faults of our own."""
-    app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_exception_handler(Exception, _answer_fault)
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
-    message = f"{request.method} {request.url.path}: {status.phrase}"
-    described = _described(message, "invalid_request_error", status.name.lower(), None)
-    return JSONResponse({"error": described}, status, error.headers)
-
-
-async def _answer_fault(request: Request, error: Exception) -> Response:
-    return error_response(GatewayError("a fault inside the gateway; its log says more"))
+def described(message: str, code: str) -> dict[str, dict[str, str | None]]:
+    """Return the body of an answer to a mistake that is no `GatewayError`."""
+    return {"error": _described(message, "invalid_request_error", code, None)}
 
 
 def _described(message: str, kind: str, code: str, param: str | None) -> dict[str, str | None]:
