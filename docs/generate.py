@@ -3,9 +3,10 @@
     .venv/bin/python docs/generate.py            # write
     .venv/bin/python docs/generate.py --check    # say what would change; status 1 if anything would
 
-Files below docs/: configuration.md (from the argument parsers and settings), api/openai-fields.md and api/openapi.json
-(from the request model), api/websocket-fields.md (from the message models), api/grpc.md (from proto/) and api/errors.md
-(from the table of errors). `tests/docs` runs the check.
+Files below docs/: configuration.md (from the argument parsers and settings), api/endpoints.md and api/openapi.json
+(from the table of endpoints and the stubs), api/openai-fields.md (from the request model), api/websocket-fields.md
+(from the message models), api/grpc.md (from proto/) and api/errors.md (from the table of errors). `tests/docs` runs the
+check.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path[:0] = [str(ROOT), str(ROOT / "proto" / "gen"), str(DOCS)]
 
-from sources import configuration, errors, fields, protocol  # noqa: E402
+from sources import configuration, endpoints, errors, fields, protocol  # noqa: E402
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration.page,
+    "api/endpoints.md": endpoints.page,
     "api/openai-fields.md": fields.openai_page,
     "api/openapi.json": fields.openapi,
     "api/websocket-fields.md": fields.websocket_page,

@@ -337,3 +337,11 @@ def wire_status(error: BaseException) -> WireStatus:
 def known_codes() -> tuple[str, ...]:
     """Return every machine-readable name that `wire_status` can give, sorted."""
     return tuple(sorted({status.code for status in _WIRE.values()}))
+
+
+def known_statuses() -> dict[int, tuple[str, ...]]:
+    """Return every HTTP status that `wire_status` can give, in order, with the names that come with it, sorted."""
+    found: dict[int, set[str]] = {}
+    for status in _WIRE.values():
+        found.setdefault(status.http, set()).add(status.code)
+    return {http: tuple(sorted(codes)) for http, codes in sorted(found.items())}

@@ -21,8 +21,8 @@ from gateway.dialects.common.json_socket import refuse as refuse_socket
 from gateway.dialects.http.errors import refusal
 from gateway.errors import AccessError, GatewayError, UploadTooLargeError
 
-OPEN_PATHS = ("/", "/health", "/healthz", "/readyz")
-"""For everyone, for reading: probes, and the page, which asks for the key itself."""
+OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/healthz", "/readyz")
+"""For everyone, for reading: probes, what the interface is, and the page, which asks for the key itself."""
 OPEN_FOLDER = "/web/"
 """The page's parts."""
 _OPEN_METHODS = ("GET", "HEAD")

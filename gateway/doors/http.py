@@ -25,6 +25,7 @@ from gateway.dialects.http.errors import shape_other_errors
 from gateway.dialects.openai import http as openai_http
 from gateway.dialects.openai.errors import error_response
 from gateway.dialects.speech_ws import socket as speech_ws
+from gateway.doors import openapi
 from gateway.errors import NotReadyError
 from gateway.host import Host
 from gateway.telemetry import exposition
@@ -54,7 +55,7 @@ def build_app(
             async with _warming_up(host, on_warm):
                 yield
 
-    app = FastAPI(title="cosydit gateway", lifespan=lifespan)
+    app = FastAPI(title="cosydit gateway", lifespan=lifespan, openapi_url=None)
     shape_other_errors(app)
 
     def host() -> Host:
@@ -64,6 +65,7 @@ def build_app(
     _add_probes(app, host)
     app.router.routes.extend(exposition.routes(metrics) if metrics is not None else [])
     app.router.routes.extend([*dialect_routes(host, max_body_bytes), *web_page.routes(host)])
+    app.router.routes.extend(openapi.routes(app.routes))
     return app
 
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,6 +30,7 @@ _CLIENT_LEFT = 400
 class SpeechBody(BaseModel):
     """The body of a request; what else clients send has no meaning here."""
 
+    model_config = ConfigDict(title="ElevenLabsSpeechBody", use_attribute_docstrings=True)
     text: str
     """The text; at most 100,000 characters (`--max-text-characters`)."""
     language_code: str | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi.responses import JSONResponse
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
 from gateway.dialects.common.answers import error_headers
@@ -66,6 +66,7 @@ class GenerationConfig(BaseModel):
 class VoiceSettings(BaseModel):
     """What of the voice can be changed; stability, similarity and style are the recording's own here."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     speed: float | None = None
     """0.25 to 4 times the normal speed; other values than 1 need the extra `audio`."""
 

@@ -1,4 +1,4 @@
-"""The page at `/`: its files, and what it may offer here.
+"""The pages at `/` and `/docs`: their files, and what they may offer here.
 
 The files lie in gateway/web and go out as they are. They ask for nothing from elsewhere, and the Content-Security-
 Policy lets nothing else in. Knows nothing of speech: the page itself talks to the other dialects.
@@ -18,9 +18,10 @@ from gateway.host import Host
 
 FILES_PATH = "/web"
 SETTINGS_PATH = f"{FILES_PATH}/settings.json"
+API_PATH = "/docs"
 
 _DIRECTORY = Path(__file__).parents[2] / "web"
-_INDEX = "index.html"
+_PAGES = {"index.html": "/", "docs.html": API_PATH}
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -69,7 +70,7 @@ def routes(host: Callable[[], Host]) -> list[BaseRoute]:
 
 
 def _path_of(file: Path) -> str:
-    return "/" if file.name == _INDEX else f"{FILES_PATH}/{file.name}"
+    return _PAGES.get(file.name, f"{FILES_PATH}/{file.name}")
 
 
 def _serving(file: Path) -> Callable[[Request], Awaitable[Response]]:

@@ -39,7 +39,7 @@ class StreamFormat(str, Enum):
 class VoiceObject(BaseModel):
     """The object form of `voice`."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
     id: str
     """Of the voice, or its name."""
 
@@ -48,7 +48,7 @@ class SpeechBody(BaseModel):
     """The request body, null and left out being the same; `sample_rate` and all from `seed` on are ours, the rest
     OpenAI's."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
     model: str
     """Any name: there is one model, and clients insist on names of their own."""
     input: str

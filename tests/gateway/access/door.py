@@ -151,6 +151,8 @@ def _routes(host: Host) -> list[BaseRoute]:
 
     return [
         Route("/", answer),
+        Route("/docs", answer),
+        Route("/openapi.json", answer),
         Route("/healthz", answer),
         Route("/web/app.js", answer),
         Route("/caller", answer),

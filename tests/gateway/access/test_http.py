@@ -36,7 +36,7 @@ from tests.gateway.access.door import (
 from tests.gateway.fakes import FakeLLM, speech_deltas
 
 Voices = list[NamedVoice]
-OPEN = ("/", "/healthz", "/web/app.js")
+OPEN = ("/", "/docs", "/openapi.json", "/healthz", "/web/app.js")
 SOCKETS = (
     "/v1/text-to-speech/default/multi-stream-input?output_format=pcm_24000&auto_mode=true",
     "/v1/text-to-speech/default/stream-input?output_format=pcm_24000",

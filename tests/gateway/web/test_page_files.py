@@ -114,8 +114,9 @@ def test_the_wheel_holds_every_file_that_is_served() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
     settings = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     packed = {path for pattern in settings["package-data"]["gateway"] for path in (root / "gateway").glob(pattern)}
-    served = {DIRECTORY / path.removeprefix("/web/") for path in served_paths() - {"/", web_page.SETTINGS_PATH}}
-    assert served | {DIRECTORY / "index.html"} == packed
+    pages = {"/", web_page.API_PATH, web_page.SETTINGS_PATH}
+    served = {DIRECTORY / path.removeprefix("/web/") for path in served_paths() - pages}
+    assert served | {DIRECTORY / "index.html", DIRECTORY / "docs.html"} == packed
 
 
 def test_the_screenshot_is_small_and_not_served() -> None:

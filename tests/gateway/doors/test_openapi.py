@@ -1,0 +1,144 @@
+"""What the HTTP door says of itself is what it serves: every route, every field, every answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from jsonschema import Draft202012Validator
+from prometheus_client import CollectorRegistry
+
+from gateway.doors.endpoints import ENDPOINTS, WEBSOCKET
+from gateway.doors.http import build_app
+from gateway.doors.openapi import asked_of, document
+from gateway.voices.registry import NamedVoice
+from tests import ROOT
+from tests.gateway.dialects.http.test_voices import voice_door
+from tests.gateway.doors.grpc_door import opened_grpc
+from tests.gateway.doors.http_door import opened_door
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+
+Voices = list[NamedVoice]
+FILE = re.compile(r"/web/[\w-]+\.(js|css|svg)")
+"""A part of a page."""
+
+
+def refs_of(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from [value["$ref"]] if "$ref" in value else []
+        for each in value.values():
+            yield from refs_of(each)
+    if isinstance(value, list):
+        for each in value:
+            yield from refs_of(each)
+
+
+def operations(api: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(method, path, each) for path, methods in api["paths"].items() for method, each in methods.items()]
+
+
+def validator(api: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
+    return Draft202012Validator({**schema, "components": api["components"]})
+
+
+def test_the_table_of_endpoints_is_what_the_application_serves() -> None:
+    app = build_app(None, 1, CollectorRegistry())  # type: ignore[arg-type]
+    served = {(method, path) for method, path in asked_of(app.routes) if not FILE.fullmatch(path)}
+    assert served == {(each.method, each.path) for each in ENDPOINTS}
+    assert len(ENDPOINTS) == len(served)
+
+
+def test_without_metrics_the_document_does_not_speak_of_them() -> None:
+    app = build_app(None, 1)  # type: ignore[arg-type]
+    assert ("GET", "/metrics") not in asked_of(app.routes)
+    assert ("GET", "/openapi.json") in asked_of(app.routes)
+
+
+def test_the_document_is_sound() -> None:
+    api = document(ENDPOINTS, "1.2.3", ".")
+    assert (api["openapi"], api["info"]["version"]) == ("3.1.0", "1.2.3")
+    assert {ref.removeprefix("#/components/schemas/") for ref in refs_of(api)} <= set(api["components"]["schemas"])
+    for schema in api["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    ids = [each["operationId"] for _, _, each in operations(api)]
+    assert len(ids) == len(set(ids)) == len(ENDPOINTS)
+    for _, path, each in operations(api):
+        declared = [one["name"] for one in each.get("parameters", ()) if one["in"] == "path"]
+        assert declared == re.findall(r"\{([^}]+)\}", path)
+        assert each["summary"] and set(each["tags"]) <= {tag["name"] for tag in api["tags"]}
+
+
+def test_every_field_of_a_body_is_described() -> None:
+    api = document(ENDPOINTS, "1.2.3", ".")
+    for name in ("SpeechBody", "ElevenLabsSpeechBody", "VoiceObject", "VoiceSettings"):
+        fields = api["components"]["schemas"][name]["properties"]
+        assert fields and all(field.get("description") for field in fields.values()), name
+    assert api["components"]["schemas"]["SpeechBody"]["required"] == ["model", "input", "voice"]
+    assert api["components"]["schemas"]["SpeechBody"]["properties"]["sample_rate"]["type"] == "integer"
+
+
+async def test_answers_are_what_the_document_says(tmp_path: Any, voices: Voices) -> None:
+    async with voice_door(tmp_path, voices) as door:
+        api = (await door.http.get("/openapi.json")).json()
+        files = {"audio_sample": ("me.wav", b"RIFF-eva", "audio/wav")}
+        await door.http.post("/v1/audio/voices", data={"name": "eva", "consent": "yes"}, files=files)
+        checked = 0
+        for method, path, each in operations(api):
+            answer = each["responses"].get("200")
+            if method != "get" or answer is None:
+                continue
+            address = path.replace("{voice}", "anna").replace("{model}", "cosydit")
+            got = await door.http.get(address)
+            media_type = got.headers["content-type"].partition(";")[0]
+            assert got.status_code == 200 and media_type in answer["content"], address
+            if media_type == "application/json":
+                validator(api, answer["content"][media_type]["schema"]).validate(got.json())
+                checked += 1
+    assert checked >= 9
+
+
+async def test_speech_and_refusals_are_what_the_document_says(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(25)), FakeToken2Wav(), voices) as door:
+        api = (await door.http.get("/openapi.json")).json()
+        for method, path, each in operations(api):
+            body = each.get("requestBody", {}).get("content", {}).get("application/json")
+            if body is None:
+                continue
+            right = {"model": "m", "input": "hello", "voice": "anna", "text": "hello"}
+            validator(api, body["schema"]).validate(right)
+            for voice, fields in (("anna", right), ("nobody", {**right, "voice": "nobody"}), ("anna", {})):
+                got = await door.http.request(method, path.replace("{voice}", voice), json=fields)
+                answer = each["responses"][str(got.status_code)]
+                content = answer["content"][got.headers["content-type"].partition(";")[0]]
+                assert set(answer.get("headers", ())) - {"x-ignored-fields"} <= set(got.headers)
+                if got.status_code != 200:
+                    validator(api, content["schema"]).validate(got.json())
+
+
+async def test_the_page_of_the_interface_is_served_without_anything_from_elsewhere(voices: Voices) -> None:
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        page = await door.http.get("/docs")
+        parts = re.findall(r'(?:src|href)="(web/[^"]+)"', page.text)
+        found = [(await door.http.get(f"/{part}")).status_code for part in parts]
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "web/docs.js" in parts and found == [200] * len(parts)
+    assert not re.search(r"https?:|//[a-z0-9-]+\.[a-z]", page.text)
+
+
+async def test_the_documentations_table_names_every_service_of_grpc(voices: Voices) -> None:
+    page = (ROOT / "docs/api/endpoints.md").read_text("utf-8")
+    async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        stub = reflection_pb2_grpc.ServerReflectionStub(door.channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        answer = await anext(aiter(stub.ServerReflectionInfo(iter([request]))))
+    names = [service.name for service in answer.list_services_response.service]
+    assert len(names) == 4 and all(f"| `{name}` |" in page for name in names)
+    assert all(each.path.replace(":path", "") in page for each in ENDPOINTS)
+
+
+def test_a_socket_stands_as_a_get_that_is_answered_101() -> None:
+    api = document([each for each in ENDPOINTS if each.method == WEBSOCKET], "1", ".")
+    assert len(api["paths"]) == 3
+    assert all("101" in each["get"]["responses"] for each in api["paths"].values())
