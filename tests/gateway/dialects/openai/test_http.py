@@ -184,15 +184,6 @@ async def test_health_answers_once_speech_can_be_made(voices: Voices) -> None:
         assert (await door.http.get("/health")).status_code == 503
 
 
-async def test_the_public_harness_is_served_as_it_asks(voices: Voices) -> None:
-    body = {"language": "English", "stream": True, "non_streaming_mode": False, "response_format": "pcm"}
-    async with opened_door(FakeLLM(speech_deltas(25)), FakeToken2Wav(), voices) as door:
-        for more in ({}, {"stream_format": "audio"}):
-            answer = await door.speak(**body, **more)
-            assert answer.status_code == 200 and answer.headers["content-type"].startswith("audio/pcm")
-            assert len(answer.content) == 24_000 * 2, "one second of 16-bit samples"
-
-
 async def test_healthz_answers_whatever_the_services_do(voices: Voices) -> None:
     async with opened_door(FakeLLM([], errors.LLMUnavailableError("down")), FakeToken2Wav(), voices) as door:
         assert (await door.http.get("/healthz")).status_code == 200
