@@ -11,7 +11,7 @@ import uvicorn
 from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
 from gateway.access.settings import http_rules, open_access, uvicorn_options
-from gateway.app import open_with_grpc
+from gateway.app import open_with_ports
 from gateway.config import HTTP_GRACE_S, parse_args
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
@@ -40,7 +40,7 @@ def main() -> int:
     _log(config.telemetry.log_format)
     registry = telemetry.metrics.registry
     app = build_app(
-        partial(open_with_grpc, config, access, telemetry),
+        partial(open_with_ports, config, access, telemetry),
         config.max_body_bytes,
         registry if config.telemetry.is_at_the_door(access.has_keys) else None,
         on_warm=exempt_startup_objects,

@@ -1,6 +1,6 @@
 """Puts the gateway's parts together: clients, routers, voices, pipeline, readiness, and the doors beside HTTP.
 
-config ─► open_gateway ─► Host ─► open_with_grpc (gRPC, metrics port) ─► gateway.doors.http.build_app
+config ─► open_gateway ─► Host ─► open_with_ports (gRPC, Wyoming, metrics) ─► gateway.doors.http.build_app
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
 from gateway.dialects.openai.request import default_format
 from gateway.doors.grpc import GrpcSettings, serving_grpc
+from gateway.doors.wyoming import serving_wyoming
 from gateway.errors import ConfigError
 from gateway.host import Host, HostLimits
 from gateway.lifecycle.gate import Gate, Routes
@@ -93,14 +94,14 @@ async def open_gateway(
 
 
 @asynccontextmanager
-async def open_with_grpc(
+async def open_with_ports(
     config: GatewayConfig, access: Access, telemetry: Telemetry | None = None
 ) -> AsyncIterator[Host]:
-    """Make the gateway and open its gRPC door and its port of metrics, where the config asks for them.
+    """Make the gateway and open its ports beside HTTP: gRPC, Wyoming and metrics, where the config asks for them.
 
     Args:
         config: of everything.
-        access: guards both doors.
+        access: guards the doors.
         telemetry: see `open_gateway`.
 
     Raises:
@@ -113,6 +114,8 @@ async def open_with_grpc(
         if config.grpc_port is not None:
             settings = _grpc_settings(config, config.grpc_port)
             await doors.enter_async_context(serving_grpc(host, settings, access, telemetry))
+        if config.wyoming is not None:
+            await doors.enter_async_context(serving_wyoming(host, config.wyoming, access, telemetry))
         yield host
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
 from gateway.chunking.policies import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
 from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
+from gateway.dialects.wyoming.settings import WyomingSettings, add_wyoming_options, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.host import DEFAULT_READER_TIMEOUT_S
 from gateway.llm.client import LLMDeadlines
@@ -51,6 +52,8 @@ class GatewayConfig:
     port: int = 8080
     grpc_port: int | None = DEFAULT_GRPC_PORT
     """On the same host; None: no gRPC."""
+    wyoming: WyomingSettings | None = None
+    """None: no Wyoming door."""
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
     """See `gateway.delivery.pacing.Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
@@ -111,12 +114,14 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
     token2wav_deadlines = Token2WavDeadlines(
         register_s=args.token2wav_register_timeout_s, push_s=args.token2wav_chunk_timeout_s
     )
+    access = access_settings(args, os.environ)
     return GatewayConfig(
         tokenizer_dir=args.tokenizer_dir,
         voices_dir=args.voices_dir,
         host=args.host,
         port=args.port,
         grpc_port=args.grpc_port or None,
+        wyoming=wyoming_settings(args, access),
         reader_timeout_s=args.reader_timeout_s,
         run_ahead_s=math.inf if args.run_ahead_s == _UNBOUNDED else args.run_ahead_s,
         llm_url=",".join(args.llm_url or [GatewayConfig.llm_url]),
@@ -131,7 +136,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         carry_tokens=args.carry_tokens,
         max_body_bytes=args.max_body_bytes,
         voices=voice_settings(args),
-        access=access_settings(args, os.environ),
+        access=access,
         chunks=chunks,
         llm_deadlines=llm_deadlines,
         token2wav_deadlines=token2wav_deadlines,
@@ -145,13 +150,13 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
 def longest_stop_s(argv: Sequence[str]) -> float:
     """Return the seconds from a stop signal on after which a gateway with this command line has closed its doors."""
     args = _parser().parse_args(argv)
-    return float(args.drain_delay_s + args.drain_timeout_s + HTTP_GRACE_S + DEFAULT_GRACE_S)
+    return float(args.drain_delay_s + args.drain_timeout_s + HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gateway",
-        description="HTTP door: POST /v1/audio/speech, GET /healthz, /readyz, /health; and a gRPC door beside it.",
+        description="HTTP door: POST /v1/audio/speech, GET /healthz, /readyz, /health; and gRPC and Wyoming beside it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -180,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain-timeout-s", type=_duration, default=DEFAULT_DRAIN_TIMEOUT_S, help=drain)
     add_voice_options(parser)
     add_access_options(parser)
+    add_wyoming_options(parser)
     add_telemetry_options(parser)
     _add_llm_options(parser)
     _add_token2wav_options(parser)

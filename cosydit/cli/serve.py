@@ -18,6 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--gateway-grpc-port", type=int, default=50051, help="gateway, gRPC; 0: none (default %(default)s)"
     )
+    wyoming = "gateway, Wyoming (Home Assistant); 0: none (default: 10200 where it is free and no API keys are set)"
+    parser.add_argument("--gateway-wyoming-port", type=int, default=None, metavar="N", help=wyoming)
     parser.add_argument(
         "--llm-backend",
         choices=("auto", "embedded", "vllm", "trtllm"),
@@ -76,7 +78,11 @@ def run(args: argparse.Namespace) -> int:
             llm_backend=args.llm_backend,
             llm_options=args.llm_options,
             # What was asked for comes later and wins.
-            gateway_options=("--dynamic-chunk-strategy", "deadline", *args.gateway_options),
+            gateway_options=(
+                *("--dynamic-chunk-strategy", "deadline"),
+                *_wyoming_options(args.gateway_wyoming_port),
+                *args.gateway_options,
+            ),
             llm_gpu=args.llm_gpu,
             token2wav_gpus=args.token2wav_gpus,
         )
@@ -90,3 +96,7 @@ def run(args: argparse.Namespace) -> int:
             return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
     except (CheckpointMissingError, ServiceStartError, ValueError, OSError) as err:
         return complain("serve", err)
+
+
+def _wyoming_options(port: int | None) -> tuple[str, ...]:
+    return () if port is None else ("--wyoming-port", str(port))

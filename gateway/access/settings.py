@@ -105,7 +105,7 @@ class AccessSettings:
         Raises:
             ConfigError: `host` is not this machine alone.
         """
-        if self.has_keys or self.is_insecure or _is_loopback(host):
+        if self.has_keys or self.is_insecure or is_loopback(host):
             return
         got = f"listening on {host or 'all addresses'} without API keys would let anyone speak who reaches it"
         make = "make a key (cosydit keys new NAME --file keys.txt) and start with --keys-file keys.txt"
@@ -199,7 +199,8 @@ def _tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
     return TlsFiles(certificate, key)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether an address to listen on is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -18,7 +18,7 @@ from servicekit.tracing import NULL_SPAN, Span
 
 @dataclass
 class Call:
-    """One HTTP request, one socket or one gRPC call that may ask for speech."""
+    """One HTTP request, one socket, one gRPC call or one Wyoming connection that may ask for speech."""
 
     dialect: str
     span: Span = field(default_factory=lambda: NULL_SPAN)
@@ -57,8 +57,8 @@ def serving(call: Call) -> Iterator[None]:
 
 
 OPENAI, SPEECH_WS, ELEVENLABS = "openai", "websocket", "elevenlabs"
-RIVA, TTS = "riva", "grpc"
-DIALECTS = (OPENAI, SPEECH_WS, ELEVENLABS, RIVA, TTS)
+RIVA, TTS, WYOMING = "riva", "grpc", "wyoming"
+DIALECTS = (OPENAI, SPEECH_WS, ELEVENLABS, RIVA, TTS, WYOMING)
 _ELEVENLABS_PREFIX = "/v1/text-to-speech/"
 _EXACT = {openai_http.PATH: OPENAI, speech_ws.PATH: SPEECH_WS}
 _GRPC = {f"/{riva_grpc.SERVICE_NAME}/": RIVA, f"/{tts_grpc.SERVICE_NAME}/": TTS}

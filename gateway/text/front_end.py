@@ -85,6 +85,10 @@ class TextFrontEnd:
         markup = Markup(self._tags) if options.normalization is Normalization.ON else None
         return TextStream(splitter, options, self, markup)
 
+    def language_of(self, text: str) -> str | None:
+        """Return the language that a text seems to be in, as a primary subtag of BCP 47; None: it does not tell."""
+        return self._guess_language(text)
+
     def prepare(self, segment: Segment, options: TextOptions, earlier_language: str | None) -> SpokenSegment:
         """Normalise one segment.
 

@@ -22,6 +22,7 @@ from cosydit.stack.stack import (
     llm_spec,
 )
 from gateway.config import HTTP_GRACE_S
+from gateway.dialects.wyoming.settings import WyomingSettings
 from gateway.doors.grpc import DEFAULT_GRACE_S
 
 
@@ -64,7 +65,7 @@ def test_the_gateway_may_take_as_long_to_stop_as_it_is_told_to(
     tmp_path: Path, asked: tuple[str, ...], drain_s: int
 ) -> None:
     spec = gateway_spec(dataclasses.replace(_options(tmp_path), gateway_options=asked))
-    assert spec.stop_timeout_s == drain_s + HTTP_GRACE_S + DEFAULT_GRACE_S + STOP_MARGIN_S
+    assert spec.stop_timeout_s == drain_s + HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s + STOP_MARGIN_S
 
 
 def test_threads_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,221 @@
+"""One Wyoming connection: it asks what there is, or has texts spoken one behind the other.
+
+    describe ─► info              ping ─► pong
+    synthesize ─► audio-start ─► audio-chunk ... ─► audio-stop
+    synthesize-start, synthesize-chunk ..., synthesize-stop ─► the same, while text still comes, ─► synthesize-stopped
+
+Between start and stop a `synthesize` repeats the text for servers that can't take it in pieces, and is left out. There
+is no event that cancels: who hangs up has cancelled. What goes wrong is told in an `error` event, and the connection is
+closed behind it, because Home Assistant does not read that event and would wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.event import Event
+from wyoming.info import Info
+from wyoming.ping import Ping, Pong
+from wyoming.tts import SynthesizeStopped
+
+from gateway.audio.pcm import PCM16_BYTES, to_pcm16
+from gateway.core import FloatArray
+from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, VoiceWish, read_text, read_voice
+from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError
+from gateway.host import Host
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
+from gateway.text import TextOptions
+from gateway.voices.registry import DEFAULT_VOICE
+from token2wav_service.contract import SAMPLE_RATE_HZ
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 10
+"""Of an audio-chunk at most."""
+_FORMAT = {"rate": SAMPLE_RATE_HZ, "width": PCM16_BYTES, "channels": 1}
+
+
+@dataclass(frozen=True)
+class Speech:
+    """A text on its way to be spoken."""
+
+    audio: AsyncGenerator[FloatArray]
+    """[N] float32 in +-1 at 24 kHz each."""
+    is_streamed: bool
+    """Whether its text came in pieces."""
+
+
+class WyomingConnection:
+    """Takes events while texts are spoken; leaves nothing running."""
+
+    def __init__(self, host: Host, events: EventStream, describe: Callable[[], Info], idle_timeout_s: float) -> None:
+        """Take over the connection.
+
+        Args:
+            host: speaks.
+            events: closed on every way out.
+            describe: says what there is.
+            idle_timeout_s: seconds without an event or audio after which the connection is closed.
+        """
+        self._host = host
+        self._events = events
+        self._describe = describe
+        self._idle_timeout_s = idle_timeout_s
+        self._id = f"wyoming_{uuid.uuid4().hex}"
+        self._made = 0
+        self._open: SpeechSession | None = None
+        self._to_speak: asyncio.Queue[Speech | GatewayError | None] = asyncio.Queue()
+        self._active_s = host.clock.now()
+        self._is_speaking = False
+
+    def finish(self) -> None:
+        """Speak what was asked for so far, and close."""
+        self._end_open()
+        self._to_speak.put_nowait(None)
+
+    async def serve(self) -> None:
+        """Serve until either side closes."""
+        speaking = asyncio.create_task(self._speak_all(), name=self._id)
+        receiving = asyncio.create_task(self._receive_all(), name=f"{self._id}-receive")
+        try:
+            await asyncio.wait({speaking, receiving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            speaking.cancel()
+            receiving.cancel()
+            await asyncio.gather(speaking, receiving, return_exceptions=True)
+            await self._events.close()
+
+    async def _receive_all(self) -> None:
+        """Return when the client has left."""
+        try:
+            while True:
+                await self._obey(await self._next_event())
+        except (ClientLeftError, StalledReaderError):
+            return
+        except InvalidRequestError as error:
+            self._end_open()
+            self._to_speak.put_nowait(error)
+        await self._events.until_left()
+
+    async def _next_event(self) -> Event:
+        receiving = asyncio.create_task(self._events.receive())
+        try:
+            while not receiving.done():
+                await asyncio.wait({receiving}, timeout=self._patience_s())
+                if not receiving.done() and self._patience_s() <= 0:
+                    got = f"no event came for {self._idle_timeout_s:g} seconds"
+                    raise InvalidRequestError(f"{got}; connect again")
+            self._active_s = self._host.clock.now()
+            return receiving.result()
+        finally:
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+
+    def _patience_s(self) -> float:
+        if self._is_speaking and self._open is None:
+            return self._idle_timeout_s
+        return self._active_s + self._idle_timeout_s - self._host.clock.now()
+
+    async def _obey(self, event: Event) -> None:
+        """Do what an event asks for; events of other kinds are dropped, as the protocol has it."""
+        kind = event.type
+        if kind == "describe":
+            await self._events.send(self._describe())
+        elif kind == "ping":
+            await self._events.send(Pong(Ping.from_event(event).text))
+        elif kind == "synthesize" and self._open is None:
+            self._queue(Speech(self._whole(read_text(event), self._request(read_voice(event))), is_streamed=False))
+        elif kind == "synthesize-start":
+            self._start(read_voice(event))
+        elif kind == "synthesize-chunk":
+            self._opened(kind).write(read_text(event))
+        elif kind == "synthesize-stop":
+            self._opened(kind)
+            self._end_open()
+
+    def _start(self, wish: VoiceWish) -> None:
+        if self._open is not None:
+            raise InvalidRequestError("synthesize-start came while text is being taken; send synthesize-stop first")
+        session = SpeechSession(self._host.pipeline, self._request(wish))
+        self._queue(Speech(_samples_of(session), is_streamed=True))
+        self._open = session
+
+    def _opened(self, kind: str) -> SpeechSession:
+        if self._open is None:
+            raise InvalidRequestError(f"{kind} came before synthesize-start; send synthesize-start first")
+        return self._open
+
+    def _end_open(self) -> None:
+        if self._open is not None:
+            self._open.end()
+            self._open = None
+
+    def _request(self, wish: VoiceWish) -> SpeechRequest:
+        voice = wish.name or DEFAULT_VOICE
+        self._host.voices.check(voice)
+        self._made += 1
+        return SpeechRequest("", voice, text_options=TextOptions(wish.language), request_id=f"{self._id}-{self._made}")
+
+    def _queue(self, speech: Speech) -> None:
+        if self._to_speak.qsize() >= self._host.limits.max_contexts:
+            got = f"{self._to_speak.qsize()} requests wait on this connection, which is the limit"
+            raise TextTooLongError(f"{got}; wait for audio-stop before you send more", param="text")
+        self._to_speak.put_nowait(speech)
+
+    async def _whole(self, text: str, request: SpeechRequest) -> AsyncGenerator[FloatArray]:
+        asked = SpeechRequest(text, request.voice, text_options=request.text_options, request_id=request.request_id)
+        async with aclosing(self._host.pipeline.synthesize(asked)) as audio:
+            async for chunk in audio:
+                yield chunk.samples
+
+    async def _speak_all(self) -> None:
+        """Speak one text behind the other; return after the last one, or the first that failed."""
+        try:
+            while (item := await self._to_speak.get()) is not None:
+                if isinstance(item, GatewayError):
+                    raise item
+                await self._speak(item)
+        except (ClientLeftError, StalledReaderError) as error:
+            logger.info("%s: %s", self._id, error if str(error) else "the client left")
+        except GatewayError as error:
+            logger.warning("%s failed: %s: %s", self._id, error.code, error)
+            await self._events.refuse(error)
+        except Exception:
+            logger.exception("%s failed", self._id)
+            await self._events.refuse(GatewayError("the server failed; its log says why"))
+
+    async def _speak(self, speech: Speech) -> None:
+        self._is_speaking, has_started = True, False
+        try:
+            async with aclosing(speech.audio) as audio:
+                async for samples in audio:
+                    if len(samples) and not has_started:
+                        has_started = True
+                        await self._events.send(AudioStart(**_FORMAT))
+                    await self._send_audio(samples)
+        finally:
+            self._is_speaking = False
+        if not has_started:
+            await self._events.send(AudioStart(**_FORMAT))
+        await self._events.send(AudioStop())
+        if speech.is_streamed:
+            await self._events.send(SynthesizeStopped())
+
+    async def _send_audio(self, samples: FloatArray) -> None:
+        for at in range(0, len(samples), _CHUNK_SAMPLES):
+            pcm = to_pcm16(samples[at : at + _CHUNK_SAMPLES])
+            await self._events.send(AudioChunk(audio=pcm, **_FORMAT))
+            self._active_s = self._host.clock.now()
+
+
+async def _samples_of(session: SpeechSession) -> AsyncGenerator[FloatArray]:
+    async with aclosing(session.audio()) as audio:
+        async for piece in audio:
+            yield piece.samples

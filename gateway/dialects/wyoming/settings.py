@@ -1,0 +1,104 @@
+"""Settings of the Wyoming door, and the rule by which it stays shut: the protocol has neither keys nor encryption."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from gateway.access.settings import AccessSettings, is_loopback
+from gateway.errors import ConfigError, InvalidRequestError
+from gateway.text import TextOptions
+
+DEFAULT_WYOMING_PORT = 10200
+"""Where speech services of Home Assistant listen."""
+DEFAULT_IDLE_TIMEOUT_S = 300.0
+"""An assistant whose answer is being spoken may be busy with its tools for minutes."""
+DEFAULT_MAX_EVENT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class WyomingSettings:
+    """How the Wyoming door is opened."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_WYOMING_PORT
+    """0 takes any that is free."""
+    is_port_asked_for: bool = True
+    """Whether the gateway can't start where the port is taken."""
+    shut_because: str | None = None
+    """Why the door stays shut although nobody switched it off; None: it opens."""
+    languages: tuple[str, ...] = ()
+    """See `gateway.dialects.wyoming.info.describe`."""
+    max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
+    max_connections: int = 1024
+    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
+    """Seconds that a connection may stay without an event or audio."""
+    grace_s: float = 2.0
+    """Seconds that speech under way may take to end when the door closes; streams have ended before, see `shutdown`."""
+
+
+def add_wyoming_options(parser: argparse.ArgumentParser) -> None:
+    """Add what `wyoming_settings` reads."""
+    group = parser.add_argument_group("Wyoming (Home Assistant)")
+    port = f"port of the Wyoming door; 0: none. None: {DEFAULT_WYOMING_PORT} where it is free and no keys are set"
+    group.add_argument("--wyoming-port", type=int, default=None, help=port)
+    group.add_argument("--wyoming-host", default=None, help="address of the Wyoming door to listen on; None: --host")
+    group.add_argument(
+        "--wyoming-language",
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="that every voice is listed with, such as en; may be repeated; none: that of each voice's transcript",
+    )
+    group.add_argument(
+        "--insecure-wyoming",
+        action="store_true",
+        help="open the Wyoming door to anyone who reaches it, although API keys or TLS guard the other doors",
+    )
+
+
+def wyoming_settings(args: argparse.Namespace, access: AccessSettings) -> WyomingSettings | None:
+    """Read the parsed options; None: the door was switched off.
+
+    Args:
+        args: of a parser with `add_wyoming_options` and `--host`.
+        access: of the other doors.
+
+    Raises:
+        ConfigError: a door was asked for that would let in anyone; or a language that can't be read.
+    """
+    if args.wyoming_port == 0:
+        return None
+    host = args.wyoming_host if args.wyoming_host is not None else args.host
+    languages = tuple(_read_language(tag) for tag in args.wyoming_language)
+    reason = None if args.insecure_wyoming else _reason_to_stay_shut(host, access)
+    if reason is not None and (args.wyoming_port is not None or args.wyoming_host is not None):
+        raise ConfigError(f"{reason}; leave --wyoming-port and --wyoming-host out, or say --insecure-wyoming")
+    return WyomingSettings(
+        host=host,
+        port=DEFAULT_WYOMING_PORT if args.wyoming_port is None else args.wyoming_port,
+        is_port_asked_for=args.wyoming_port is not None,
+        shut_because=reason,
+        languages=languages,
+        max_connections=access.wire.max_connections,
+    )
+
+
+def _reason_to_stay_shut(host: str, access: AccessSettings) -> str | None:
+    if access.has_keys:
+        return "API keys are set, and Wyoming has no keys"
+    if is_loopback(host):
+        return None
+    if access.tls is not None:
+        return f"the other doors use TLS, Wyoming has no encryption, and it would listen on {host or 'all addresses'}"
+    if not access.is_insecure:
+        return f"it would let anyone speak who reaches {host or 'all addresses'}"
+    return None
+
+
+def _read_language(tag: str) -> str:
+    try:
+        TextOptions(tag)
+    except InvalidRequestError as error:
+        raise ConfigError(f"--wyoming-language: {error}") from error
+    return tag

@@ -1,0 +1,179 @@
+"""Wyoming's events on one TCP connection: bounded on the way in, held back by a slow reader on the way out.
+
+    {"type": "...", "data_length": D, "payload_length": P}\n  D bytes of JSON  P bytes of audio
+
+The package `wyoming` frames and parses. It sets no bounds and keeps quiet about what it can't read; both are done here.
+Knows nothing of speech.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from wyoming.error import Error
+from wyoming.event import Event, Eventable, async_read_event, async_write_event
+
+from gateway.dialects.common.answers import sent
+from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError
+from servicekit.timeouts import timeout
+
+_CLOSE_TIMEOUT_S = 2.0
+_DISCARD_BYTES = 64 * 1024
+_UNREADABLE = (AttributeError, KeyError, TypeError, RecursionError)
+"""What the package raises for JSON that is no event."""
+
+
+class ClientLeftError(Exception):
+    """The connection is gone, or was closed from this side."""
+
+
+class EventStream:
+    """One connection; read by one coroutine, written by any number."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int, send_timeout_s: float
+    ) -> None:
+        """Take over the connection.
+
+        Args:
+            reader: its limit is that of an event's first line.
+            writer: closed by `close`.
+            max_bytes: of an event's data, and of its payload.
+            send_timeout_s: a reader who makes no room for so long is taken for gone.
+        """
+        self._reader = reader
+        self._bounded = _BoundedReader(reader, max_bytes)
+        self._writer = writer
+        self._send_timeout_s = send_timeout_s
+        self._sending = asyncio.Lock()
+
+    async def receive(self) -> Event:
+        """Wait for the next event.
+
+        Raises:
+            InvalidRequestError: it can't be read; where the next one begins is not known.
+            ClientLeftError: there will be none.
+        """
+        try:
+            # The bounded reader has the two methods that the package calls.
+            event = await async_read_event(self._bounded)  # type: ignore[arg-type]
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise ClientLeftError from error
+        except _UNREADABLE as error:
+            raise _unreadable() from error
+        if event is None and self._reader.at_eof():
+            raise ClientLeftError
+        if event is None or not isinstance(event.data, dict):
+            raise _unreadable()
+        return event
+
+    async def until_left(self) -> None:
+        """Throw away what comes until the client leaves."""
+        with suppress(OSError):
+            while await self._reader.read(_DISCARD_BYTES):
+                pass
+
+    async def send(self, message: Eventable) -> None:
+        """Send an event as soon as the reader has room.
+
+        Raises:
+            ClientLeftError: nobody reads any more.
+            StalledReaderError: the reader stands still.
+        """
+        try:
+            async with self._sending:
+                await sent(async_write_event(message.event(), self._writer), self._send_timeout_s)
+        except OSError as error:
+            raise ClientLeftError from error
+        except StalledReaderError:
+            self._writer.transport.abort()
+            raise
+
+    async def refuse(self, error: GatewayError) -> None:
+        """Say what went wrong, to a client that still reads."""
+        with suppress(ClientLeftError, StalledReaderError):
+            await self.send(Error(str(error), error.code))
+
+    async def close(self) -> None:
+        """Close the connection, once what was sent has left or soon after."""
+        self._writer.close()
+        with suppress(OSError, asyncio.TimeoutError):
+            async with timeout(_CLOSE_TIMEOUT_S):
+                await self._writer.wait_closed()
+                return
+        self._writer.transport.abort()
+
+
+class _BoundedReader:
+    """Reads lines and exact numbers of bytes, as the package asks, up to a limit."""
+
+    def __init__(self, reader: asyncio.StreamReader, max_bytes: int) -> None:
+        self._reader = reader
+        self._max_bytes = max_bytes
+
+    async def readline(self) -> bytes:
+        try:
+            line = await self._reader.readline()
+        except ValueError as error:  # longer than the reader's own limit
+            raise self._too_long() from error
+        if line and not line.endswith(b"\n"):
+            raise ClientLeftError
+        return line
+
+    async def readexactly(self, count: int) -> bytes:
+        if count > self._max_bytes:
+            raise self._too_long()
+        return await self._reader.readexactly(count)
+
+    def _too_long(self) -> TextTooLongError:
+        return TextTooLongError(f"an event passes {self._max_bytes} bytes; send the text in pieces", param="data")
+
+
+def _unreadable() -> InvalidRequestError:
+    expected = 'a line of JSON such as {"type": "synthesize", "data": {"text": "Hello."}}'
+    return InvalidRequestError(f"got what is no Wyoming event, expected {expected}")
+
+
+_FORMATS = ("text", "ssml")
+"""Texts of both are cleaned alike: tags that are known act, others are left out."""
+
+
+@dataclass(frozen=True)
+class VoiceWish:
+    """What an event says about how to speak."""
+
+    name: str | None = None
+    language: str | None = None
+
+
+def read_text(event: Event) -> str:
+    """Return the event's text.
+
+    Raises:
+        InvalidRequestError: it has none.
+    """
+    text = event.data.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{event.type} lacks its text; send a string", param="text")
+    return text
+
+
+def read_voice(event: Event) -> VoiceWish:
+    """Return the voice and the language that an event asks for; a `speaker` is not looked at, no voice has several.
+
+    Raises:
+        InvalidRequestError: they can't be read, or the text is in a format that can't be spoken.
+    """
+    text_format = event.data.get("text_format") or _FORMATS[0]
+    if text_format not in _FORMATS:
+        raise InvalidRequestError(f"got text_format {text_format!r}, expected {' or '.join(_FORMATS)}", param="format")
+    voice: Any = event.data.get("voice") or {}
+    if not isinstance(voice, dict):
+        raise InvalidRequestError('got a voice that is no object, expected {"name": "..."}', param="voice")
+    wish = VoiceWish(voice.get("name"), voice.get("language"))
+    if not all(isinstance(each, str | None) for each in (wish.name, wish.language)):
+        raise InvalidRequestError("the voice's name and language are strings", param="voice")
+    return wish

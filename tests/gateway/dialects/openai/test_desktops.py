@@ -1,0 +1,87 @@
+"""The requests that desktop programs send, as they send them: Open WebUI and SillyTavern.
+
+Read in their sources: Open WebUI, backend/open_webui/routers/audio.py; SillyTavern, src/endpoints/openai.js. The
+programs themselves don't run here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.audio import AudioFormat
+from gateway.voices.registry import NamedVoice, VoiceAliases
+from tests.gateway.doors.http_door import Door, opened_door
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+
+Voices = list[NamedVoice]
+OPEN_WEBUI_FALLBACK_VOICES = ("alloy", "echo", "fable", "onyx", "nova", "shimmer")
+MP3_FRAME = (b"\xff\xf3", b"ID3")
+
+
+async def open_webui_says(door: Door, **changes: object) -> bytes:
+    """Send what its server sends for a sentence of a chat; the model is of its settings, the rest the browser's."""
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": "Bearer sk-none",
+        "User-Agent": "Python/3.11 aiohttp/3.12.15",
+        "X-OpenWebUI-User-Name": "Ada%20L",
+        "X-OpenWebUI-User-Role": "admin",
+    }
+    body = {"input": "Here is *your* answer.", "voice": "alloy", "model": "tts-1", **changes}
+    response = await door.http.post("/v1/audio/speech", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    # What it takes for MP3, it keeps as it is; the rest it would have to convert.
+    assert response.headers["content-type"] == "audio/mpeg"
+    return response.content
+
+
+@pytest.mark.parametrize("voice", [*OPEN_WEBUI_FALLBACK_VOICES, "anna"])
+async def test_open_webui_hears_an_mp3_in_every_voice_that_it_offers(voices: Voices, voice: str) -> None:
+    pytest.importorskip("av")
+    llm = FakeLLM(speech_deltas(20))
+    async with opened_door(llm, FakeToken2Wav(), voices, None, AudioFormat.MP3, VoiceAliases()) as door:
+        await door.until_ready()
+        assert (await open_webui_says(door, voice=voice)).startswith(MP3_FRAME)
+    assert llm.utterances[-1].text == "Here is your answer."
+
+
+async def test_open_webui_asks_for_voices_and_models_without_a_key_and_falls_back(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(20)), FakeToken2Wav(), voices, aliases=VoiceAliases()) as door:
+        listed = (await door.http.get("/v1/audio/voices")).json()
+        models = await door.http.get("/v1/audio/models")
+    # It takes a list of objects; anything else makes it offer OpenAI's names, which are all here.
+    assert set(OPEN_WEBUI_FALLBACK_VOICES) <= {*listed["aliases"], *listed["voices"]}
+    assert models.status_code == 404
+
+
+@pytest.mark.parametrize("key", ["", "secret"])
+async def test_sillytavern_hears_an_mp3_with_a_key_and_without(voices: Voices, key: str) -> None:
+    pytest.importorskip("av")
+    body = {"input": "“Well met,” she said.", "response_format": "mp3", "voice": "anna", "speed": 1, "model": "tts-1"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}".strip(), "User-Agent": "node"}
+    async with opened_door(FakeLLM(speech_deltas(20)), FakeToken2Wav(), voices) as door:
+        response = await door.http.post("/v1/audio/speech", json=body, headers=headers)
+    assert (response.status_code, response.headers["content-type"]) == (200, "audio/mpeg")
+    assert response.content.startswith(MP3_FRAME)
+
+
+async def test_sillytavern_may_ask_for_another_speed(voices: Voices) -> None:
+    pytest.importorskip("av")
+    body = {"input": "Hello.", "response_format": "mp3", "voice": "anna", "speed": 1.25, "model": "tts-1"}
+    async with opened_door(FakeLLM(speech_deltas(20)), FakeToken2Wav(), voices) as door:
+        assert (await door.http.post("/v1/audio/speech", json=body)).status_code == 200
+
+
+async def test_a_player_gets_the_first_samples_before_the_last_are_made(voices: Voices) -> None:
+    llm = FakeLLM(speech_deltas(60), gate=asyncio.Event(), ungated=30)
+    async with opened_door(llm, FakeToken2Wav(), voices) as door:
+        body = {"model": "tts-1", "voice": "anna", "input": "It plays while it is made.", "response_format": "pcm"}
+        async with door.http.stream("POST", "/v1/audio/speech", json=body) as response:
+            pieces = response.aiter_raw()
+            first = await anext(pieces)
+            assert first and llm.running
+            llm.gate.set()  # type: ignore[union-attr]
+            rest = b"".join([piece async for piece in pieces])
+    assert len(first + rest) == 60 * 960 * 2
