@@ -1,16 +1,21 @@
 // Ties the page together: the form starts a take, the take is played and drawn, and what goes wrong is said.
 
+import { History } from "./history.js";
+import { bodyOf, commandOf, fileName, fit, kept, readOrder, restore, sayAgain, showOrder } from "./options.js";
 import { Player } from "./player.js";
-import { apiKey, deleteVoice, listVoices, readSettings, ServerError, speak, UNAUTHORIZED } from "./server.js";
+import { apiKey, readSettings, ServerError, speak, speechFile, UNAUTHORIZED } from "./server.js";
 import { Take } from "./take.js";
 import { Trace } from "./trace.js";
 import { VoiceDialog } from "./voice-dialog.js";
+import { removeChosen, sampleOf, sayVoicesAgain, showChosen, showVoices } from "./voices.js";
 import { wavOf } from "./wav.js";
+import { showWords, switchLanguage, t, timeInWords } from "./words.js";
 
 const CONTEXT_RATE_HZ = 24000; // the server's own rate, so that blocks join without resampling each on its own
 const SOUND_PATIENCE_MS = 1000;
 const CALM_FRAME_MS = 500; // between drawings for those who want less motion
-const DEFAULT_VOICE = "default";
+const TICK_MS = 1000;
+const LONG_WAIT_S = 10;
 
 const byId = (id) => document.getElementById(id);
 const trace = new Trace(byId("trace"));
@@ -18,51 +23,83 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const page = {
   context: null, // one AudioContext for all takes
   take: null,
+  order: null, // what the take speaks, with its seed
   player: null,
   request: null, // aborts the take's request
-  created: new Map(), // name -> voice that a caller created
   settings: null,
   retry: null, // what a new API key repeats
+  sayAgain: null, // shows once more what happened last
 };
 
 // Playing
 
-async function play() {
-  stop();
-  say("Waiting for the first audio…");
-  fail("");
-  const take = new Take();
-  const request = new AbortController();
-  Object.assign(page, { take, request, player: null });
-  setBusy(true);
-  drawOn();
+async function play(order = readOrder(), isPreview = false) {
+  const { take, request } = begin(new Take(), order);
+  say("waiting");
+  countWait(take);
   try {
     const sounding = openSound();
     sounding.catch(() => {}); // told below, unless the server's refusal comes first
-    const { rateHz, blocks } = await speak(byId("text").value, byId("voice").value, request.signal);
+    const { rateHz, seed, blocks } = await speak(bodyOf(order, "pcm"), request.signal);
     take.rateHz = rateHz;
+    page.order = { ...order, seed };
+    if (!isPreview) showCommand();
     await sounding;
-    await hear(take, blocks, request.signal);
+    await hear(take, blocks, request.signal, "playing");
+    if (!isPreview && take.samples) history.add(page.order, take, figuresOf(take));
   } catch (error) {
-    if (error.name !== "AbortError" && page.take === take) giveUp(error);
+    if (error.name !== "AbortError" && page.take === take) giveUp(error, () => play(order, isPreview));
   }
+}
+
+async function playAgain(entry) {
+  const audio = history.audioOf(entry);
+  if (!audio) return play(entry.order);
+  const { take, request } = begin(new Take(entry.figures), entry.order);
+  take.rateHz = audio.rateHz;
+  showCommand();
+  try {
+    await openSound();
+    await hear(take, audio.blocks, request.signal, "replaying");
+  } catch (error) {
+    if (error.name !== "AbortError" && page.take === take) giveUp(error, () => playAgain(entry));
+  }
+}
+
+function begin(take, order) {
+  stop();
+  fail("");
+  const request = new AbortController();
+  Object.assign(page, { take, order, request, player: null });
+  setBusy(true);
+  drawOn();
+  return page;
+}
+
+function countWait(take) {
+  const timer = setInterval(() => {
+    const isOver = page.take !== take || take.endS !== null || take.samples > 0;
+    const waitedS = Math.round(performance.now() / 1000 - take.startS);
+    const words = waitedS < LONG_WAIT_S ? "waited" : "waitedLong";
+    byId("elapsed").textContent = isOver ? "" : t(words, { time: timeInWords(waitedS) });
+    if (isOver) clearInterval(timer);
+  }, TICK_MS);
 }
 
 async function openSound() {
   page.context ??= new AudioContext({ sampleRate: CONTEXT_RATE_HZ });
   const patience = new Promise((resolve) => setTimeout(resolve, SOUND_PATIENCE_MS));
   await Promise.race([page.context.resume(), patience]);
-  if (page.context.state === "running") return;
-  throw new Error("The browser opened no sound output. Allow sound for this site and press Play again.");
+  if (page.context.state !== "running") throw new Error(t("noSound"));
 }
 
-async function hear(take, blocks, signal) {
+async function hear(take, blocks, signal, words) {
   signal.throwIfAborted();
   const player = new Player(page.context, take.rateHz, () => finish(take, player));
   page.player = player;
   for await (const samples of blocks) {
     signal.throwIfAborted();
-    if (!take.samples) say("Playing while it is made.");
+    if (!take.samples) say(words);
     take.add(samples);
     player.push(samples);
   }
@@ -72,8 +109,8 @@ async function hear(take, blocks, signal) {
 function finish(take, player) {
   take.end();
   setBusy(false);
-  const gaps = player.underruns ? `${player.underruns} underrun${player.underruns > 1 ? "s" : ""}` : "no underruns";
-  say(`Played ${seconds(take.audioS)} of audio, ${gaps}.`);
+  const gaps = () => t(["noGaps", "oneGap"][player.underruns] ?? "gaps", { count: player.underruns });
+  say(take.replayed ? "playedAgain" : "played", () => ({ length: seconds(take.audioS), gaps: gaps() }));
 }
 
 function stop() {
@@ -83,16 +120,18 @@ function stop() {
   player?.stop();
   take.end();
   setBusy(false);
-  say(take.samples ? `Stopped after ${seconds(player?.heardS ?? 0)}.` : "Stopped before the first audio.");
+  const length = seconds(player?.heardS ?? 0);
+  say(take.samples ? "stopped" : "stoppedEarly", () => ({ length }));
 }
 
-function giveUp(error) {
+function giveUp(error, again) {
   page.request.abort();
   page.player?.stop();
   page.take.end();
   setBusy(false);
-  say(page.take.samples ? `Broke off after ${seconds(page.take.audioS)} of audio, which can be saved.` : "Nothing was played.");
-  explain(error, play);
+  const length = seconds(page.take.audioS);
+  say(page.take.samples ? "brokeOff" : "nothingPlayed", () => ({ length }));
+  explain(error, again);
 }
 
 function setBusy(isBusy) {
@@ -100,15 +139,52 @@ function setBusy(isBusy) {
   byId("play").disabled = isBusy;
   byId("stop").disabled = !isBusy;
   byId("save").disabled = !page.take?.samples;
+  byId("keep-seed").disabled = !page.order?.seed;
+  byId("elapsed").textContent = "";
   if (hadFocus) byId(isBusy ? "stop" : "play").focus();
 }
 
-function save() {
+// What was spoken, as a file and as a command
+
+async function save() {
+  const format = byId("format").value;
+  const name = fileName(format);
+  byId("save").disabled = true;
+  fail("");
+  try {
+    if (format !== "wav") say("making", () => ({ format: format.toUpperCase() }));
+    offer(format === "wav" ? wavOf(page.take.blocks, page.take.rateHz) : await speechFile(bodyOf(page.order, format)), name);
+    say("saved", () => ({ name }));
+  } catch (error) {
+    explain(error, save);
+  } finally {
+    byId("save").disabled = false;
+  }
+}
+
+function offer(blob, name) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(wavOf(page.take.blocks, page.take.rateHz));
-  link.download = "speech.wav";
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
   link.click();
   URL.revokeObjectURL(link.href);
+}
+
+function showCommand() {
+  if (!page.order?.seed) return;
+  byId("curl-section").hidden = false;
+  byId("curl").textContent = commandOf(page.order, byId("format").value, apiKey.get() !== "");
+}
+
+async function copyCommand() {
+  try {
+    await navigator.clipboard.writeText(byId("curl").textContent);
+    byId("copy-curl").textContent = t("copied");
+  } catch {
+    // Browsers open the clipboard on https and localhost only.
+    getSelection().selectAllChildren(byId("curl"));
+    byId("copy-curl").textContent = t("copyByHand");
+  }
 }
 
 // Drawing
@@ -124,66 +200,41 @@ function drawOn() {
 function draw() {
   const { take, player } = page;
   trace.draw(take, player, take?.endS ?? performance.now() / 1000);
-  if (take) showFigures(take, player);
+  if (take) showFigures(take.replayed ?? figuresOf(take, player), take.endS !== null);
 }
 
-function showFigures(take, player) {
+function figuresOf(take, player = page.player) {
   const underruns = player?.underruns ?? 0;
-  const figures = {
+  return {
     "first-audio": take.firstAudioMs === null ? "–" : `${Math.round(take.firstAudioMs)} ms`,
     "audio-length": seconds(take.audioS),
-    speed: take.speed === null ? "–" : `${take.speed.toFixed(1)} × real time`,
+    pace: take.speed === null ? "–" : t("realTime", { times: take.speed.toFixed(1) }),
     chunks: String(take.chunks.length),
     underruns: underruns ? `${underruns} (${Math.round(player.silentS * 1000)} ms)` : "0",
   };
+}
+
+function showFigures(figures, isOver) {
   for (const [id, text] of Object.entries(figures)) if (byId(id).textContent !== text) byId(id).textContent = text;
-  byId("underruns").classList.toggle("is-bad", underruns > 0);
-  if (take.endS !== null) byId("trace").setAttribute("aria-label", summary(figures));
+  byId("underruns").classList.toggle("is-bad", figures.underruns !== "0");
+  if (isOver) byId("trace").setAttribute("aria-label", summary(figures));
 }
 
 function summary(figures) {
-  const made = `${figures["audio-length"]} of audio in ${figures.chunks} chunks`;
-  return `Timeline: first audio after ${figures["first-audio"]}, ${made}, underruns: ${figures.underruns}.`;
+  const [first, length] = [figures["first-audio"], figures["audio-length"]];
+  return t("summary", { first, length, chunks: figures.chunks, underruns: figures.underruns });
 }
 
 const seconds = (value) => `${value.toFixed(1)} s`;
 
 // Voices
 
-async function showVoices(wanted = byId("voice").value) {
-  const { voices, uploaded_voices: uploaded = [] } = await listVoices();
-  page.created = new Map(uploaded.map((voice) => [voice.name, voice]));
-  const own = voices.filter((name) => !page.created.has(name));
-  byId("voice").replaceChildren(group("The server's voices", own), group("Created voices", [...page.created.keys()]));
-  byId("voice").value = [wanted, DEFAULT_VOICE, voices[0]].find((name) => voices.includes(name)) ?? "";
-  showVoiceActions();
-}
-
-function group(label, names) {
-  const options = document.createElement("optgroup");
-  options.label = label;
-  options.hidden = !names.length;
-  options.append(...names.map((name) => new Option(name)));
-  return options;
-}
-
-function showVoiceActions() {
-  const canCreate = page.settings.voice_creation;
-  byId("new-voice").hidden = !canCreate;
-  byId("delete-voice").hidden = !page.created.has(byId("voice").value);
-  byId("voice-note").textContent = canCreate
-    ? "Or record a few seconds of another voice."
-    : "This server makes no new voices; its operator can switch that on with --created-voices-dir.";
-}
-
 async function removeVoice() {
-  const voice = page.created.get(byId("voice").value);
-  if (!confirm(`Delete the voice “${voice.name}” for everyone who uses this server?`)) return;
   try {
-    await deleteVoice(voice.id);
-    await showVoices();
+    const name = await removeChosen(page.settings);
+    if (name === null) return;
     byId("voice").focus();
-    say(`Deleted the voice “${voice.name}”.`);
+    say("deleted", () => ({ name }));
   } catch (error) {
     explain(error, removeVoice);
   }
@@ -192,13 +243,14 @@ async function removeVoice() {
 async function welcome(voice) {
   await load(voice.name);
   byId("voice").focus();
-  say(`Created the voice “${voice.name}”. Press Play to hear it.`);
+  say("created", () => ({ name: voice.name }));
 }
 
-async function load(wanted) {
+async function load(wanted = byId("voice").value || kept().voice) {
   try {
     page.settings ??= await readSettings();
-    await showVoices(wanted);
+    fit(page.settings);
+    await showVoices(page.settings, wanted);
   } catch (error) {
     explain(error, load);
   }
@@ -206,7 +258,12 @@ async function load(wanted) {
 
 // Saying what happened
 
-const say = (text) => (byId("status").textContent = text);
+/** Shows what happened; `values` makes what its words need, again where the page changes its language. */
+function say(words, values = () => ({})) {
+  page.sayAgain = () => (byId("status").textContent = t(words, values()));
+  page.sayAgain();
+}
+
 const fail = (text) => (byId("error").textContent = text);
 
 /** Shows an error with what to do; `again` is what a new API key repeats. */
@@ -234,8 +291,30 @@ async function useKey() {
   if (page.retry !== load) await page.retry();
 }
 
+function changeLanguage() {
+  switchLanguage();
+  sayEverything();
+  page.sayAgain();
+  sayVoicesAgain();
+}
+
+function sayEverything() {
+  showWords();
+  byId("page-language").textContent = t("otherLanguage");
+  byId("page-language").lang = t("otherLanguage") === "English" ? "en" : "zh-CN";
+  byId("trace").setAttribute("aria-label", t("traceEmpty"));
+  sayAgain();
+  history.show();
+  draw();
+}
+
 // Wiring
 
+const history = new History(playAgain, (entry) => {
+  showOrder(entry.order);
+  showChosen();
+  byId("text").focus();
+});
 const dialog = new VoiceDialog(welcome, (error) => {
   if (askForKey(error, () => dialog.open(page.settings.max_recording_bytes))) fail(error.message);
   return error.status === UNAUTHORIZED;
@@ -248,20 +327,34 @@ function onSubmit(form, action) {
   });
 }
 
+function onClick(actions) {
+  for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", () => action());
+}
+
 function onKey(event) {
   if (byId("voice-dialog").open) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("speech-form").requestSubmit(byId("play"));
   else if (event.key === "Escape") stop();
 }
 
-onSubmit("speech-form", play);
+onSubmit("speech-form", () => play());
 onSubmit("key-form", useKey);
-byId("stop").addEventListener("click", stop);
-byId("save").addEventListener("click", save);
-byId("voice").addEventListener("change", showVoiceActions);
-byId("new-voice").addEventListener("click", () => dialog.open(page.settings.max_recording_bytes));
-byId("delete-voice").addEventListener("click", removeVoice);
+onClick({
+  stop,
+  save,
+  "copy-curl": copyCommand,
+  "page-language": changeLanguage,
+  "keep-seed": () => showOrder({ ...readOrder(), seed: page.order.seed }),
+  "preview-voice": () => play({ ...readOrder(), text: sampleOf(), seed: null }, true),
+  "new-voice": () => dialog.open(page.settings.max_recording_bytes),
+  "delete-voice": removeVoice,
+});
+byId("voice").addEventListener("change", showChosen);
+byId("format").addEventListener("change", showCommand);
 document.addEventListener("keydown", onKey);
 new ResizeObserver(draw).observe(byId("trace"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+restore();
+sayEverything();
+say("idle");
 load();

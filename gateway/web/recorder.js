@@ -1,13 +1,14 @@
 // Records the microphone as a WAV file, at the microphone's own rate. Knows nothing of forms or servers.
 
 import { int16Of, wavOf } from "./wav.js";
+import { t } from "./words.js";
 
 const WORKLET = "recorder-worklet.js";
 
 const ADVICE = {
-  NotAllowedError: "The browser keeps the microphone closed. Allow it for this site, or choose a file.",
-  NotFoundError: "No microphone was found. Connect one and press Record, or choose a file.",
-  NotReadableError: "Another program holds the microphone. Close that program, or choose a file.",
+  NotAllowedError: "microphoneClosed",
+  NotFoundError: "microphoneMissing",
+  NotReadableError: "microphoneTaken",
 };
 
 /** True where browsers give pages a microphone: on https and on localhost. */
@@ -29,7 +30,7 @@ export class Recorder {
       await this.context.audioWorklet.addModule(new URL(WORKLET, import.meta.url));
     } catch (error) {
       this.close();
-      throw new Error(ADVICE[error.name] ?? `The microphone can't be used (${error.message}). Choose a file instead.`);
+      throw new Error(t(ADVICE[error.name] ?? "microphoneFailed", { reason: error.message }));
     }
     const mono = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
     const capture = new AudioWorkletNode(this.context, "capture", mono);

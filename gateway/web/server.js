@@ -1,9 +1,10 @@
 // Talks to the gateway: voices and speech. Every failure becomes a ServerError that says what to do.
 
+import { t } from "./words.js";
+
 const VOICES = "v1/audio/voices";
 const SPEECH = "v1/audio/speech";
 const SETTINGS = "web/settings.json";
-const MODEL = "cosydit";
 const DEFAULT_RATE_HZ = 24000;
 const SAMPLE_BYTES = 2;
 export const UNAUTHORIZED = 401;
@@ -33,7 +34,7 @@ export const apiKey = {
   set: (key) => sessionStorage.setItem(KEY_ITEM, key),
 };
 
-/** What the page may offer: {voice_creation, max_recording_bytes}. */
+/** What the page may offer: {voice_creation, max_recording_bytes, formats, max_text_characters}. */
 export async function readSettings() {
   return (await ask(SETTINGS)).json();
 }
@@ -41,6 +42,11 @@ export async function readSettings() {
 /** {voices: [name], uploaded_voices: [{id, name, …}]} */
 export async function listVoices() {
   return (await ask(VOICES)).json();
+}
+
+/** What is known of one voice: {name, ref_text, description, gender}, each but the name perhaps missing. */
+export async function describeVoice(name) {
+  return (await ask(`${VOICES}/${encodeURIComponent(name)}`)).json();
 }
 
 /** Creates a voice from a form with audio_sample, name, consent and perhaps transcript. */
@@ -53,15 +59,22 @@ export async function deleteVoice(id) {
 }
 
 /**
- * Asks for speech; returns {rateHz, blocks}, where `blocks` yields Int16Arrays as they arrive.
- * Aborting `signal` ends the request, and with it the work on the server.
+ * Asks for speech; `body` is JSON with response_format pcm. Returns {rateHz, seed, blocks}, where `blocks` yields
+ * Int16Arrays as they arrive. Aborting `signal` ends the request, and with it the work on the server.
  */
-export async function speak(text, voice, signal) {
-  const body = JSON.stringify({ model: MODEL, input: text, voice, response_format: "pcm" });
-  const headers = { "content-type": "application/json" };
-  const response = await ask(SPEECH, { method: "POST", body, headers, signal });
+export async function speak(body, signal) {
+  const response = await post(body, signal);
   const rateHz = Number(response.headers.get("x-sample-rate")) || DEFAULT_RATE_HZ;
-  return { rateHz, blocks: samplesOf(response.body) };
+  return { rateHz, seed: response.headers.get("x-seed"), blocks: samplesOf(response.body) };
+}
+
+/** Asks for a whole file of speech; `body` names its format. */
+export async function speechFile(body, signal) {
+  return (await post(body, signal)).blob().catch(brokenOff);
+}
+
+function post(body, signal) {
+  return ask(SPEECH, { method: "POST", body, headers: { "content-type": "application/json" }, signal });
 }
 
 async function* samplesOf(body) {
@@ -92,7 +105,7 @@ function samplesIn(bytes) {
 
 function brokenOff(error) {
   if (error.name === "AbortError") throw error;
-  throw new ServerError("The audio broke off before its end. Press Play to try again.");
+  throw new ServerError(t("cutOff"));
 }
 
 async function ask(path, options = {}) {
@@ -105,14 +118,14 @@ async function ask(path, options = {}) {
 
 function unreachable(error) {
   if (error.name === "AbortError") throw error;
-  throw new ServerError("The server can't be reached. Check that the gateway runs and you are online, then try again.");
+  throw new ServerError(t("unreachable"));
 }
 
 async function errorOf(response) {
   const { message, code = "" } = (await response.json().catch(() => ({}))).error ?? {};
   const { status } = response;
   const said = message ? sentence(message) : `The server answered ${status}. ${ADVICE[status] ?? ASK_OPERATOR}`;
-  const advice = status === UNAUTHORIZED ? " Enter the key above." : "";
+  const advice = status === UNAUTHORIZED ? t("keyAbove") : "";
   return new ServerError(said + advice, status, code);
 }
 

@@ -6,7 +6,9 @@ const PEAK_S = 0.01;
 const INT16_SCALE = 32768;
 
 export class Take {
-  constructor() {
+  /** `replayed` are the figures of what is played again; they are then shown in place of this take's own. */
+  constructor(replayed = null) {
+    this.replayed = replayed;
     this.startS = performance.now() / 1000;
     this.endS = null;
     this.rateHz = 0;

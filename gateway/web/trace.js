@@ -1,9 +1,12 @@
 // Draws one take on a canvas, all on one axis, seconds since Play was pressed: above, the waveform where it is heard;
 // below, each chunk where it arrived, tied to where it is heard. Reads a Take and a Player and changes neither.
 
+import { t } from "./words.js";
+
 const MARGIN = { left: 14, right: 14, top: 26, bottom: 24 };
 const WAVE_SHARE = 0.6;
 const BAND_PX = 5;
+const LABEL_GAP_PX = 5;
 const DOT_PX = 3.5;
 const BAR_PX = 2;
 const BAR_STEP_PX = 3;
@@ -25,10 +28,10 @@ export class Trace {
     this.drawGrid();
     if (!take) return;
     const stretches = stretchesOf(take, player);
-    this.drawWait(take, stretches, nowS);
+    if (!take.replayed) this.drawWait(take, stretches, nowS);
     this.drawUnderruns(take, stretches, player?.isDry ? nowS : null);
     stretches.forEach((stretch) => this.drawWave(take, stretch, nowS));
-    take.chunks.forEach((chunk, index) => this.drawChunk(take, chunk, index, stretches));
+    if (!take.replayed) take.chunks.forEach((chunk, index) => this.drawChunk(take, chunk, index, stretches));
     if (take.endS === null) this.drawNow(nowS);
   }
 
@@ -82,8 +85,14 @@ export class Trace {
     if (!take.chunks.length) return;
     const x = this.x(firstS);
     this.line(x, MARGIN.top - 6, x, this.arrivalY, "ink");
-    this.pen.textAlign = "left";
-    this.write(`first audio ${Math.round(take.firstAudioMs)} ms`, x + 5, MARGIN.top - 9, "ink");
+    this.label(t("firstAudioAt", { ms: Math.round(take.firstAudioMs) }), x);
+  }
+
+  /** Writes beside a line at `x`, on the side where there is room. */
+  label(text, x) {
+    const isRight = x + LABEL_GAP_PX + this.pen.measureText(text).width <= this.width;
+    this.pen.textAlign = isRight ? "left" : "right";
+    this.write(text, isRight ? x + LABEL_GAP_PX : x - LABEL_GAP_PX, MARGIN.top - 9, "ink");
   }
 
   drawUnderruns(take, stretches, untilS) {

@@ -2,13 +2,11 @@
 
 import { canRecord, Recorder } from "./recorder.js";
 import { createVoice } from "./server.js";
+import { t } from "./words.js";
 
 const MAX_RECORDING_S = 10;
 const MIN_RECORDING_S = 3;
-const PASSAGES = [
-  "The tea was still warm when the rain began, so we stayed at the window and counted the umbrellas.",
-  "On Sundays my grandfather repaired clocks, and by evening the whole kitchen ticked in seven different voices.",
-];
+const PASSAGES = ["passage0", "passage1"];
 const BYTES_PER_MEGABYTE = 1024 * 1024;
 
 const byId = (id) => document.getElementById(id);
@@ -21,10 +19,12 @@ export class VoiceDialog {
     this.recorder = null;
     this.recording = null;
     this.passages = 0;
+    this.complained = null; // what was said to be missing
     byId("record").addEventListener("click", () => (this.recorder ? this.finishRecording() : this.startRecording()));
     byId("recording-file").addEventListener("change", (event) => this.choose(event.target.files[0]));
     byId("use-passage").addEventListener("click", () => this.offerPassage());
     byId("cancel-voice").addEventListener("click", () => byId("voice-dialog").close());
+    byId("voice-form").addEventListener("input", () => this.reconsider());
     byId("voice-dialog").addEventListener("close", () => this.abandonRecording());
     byId("voice-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -36,7 +36,7 @@ export class VoiceDialog {
     this.maxBytes = maxBytes;
     byId("voice-error").textContent = "";
     byId("record").disabled = !canRecord();
-    if (!canRecord()) this.note("Browsers open the microphone on https or localhost only. Choose a file instead.");
+    if (!canRecord()) this.note(t("microphoneElsewhere"));
     byId("voice-dialog").showModal();
   }
 
@@ -53,13 +53,13 @@ export class VoiceDialog {
     }
     if (this.recorder !== recorder) return recorder.close();
     this.setRecording(true);
-    this.note(`Recording; it ends by itself after ${MAX_RECORDING_S} seconds.`);
+    this.note(t("recordingRuns", { most: MAX_RECORDING_S }));
   }
 
   show(level, seconds) {
     if (!this.recorder) return;
     byId("level").value = level;
-    byId("record").textContent = `Stop recording (${seconds.toFixed(1)} s)`;
+    byId("record").textContent = t("stopRecordingAt", { seconds: seconds.toFixed(1) });
     this.seconds = seconds;
     if (seconds >= MAX_RECORDING_S) this.finishRecording();
   }
@@ -69,9 +69,8 @@ export class VoiceDialog {
     this.recorder = null;
     this.setRecording(false);
     byId("recording-file").value = "";
-    const isShort = this.seconds < MIN_RECORDING_S;
-    const advice = isShort ? ` That is short: ${MIN_RECORDING_S} seconds or more work better.` : "";
-    this.keep(recorder.finish(), `Recorded ${this.seconds.toFixed(1)} seconds.${advice}`);
+    const said = this.seconds < MIN_RECORDING_S ? "recordedShort" : "recorded";
+    this.keep(recorder.finish(), t(said, { seconds: this.seconds.toFixed(1), least: MIN_RECORDING_S }));
   }
 
   abandonRecording() {
@@ -83,7 +82,7 @@ export class VoiceDialog {
   setRecording(isRecording) {
     byId("level").hidden = !isRecording;
     byId("record").classList.toggle("is-recording", isRecording);
-    byId("record").textContent = isRecording ? "Stop recording" : this.recording ? "Record again" : "Record";
+    byId("record").textContent = t(isRecording ? "stopRecording" : this.recording ? "recordAgain" : "record");
   }
 
   choose(file) {
@@ -91,10 +90,10 @@ export class VoiceDialog {
     if (file.size > this.maxBytes) {
       byId("recording-file").value = "";
       const megabytes = (this.maxBytes / BYTES_PER_MEGABYTE).toFixed(1);
-      this.fail(`This file passes ${megabytes} MB, the most this server takes. Choose 3 to 10 seconds of speech.`);
+      this.fail(t("fileTooLarge", { megabytes }));
       return;
     }
-    this.keep(file, `Chosen: ${file.name}`);
+    this.keep(file, t("chosen", { name: file.name }));
   }
 
   keep(recording, note) {
@@ -105,19 +104,20 @@ export class VoiceDialog {
     if (preview.src) URL.revokeObjectURL(preview.src);
     preview.src = URL.createObjectURL(recording);
     preview.hidden = false;
-    byId("record").textContent = "Record again";
+    byId("record").textContent = t("recordAgain");
   }
 
   offerPassage() {
-    byId("transcript").value = PASSAGES[this.passages % PASSAGES.length];
+    byId("transcript").value = t(PASSAGES[this.passages % PASSAGES.length]);
     this.passages += 1;
     byId("transcript").focus();
   }
 
   async create() {
     const missing = this.missing();
+    this.complained = missing?.message ?? null;
     if (missing) {
-      this.fail(missing.message);
+      this.fail(t(missing.message));
       byId(missing.field).focus();
       return;
     }
@@ -137,11 +137,18 @@ export class VoiceDialog {
   }
 
   missing() {
-    if (this.recorder) return { field: "record", message: "The recording still runs. Stop it first." };
-    if (!this.recording) return { field: "record", message: "There is no recording yet. Record one or choose a file." };
-    if (!byId("voice-name").value.trim()) return { field: "voice-name", message: "Give the voice a name." };
-    if (!byId("consent").value.trim()) return { field: "consent", message: "Say who allowed this voice to be made." };
+    if (this.recorder) return { field: "record", message: "missingStop" };
+    if (!this.recording) return { field: "record", message: "missingRecording" };
+    if (!byId("voice-name").value.trim()) return { field: "voice-name", message: "missingName" };
+    if (!byId("consent").value.trim()) return { field: "consent", message: "missingConsent" };
     return null;
+  }
+
+  /** Takes back a complaint about what is no longer missing. */
+  reconsider() {
+    if (this.complained === null || this.missing()?.message === this.complained) return;
+    this.complained = null;
+    this.fail("");
   }
 
   form() {

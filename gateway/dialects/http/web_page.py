@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
+from gateway.audio import AudioFormat, open_encoder, parse_openai_format
+from gateway.audio.formats import OPENAI_FORMATS
+from gateway.errors import UnsupportedOptionError
 from gateway.host import Host
 
 FILES_PATH = "/web"
@@ -62,11 +67,27 @@ def routes(host: Callable[[], Host]) -> list[BaseRoute]:
 
     async def settings(request: Request) -> Response:
         max_bytes = host().voices.max_audio_bytes
-        answer = {"voice_creation": max_bytes > 0, "max_recording_bytes": max_bytes}
+        answer = {
+            "voice_creation": max_bytes > 0,
+            "max_recording_bytes": max_bytes,
+            "formats": _formats(),
+            "max_text_characters": host().pipeline.settings.max_text_characters,
+        }
         return JSONResponse(answer, headers={**_HEADERS, "cache-control": "no-store"})
 
     files = [path for path in sorted(_DIRECTORY.iterdir()) if path.suffix in _MEDIA_TYPES]
     return [Route(SETTINGS_PATH, settings), *(Route(_path_of(file), _serving(file)) for file in files)]
+
+
+@cache
+def _formats() -> list[str]:
+    """Return the names of the formats that can be had here, WAV first."""
+    found = []
+    for name in sorted(OPENAI_FORMATS, key=lambda name: name != AudioFormat.WAV.value):
+        with suppress(UnsupportedOptionError):
+            open_encoder(parse_openai_format(name)).close()
+            found.append(name)
+    return found
 
 
 def _path_of(file: Path) -> str:

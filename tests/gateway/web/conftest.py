@@ -58,10 +58,16 @@ class Visit:
 
 @asynccontextmanager
 async def visited(
-    browser: Any, folder: Path, llm: FakeLLM, *, can_create: bool = True, **context: Any
+    browser: Any,
+    folder: Path,
+    llm: FakeLLM,
+    *,
+    can_create: bool = True,
+    maker: FakeVoiceMaker | None = None,
+    **context: Any,
 ) -> AsyncIterator[Visit]:
     """Open the page before its own gateway; what its policy refused or its scripts threw fails the test."""
-    maker, problems = FakeVoiceMaker(), []
+    maker, problems = maker or FakeVoiceMaker(), []
     (folder / "default.wav").write_bytes(b"RIFF")
     named = [NamedVoice("default", folder / "default.wav", "I am default.")]
     store = make_store(folder / "created", maker, LIMITS) if can_create else None

@@ -14,7 +14,6 @@ from tests.gateway.web.page_files import DIRECTORY, FIELDS, colours, contrast, r
 NAMESPACE = "http://www.w3.org/2000/svg"
 TEXT_CONTRAST = 4.5
 GRAPHIC_CONTRAST = 3.0
-MAX_SCREENSHOT_BYTES = 200_000
 
 
 def served_paths() -> set[str]:
@@ -66,7 +65,7 @@ def test_every_file_that_is_named_is_served() -> None:
         assert f"/{name}" in served_paths(), name
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in DIRECTORY.iterdir() if path.suffix != ".png"))
+@pytest.mark.parametrize("name", sorted(path.name for path in DIRECTORY.iterdir()))
 def test_nothing_comes_from_elsewhere(name: str) -> None:
     text = (DIRECTORY / name).read_text("utf-8").replace(NAMESPACE, "")
     assert not re.search(r"https?:|//[a-z0-9-]+\.[a-z]|@import|url\(", text)
@@ -117,9 +116,3 @@ def test_the_wheel_holds_every_file_that_is_served() -> None:
     pages = {"/", web_page.API_PATH, web_page.SETTINGS_PATH}
     served = {DIRECTORY / path.removeprefix("/web/") for path in served_paths() - pages}
     assert served | {DIRECTORY / "index.html", DIRECTORY / "docs.html"} == packed
-
-
-def test_the_screenshot_is_small_and_not_served() -> None:
-    screenshot = DIRECTORY / "screenshot.png"
-    assert screenshot.stat().st_size < MAX_SCREENSHOT_BYTES
-    assert "/web/screenshot.png" not in served_paths()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.dialects.http.web_page import routes
+from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.store import VoiceLimits
 from tests.gateway.doors.http_door import opened_door
@@ -66,7 +68,7 @@ async def test_head_tells_the_length_alone() -> None:
     assert head.headers["content-length"] == str(len(whole.content))
 
 
-@pytest.mark.parametrize("path", ["/web/", "/web/index.html", "/web/screenshot.png", "/web/..%2fapp.py", "/web/x.js"])
+@pytest.mark.parametrize("path", ["/web/", "/web/index.html", "/web/..%2fapp.py", "/web/x.js"])
 async def test_nothing_else_is_served(path: str) -> None:
     async with page_client() as client:
         assert (await client.get(path)).status_code == 404
@@ -77,10 +79,15 @@ async def test_settings_say_whether_voices_can_be_created(tmp_path: Path) -> Non
     creating = VoiceRegistry(maker, store=make_store(tmp_path, maker, VoiceLimits(max_audio_bytes=1234)))
     async with page_client() as client, page_client(creating) as other:
         answers = [(await each.get("/web/settings.json")).json() for each in (client, other)]
-    assert answers == [
-        {"voice_creation": False, "max_recording_bytes": 0},
-        {"voice_creation": True, "max_recording_bytes": 1234},
-    ]
+    assert [(each["voice_creation"], each["max_recording_bytes"]) for each in answers] == [(False, 0), (True, 1234)]
+
+
+async def test_settings_say_which_formats_and_texts_there_can_be() -> None:
+    async with page_client() as client:
+        answer = (await client.get("/web/settings.json")).json()
+    codecs = ["mp3", "opus", "aac", "flac"] if find_spec("av") else []
+    assert answer["formats"] == ["wav", *codecs, "pcm"]
+    assert answer["max_text_characters"] == DEFAULT_MAX_TEXT_CHARACTERS
 
 
 async def test_the_gateway_serves_the_page(tmp_path: Path) -> None:

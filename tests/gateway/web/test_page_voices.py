@@ -15,6 +15,7 @@ from tests.gateway.web.conftest import Visit, visited
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+FINGER_PX = 44
 RECORDING = {"name": "eva.flac", "mimeType": "audio/flac", "buffer": b"fLaC-eva"}
 REMEMBER_STREAMS = """
   const open = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
@@ -153,7 +154,32 @@ async def _boxes(page: Any) -> list[dict[str, float]]:
 async def test_the_tab_key_walks_from_the_text_to_the_voice_to_playing(browser: Any, tmp_path: Path) -> None:
     async with visited(browser, tmp_path, speaking()) as visit:
         seen = []
-        for _ in range(5):
+        await visit.page.focus("#page-language")
+        for _ in range(9):
             await visit.page.keyboard.press("Tab")
             seen.append(await visit.focused())
-    assert seen[1:] == ["text", "voice", "new-voice", "play"]
+    assert seen == ["text", "voice", "preview-voice", "new-voice", "language", "speed", "seed", "play", "format"]
+
+
+async def test_a_complaint_goes_when_what_was_missing_is_there(browser: Any, tmp_path: Path) -> None:
+    async with visited(browser, tmp_path, speaking()) as visit:
+        await visit.page.click("#new-voice")
+        await visit.page.set_input_files("#recording-file", RECORDING)
+        await visit.page.click("#create-voice")
+        await visit.shows("#voice-error", "Give the voice a name.")
+        await visit.page.keyboard.type("E")
+        await visit.page.locator("#voice-error:empty").wait_for(state="attached")
+        await visit.page.click("#create-voice")
+        await visit.shows("#voice-error", "Say who allowed")
+        await visit.page.fill("#transcript", "Something else.")
+        await visit.shows("#voice-error", "Say who allowed")
+
+
+async def test_every_button_is_large_enough_for_a_finger(browser: Any, tmp_path: Path) -> None:
+    async with visited(browser, tmp_path, speaking(), viewport={"width": 360, "height": 640}, has_touch=True) as visit:
+        await visit.page.click("#play")
+        await visit.shows("#status", "Played")
+        buttons = await visit.page.locator("button:visible, select:visible, input:visible").all()
+        boxes = {await button.get_attribute("id"): await button.bounding_box() for button in buttons}
+    assert "new-voice" in boxes and len(boxes) > 12
+    assert {name: box for name, box in boxes.items() if box["height"] < FINGER_PX or box["width"] < FINGER_PX} == {}
