@@ -7,8 +7,11 @@ import dataclasses
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 
 from cosydit.cli.stack_options import add_stack_options, complain, stack_options
+
+logger = logging.getLogger(__name__)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -87,11 +90,12 @@ def run(args: argparse.Namespace) -> int:
             token2wav_gpus=args.token2wav_gpus,
         )
         options = with_llm_backend(options)
+        home = wyoming_line(options.gateway_options)
         stack = LocalStack(options, with_gateway=not args.no_gateway)
         with stopped_by_signals(stack.kill), stack:
             print("\n".join(stack.describe()))
             if not args.no_gateway:
-                print(f"speak: POST {options.gateway_url}/v1/audio/speech")
+                print(f"{home}\nspeak: POST {options.gateway_url}/v1/audio/speech")
             sys.stdout.flush()
             return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
     except (CheckpointMissingError, ServiceStartError, ValueError, OSError) as err:
@@ -99,4 +103,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wyoming_options(port: int | None) -> tuple[str, ...]:
+    """Return the gateway's options for the port that was asked for; where none was, a taken port means no door."""
+    from cosydit.stack.process import busy_ports
+    from gateway.dialects.wyoming.settings import DEFAULT_WYOMING_PORT
+
+    if port is None and busy_ports((DEFAULT_WYOMING_PORT,)):
+        got = "Wyoming (Home Assistant) is off: something listens on port %d; --gateway-wyoming-port names another"
+        logger.warning(got, DEFAULT_WYOMING_PORT)
+        return ("--wyoming-port", "0")
     return () if port is None else ("--wyoming-port", str(port))
+
+
+def wyoming_line(gateway_options: Sequence[str]) -> str:
+    """Say where the Wyoming door is that a gateway with these options opens, or why there is none."""
+    from gateway.config import parse_args
+
+    wyoming = parse_args(["--tokenizer-dir", ".", "--voices-dir", ".", *gateway_options]).wyoming
+    if wyoming is None:
+        return "Home Assistant: off"
+    if wyoming.shut_because is not None:
+        return f"Home Assistant: off, {wyoming.shut_because}; --gateway-options --insecure-wyoming opens it"
+    return f"Home Assistant: add the integration Wyoming Protocol with {wyoming.host}, port {wyoming.port}"
