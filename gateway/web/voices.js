@@ -75,10 +75,10 @@ function group(label, names) {
 
 function about(voice) {
   if (!voice) return "";
+  const description = voice.description || voice.speaker_description;
+  if (description) return description;
   const { gender, ref_text: said = "" } = voice;
   const kind = gender === "female" || gender === "male" ? t(gender) : "";
   const text = said.length > SAID_CHARACTERS ? `${said.slice(0, SAID_CHARACTERS)}…` : said;
-  const description = voice.description ?? voice.speaker_description ?? "";
-  if (description) return kind ? `${description} (${kind})` : description;
   return [kind, text && t("says", { text })].filter(Boolean).join(" · ");
 }

@@ -23,7 +23,8 @@ def describe(host: Host, languages: Sequence[str] = ()) -> Info:
 
     Args:
         host: has them.
-        languages: that each voice speaks, as BCP 47 tags; none: each speaks the language of its transcript.
+        languages: that each voice speaks, as BCP 47 tags; none: each speaks its own, which is that of its transcript
+            where nobody named it.
     """
     voices = [_voice(host, host.voices.find(name), languages) for name in host.voices.names]
     program = TtsProgram(
@@ -39,8 +40,9 @@ def describe(host: Host, languages: Sequence[str] = ()) -> Info:
 
 
 def _voice(host: Host, voice: NamedVoice | StoredVoice, languages: Sequence[str]) -> TtsVoice:
-    spoken = languages or [host.pipeline.front_end.language_of(voice.transcript) or _FALLBACK_LANGUAGE]
-    about = getattr(voice, "description", "")
+    profile = getattr(voice, "profile", voice)
+    about = getattr(profile, "description", "")
+    own = getattr(profile, "language", None) or host.pipeline.front_end.language_of(voice.transcript)
     return TtsVoice(
         name=voice.name,
         attribution=_ATTRIBUTION,
@@ -48,7 +50,7 @@ def _voice(host: Host, voice: NamedVoice | StoredVoice, languages: Sequence[str]
         # Home Assistant shows the description in place of the name.
         description=f"{voice.name}: {about}" if about else voice.name,
         version=None,
-        languages=list(spoken),
+        languages=list(languages) or [own or _FALLBACK_LANGUAGE],
     )
 
 

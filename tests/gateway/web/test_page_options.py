@@ -274,11 +274,18 @@ async def test_a_voice_says_a_sample_that_is_not_kept(browser: Any, tmp_path: Pa
 
 
 async def test_a_voices_description_is_shown(browser: Any, tmp_path: Path) -> None:
-    async with visited(browser, tmp_path, speaking()) as visit:
-        voice = {"name": "default", "ref_text": "你好", "description": "Calm, a little hoarse", "gender": "female"}
+    llm = speaking()
+    async with visited(browser, tmp_path, llm) as visit:
+        voice = {"name": "default", "ref_text": "你好", "description": "A woman, a little hoarse.", "gender": "female"}
         await visit.page.route("**/v1/audio/voices/default", lambda route: route.fulfill(json=voice))
         await visit.page.reload()
-        await visit.shows("#voice-about", "Calm, a little hoarse (female)")
+        await visit.shows("#voice-about", "A woman, a little hoarse.")
+        voice["description"] = ""
+        await visit.page.reload()
+        await visit.shows("#voice-about", "female · Its recording says: “你好”")
+        await visit.page.click("#preview-voice")
+        await visit.shows("#status", "Played")
+    assert "这就是我朗读时的声音" in "".join(utterance.text for utterance in llm.utterances), "in the voice's language"
 
 
 async def test_the_page_speaks_chinese_to_who_does_and_remembers_another_choice(browser: Any, tmp_path: Path) -> None:

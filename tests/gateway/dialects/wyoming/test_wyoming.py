@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -54,6 +54,20 @@ async def test_the_operators_languages_are_those_of_every_voice(voices: Voices) 
         await ask(client, Describe())
         (program,) = Info.from_event((await listen(client, "info")).events[0]).tts
     assert {tuple(voice.languages) for voice in program.voices} == {("zh", "en")}
+
+
+@dataclass(frozen=True)
+class DescribedVoice(NamedVoice):
+    description: str = "A woman, warm and quick."
+    language: str = "cy"
+
+
+async def test_a_voice_is_listed_as_it_is_described(voices: Voices) -> None:
+    described = DescribedVoice("anna", voices[0].audio_path, "I am anna.")
+    async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), [described]) as door, door.client() as client:
+        await ask(client, Describe())
+        ((voice,),) = [each.voices for each in Info.from_event((await listen(client, "info")).events[0]).tts]
+    assert (voice.description, voice.languages) == ("anna: A woman, warm and quick.", ["cy"])
 
 
 async def test_a_whole_text_is_spoken_in_the_voice_that_was_named(voices: Voices) -> None:
