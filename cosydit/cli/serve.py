@@ -13,6 +13,8 @@ from cosydit.cli.stack_options import add_stack_options, complain, stack_options
 
 logger = logging.getLogger(__name__)
 
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("serve", help="start both services and the gateway, until interrupted")
@@ -123,4 +125,5 @@ def wyoming_line(gateway_options: Sequence[str]) -> str:
         return "Home Assistant: off"
     if wyoming.shut_because is not None:
         return f"Home Assistant: off, {wyoming.shut_because}; --gateway-options --insecure-wyoming opens it"
-    return f"Home Assistant: add the integration Wyoming Protocol with {wyoming.host}, port {wyoming.port}"
+    host = "this machine's address" if wyoming.host in _ALL_ADDRESSES else wyoming.host
+    return f"Home Assistant: add the integration Wyoming Protocol with {host}, port {wyoming.port}"

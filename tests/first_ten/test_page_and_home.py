@@ -46,6 +46,8 @@ def test_serve_opens_the_port_that_home_assistant_asks_for_and_says_so() -> None
     assert wyoming is not None and (wyoming.port, wyoming.shut_because) == (10200, None)
     assert wyoming_line(()) == "Home Assistant: add the integration Wyoming Protocol with 127.0.0.1, port 10200"
     assert wyoming_line(("--wyoming-port", "0")) == "Home Assistant: off"
+    everywhere = wyoming_line(("--wyoming-host", "0.0.0.0", "--insecure-wyoming"))
+    assert everywhere.endswith("with this machine's address, port 10200")
 
 
 def test_serve_goes_on_where_another_program_has_the_port(
