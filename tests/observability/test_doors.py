@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 from websockets.asyncio.client import connect
+from wyoming.tts import Synthesize, SynthesizeVoice
 
 from gateway.access.settings import AccessSettings
 from gateway.config import parse_args
@@ -24,7 +25,8 @@ from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.gateway.access.door import BEARER, KEY, SMALL, Door, keys, opened_door
-from tests.gateway.fakes import FakeLLM, ManualClock, speech_deltas
+from tests.gateway.doors.wyoming_door import ask, listen, opened_wyoming
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
 from tests.observability.reading import Reading, samples_of
 from tests.workers import free_ports
 
@@ -58,6 +60,19 @@ async def test_every_door_names_its_dialect(voices: Voices) -> None:
     for dialect in ("openai", "elevenlabs", "grpc", "websocket"):
         assert got.value("requests_total", dialect=dialect, outcome="completed") == 1, dialect
     assert not got.above_zero("failures_total")
+
+
+async def test_the_wyoming_door_names_its_dialect_and_its_refusals(voices: Voices) -> None:
+    telemetry, llm = make_telemetry(SystemClock()), FakeLLM(speech_deltas(10))
+    async with opened_wyoming(llm, FakeToken2Wav(), voices, telemetry=telemetry) as door:
+        for voice, last in (("anna", "audio-stop"), ("nobody", "error")):
+            async with door.client() as client:
+                await ask(client, Synthesize("hello", SynthesizeVoice(voice)))
+                await listen(client, last)
+    got = Reading(telemetry.metrics.registry)
+    assert got.value("requests_total", dialect="wyoming", outcome="completed") == 1
+    assert got.value("requests_total", dialect="wyoming", outcome="invalid") == 1
+    assert got.above_zero("failures_total") == {frozenset({("cause", "voice_not_found")})}
 
 
 @pytest.mark.parametrize(

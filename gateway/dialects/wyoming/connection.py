@@ -143,7 +143,9 @@ class WyomingConnection:
     def _start(self, wish: VoiceWish) -> None:
         if self._open is not None:
             raise InvalidRequestError("synthesize-start came while text is being taken; send synthesize-stop first")
-        session = SpeechSession(self._host.pipeline, self._request(wish))
+        request = self._request(wish)
+        self._host.voices.check(request.voice)  # before the text comes; of a whole text, the pipeline's task
+        session = SpeechSession(self._host.pipeline, request)
         self._queue(Speech(_samples_of(session), is_streamed=True))
         self._open = session
 
@@ -158,10 +160,10 @@ class WyomingConnection:
             self._open = None
 
     def _request(self, wish: VoiceWish) -> SpeechRequest:
-        voice = wish.name or DEFAULT_VOICE
-        self._host.voices.check(voice)
         self._made += 1
-        return SpeechRequest("", voice, text_options=TextOptions(wish.language), request_id=f"{self._id}-{self._made}")
+        name = f"{self._id}-{self._made}"
+        voice = wish.name or DEFAULT_VOICE
+        return SpeechRequest("", voice, text_options=TextOptions(wish.language), request_id=name)
 
     def _queue(self, speech: Speech) -> None:
         if self._to_speak.qsize() >= self._host.limits.max_contexts:

@@ -19,6 +19,7 @@ from gateway.doors.wyoming import serving_wyoming
 from gateway.host import HostLimits
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import Speaker, StreamSpeaker
+from gateway.telemetry.telemetry import Telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
@@ -55,13 +56,17 @@ async def opened_wyoming(
     settings: WyomingSettings = ANY_PORT,
     limits: HostLimits = UNPACED,
     access: Access | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; nothing may be left running behind it."""
     registry = VoiceRegistry(token2wav, voices)
-    speaker: Speaker = StreamSpeaker(llm, token2wav, registry, clock=SystemClock())
-    pipeline = SpeechPipeline(MeteredSpeaker(speaker, access) if access is not None else speaker)
+    observer = telemetry.observer if telemetry is not None else None
+    speaker: Speaker = StreamSpeaker(llm, token2wav, registry, clock=SystemClock(), observer=observer)
+    if access is not None:
+        speaker = MeteredSpeaker(speaker, access, observer)
+    pipeline = SpeechPipeline(speaker, observer=observer)
     host = make_host(pipeline, registry, clock=SystemClock(), limits=limits)
-    async with serving_wyoming(host, settings, access) as port:
+    async with serving_wyoming(host, settings, access, telemetry) as port:
         assert port is not None
         yield Door(port, llm, token2wav)
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("wyoming_")]
