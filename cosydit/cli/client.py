@@ -7,21 +7,23 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import wave
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cosydit.cli.spoken_file import SpeechProgress
     from gateway.client import OnAudio, SpeechTiming
     from gateway.core import FloatArray
 
 DEFAULT_TIMEOUT_S = 120.0
+EXIT_INTERRUPTED = 130
 API_KEY_VARIABLE = "COSYDIT_API_KEY"
 """Environment, as a key on the command line would show in the list of processes."""
-_PCM16_BYTES = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         speak = args.speak(args)
-        with _player(args.play == "yes") as play:
+        with _ended_by_signals(), _player(args.play == "yes") as play:
             timing = _write_wav(args.out, speak, play)
     except (ClientError, OSError, ValueError) as error:
         print(f"cosydit client: {error}", file=sys.stderr)
@@ -59,6 +61,15 @@ def run(args: argparse.Namespace) -> int:
     figures = f"first audio {timing.ttfa_s * 1000:.0f} ms, audio {timing.audio_s:.2f} s, RTF {timing.rtf:.3f}"
     print(f"{args.out}: {figures}")
     return 0
+
+
+def _ended_by_signals() -> AbstractContextManager[None]:
+    """Have the signals that end a command end it in order, where this is the command: signals reach the main thread."""
+    from cosydit.stack.process import stopped_by_signals
+
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    return stopped_by_signals(lambda: os._exit(EXIT_INTERRUPTED))
 
 
 def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:
@@ -109,24 +120,16 @@ def _load_reference(path: Path) -> FloatArray:
 
 
 def _write_wav(path: Path, speak: Callable[[OnAudio], SpeechTiming], play: OnAudio) -> SpeechTiming:
-    """Write the audio beside `path` and move it there once it is whole."""
-    from token2wav_service.contract import SAMPLE_RATE_HZ
+    """Write the audio into a file that appears once it is whole."""
+    from cosydit.cli.spoken_file import SpeechProgress, written_whole
 
-    partial_path = path.with_name(path.name + ".part")
-    try:
-        with wave.open(str(partial_path), "wb") as wav:
-            wav.setnchannels(1)
-            wav.setsampwidth(_PCM16_BYTES)
-            wav.setframerate(SAMPLE_RATE_HZ)
-            timing = speak(partial(_write_and_play, wav, play))
-        os.replace(partial_path, path)
-    finally:
-        partial_path.unlink(missing_ok=True)
-    return timing
+    with written_whole(path) as wav, SpeechProgress(f"receiving {path}") as progress:
+        return speak(partial(_take, wav, progress, play))
 
 
-def _write_and_play(wav: wave.Wave_write, play: OnAudio, pcm: bytes) -> None:
+def _take(wav: wave.Wave_write, progress: SpeechProgress, play: OnAudio, pcm: bytes) -> None:
     wav.writeframesraw(pcm)
+    progress.add(len(pcm) // wav.getsampwidth())
     play(pcm)
 
 

@@ -6,10 +6,6 @@ import argparse
 import asyncio
 import dataclasses
 import logging
-import os
-import wave
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_WIDTH_BYTES = 2
 WARM_UP_TEXT = "Ready."
 ONE_STREAM = ("--rows-per-forward", "1")
 """Of the LLM: nobody else will ask it."""
@@ -85,6 +80,7 @@ def _check_voice(voice: str, voices_dir: Path) -> None:
 
 async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> SpeechResult:
     """Stream the speech into a file; a first, short synthesis warms the services up and is not counted."""
+    from cosydit.cli.spoken_file import SpeechProgress, written_whole
     from gateway.app import open_gateway
     from gateway.audio.pcm import to_pcm16
     from gateway.speech.request import SpeechRequest, SpeechResult
@@ -93,27 +89,16 @@ async def _speak(options: StackOptions, request: SpeechRequest, out: Path) -> Sp
         async for _ in gateway.pipeline.synthesize(SpeechRequest(WARM_UP_TEXT, request.voice, seed=0)):
             pass
         result = SpeechResult()
-        with _written_whole(out) as file:
+        with written_whole(out) as file, SpeechProgress(f"speaking {out}") as progress:
             async for chunk in gateway.pipeline.synthesize(request, result):
-                file.writeframes(to_pcm16(chunk.samples))
+                file.writeframesraw(to_pcm16(chunk.samples))
+                progress.add(len(chunk.samples), _share_spoken(request.text, result))
     return result
 
 
-@contextmanager
-def _written_whole(out: Path) -> Iterator[wave.Wave_write]:
-    """Open a WAV for mono 16-bit samples that is there when it is complete, and not at all after an error."""
-    from token2wav_service.contract import SAMPLE_RATE_HZ
-
-    partial = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        with wave.open(str(partial), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(SAMPLE_WIDTH_BYTES)
-            file.setframerate(SAMPLE_RATE_HZ)
-            yield file
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+def _share_spoken(text: str, result: SpeechResult) -> float:
+    """Return how much of the text the LLM has spoken, up to the segment that it speaks now."""
+    return result.spans[-1].segment.source.start / len(text) if result.spans else 0.0
 
 
 def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+import time
 import wave
 from pathlib import Path
 
 import pytest
 
 from cosydit.cli import main as cli
-from cosydit.cli import say
+from cosydit.cli import spoken_file
+from cosydit.cli.spoken_file import SpeechProgress, written_whole
 from cosydit.stack import stack
 from tests.workers import demo_checkpoint
 
@@ -41,14 +46,60 @@ def test_an_unknown_voice_is_refused_with_those_that_there_are(
 
 def test_a_file_is_whole_or_is_as_it_was(tmp_path: Path) -> None:
     out = tmp_path / "speech.wav"
-    with say._written_whole(out) as file:
+    with written_whole(out) as file:
         file.writeframes(b"\0\0" * 10)
-    with pytest.raises(RuntimeError), say._written_whole(out) as file:
+    with pytest.raises(RuntimeError), written_whole(out) as file:
         file.writeframes(b"\0\0" * 20)
         raise RuntimeError("the LLM is gone")
     with wave.open(str(out)) as kept:
         assert (kept.getnframes(), kept.getframerate(), kept.getsampwidth()) == (10, 24_000, 2)
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_killed_command_leaves_no_half_file(tmp_path: Path) -> None:
+    program = """
+import sys, time, pathlib
+from cosydit.cli.spoken_file import written_whole
+with written_whole(pathlib.Path(sys.argv[1])) as file:
+    file.writeframes(b"1234" * 10000)
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "speech.wav")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writing:
+        assert writing.stdout is not None and writing.stdout.readline() == b"writing\n"
+        writing.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_nameless_files_gets_a_named_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spoken_file, "_nameless", lambda folder: None)
+    out = tmp_path / "speech.wav"
+    with written_whole(out) as file:
+        file.writeframes(b"\0\0" * 10)
+        assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    with pytest.raises(RuntimeError), written_whole(out):
+        raise RuntimeError("the LLM is gone")
+    assert list(tmp_path.iterdir()) == [out] and out.stat().st_size == 44 + 20
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "is_shown"), [(Terminal, True), (io.StringIO, False)])
+def test_long_speech_shows_how_far_it_is_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, kind: type[io.StringIO], is_shown: bool
+) -> None:
+    monkeypatch.setattr(spoken_file, "PROGRESS_AFTER_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", kind())
+    with SpeechProgress("speaking a.wav") as progress:
+        for second in range(1, 200):
+            progress.add(24_000, second / 200)
+            time.sleep(0.002)
+    shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert ("speaking a.wav: " in shown and "s of audio in 00:00, " in shown and "% of the text" in shown) is is_shown
 
 
 def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
