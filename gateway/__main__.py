@@ -13,6 +13,7 @@ from gateway.access.http_middleware import guarded
 from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_ports
 from gateway.config import HTTP_GRACE_S, parse_args
+from gateway.dialects.common.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
 from gateway.host import Host
@@ -74,6 +75,7 @@ def _log(log_format: LogFormat) -> None:
         handler.addFilter(CallerFilter())
         handler.addFilter(CallFilter())
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    quiet_refusals()
 
 
 if __name__ == "__main__":

@@ -153,6 +153,12 @@ def longest_stop_s(argv: Sequence[str]) -> float:
     return float(args.drain_delay_s + args.drain_timeout_s + HTTP_GRACE_S + DEFAULT_GRACE_S + WyomingSettings.grace_s)
 
 
+def metrics_port(argv: Sequence[str]) -> int | None:
+    """Return the port that a gateway with this command line has for its metrics alone; None: its HTTP door has them."""
+    port: int | None = _parser().parse_args(argv).metrics_port
+    return port
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gateway",

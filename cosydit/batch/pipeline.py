@@ -202,7 +202,8 @@ class BatchPipeline:
         self._sink.append(result)
         report.done += 1
         report.audio_s += audio_s
-        logger.info("%s: %.2f s of audio; %s", utt, audio_s, times)
+        took = ", ".join(f"{what} {value:.3f}" for what, value in times.items())
+        logger.info("%s: %.2f s of audio; %s", utt, audio_s, took)
 
     def _now_s(self) -> float:
         """Return seconds since the first utterance was begun."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cosydit.bench.types import count, zero_or_more
 
@@ -25,6 +27,7 @@ EXIT_FAILURES = 1
 EXIT_USAGE = 2
 _GRPC_PORT, _METRICS_PORT, _HTTP_PORT = 8001, 8002, 8080
 _TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 5.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +80,10 @@ def run(args: argparse.Namespace) -> int:
     arguments = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
     try:
         _check(args)
-        jobs = prepare_jobs(require_all_good(_read_inputs(args)))
-        settings = _settings(args, len(jobs))
+        inputs = require_all_good(_read_inputs(args))
+        settings = _settings(args, len(inputs))
+        _require_services(settings)
+        jobs = prepare_jobs(inputs)
         outcome = asyncio.run(run_bench(settings, jobs, describe_environment(arguments)))
     except (BenchmarkError, OSError) as error:
         print(f"benchmark: {error}", file=sys.stderr)
@@ -206,6 +211,26 @@ def _settings(args: argparse.Namespace, inputs: int) -> BenchSettings:
         is_audio_kept=args.save_audio,
         is_plot_drawn=not args.no_plot,
     )
+
+
+def _require_services(settings: BenchSettings) -> None:
+    """Say at once that nothing is there to be measured.
+
+    Raises:
+        BenchmarkError: nobody listens at the door.
+    """
+    from cosydit.bench.speech_bench import DoorName
+    from cosydit.bench.types import BenchmarkError
+
+    parts = urlsplit(settings.url if "://" in settings.url else f"//{settings.url}")
+    try:
+        socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        name = "the gateway" if settings.door is DoorName.HTTP else "Triton"
+        raise BenchmarkError(
+            f"{name} does not answer at {settings.url} ({error.strerror or error}); start the services with "
+            "`cosydit serve` in another shell, or say where they are: --server-addr HOST --server-port PORT"
+        ) from error
 
 
 def _positive(text: str) -> float:

@@ -1,18 +1,22 @@
-"""`cosydit keys new`: make an API key for callers of the gateway."""
+"""`cosydit keys new|list|revoke`: API keys for callers of the gateway."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 _ONLY_OWNER = 0o600
+_DIGEST_DIGITS = 12
+"""Of a digest, to tell keys apart."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `keys`."""
-    parser = subparsers.add_parser("keys", help="make API keys for the gateway's callers")
+    parser = subparsers.add_parser("keys", help="make, list and revoke API keys of the gateway's callers")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser("new", help="make a key, keep its digest, show it once")
     new.add_argument("name", help="whose it is; stands in logs")
@@ -26,22 +30,35 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="LIMIT=VALUE",
         help="streams=, audio_s_per_hour= or audio_s_per_day=; may be repeated",
     )
-    new.set_defaults(run=run)
+    new.set_defaults(run=run, act=_new)
+    listing = actions.add_parser("list", help="list the names and limits of a file's keys")
+    revoke = actions.add_parser(
+        "revoke", help="take a key out of the file; a running gateway refuses it a second later"
+    )
+    revoke.add_argument("name", help="whose it is")
+    for action, act in ((listing, _list), (revoke, _revoke)):
+        action.add_argument("--file", type=Path, required=True, help="the gateway's --keys-file")
+        action.set_defaults(run=run, act=act)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make a key; returns the exit status."""
-    from gateway.access.keys import key_line, new_key
+    """Run the chosen action; returns the exit status."""
     from gateway.errors import ConfigError
 
-    key = new_key()
     try:
-        line = key_line(args.name, key, args.limit)
-        if args.file is not None:
-            _append(args.file, line)
-    except (ConfigError, OSError) as error:
+        return int(args.act(args))
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
         print(f"cosydit keys: {error}", file=sys.stderr)
         return 2
+
+
+def _new(args: argparse.Namespace) -> int:
+    from gateway.access.keys import key_line, new_key
+
+    key = new_key()
+    line = key_line(args.name, key, args.limit)
+    if args.file is not None:
+        _append(args.file, line)
     print(key)
     kept = (
         f"its digest was added to {args.file}" if args.file is not None else f"add this line to the keys file: {line}"
@@ -62,3 +79,44 @@ def _append(file: Path, line: str) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _ONLY_OWNER)
     with os.fdopen(descriptor, "a", encoding="utf-8") as lines:
         lines.write(added)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from gateway.access.caller import CallerLimits
+    from gateway.access.keys import parse_keys
+
+    keys = parse_keys(args.file.read_text(encoding="utf-8"), CallerLimits(), str(args.file))
+    width = max((len(key.name) for key in keys), default=0)
+    for key in keys:
+        limits = [f"{name}={value:g}" for name, value in asdict(key.limits).items() if value is not None]
+        print(f"{key.name:{width}}  sha256:{key.digest.hex()[:_DIGEST_DIGITS]}...  {' '.join(limits) or 'no limits'}")
+    print(f"{len(keys)} keys in {args.file}", file=sys.stderr)
+    return 0
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    from gateway.access.keys import without_key
+    from gateway.errors import ConfigError
+
+    file = args.file.resolve()
+    before = file.read_text(encoding="utf-8")
+    after = without_key(before, args.name, str(args.file))
+    if after == before:
+        raise ConfigError(f"{args.file} has no key of {args.name!r}; see: cosydit keys list --file {args.file}")
+    _replace(file, after)
+    print(f"revoked the key of {args.name}; a running gateway refuses it from a second later on")
+    return 0
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file anew, whole, with the rights that it has."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with os.fdopen(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _ONLY_OWNER), "w", encoding="utf-8"
+        ) as out:
+            out.write(text)
+        shutil.copymode(file, partial)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -6,10 +6,14 @@ import argparse
 import dataclasses
 import logging
 import shlex
-import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cosydit.cli.stack_options import add_stack_options, complain, stack_options
+
+if TYPE_CHECKING:
+    from cosydit.stack.stack import StackOptions
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="GPU[,GPU...]",
         help="of the Triton servers in turn, in turn again when there are more servers (default: any)",
     )
+    parser.add_argument(
+        "--created-voices-dir",
+        type=Path,
+        metavar="DIR",
+        help="lets callers create voices, and keeps them there (default: they can't)",
+    )
     parser.add_argument("--no-gateway", action="store_true", help="only the LLM service and Triton")
     parser.set_defaults(run=run)
 
@@ -67,7 +77,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
     from cosydit.stack.process import ServiceStartError, stopped_by_signals
-    from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack, with_llm_backend
+    from cosydit.stack.run_file import announced
+    from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack, run_record, with_llm_backend
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
@@ -82,26 +93,43 @@ def run(args: argparse.Namespace) -> int:
             ),
             llm_backend=args.llm_backend,
             llm_options=args.llm_options,
-            # What was asked for comes later and wins.
-            gateway_options=(
-                *("--dynamic-chunk-strategy", "deadline"),
-                *_wyoming_options(args.gateway_wyoming_port),
-                *args.gateway_options,
-            ),
+            gateway_options=_gateway_options(args),
             llm_gpu=args.llm_gpu,
             token2wav_gpus=args.token2wav_gpus,
         )
         options = with_llm_backend(options)
         home = wyoming_line(options.gateway_options)
         stack = LocalStack(options, with_gateway=not args.no_gateway)
-        with stopped_by_signals(stack.kill), stack:
-            print("\n".join(stack.describe()))
-            if not args.no_gateway:
-                print(f"{home}\nspeak: POST {options.gateway_url}/v1/audio/speech")
-            sys.stdout.flush()
+        record = run_record(options, with_gateway=not args.no_gateway)
+        with stopped_by_signals(stack.kill), stack, announced(options.work_dir, record):
+            print("\n".join([*stack.describe(), *_where(options, args, home)]), flush=True)
             return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
     except (CheckpointMissingError, ServiceStartError, ValueError, OSError) as err:
         return complain("serve", err)
+
+
+def _gateway_options(args: argparse.Namespace) -> list[str]:
+    """Return the gateway's arguments; what was asked for comes later and wins."""
+    options = ["--dynamic-chunk-strategy", "deadline", *_wyoming_options(args.gateway_wyoming_port)]
+    if args.created_voices_dir is not None:
+        options += ["--created-voices-dir", str(args.created_voices_dir)]
+    return [*options, *args.gateway_options]
+
+
+def _where(options: StackOptions, args: argparse.Namespace, home: str) -> list[str]:
+    """Return what a caller needs to know, a line each."""
+    lines = [f"logs      {options.log_dir}", "watch     cosydit top"]
+    if args.no_gateway:
+        return lines
+    if options.ports.gateway_grpc:
+        lines.insert(0, f"gRPC      127.0.0.1:{options.ports.gateway_grpc}")
+    return [
+        f"page      {options.gateway_url}/",
+        f"base URL  {options.gateway_url}/v1 (OpenAI clients)",
+        *lines,
+        home,
+        f"speak: cosydit client http --url {options.gateway_url} --text 'Hello.' --out hello.wav",
+    ]
 
 
 def _wyoming_options(port: int | None) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from cosydit.stack.process import (
     cpu_shares,
     read_json,
 )
+from cosydit.stack.run_file import RunRecord
 from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
 from token2wav_service.contract import TOKEN2WAV_MODEL
 
@@ -105,9 +106,14 @@ class StackOptions:
         return self.ports.triton.address
 
     @property
+    def tritons(self) -> list[TritonPorts]:
+        """Of all replicas."""
+        return [self.ports.triton, *self.replicas]
+
+    @property
     def token2wav_urls(self) -> list[str]:
         """Of all replicas."""
-        return [self.token2wav_url, *(ports.address for ports in self.replicas)]
+        return [ports.address for ports in self.tritons]
 
     @property
     def gateway_url(self) -> str:
@@ -297,16 +303,36 @@ def gateway_spec(options: StackOptions) -> ServiceSpec:
     """Return how the gateway is started in front of the two services."""
     from gateway.config import longest_stop_s
 
+    arguments = gateway_arguments(options)
+    command = [sys.executable, "-m", "gateway", *arguments]
+    ready, log = f"{options.gateway_url}/readyz", options.log_dir / "gateway.log"
+    stop_timeout_s = longest_stop_s(arguments) + STOP_MARGIN_S
+    return ServiceSpec("gateway", command, ready, log, stop_timeout_s=stop_timeout_s)
+
+
+def gateway_arguments(options: StackOptions) -> list[str]:
+    """Return the command line of the gateway, without the program."""
     checkpoint = options.checkpoint
     arguments = ["--port", str(options.ports.gateway)]
     arguments += ["--grpc-port", str(options.ports.gateway_grpc)]
     arguments += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
     arguments += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    arguments += ["--llm-backend", options.llm_backend, *options.gateway_options]
-    command = [sys.executable, "-m", "gateway", *arguments]
-    ready, log = f"{options.gateway_url}/readyz", options.log_dir / "gateway.log"
-    stop_timeout_s = longest_stop_s(arguments) + STOP_MARGIN_S
-    return ServiceSpec("gateway", command, ready, log, stop_timeout_s=stop_timeout_s)
+    return [*arguments, "--llm-backend", options.llm_backend, *options.gateway_options]
+
+
+def run_record(options: StackOptions, with_gateway: bool) -> RunRecord:
+    """Return where the services of these options are reached and read."""
+    from gateway.config import metrics_port
+
+    gateway = options.gateway_url if with_gateway else None
+    metrics = {
+        "token2wav": [f"http://{LOOPBACK}:{ports.metrics}/metrics" for ports in options.tritons],
+        "llm": [f"{options.llm_url}/metrics"],
+    }
+    if with_gateway:
+        port = metrics_port(gateway_arguments(options)) or options.ports.gateway
+        metrics["gateway"] = [f"http://{LOOPBACK}:{port}/metrics"]
+    return RunRecord(gateway, metrics)
 
 
 def default_work_dir() -> Path:

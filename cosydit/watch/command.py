@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 DEFAULT_INTERVAL_S = 1.0
@@ -20,13 +21,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser("top", help="watch running services in the terminal")
     for name, url in _DEFAULTS.items():
-        text = f"metrics of a {name} process; may be repeated (default {url})"
+        text = f"metrics of a {name} process; may be repeated (default: of a running `cosydit serve`, else {url})"
         parser.add_argument(f"--{name}", action="append", type=_metrics_url, metavar="URL", help=text)
     for option, default, text in (
         ("--interval-s", DEFAULT_INTERVAL_S, "seconds between looks (%(default)s)"),
         ("--window-s", DEFAULT_WINDOW_S, "seconds that rates are over (%(default)s)"),
     ):
         parser.add_argument(option, type=_duration, metavar="SECONDS", default=default, help=text)
+    parser.add_argument("--work-dir", type=Path, help="of the running serve (default: ~/.cache/cosydit)")
     parser.add_argument("--once", action="store_true", help="look once, at everything since the services' start")
     parser.set_defaults(run=run)
 
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.watch.view import draw
     from servicekit.clock import SystemClock
 
-    urls = {name: getattr(args, name) or [url] for name, url in _DEFAULTS.items()}
+    urls = _urls(args)
     watch = Watch(urls["gateway"], urls["token2wav"], urls["llm"], args.window_s, SystemClock())
     try:
         if args.once:
@@ -55,6 +57,16 @@ def run(args: argparse.Namespace) -> int:
                 live.update(draw(watch.look(f"{time.strftime('%H:%M:%S')}  {title}")), refresh=True)
     finally:
         watch.close()
+
+
+def _urls(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return the pages to read: those named, else of what `cosydit serve` runs here, else at the default ports."""
+    from cosydit.stack.run_file import running
+    from cosydit.stack.stack import default_work_dir
+
+    records = running(args.work_dir or default_work_dir())
+    found = {name: [url for record in records for url in record.metrics.get(name, ())] for name in _DEFAULTS}
+    return {name: getattr(args, name) or (found[name] if records else [url]) for name, url in _DEFAULTS.items()}
 
 
 def _metrics_url(text: str) -> str:

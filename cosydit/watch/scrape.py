@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from servicekit.clock import Clock
 
 Labels = frozenset[tuple[str, str]]
+NO_ANSWER = "no answer"
 _BOUND = "le"
 
 
@@ -129,10 +131,11 @@ _ERRORS = (urllib.error.URLError, OSError, http.client.HTTPException, ValueError
 
 @dataclass(frozen=True)
 class Service:
-    """One process: where it is read, and what it said; None while it does not answer."""
+    """One process: where it is read, and what it said; None while it does not tell, and then why."""
 
     address: str
     window: Window | None
+    problem: str = NO_ANSWER
 
 
 @dataclass(frozen=True)
@@ -163,15 +166,30 @@ class Follower:
             with urllib.request.urlopen(self.url, timeout=TIMEOUT_S) as answer:
                 text = answer.read().decode()
             return Service(address, self._keep(Scrape.parse(text, self._clock.now())))
-        except _ERRORS:
+        except _ERRORS as error:
             self._scrapes.clear()
-            return Service(address, None)
+            return Service(address, None, _problem(error))
 
     def _keep(self, scrape: Scrape) -> Window:
         self._scrapes.append(scrape)
         while len(self._scrapes) > 2 and self._scrapes[1].at_s <= scrape.at_s - self._window_s:
             self._scrapes.popleft()
         return Window(self._scrapes[0] if len(self._scrapes) > 1 else EMPTY, scrape)
+
+
+def _problem(error: Exception) -> str:
+    """Say why there are no metrics, and what to do where that is known."""
+    if not isinstance(error, urllib.error.HTTPError):
+        return NO_ANSWER
+    hint = _HINTS.get(error.code, "")
+    return f"{error.code}{f': {hint}' if hint else f' {error.reason}'}"
+
+
+_HINTS = {
+    HTTPStatus.UNAUTHORIZED: "needs --metrics-port PORT of the gateway, as it has API keys",
+    HTTPStatus.FORBIDDEN: "needs --metrics-port PORT of the gateway, as it is guarded",
+    HTTPStatus.NOT_FOUND: "no metrics there; is it another port?",
+}
 
 
 class Watch:

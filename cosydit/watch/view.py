@@ -18,6 +18,10 @@ _BAD_SILENCE = 0.005
 _BAD_MISSES = 0.01
 _FULL_SLOTS = 0.9
 _MANY_WAITING = 4
+_TWO_DIGITS, _THREE_DIGITS = 10, 100
+"""From here on a figure is written as a whole number."""
+_LEAST = 0.0001
+"""Smaller figures are written as 0, as more of them would need an exponent."""
 # Each server of the LLM has its own names: the embedded one, vLLM, trtllm-serve.
 _WAITING = ("cosydit_llm_requests_waiting", "vllm:num_requests_waiting", "trtllm_num_requests_waiting")
 _RUNNING = ("cosydit_llm_requests_running", "vllm:num_requests_running", "trtllm_num_requests_running")
@@ -131,7 +135,7 @@ def _table(columns: Sequence[str], title: str, services: Sequence[Service], row:
     table = _new_table(title, columns)
     for service in services:
         if service.window is None:
-            table.add_row(Text(f"{service.address} no answer", style="bold red"))
+            table.add_row(Text(f"{service.address} {service.problem}", style="bold red"))
         else:
             table.add_row(service.address, *row(service.window))
     return table
@@ -158,7 +162,9 @@ def _count(value: float | None, is_bad: bool = False) -> Text:
 
 
 def _number(value: float | None) -> Text:
-    return Text(_NOTHING if value is None else f"{value:.3g}")
+    if value is None:
+        return Text(_NOTHING)
+    return Text(f"{value:.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}" if abs(value) >= _LEAST else "0")
 
 
 def _milliseconds(value: float | None) -> Text:
@@ -170,4 +176,9 @@ def _seconds(value: float | None) -> Text:
 
 
 def _share(value: float | None, is_bad: bool) -> Text:
-    return Text(_NOTHING if value is None else f"{100 * value:.2g} %", style=_style(is_bad))
+    return Text(_NOTHING if value is None else f"{_plain(100 * value)} %", style=_style(is_bad))
+
+
+def _plain(value: float) -> str:
+    """Write two digits at least, never with an exponent."""
+    return f"{value:.0f}" if abs(value) >= _TWO_DIGITS else f"{value:.2g}" if abs(value) >= _LEAST else "0"

@@ -122,7 +122,8 @@ class SpeechJob:
         result.total_s = self.elapsed_s
         level = logging.WARNING if result.is_truncated else logging.INFO
         counts = (result.finish_reason, result.speech_tokens, result.audio_chunks, result.audio_s)
-        record = (result.request_id, result.stream_id, *counts, result.ttfa_s, result.total_s, result.seed)
+        ttfa = "none" if result.ttfa_s is None else f"{result.ttfa_s:.3f}s"
+        record = (result.request_id, result.stream_id, *counts, ttfa, result.total_s, result.seed)
         ids = {"request_id": result.request_id, "stream_id": result.stream_id}
         logger.log(level, _END_RECORD, *record, extra=ids)
         self.observer.ended(error)

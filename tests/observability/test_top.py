@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 from rich.console import Console
 
 from cosydit.cli.main import main
+from cosydit.stack.run_file import RunRecord, announced, running
 from cosydit.watch.scrape import EMPTY, Scrape, Watch, Window, quantile
 from cosydit.watch.view import Picture, Service, draw
 from tests.gateway.fakes import ManualClock
@@ -128,14 +130,23 @@ def test_quantiles_are_those_of_promql(
     assert got == (pytest.approx(expected) if expected is not None else None)
 
 
+@pytest.mark.parametrize(
+    ("silence", "expected"),
+    [(100.0, "100 %"), (250.0, "250 %"), (42.0, "42 %"), (0.52, "0.52 %"), (0.00001, "0 %"), (0.0, "0 %")],
+)
+def test_shares_are_plain_numbers(silence: float, expected: str) -> None:
+    text = rendered(Picture([service("g:8080", gateway(silence=silence, audio=100.0))], [], []))
+    assert expected in text and "e+" not in text and "e-" not in text
+
+
 @contextmanager
-def served(pages: list[str]) -> Iterator[str]:
+def served(pages: list[str], status: int = 200) -> Iterator[str]:
     """Serve one page after the other; the last one again and again."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page = (pages.pop(0) if len(pages) > 1 else pages[0]).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-length", str(len(page)))
             self.end_headers()
             self.wfile.write(page)
@@ -176,6 +187,40 @@ def test_the_command_draws_once_and_says_if_nothing_answered(capsys: pytest.Capt
     assert "since the services' start" in capsys.readouterr().out
     assert main(["top", "--once", "--gateway", nowhere, "--token2wav", nowhere, "--llm", nowhere]) == 1
     assert capsys.readouterr().out.count("no answer") == 4, "listeners, requests, token2wav, LLM"
+
+
+def test_metrics_behind_api_keys_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
+    with served([""], status=401) as url:
+        assert main(["top", "--once", "--gateway", url, "--token2wav", url, "--llm", url]) == 1
+    assert "401: needs --metrics-port" in capsys.readouterr().out
+
+
+def test_the_services_of_a_running_serve_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served([gateway()]) as url, served([TOKEN2WAV]) as first, served([TOKEN2WAV]) as second, served([VLLM]) as llm:
+        record = RunRecord(None, {"gateway": [url], "token2wav": [first, second], "llm": [llm]})
+        with announced(tmp_path, record):
+            assert main(["top", "--once", "--work-dir", str(tmp_path)]) == 0
+    drawn = capsys.readouterr().out
+    for found in (url, first, second, llm):
+        assert found.removeprefix("http://").removesuffix("/metrics") in drawn
+    assert "no answer" not in drawn
+
+
+def test_what_is_named_wins_over_what_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (dead,) = free_ports(1)
+    with served([gateway()]) as url, announced(tmp_path, RunRecord(None, {"gateway": [f"http://127.0.0.1:{dead}/"]})):
+        assert main(["top", "--once", "--work-dir", str(tmp_path), "--gateway", url]) == 0
+    assert url.removeprefix("http://").removesuffix("/metrics") in capsys.readouterr().out
+
+
+def test_a_run_that_has_ended_is_not_found(tmp_path: Path) -> None:
+    record = RunRecord("http://127.0.0.1:8080", {"gateway": ["http://127.0.0.1:8080/metrics"]})
+    with announced(tmp_path, record):
+        assert running(tmp_path) == [record]
+    assert running(tmp_path) == []
+    # A killed run leaves its file, which nobody holds any more.
+    (left := tmp_path / "running" / "1.json").write_text('{"gateway": null, "metrics": {}}')
+    assert running(tmp_path) == [] and not left.exists()
 
 
 @pytest.mark.parametrize(

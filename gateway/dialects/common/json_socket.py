@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -159,3 +160,15 @@ async def refuse(websocket: WebSocket, response: Response) -> None:
         await websocket.send_denial_response(response)
     else:
         await websocket.close()
+
+
+_AFTER_REFUSAL = "ASGI callable returned without completing handshake"
+
+
+def quiet_refusals() -> None:
+    """Keep uvicorn from logging an error for every handshake that `refuse` has answered: it logs the answer, too."""
+    logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_AFTER_REFUSAL)

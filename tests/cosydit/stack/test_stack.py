@@ -20,6 +20,7 @@ from cosydit.stack.stack import (
     assemble_repository,
     gateway_spec,
     llm_spec,
+    run_record,
 )
 from gateway.config import HTTP_GRACE_S
 from gateway.dialects.wyoming.settings import WyomingSettings
@@ -103,3 +104,15 @@ def test_whoever_answers_a_probe_in_no_http_is_not_ready(answer: bytes) -> None:
         with pytest.raises(OSError):
             read_json(url)
         thread.join()
+
+
+def test_a_run_tells_where_its_metrics_are(tmp_path: Path) -> None:
+    options = _options(tmp_path, Ports().triton.shifted(10))
+    metrics = run_record(options, with_gateway=True).metrics
+    assert metrics["gateway"] == ["http://127.0.0.1:8080/metrics"]
+    assert metrics["token2wav"] == ["http://127.0.0.1:8002/metrics", "http://127.0.0.1:8012/metrics"]
+    assert metrics["llm"] == ["http://127.0.0.1:8000/metrics"]
+    with_port = dataclasses.replace(options, gateway_options=("--metrics-port", "9464"))
+    assert run_record(with_port, with_gateway=True).metrics["gateway"] == ["http://127.0.0.1:9464/metrics"]
+    alone = run_record(options, with_gateway=False)
+    assert alone.gateway is None and "gateway" not in alone.metrics

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cosydit.stack import run_file
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec, stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
@@ -66,6 +67,18 @@ def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iter
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         process.wait()
+
+
+def test_serve_says_where_everything_is_and_other_commands_find_it(tmp_path: Path) -> None:
+    with running("serve", tmp_path, SHORT_S, "speak:") as started:
+        (record,) = run_file.running(tmp_path)
+        assert record.gateway is not None and set(record.metrics) == {"gateway", "token2wav", "llm"}
+        for line in (rf"page +{record.gateway}/$", rf"base URL +{record.gateway}/v1", r"gRPC +127\.0\.0\.1:\d+$"):
+            assert re.search(line, started.output, re.MULTILINE), started.output
+        assert re.search(rf"logs +{tmp_path}/logs$", started.output, re.MULTILINE)
+        started.process.send_signal(signal.SIGTERM)
+        started.end()
+    assert run_file.running(tmp_path) == []
 
 
 def is_alive(pid: int) -> bool:

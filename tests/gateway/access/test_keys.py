@@ -159,3 +159,57 @@ def test_the_command_leaves_the_file_alone_where_it_can_not_add(
     assert main(["keys", "new", *arguments, "--file", str(file)]) == 2
     assert capsys.readouterr().out == ""
     assert file.read_text() == f"bob {DIGEST}\n"
+
+
+KEYS_FILE = f"""\
+# of the team
+anna {DIGEST} streams=4  # her phone
+bob {KEY}; carl {OTHER_KEY} audio_s_per_day=60 # two in a line
+"""
+
+
+def test_the_command_lists_names_and_limits_and_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "keys").write_text(KEYS_FILE)
+    assert main(["keys", "list", "--file", str(file)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == ["anna", "bob", "carl"]
+    assert "streams=4" in listed[0] and "no limits" in listed[1] and "audio_s_per_day=60" in listed[2]
+    assert KEY not in str(listed) and DIGEST not in str(listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        pytest.param("anna", ["bob", "carl"], id="its own line"),
+        pytest.param("bob", ["anna", "carl"], id="the first of a line"),
+        pytest.param("carl", ["anna", "bob"], id="the last of a line"),
+    ],
+)
+def test_a_revoked_key_is_taken_out_and_the_rest_stays(tmp_path: Path, name: str, left: list[str]) -> None:
+    (file := tmp_path / "keys").write_text(KEYS_FILE)
+    file.chmod(0o640)
+    assert main(["keys", "revoke", name, "--file", str(file)]) == 0
+    text = file.read_text()
+    assert [key.name for key in parse_keys(text, CallerLimits(), "file")] == left
+    assert text.startswith("# of the team\n") and ("two in a line" in text) and file.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_running_gateway_refuses_a_revoked_key(tmp_path: Path) -> None:
+    book = Book(tmp_path / "keys", f"anna {KEY}\nbob {OTHER_KEY}\n")
+    assert book.knows(KEY)
+    assert main(["keys", "revoke", "anna", "--file", str(book.file)]) == 0
+    book.clock.seconds += 1.0
+    assert not book.knows(KEY) and book.knows(OTHER_KEY)
+
+
+@pytest.mark.parametrize("text", [KEYS_FILE, None, "anna short"], ids=["unknown name", "no file", "a bad line"])
+def test_a_key_that_can_not_be_revoked_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    file = tmp_path / "keys"
+    if text is not None:
+        file.write_text(text)
+    assert main(["keys", "revoke", "dora", "--file", str(file)]) == 2
+    assert "cosydit keys: " in capsys.readouterr().err
+    assert (file.read_text() if file.exists() else None) == text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from websockets.exceptions import InvalidStatus
 
 from gateway import errors
+from gateway.dialects.common.json_socket import quiet_refusals
 from gateway.voices.registry import NamedVoice
-from tests.gateway.dialects.socket_door import AUTO, LIVEKIT, MULTI, ONE, begin, end, opened_door, text_of
+from tests.gateway.dialects.socket_door import AUTO, LIVEKIT, MULTI, ONE, SINGLE, begin, end, opened_door, text_of
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
 Voices = list[NamedVoice]
@@ -86,6 +89,24 @@ async def test_what_can_never_work_is_refused_at_the_handshake(
                 pass
     assert refused.value.response.status_code == status
     assert word in refused.value.response.body.decode()
+
+
+@pytest.mark.parametrize("path", [MULTI, SINGLE], ids=["many contexts", "one text"])
+async def test_an_unknown_voice_is_no_error_of_the_log(
+    voices: Voices, path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As `python -m gateway` does; the server of the tests logs nothing else.
+    server_log = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(server_log, "filters", [])
+    quiet_refusals()
+    async with opened_door(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        monkeypatch.setattr(server_log, "handlers", [caplog.handler])
+        server_log.setLevel(logging.INFO)  # the next server sets it again
+        with pytest.raises(InvalidStatus):
+            async with door.client(path.replace("default", "nobody")):
+                pass
+    assert any("404" in record.getMessage() for record in caplog.records)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_an_llm_that_fails_before_any_audio_is_an_error_and_final(voices: Voices) -> None:
