@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from cosydit.batch.options import add_options, read_rows, read_settings
+from cosydit.batch.options import add_options, find_checkpoint, read_rows, read_settings
 from cosydit.bench.types import count
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = _parser().parse_args(argv)
     try:
+        find_checkpoint(args)
         raw = asyncio.run(compare(read_settings(args), require_all_good(read_rows(args)), args.turns))
     except (BenchmarkError, ValueError, OSError) as error:
         print(f"offline_compare: {error}", file=sys.stderr)

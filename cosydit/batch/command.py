@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cosydit.batch.options import add_options, read_rows, read_settings
+from cosydit.batch.options import add_options, find_checkpoint, read_rows, read_settings
 from cosydit.batch.types import BatchReport
 from cosydit.bench.types import BenchmarkError
 
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.batch.run import run_batch, summary_text
     from cosydit.bench.report import describe_environment
     from cosydit.bench.types import BenchmarkError
+    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
     from cosydit.stack.process import ServiceStartError
     from llm_service.errors import LLMServiceError
     from token2wav_service.errors import Token2WavError
@@ -47,13 +48,22 @@ def run(args: argparse.Namespace) -> int:
     arguments = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
+        find_checkpoint(args)
         rows = read_rows(args)
         environment = describe_environment(arguments)
         report = run_batch(read_settings(args), rows, environment)
         print(summary_text(report, args.output_dir))
         if args.figures is not None:
             _write_figures(args, report, environment)
-    except (BenchmarkError, ServiceStartError, LLMServiceError, Token2WavError, ValueError, OSError) as error:
+    except (
+        BenchmarkError,
+        CheckpointMissingError,
+        ServiceStartError,
+        LLMServiceError,
+        Token2WavError,
+        ValueError,
+        OSError,
+    ) as error:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0

@@ -1,4 +1,4 @@
-"""Asks the LLM service for whole answers over HTTP: nobody listens, so nothing is streamed.
+"""Asks the LLM service for whole answers over HTTP, a text's segments one after the other: nobody listens.
 
 A streamed answer costs the client and the server an event for every few tokens; a whole one costs one body. What
 stands in a request and in an answer is `gateway.llm.wire`'s business.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 
+from cosydit.batch.types import WholeAnswerLM
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import KEEPALIVE_EXPIRY_S
 from gateway.llm.wire import LLMWire
+from gateway.speech.request import MAX_SEED, STOP_FINISH
+from gateway.text import WHOLE_TEXT, ProsodyCarry, TextFrontEnd, TextOptions
+from gateway.text.carry import CarryLimits
 from servicekit.clock import Clock
 
 READY_TIMEOUT_S = 3.0
@@ -130,6 +135,45 @@ class WholeAnswerClient:
     def _unavailable(self, error: Exception) -> errors.LLMUnavailableError:
         got = f"LLM at {self._base_url} gave no answer within {self._timeout_s:.0f} s or was lost ({error!r})"
         return errors.LLMUnavailableError(f"{got}; see its log, or correct its URL")
+
+
+class SegmentedLM:
+    """A `WholeAnswerLM` that cleans a text, cuts it into segments that the LLM speaks well, and joins its answers.
+
+    The gateway's streams do the same: each segment goes on from the speech before it.
+    """
+
+    def __init__(self, llm: WholeAnswerLM, front_end: TextFrontEnd, options: TextOptions, limits: CarryLimits) -> None:
+        """Keep the parts; `limits` bound what a segment goes on from."""
+        self._llm = llm
+        self._front_end = front_end
+        self._options = options
+        self._limits = limits
+
+    async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
+        """See `WholeAnswerLM.complete`.
+
+        Raises:
+            InvalidTextError: the text holds nothing to say.
+        """
+        carry, token_ids, finish_reason = ProsodyCarry(self._limits), [], STOP_FINISH
+        segments = self._spoken(utterance.text)
+        if not segments:
+            raise errors.InvalidTextError("the text holds nothing to say; give at least one word")
+        for number, text in enumerate(segments):
+            part = replace(carry.continued(utterance), text=text)
+            answer = await self._llm.complete(part, sampling, (seed + number) % (MAX_SEED + 1))
+            token_ids += answer.token_ids
+            if answer.finish_reason == STOP_FINISH:
+                carry = carry.after(text, answer.token_ids)
+            else:
+                finish_reason, carry = answer.finish_reason or STOP_FINISH, ProsodyCarry(self._limits)
+        return SpeechTokenDelta(tuple(token_ids), finish_reason)
+
+    def _spoken(self, text: str) -> list[str]:
+        stream = self._front_end.open(self._options, WHOLE_TEXT)
+        segments = map(stream.prepare, [*stream.push(text), *stream.flush()])
+        return [segment.text for segment in segments if segment.is_speakable]
 
 
 def _as_event(answer: str) -> str:

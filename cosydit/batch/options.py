@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SPLIT = "wenetspeech4tts"
 DEFAULT_BATCH_SIZE = 8
+DEFAULT_OUTPUT_DIR = Path("batch-results")
+DEFAULT_VOICE = "default"
 DEFAULT_MAX_SPEECH_TOKENS = 2048
 _BACKENDS = ("embedded", "vllm", "trtllm")
 _RENAMED_BACKENDS = {
@@ -35,11 +37,17 @@ _REFUSED = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option."""
     _add_input_options(parser.add_argument_group("what to say (default: bundled English sentences)"))
+    _add_voice_options(parser.add_argument_group("in which voice"))
     _add_llm_options(parser.add_argument_group("LLM service"))
     _add_token2wav_options(parser.add_argument_group("token2wav"))
     _add_ray_options(parser.add_argument_group("several machines"))
     output = parser.add_argument_group("output")
-    output.add_argument("--output-dir", type=Path, required=True, help="audio, results.jsonl, summary.json, batch.log")
+    output.add_argument(
+        "--output-dir",
+        type=Path,
+        default=DEFAULT_OUTPUT_DIR,
+        help="audio, results.jsonl, summary.json, batch.log (default %(default)s)",
+    )
     output.add_argument("--format", choices=("wav", "flac"), default="wav", help="16-bit PCM, 24 kHz (default wav)")
     output.add_argument(
         "--warm-up", type=zero_or_more, default=0, help="rows spoken and dropped before the clock starts (default 0)"
@@ -59,29 +67,62 @@ def read_rows(args: argparse.Namespace) -> list[InputRow]:
     """
     from dataclasses import replace
 
-    from cosydit.bench.inputs import read_dataset, read_jsonl, read_manifest, read_samples
+    from cosydit.bench.inputs import with_voices
     from cosydit.bench.types import BenchmarkError, SpeechInput
 
     if bool(args.prompt_speech_path) != bool(args.prompt_text):
         raise BenchmarkError("--prompt-speech-path and --prompt-text go together; give both or neither")
     if args.prompt_speech_path is not None and not args.prompt_speech_path.is_file():
         raise BenchmarkError(f"--prompt-speech-path {args.prompt_speech_path} does not exist")
-    if args.manifest_path is not None:
-        rows = read_manifest(args.manifest_path)
-    elif args.jsonl_path is not None:
-        rows = read_jsonl(args.jsonl_path)
-    elif args.huggingface_dataset is not None:
-        rows = read_dataset(args.huggingface_dataset, args.split_name)
-    elif args.prompt_speech_path is None:
-        raise BenchmarkError("the bundled sentences need a voice: add --prompt-speech-path, or give a list of your own")
-    else:
-        rows = read_samples()
+    rows = _read_source(args)
     if not rows:
         raise BenchmarkError("the input is empty; give at least one row")
-    if args.prompt_speech_path is None:
+    if args.prompt_speech_path is not None:
+        voice = {"prompt": args.prompt_speech_path, "prompt_text": args.prompt_text}
+        return [replace(row, **voice) if isinstance(row, SpeechInput) else row for row in rows]
+    if args.voices_dir is None:
         return rows
-    voice = {"prompt": args.prompt_speech_path, "prompt_text": args.prompt_text}
-    return [replace(row, **voice) if isinstance(row, SpeechInput) else row for row in rows]
+    return with_voices(rows, args.voices_dir, args.voice or DEFAULT_VOICE)
+
+
+def _read_source(args: argparse.Namespace) -> list[InputRow]:
+    from cosydit.bench.inputs import read_dataset, read_jsonl, read_list, read_manifest, read_samples
+
+    if args.input is not None:
+        return read_list(args.input)
+    if args.manifest_path is not None:
+        return read_manifest(args.manifest_path)
+    if args.jsonl_path is not None:
+        return read_jsonl(args.jsonl_path)
+    if args.huggingface_dataset is not None:
+        return read_dataset(args.huggingface_dataset, args.split_name)
+    return read_samples()
+
+
+def find_checkpoint(args: argparse.Namespace) -> None:
+    """Fill in what the checkpoint brings: the LLM, token2wav and the voices, as far as they are not named.
+
+    Without a checkpoint, and unless both parts are named, it is the demo voice, unpacked on first use.
+
+    Raises:
+        BenchmarkError: options don't fit together.
+        CheckpointMissingError: the checkpoint lacks parts.
+    """
+    from cosydit.bench.types import BenchmarkError
+    from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+    from cosydit.stack.stack import default_work_dir
+
+    has_token2wav = args.token2wav_path is not None or args.token2wav_url is not None
+    args.voices_dir = None
+    if args.checkpoint is None and args.llm_model_name_or_path is not None and has_token2wav:
+        if args.voice is not None:
+            raise BenchmarkError("--voice is a voice of a checkpoint: add --checkpoint, or give --prompt-speech-path")
+        return
+    layout = resolve_checkpoint(args.checkpoint, default_work_dir())
+    args.voices_dir = layout.voices_dir
+    args.llm_model_name_or_path = args.llm_model_name_or_path or layout.llm_dir
+    if not has_token2wav:
+        args.token2wav_path = layout.token2wav_dir
 
 
 def read_settings(args: argparse.Namespace) -> BatchSettings:
@@ -107,13 +148,28 @@ def read_settings(args: argparse.Namespace) -> BatchSettings:
 
 def _add_input_options(group: argparse._ArgumentGroup) -> None:
     source = group.add_mutually_exclusive_group()
+    source.add_argument(
+        "input", nargs="?", type=Path, help="list of texts: CSV, JSONL, or one text a line; - is standard input"
+    )
     source.add_argument("--manifest-path", type=Path, help="lines of utt|prompt_text|prompt_wav|text")
-    source.add_argument("--jsonl-path", type=Path, help="objects with utt, text and optionally prompt_wav, prompt_text")
+    source.add_argument(
+        "--jsonl-path", type=Path, help="objects with text, and optionally utt, voice, prompt_wav, prompt_text"
+    )
     source.add_argument(
         "--huggingface-dataset",
         help="dataset with id, target_text, prompt_text and prompt_audio: a name, or a local file or directory",
     )
     group.add_argument("--split-name", default=DEFAULT_SPLIT, help="of the dataset (default %(default)s)")
+    group.add_argument(
+        "--as-written", action="store_true", help="speak texts without cleaning them and without number words"
+    )
+
+
+def _add_voice_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--voice", help=f"of the checkpoint, for rows that name none (default {DEFAULT_VOICE})")
+    group.add_argument(
+        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
+    )
     group.add_argument("--prompt-speech-path", type=Path, help="one voice for all rows, in place of their own")
     group.add_argument("--prompt-text", help="what is said in --prompt-speech-path")
 
@@ -123,7 +179,7 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
         "--backend", type=_backend, default="embedded", metavar="|".join(_BACKENDS), help="default %(default)s"
     )
     group.add_argument(
-        "--llm-model-name-or-path", type=Path, required=True, help="directory of the LLM's checkpoint and tokenizer"
+        "--llm-model-name-or-path", type=Path, help="directory of the LLM and its tokenizer (default: of --checkpoint)"
     )
     group.add_argument("--engine-dir", type=Path, help="trtllm: built engine for the service started here")
     group.add_argument(
@@ -151,8 +207,10 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
-    where = group.add_mutually_exclusive_group(required=True)
-    where.add_argument("--token2wav-path", type=Path, help="checkpoint directory with flow.yaml: runs in this process")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument(
+        "--token2wav-path", type=Path, help="directory with flow.yaml: runs in this process (default: of --checkpoint)"
+    )
     where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
     group.add_argument(
         "--token2wav-batch-size", type=count, default=DEFAULT_BATCH_SIZE, help="utterances in token2wav at once"
@@ -193,6 +251,7 @@ def _llm_settings(args: argparse.Namespace) -> LLMSettings:
         kv_cache_free_gpu_memory_fraction=args.kv_cache_free_gpu_memory_fraction,
         service=dict(_name_value(text) for text in args.llm_set),
         max_speech_tokens=args.llm_max_speech_tokens,
+        is_normalized=not args.as_written,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,6 +25,8 @@ from servicekit.clock import Clock, SystemClock
 LOG_FILE = "batch.log"
 SUMMARY_FILE = "summary.json"
 FAILURES_FILE = "failures.jsonl"
+WATCHED_PAUSE_S, LOGGED_PAUSE_S = 0.1, 30.0
+"""Between two looks of the progress line."""
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Work = Callable[[BatchSettings, Ledger, Sequence[SpeechInput], BatchReport, OnRow], None]
@@ -41,7 +44,7 @@ def run_batch(settings: BatchSettings, rows: Sequence[InputRow], environment: di
     with (
         Ledger(settings.output_dir, settings.audio_format, utts) as ledger,
         _log_file(settings.output_dir / LOG_FILE),
-        tqdm(total=len(rows), unit="utt") as bar,
+        _progress_line(len(rows)) as bar,
     ):
         on_row = _advance(bar)
         todo = still_to_do(rows, ledger, report, on_row)
@@ -118,13 +121,16 @@ def _log_file(path: Path) -> Iterator[None]:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     batch_logger = logging.getLogger("cosydit.batch")
-    level = batch_logger.level
+    level, propagate = batch_logger.level, batch_logger.propagate
     batch_logger.addHandler(handler)
     batch_logger.setLevel(logging.INFO)
+    # The progress line and the summary tell it all, unless the command was asked to be verbose.
+    batch_logger.propagate = logging.getLogger().isEnabledFor(logging.INFO)
     try:
         yield
     finally:
         batch_logger.setLevel(level)
+        batch_logger.propagate = propagate
         batch_logger.removeHandler(handler)
         handler.close()
 
@@ -134,6 +140,12 @@ def _write_report(output_dir: Path, report: BatchReport, environment: dict[str, 
     write_text(output_dir / FAILURES_FILE, "".join(lines))
     write_json(output_dir / SUMMARY_FILE, {**asdict(report), "rtf": report.rtf, "environment": environment})
     logging.getLogger(__name__).info("%s", summary_text(report, output_dir))
+
+
+def _progress_line(rows: int) -> Any:
+    """Return the one line that tells how far the batch is; seldom written where nobody watches."""
+    pause_s = WATCHED_PAUSE_S if sys.stderr.isatty() else LOGGED_PAUSE_S
+    return tqdm(total=rows, unit="text", dynamic_ncols=True, mininterval=pause_s, maxinterval=pause_s)
 
 
 def _advance(bar: Any) -> OnRow:

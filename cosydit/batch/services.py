@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from cosydit.batch.llm import WholeAnswerClient
+from cosydit.batch.llm import SegmentedLM, WholeAnswerClient
 from cosydit.batch.token2wav import EngineStage, TritonStage
 from cosydit.batch.types import BatchPlan, BatchServices, BatchSettings, LLMSettings, Token2WavSettings, Token2WavStage
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from gateway.llm.wire import LLMWire
+from gateway.text import Normalization, TextOptions, load_text_front_end
+from gateway.text.carry import CarryLimits
 from llm_service.prompt import LengthLimits
+from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import Clock
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
@@ -36,7 +39,14 @@ async def open_services(settings: BatchSettings, clock: Clock) -> AsyncIterator[
         _open_llm(settings.llm, settings.plan, settings.output_dir, clock) as llm,
         _open_token2wav(settings.token2wav, settings.plan, clock) as token2wav,
     ):
-        yield BatchServices(llm, token2wav)
+        yield BatchServices(_segmented(llm, settings.llm), token2wav)
+
+
+def _segmented(llm: WholeAnswerClient, settings: LLMSettings) -> SegmentedLM:
+    bounds = load_speech_bounds(settings.model_dir)
+    normalization = Normalization.ON if settings.is_normalized else Normalization.OFF
+    front_end = load_text_front_end(bounds.segment_letters)
+    return SegmentedLM(llm, front_end, TextOptions(normalization=normalization), CarryLimits.within(bounds))
 
 
 @asynccontextmanager

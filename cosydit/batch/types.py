@@ -194,6 +194,8 @@ class LLMSettings:
     """More settings of a service started here, by the names of `llm_service`."""
     max_speech_tokens: int = 2048
     """Longest answer, 25 a second."""
+    is_normalized: bool = True
+    """Whether texts are cleaned and numbers become words."""
     ready_timeout_s: float = 600.0
     answer_timeout_s: float = 600.0
 

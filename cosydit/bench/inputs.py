@@ -1,12 +1,16 @@
-"""Reads lists of texts and voices: manifests, JSONL, Hugging Face datasets, the bundled samples.
+"""Reads lists of texts and voices: plain lines, CSV, JSONL, manifests, Hugging Face datasets, the bundled samples.
 
 A row that can't be used becomes a `BadRow` that names its line; whether that ends the run is the caller's choice.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,46 @@ _SAVED_DATASET, _SAVED_SPLITS = "dataset_info.json", "dataset_dict.json"
 _UTT_KEYS = ("utt", "id")
 _TEXT_KEYS = ("text", "target_text")
 _WAV_KEYS = ("prompt_wav", "prompt_audio")
-_OTHER_KEYS = ("prompt_text",)
+_PROMPT_TEXT_KEYS = ("prompt_text",)
+_VOICE_KEYS = ("voice",)
+_KNOWN_KEYS = {*_UTT_KEYS, *_TEXT_KEYS, *_WAV_KEYS, *_PROMPT_TEXT_KEYS, *_VOICE_KEYS}
+_EXPECTED_KEYS = "expected text, and optionally utt, voice, prompt_wav, prompt_text"
+_STANDARD_INPUT = Path("-")
+_CSV_SUFFIXES = {".csv": ",", ".tsv": "\t"}
+_JSONL_SUFFIXES = (".jsonl", ".ndjson")
+
+
+def read_list(path: Path) -> list[InputRow]:
+    """Read a list in whatever form it has: CSV or JSONL by its suffix, lines of a manifest, or one text a line.
+
+    Args:
+        path: `-` reads plain lines from standard input.
+
+    Raises:
+        BenchmarkError: no such file, not UTF-8, or a CSV without a column `text`.
+    """
+    if path.suffix.lower() in _CSV_SUFFIXES:
+        return read_csv(path, _CSV_SUFFIXES[path.suffix.lower()])
+    if path.suffix.lower() in _JSONL_SUFFIXES:
+        return read_jsonl(path)
+    lines = _read_text(path).splitlines()
+    if _is_manifest(lines):
+        return read_manifest(path)
+    return [SpeechInput(_numbered(number), line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def read_csv(path: Path, delimiter: str = ",") -> list[InputRow]:
+    """Read a table whose first line names the columns: `text`, and optionally those of `read_jsonl`.
+
+    Raises:
+        BenchmarkError: no such file, not UTF-8, or other columns.
+    """
+    table = csv.DictReader(io.StringIO(_read_text(path).removeprefix("\ufeff"), newline=""), delimiter=delimiter)
+    columns = [name.strip() for name in table.fieldnames or ()]
+    if not set(columns) & set(_TEXT_KEYS) or not set(columns) <= _KNOWN_KEYS:
+        raise BenchmarkError(f"{path}: the first line names the columns {columns}; {_EXPECTED_KEYS}")
+    table.fieldnames = columns
+    return _without_repeats(_csv_row(path, table.line_num, number, row) for number, row in enumerate(table, 1))
 
 
 def read_manifest(path: Path) -> list[InputRow]:
@@ -36,7 +79,8 @@ def read_manifest(path: Path) -> list[InputRow]:
 
 
 def read_jsonl(path: Path) -> list[InputRow]:
-    """Read one JSON object a line: `utt` or `id`, `text` or `target_text`, and optionally `prompt_wav`, `prompt_text`.
+    """Read one JSON object a line: `text` or `target_text`, and optionally `utt` or `id`, `voice`, `prompt_wav` with
+    `prompt_text`. A row without a name is called by its line's number.
 
     Raises:
         BenchmarkError: no such file, or not UTF-8.
@@ -89,6 +133,28 @@ def find_voice(voices_dir: Path, name: str) -> tuple[Path, str]:
     return wav, transcript.read_text(encoding="utf-8").strip()
 
 
+def with_voices(rows: Iterable[InputRow], voices_dir: Path, default: str) -> list[InputRow]:
+    """Give each row without a prompt the one of the voice that it names, or of the default voice.
+
+    Raises:
+        BenchmarkError: there is no such default voice.
+    """
+    names = sorted(path.stem for path in voices_dir.glob("*.wav"))
+    if default not in names:
+        raise BenchmarkError(f"got the voice {default!r}; {voices_dir} has {', '.join(names) or 'no voice'}")
+    return [_with_voice(row, voices_dir, names, default) for row in rows]
+
+
+def _with_voice(row: InputRow, voices_dir: Path, names: list[str], default: str) -> InputRow:
+    if isinstance(row, BadRow) or row.prompt is not None:
+        return row
+    name = row.voice or default
+    if name not in names:
+        return BadRow(row.utt, f"got the voice {name!r}; {voices_dir} has {', '.join(names)}")
+    prompt, prompt_text = find_voice(voices_dir, name)
+    return replace(row, prompt=prompt, prompt_text=prompt_text, voice=name)
+
+
 def require_all_good(rows: Iterable[InputRow]) -> list[SpeechInput]:
     """Return the rows if none is bad.
 
@@ -123,14 +189,32 @@ def _json_row(path: Path, number: int, line: str) -> InputRow:
         return BadRow(f"row {number}", f"{where}: not JSON ({error})")
     if not isinstance(row, dict):
         return BadRow(f"row {number}", f"{where}: got {type(row).__name__}, expected a JSON object")
-    unknown = sorted(set(row) - {*_UTT_KEYS, *_TEXT_KEYS, *_WAV_KEYS, *_OTHER_KEYS})
+    unknown = sorted(set(row) - _KNOWN_KEYS)
     if unknown:
-        return BadRow(
-            f"row {number}", f"{where}: unknown fields {unknown}; expected utt, text, prompt_wav, prompt_text"
-        )
+        return BadRow(f"row {number}", f"{where}: unknown fields {unknown}; {_EXPECTED_KEYS}")
+    return _named_fields(where, path.parent, number, row)
+
+
+def _csv_row(path: Path, line: int, number: int, row: Mapping[str | None, Any]) -> InputRow:
+    where = f"{path}:{line}"
+    if None in row:
+        return BadRow(f"row {number}", f"{where}: more fields than columns; put a text with commas in double quotes")
+    return _named_fields(
+        where, path.parent, number, {name: value.strip() for name, value in row.items() if name and value}
+    )
+
+
+def _named_fields(where: str, home: Path, number: int, row: Mapping[str, Any]) -> InputRow:
     wav = _first(row, _WAV_KEYS)
-    prompt = path.parent / wav if wav else None
-    return _checked(where, number, _first(row, _UTT_KEYS), _first(row, _TEXT_KEYS), _first(row, _OTHER_KEYS), prompt)
+    utt = _first(row, _UTT_KEYS) or _numbered(number)
+    prompt, prompt_text = home / wav if wav else None, _first(row, _PROMPT_TEXT_KEYS)
+    checked = _checked(where, number, utt, _first(row, _TEXT_KEYS), prompt_text, prompt)
+    voice = _first(row, _VOICE_KEYS)
+    if not voice or isinstance(checked, BadRow):
+        return checked
+    if prompt is not None:
+        return BadRow(utt, f"{where}: has a voice and a prompt; leave one of them out")
+    return replace(checked, voice=voice)
 
 
 def _load_dataset(datasets: Any, name: str, split: str) -> Any:
@@ -186,8 +270,21 @@ def _first(row: Mapping[str, Any], keys: Iterable[str]) -> str:
     return next((str(row[key]) for key in keys if row.get(key) is not None), "")
 
 
+def _is_manifest(lines: Iterable[str]) -> bool:
+    """Whether every line that holds anything has the fields of a manifest."""
+    counts = {line.count("|") for line in lines if line.strip()}
+    return counts == {_MANIFEST_FIELDS - 1}
+
+
+def _numbered(number: int) -> str:
+    """Return the name of a row that has none."""
+    return f"{number:04d}"
+
+
 def _read_text(path: Path) -> str:
     try:
+        if path == _STANDARD_INPUT:
+            return sys.stdin.read()
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{path} can't be read: {error}") from error

@@ -22,6 +22,8 @@ class SpeechInput:
     """Transcript of the prompt; None if the server is to use its own voice."""
     prompt: Path | bytes | None = None
     """Audio file of the voice: where it lies, or its bytes. None: the server's own voice."""
+    voice: str | None = None
+    """Name of a voice of the checkpoint, where the row has no prompt of its own."""
 
 
 @dataclass(frozen=True)

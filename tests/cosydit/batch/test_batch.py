@@ -15,10 +15,16 @@ import soundfile
 from benchmarks import offline_compare, offline_host, offline_input
 from cosydit.batch import command as offline_batch
 from cosydit.batch.ledger import Ledger
+from cosydit.batch.llm import SegmentedLM
 from cosydit.batch.pipeline import BatchPipeline, utterance_seed
 from cosydit.batch.types import BatchPlan, BatchReport
 from cosydit.bench.inputs import read_jsonl, require_all_good
 from cosydit.bench.types import SpeechInput
+from cosydit.cli import main as cli
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.errors import InvalidTextError
+from gateway.text import Normalization, TextOptions, load_text_front_end
+from gateway.text.carry import CarryLimits
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
@@ -167,6 +173,50 @@ def test_a_batch_that_can_not_run_says_why(
     manifest = _manifest(tmp_path, checkpoint, ["a"])
     assert offline_batch.main(_command(tmp_path, checkpoint, manifest, *more)) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_bare_list_is_spoken_in_the_checkpoints_voices_with_one_line_and_one_summary(
+    tmp_path: Path, checkpoint: Path, llm: FakeLLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "list.csv"
+    lines.write_text("text,voice\nIt costs $3,\nHello **there**,second\nhi,nobody\n", encoding="utf-8")
+    (other,) = [path.stem for path in (checkpoint / "voices").glob("*.wav") if path.stem != "default"]
+    lines.write_text(lines.read_text().replace("second", other), encoding="utf-8")
+    options = ("--checkpoint", str(checkpoint), "--output-dir", str(tmp_path / "out"), "--llm-url", llm.url)
+    settings = ("--token2wav-set", "ode_steps=2", "--token2wav-set", "num_threads=1")
+    assert cli.main(["batch", str(lines), *options, *settings]) == 1
+    assert {result["utt"] for result in _results(tmp_path)} == {"0001", "0002"}
+    shown = capfd.readouterr()
+    assert shown.out.count("rows: 3") == 1 and "FAILED 0003 in input: got the voice 'nobody'" in shown.out
+    others = [line for line in shown.err.split("\n") if line and "text/s" not in line]
+    assert others == [], "nothing but the line of progress"
+
+
+def test_texts_are_cleaned_and_cut_as_the_gateway_does() -> None:
+    async def spoken(text: str, normalization: Normalization) -> list[Utterance]:
+        asked: list[Utterance] = []
+
+        class LLM:
+            async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
+                asked.append(utterance)
+                return SpeechTokenDelta((len(asked),), "stop")
+
+        front_end = load_text_front_end(30)
+        llm = SegmentedLM(LLM(), front_end, TextOptions("en", normalization), CarryLimits())
+        answer = await llm.complete(Utterance(text, "I am.", (9,)), Sampling(), 0)
+        assert answer == SpeechTokenDelta(tuple(range(1, len(asked) + 1)), "stop")
+        return asked
+
+    cleaned = asyncio.run(spoken("It costs **$3**. The library closes at six on Fridays.", Normalization.ON))
+    assert [each.text.strip() for each in cleaned] == [
+        "It costs three dollars.",
+        "The library closes at six on Fridays.",
+    ]
+    assert cleaned[1].reference_tokens == (9, 1) and cleaned[1].reference_text.startswith("I am.It costs three")
+    (written,) = asyncio.run(spoken("It costs $3", Normalization.OFF))
+    assert written.text == "It costs $3."
+    with pytest.raises(InvalidTextError, match="nothing to say"):
+        asyncio.run(spoken("...", Normalization.ON))
 
 
 async def _run(

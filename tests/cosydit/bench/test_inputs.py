@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
-from cosydit.bench.inputs import find_voice, read_jsonl, read_manifest, read_samples, require_all_good
-from cosydit.bench.types import BadRow, BenchmarkError, SpeechInput
+from cosydit.bench.inputs import (
+    find_voice,
+    read_jsonl,
+    read_list,
+    read_manifest,
+    read_samples,
+    require_all_good,
+    with_voices,
+)
+from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
 
 
 @pytest.fixture
@@ -98,3 +107,61 @@ def test_a_voice_needs_audio_and_transcript(tmp_path: Path, prompt: Path) -> Non
         find_voice(tmp_path, "voice")
     (tmp_path / "voice.txt").write_text("it says\n", encoding="utf-8")
     assert find_voice(tmp_path, "voice") == (prompt, "it says")
+
+
+def test_a_list_of_plain_lines_is_numbered_by_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("Hello | there.\n\n  你好。 \n", encoding="utf-8")
+    assert read_list(path) == [SpeechInput("0001", "Hello | there."), SpeechInput("0003", "你好。")]
+
+
+def test_a_list_of_standard_input_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("One.\nTwo.\n"))
+    assert read_list(Path("-")) == [SpeechInput("0001", "One."), SpeechInput("0002", "Two.")]
+
+
+def test_a_list_of_manifest_lines_is_a_manifest(tmp_path: Path, prompt: Path) -> None:
+    assert read_list(_manifest(tmp_path, "a|it says|voice.wav|hello")) == [SpeechInput("a", "hello", "it says", prompt)]
+
+
+@pytest.mark.parametrize(("suffix", "comma"), [(".csv", ","), (".tsv", "\t"), (".CSV", ",")])
+def test_a_table_names_its_columns(tmp_path: Path, prompt: Path, suffix: str, comma: str) -> None:
+    path = tmp_path / f"list{suffix}"
+    rows = [
+        ["id", "text", "voice", "prompt_wav", "prompt_text"],
+        ["a", '"One, two,\nthree."', "slt", "", ""],
+        ["", "Four.", "", "voice.wav", "it says"],
+    ]
+    path.write_text("\ufeff" + "\r\n".join(comma.join(row) for row in rows), encoding="utf-8")
+    assert read_list(path) == [
+        SpeechInput("a", "One, two,\nthree.", voice="slt"),
+        SpeechInput("0002", "Four.", "it says", prompt),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        pytest.param("utt,txt\na,b\n", r"columns \['utt', 'txt'\]; expected text", id="no text"),
+        pytest.param("text,colour\na,b\n", "expected text", id="a column that means nothing"),
+        pytest.param("", "expected text", id="empty"),
+        pytest.param("utt,text\na,Hello, you\n", "list.csv:2: more fields than columns", id="a comma"),
+        pytest.param("utt,text\na,\n", "list.csv:2: the text is empty", id="no text in a row"),
+        pytest.param("text,voice,prompt_wav,prompt_text\na,b,voice.wav,x\n", "a voice and a prompt", id="two voices"),
+    ],
+)
+@pytest.mark.usefixtures("prompt")
+def test_a_bad_table_is_named(tmp_path: Path, table: str, reason: str) -> None:
+    (path := tmp_path / "list.csv").write_text(table, encoding="utf-8")
+    with pytest.raises(BenchmarkError, match=reason):
+        require_all_good(read_list(path))
+
+
+def test_rows_get_the_voice_that_they_name_or_the_default(tmp_path: Path, prompt: Path) -> None:
+    (tmp_path / "voice.txt").write_text("it says", encoding="utf-8")
+    rows: list[InputRow] = [SpeechInput("a", "hi"), SpeechInput("b", "hi", voice="nobody"), BadRow("c", "bad")]
+    named, unknown, bad = with_voices(rows, tmp_path, "voice")
+    assert named == SpeechInput("a", "hi", "it says", prompt, "voice")
+    assert isinstance(unknown, BadRow) and "got the voice 'nobody'" in unknown.reason and bad == BadRow("c", "bad")
+    with pytest.raises(BenchmarkError, match=r"got the voice 'bob'; .* has voice"):
+        with_voices(rows, tmp_path, "bob")
