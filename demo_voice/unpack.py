@@ -3,6 +3,7 @@
 The bundle holds most weights as int8 and only those rows of the LLM's tables that are used. What is in it:
 
     bundle.json               sizes of the models, and how much the LLM speaks at once
+    checkpoint.json           what the checkpoint declares
     flow.safetensors          the flow, packed
     hift.safetensors          the vocoder, half precision
     llm.safetensors           tables, decoder and head of the LLM, packed
@@ -28,6 +29,7 @@ from demo_voice.llm_layout import DemoLLMShape, write_llm
 from demo_voice.packing import FloatArray, unpacked
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
+from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointDeclaration
 from token2wav_service.checkpoint.loader import (
     FLOW_WEIGHTS,
     FLOW_YAML,
@@ -42,7 +44,12 @@ from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
 SIZES_FILE = "bundle.json"
 FLOW_FILE, HIFT_FILE, LLM_FILE = "flow.safetensors", "hift.safetensors", "llm.safetensors"
 TEXT_TOKENIZER_FILE = "text_tokenizer.json"
-BUNDLE_FILES = (SIZES_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE, SPEAKER_ENCODER, SPEECH_TOKENIZER)
+BUNDLE_FILES = (
+    *(SIZES_FILE, CHECKPOINT_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE),
+    *(SPEAKER_ENCODER, SPEECH_TOKENIZER),
+)
+DECLARATION = CheckpointDeclaration(name="demo-voice", family="step_audio2", languages=("en",), tags=())
+"""It was trained on English without any tags."""
 DIGEST_FILE = "demo_voice.sha256"
 """In an unpacked checkpoint: which bundle and voices it was made of."""
 BUNDLE = Path(__file__).parent / "weights"
@@ -159,6 +166,7 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
         write_llm(made / "llm", sizes.llm, _read(bundle / LLM_FILE), text_tokenizer)
         write_speech_bounds(made / "llm", sizes.bounds)
         shutil.copytree(voices, made / "voices")
+        shutil.copyfile(bundle / CHECKPOINT_FILE, made / CHECKPOINT_FILE)
         made.rename(directory)
 
 

@@ -44,6 +44,12 @@ from gateway.voices.settings import open_registry
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from llm_service.text_encoder import TextEncoder
+from servicekit.checkpoint_file import (
+    CheckpointDeclaration,
+    CheckpointFileError,
+    find_declaration,
+    read_declaration,
+)
 from servicekit.clock import Clock, SystemClock
 
 
@@ -70,8 +76,9 @@ async def open_gateway(
     routes = _open_routes(config, _llm_wire(config, encoder), clock)
     voices = _open_voices(config, routes.token2wav, clock)
     gate = Gate(routes.llm, routes.token2wav)
+    declaration = _declaration(config)
     pipeline = _make_pipeline(
-        config, routes, voices, gate, access or open_access(config.access, clock), telemetry, clock
+        config, declaration, routes, voices, gate, access or open_access(config.access, clock), telemetry, clock
     )
     readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice)
     try:
@@ -86,6 +93,7 @@ async def open_gateway(
                 encode_text=encoder.encode,
                 default_format=default_format(load_codecs()),
                 limits=HostLimits(run_ahead_s=config.run_ahead_s, reader_timeout_s=config.reader_timeout_s),
+                declaration=declaration,
                 routes=routes,
                 shutdown=Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s),
             )
@@ -149,8 +157,18 @@ def _open_voices(config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock
     return voices
 
 
+def _declaration(config: GatewayConfig) -> CheckpointDeclaration:
+    try:
+        if config.checkpoint_file is not None:
+            return read_declaration(config.checkpoint_file)
+        return find_declaration(config.tokenizer_dir)
+    except CheckpointFileError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _make_pipeline(
     config: GatewayConfig,
+    declaration: CheckpointDeclaration,
     routes: Routes,
     voices: VoiceRegistry,
     gate: Gate,
@@ -160,13 +178,14 @@ def _make_pipeline(
 ) -> SpeechPipeline:
     asked = SpeechBounds(config.segment_letters, config.carry_tokens)
     bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
-    settings = PipelineSettings(config.chunks.policy(), config.max_text_characters, CarryLimits.within(bounds))
+    carry = CarryLimits.within(bounds)
+    settings = PipelineSettings(config.chunks.policy(), config.max_text_characters, carry, config.refuses_foreign)
     observer = None
     if telemetry is not None:
         observer = telemetry.observer
         watch_replicas(telemetry.metrics.registry, routes.llm.snapshot, routes.token2wav.snapshot)
     speaker = StreamSpeaker(routes.llm, routes.token2wav, voices, settings, clock, gate, observer)
-    front_end = load_text_front_end(bounds.segment_letters)
+    front_end = load_text_front_end(bounds.segment_letters, declaration)
     return SpeechPipeline(MeteredSpeaker(speaker, access, observer), settings, front_end, observer)
 
 

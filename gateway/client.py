@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -37,6 +37,8 @@ class SpeechTiming:
     """From sending the request to its first audio."""
     total_s: float
     audio_s: float
+    warning: str | None = None
+    """What the door said of the text, if anything."""
 
     @property
     def rtf(self) -> float:
@@ -99,9 +101,10 @@ def speak_over_http(
         ):
             _check_http(response)
             _hear_samples(response, meter)
+            warning = response.headers.get("x-language-warning")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ClientError(f"{url}: {error!r}; is the gateway running there? see its log") from error
-    return meter.timing()
+    return replace(meter.timing(), warning=warning)
 
 
 def speak_over_grpc(

@@ -38,6 +38,7 @@ DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
 _UNBOUNDED = 0
+_WARN, _REFUSE = "warn", "refuse"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ class GatewayConfig:
     """Of what the LLM speaks at once; None: what its checkpoint says, else the front end's own bounds."""
     carry_tokens: int | None = None
     """Speech tokens (25 Hz) of the segments before that the LLM goes on from, at most; None: as above."""
+    checkpoint_file: Path | None = None
+    """checkpoint.json; None: see `servicekit.checkpoint_file.find_declaration`, asked of `tokenizer_dir`."""
+    refuses_foreign: bool = False
+    """Whether text in a language that the checkpoint does not declare is refused; else it is spoken with a warning."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
@@ -134,6 +139,8 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         max_text_characters=args.max_text_characters,
         segment_letters=args.segment_letters,
         carry_tokens=args.carry_tokens,
+        checkpoint_file=args.checkpoint_file,
+        refuses_foreign=args.undeclared_language == _REFUSE,
         max_body_bytes=args.max_body_bytes,
         voices=voice_settings(args),
         access=access,
@@ -182,6 +189,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--segment-letters", type=_positive_int, default=None, help=segment)
     carry = "most speech tokens (25 Hz) of earlier segments that the LLM goes on from; 0: none"
     parser.add_argument("--carry-tokens", type=_non_negative_int, default=None, help=carry)
+    declared = "what the checkpoint can do; None: beside or above --tokenizer-dir"
+    parser.add_argument("--checkpoint-file", type=Path, metavar="CHECKPOINT.JSON", default=None, help=declared)
+    foreign = "text in a language that the checkpoint does not declare is spoken with a warning, or refused"
+    parser.add_argument("--undeclared-language", choices=(_WARN, _REFUSE), default=_WARN, help=foreign)
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )

@@ -130,6 +130,10 @@ class TextTooLongError(InvalidRequestError):
     """The text passes the limit of one request."""
 
 
+class UndeclaredLanguageError(InvalidRequestError):
+    """The text is in a language that the checkpoint does not declare."""
+
+
 class UnsupportedOptionError(InvalidRequestError):
     """An option or value that this server does not offer."""
 
@@ -294,6 +298,7 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     InvalidRequestError: WireStatus("invalid_request", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     InvalidTextError: WireStatus("invalid_text", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     TextTooLongError: WireStatus("text_too_long", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
+    UndeclaredLanguageError: WireStatus("undeclared_language", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     UnsupportedOptionError: WireStatus("unsupported_option", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_REQUEST),
     InvalidVoicePromptError: WireStatus("invalid_voice_prompt", 400, "INVALID_ARGUMENT", ErrorCode.INVALID_PROMPT),
     VoiceNotFoundError: WireStatus("voice_not_found", 404, "NOT_FOUND", ErrorCode.VOICE_NOT_FOUND),

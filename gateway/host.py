@@ -13,6 +13,7 @@ from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.voices.registry import VoiceRegistry
+from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
 
 DEFAULT_READER_TIMEOUT_S = 120.0
@@ -60,6 +61,8 @@ class Host:
     default_format: AudioFormat = AudioFormat.WAV
     """Of OpenAI requests that name no format."""
     limits: HostLimits = field(default_factory=HostLimits)
+    declaration: CheckpointDeclaration = field(default_factory=CheckpointDeclaration)
+    """What the checkpoint says of itself."""
     routes: Routes | None = None
     """The replicas behind the pipeline; None where the pipeline speaks to fixed services."""
     shutdown: Shutdown | None = None

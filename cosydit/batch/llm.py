@@ -156,7 +156,8 @@ class SegmentedLM:
         Raises:
             InvalidTextError: the text holds nothing to say.
         """
-        carry, token_ids, finish_reason = ProsodyCarry(self._limits), [], STOP_FINISH
+        token_ids: list[int] = []
+        carry, finish_reason = ProsodyCarry(self._limits), STOP_FINISH
         segments = self._spoken(utterance.text)
         if not segments:
             raise errors.InvalidTextError("the text holds nothing to say; give at least one word")

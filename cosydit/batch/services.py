@@ -20,6 +20,7 @@ from gateway.text.carry import CarryLimits
 from llm_service.prompt import LengthLimits
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
+from servicekit.checkpoint_file import find_declaration
 from servicekit.clock import Clock
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
 
@@ -45,7 +46,7 @@ async def open_services(settings: BatchSettings, clock: Clock) -> AsyncIterator[
 def _segmented(llm: WholeAnswerClient, settings: LLMSettings) -> SegmentedLM:
     bounds = load_speech_bounds(settings.model_dir)
     normalization = Normalization.ON if settings.is_normalized else Normalization.OFF
-    front_end = load_text_front_end(bounds.segment_letters)
+    front_end = load_text_front_end(bounds.segment_letters, find_declaration(settings.model_dir))
     return SegmentedLM(llm, front_end, TextOptions(normalization=normalization), CarryLimits.within(bounds))
 
 

@@ -224,7 +224,7 @@ def _require_services(settings: BenchSettings) -> None:
 
     parts = urlsplit(settings.url if "://" in settings.url else f"//{settings.url}")
     try:
-        socket.create_connection((parts.hostname, parts.port), timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((parts.hostname or settings.url, parts.port or 0), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         name = "the gateway" if settings.door is DoorName.HTTP else "Triton"
         raise BenchmarkError(

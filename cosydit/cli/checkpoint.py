@@ -1,4 +1,4 @@
-"""`cosydit checkpoint`: makes a random checkpoint, unpacks the demo voice, and checks one."""
+"""`cosydit checkpoint`: makes a random checkpoint, unpacks the demo voice, says what one can do, and checks one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `checkpoint make-random`, `unpack-demo` and `verify`."""
-    parser = subparsers.add_parser("checkpoint", help="make a random checkpoint, unpack the demo voice, or verify one")
+    """Add `checkpoint make-random`, `unpack-demo`, `declare` and `verify`."""
+    parser = subparsers.add_parser(
+        "checkpoint", help="make a random checkpoint, unpack the demo voice, verify one, ..."
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make-random", help="write a complete random checkpoint; it speaks noise")
     make.add_argument("directory", type=Path, help="where to write token2wav/, llm/ and voices/")
@@ -28,6 +30,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     demo = actions.add_parser("unpack-demo", help="unpack the bundled demo voice; does nothing if it lies there")
     demo.add_argument("directory", type=Path, help="made if missing")
     demo.set_defaults(run=_unpack_demo)
+    declare = actions.add_parser("declare", help="write checkpoint.json: which languages and tags a checkpoint knows")
+    declare.add_argument("directory", type=Path, help="with token2wav/, llm/ and voices/")
+    declare.add_argument("--name", help="for people")
+    _add_family(declare, None, "left out, its description file says it")
+    unknown = "left out, what the file says now, else what the official checkpoint of its family knows"
+    declare.add_argument("--languages", metavar="LANGUAGE[,...]", help=f"such as en,zh; any: nobody knows; {unknown}")
+    declare.add_argument("--tags", metavar="TAG[,...]", help=f"such as [breath],[sigh]; none: no tags; {unknown}")
+    declare.set_defaults(run=_declare)
     verify = actions.add_parser("verify", help="load every part of a checkpoint and say what is wrong with it")
     verify.add_argument("directory", type=Path, help="what make-random wrote, or a token2wav directory alone")
     _add_family(verify, None, "what it must be of; left out, its description file says it")
@@ -70,13 +80,45 @@ def _unpack_demo(args: argparse.Namespace) -> int:
     return 0
 
 
+def _declare(args: argparse.Namespace) -> int:
+    from servicekit.checkpoint_file import (
+        CheckpointDeclaration,
+        CheckpointFileError,
+        find_declaration,
+        write_declaration,
+    )
+
+    try:
+        fields = {**find_declaration(args.directory).model_dump(by_alias=True), **_declared_fields(args)}
+        declaration = CheckpointDeclaration.model_validate(fields)
+        path = write_declaration(args.directory, declaration)
+    except (CheckpointFileError, ValueError, OSError) as err:
+        print(f"cosydit checkpoint: {err}", file=sys.stderr)
+        return 1
+    print(f"wrote {path}: {declaration.describe()}")
+    return 0
+
+
+def _declared_fields(args: argparse.Namespace) -> dict[str, object]:
+    """Return what was said on the command line."""
+    fields: dict[str, object] = {}
+    if args.languages is not None:
+        fields["languages"] = None if args.languages == "any" else args.languages.split(",")
+    if args.tags is not None:
+        fields["tags"] = [] if args.tags == "none" else args.tags.split(",")
+    named = {"name": args.name, "family": args.family}
+    return fields | {name: value for name, value in named.items() if value is not None}
+
+
 def _verify(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         print(f"cosydit checkpoint: {args.directory} is no directory", file=sys.stderr)
         return 2
-    from cosydit.stack.checkpoint.verify_checkpoint import unused_files, verify_checkpoint
+    from cosydit.stack.checkpoint.verify_checkpoint import declared_line, unused_files, verify_checkpoint
     from token2wav_service.checkpoint.family import Family
 
+    if (declared := declared_line(args.directory)) is not None:
+        print(f"declares: {declared}")
     reports = verify_checkpoint(args.directory, Family(args.family) if args.family else None)
     for report in reports:
         print(f"{'ok':4}  {report.name}" if report.problem is None else f"FAIL  {report.name}: {report.problem}")

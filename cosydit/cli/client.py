@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     figures = f"first audio {timing.ttfa_s * 1000:.0f} ms, audio {timing.audio_s:.2f} s, RTF {timing.rtf:.3f}"
     print(f"{args.out}: {figures}")
+    if timing.warning is not None:
+        print(f"warning: {timing.warning}", file=sys.stderr)
     return 0
 
 

@@ -55,6 +55,7 @@ def _download(directory: Path, lock_path: Path, is_offline: bool) -> None:
     fetched = download_models(directory, read_lock(lock_path), public_hubs(), is_offline=is_offline)
     print(f"{directory}: fetched {', '.join(fetched)}" if fetched else f"{directory}: complete at the locked commits")
     _ensure_voices(directory / "voices")
+    _ensure_declaration(directory)
 
 
 def _ensure_voices(directory: Path) -> None:
@@ -65,6 +66,15 @@ def _ensure_voices(directory: Path) -> None:
 
     make_voices(directory, 0)
     print(f"{directory}: synthetic prompt voices; put your own <name>.wav and <name>.txt (what it says) beside them")
+
+
+def _ensure_declaration(directory: Path) -> None:
+    """The official repositories bring no checkpoint.json."""
+    from servicekit.checkpoint_file import CHECKPOINT_FILE, find_declaration, write_declaration
+
+    if not (directory / CHECKPOINT_FILE).exists():
+        declaration = find_declaration(directory)
+        print(f"{write_declaration(directory, declaration)}: {declaration.describe()}")
 
 
 def _complain(message: str) -> int:

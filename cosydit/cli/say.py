@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
     except (CheckpointMissingError, ServiceStartError, GatewayError, ValueError, OSError) as err:
         return complain("say", err)
     _print_result(result, args.out)
+    if result.foreign:
+        from gateway.speech.job import language_warning
+
+        print(f"warning: {language_warning(result.foreign)}", file=sys.stderr)
     return 0
 
 

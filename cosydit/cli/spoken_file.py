@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from tqdm import tqdm
 
 from token2wav_service.contract import SAMPLE_RATE_HZ
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 PCM16_BYTES = 2
 PROGRESS_AFTER_S = 2.0
@@ -79,7 +82,7 @@ class SpeechProgress:
     def __init__(self, label: str) -> None:
         """Show nothing yet."""
         # NOTE: `disable=None` shows it on terminals only, `delay` not before that many seconds.
-        self._bar: tqdm[None] = tqdm(
+        self._bar: tqdm[Never] = tqdm(
             desc=label, bar_format=_BAR, disable=None, delay=PROGRESS_AFTER_S, leave=False, dynamic_ncols=True
         )
 

@@ -185,7 +185,7 @@ def _problem(error: Exception) -> str:
     return f"{error.code}{f': {hint}' if hint else f' {error.reason}'}"
 
 
-_HINTS = {
+_HINTS: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "needs --metrics-port PORT of the gateway, as it has API keys",
     HTTPStatus.FORBIDDEN: "needs --metrics-port PORT of the gateway, as it is guarded",
     HTTPStatus.NOT_FOUND: "no metrics there; is it another port?",

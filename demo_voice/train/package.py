@@ -25,6 +25,7 @@ from demo_voice.train.trainer import StateError, load_state
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import (
     BUNDLE_FILES,
+    DECLARATION,
     FLOW_FILE,
     HIFT_FILE,
     LLM_FILE,
@@ -32,6 +33,7 @@ from demo_voice.unpack import (
     TEXT_TOKENIZER_FILE,
     BundleSizes,
 )
+from servicekit.checkpoint_file import write_declaration
 from servicekit.file_modes import usual_mode
 from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
 from token2wav_service.models.hift import HiFT
@@ -117,6 +119,7 @@ def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
     shutil.copyfile(work.text_tokenizer, directory / TEXT_TOKENIZER_FILE)
     bundle_sizes = BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm), sizes.bounds)
     (directory / SIZES_FILE).write_text(bundle_sizes.to_json(), "utf-8")
+    write_declaration(directory, DECLARATION)
     return _checked_sizes(directory)
 
 

@@ -79,7 +79,7 @@ def dialect_routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRo
     return [
         *voices_http.routes(host, caller_of),
         *openai_http.routes(host, max_body_bytes),
-        *openai_http.model_routes(),
+        *openai_http.model_routes(host),
         *elevenlabs_ws.routes(host),
         *elevenlabs_http.routes(host, max_body_bytes),
         *elevenlabs_account.routes(host, caller_of),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -23,6 +24,11 @@ Push = asyncio.Future[AudioChunk]
 _END_RECORD = (
     "request %s ended: stream_id=%s finish_reason=%s tokens=%d chunks=%d audio=%.2fs ttfa=%s total=%.3fs seed=%d"
 )
+
+
+def language_warning(languages: Sequence[str]) -> str:
+    """Say that a text is in languages that the checkpoint does not declare."""
+    return f"the text is in {', '.join(languages)}, which the checkpoint does not declare; its speech may be gibberish"
 
 
 class SpeechJob:
@@ -63,12 +69,20 @@ class SpeechJob:
 
     def begin_segment(self, segment: SpokenSegment) -> tuple[Utterance, int]:
         """Return what the LLM is to speak and the seed of it."""
+        self._note_language(segment)
         spans = self.result.spans
         first_token = spans[-1].first_token + spans[-1].tokens if spans else 0
         spans.append(SpokenSpan(segment, first_token))
         self._segment_tokens = []
         utterance = replace(self.result.carry.continued(self._voice), text=segment.text)
         return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
+
+    def _note_language(self, segment: SpokenSegment) -> None:
+        if segment.foreign is None or segment.foreign in self.result.foreign:
+            return
+        self.result.foreign.append(segment.foreign)
+        ids = {"request_id": self.result.request_id}
+        logger.warning("request %s: %s", self.result.request_id, language_warning([segment.foreign]), extra=ids)
 
     def note_tokens(self, delta: SpeechTokenDelta) -> None:
         """Note what the LLM said of the segment it speaks."""

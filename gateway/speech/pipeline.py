@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing
 
 from gateway.core import AudioChunk, SessionHold
+from gateway.errors import UndeclaredLanguageError
 from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import SpeechRequest, SpeechResult, check_request
 from gateway.speech.speaker import PipelineSettings, Segments, Speaker
@@ -83,10 +84,23 @@ class SpeechPipeline:
         """
         with telling_refusals(self._observer):
             check_request(request, self._settings.max_text_characters)
+            if self._settings.refuses_foreign:
+                await self._check_languages(request)
         text = self._front_end.open(request.text_options, WHOLE_TEXT)
         async with aclosing(self._speaker.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:
                 yield chunk
+
+    async def _check_languages(self, request: SpeechRequest) -> None:
+        """Refuse a text before any of it is spoken; others get their turn in between."""
+        stream = self._front_end.open(request.text_options, WHOLE_TEXT)
+        for segment in [*stream.push(request.text), *stream.flush()]:
+            foreign = self._front_end.foreign(segment.text, request.text_options)
+            if foreign is not None:
+                expected = ", ".join(self._front_end.languages or ())
+                got = f"the text is in {foreign!r}, which the checkpoint does not declare"
+                raise UndeclaredLanguageError(f"{got}; it speaks {expected}", param="input")
+            await asyncio.sleep(0)
 
 
 async def _whole_text(stream: TextStream, text: str) -> Segments:

@@ -76,6 +76,8 @@ class SpeechResult:
     speech_tokens: int = 0
     spans: list[SpokenSpan] = field(default_factory=list)
     """What was spoken, in order; text that holds nothing to say is left out."""
+    foreign: list[str] = field(default_factory=list)
+    """Languages of the text that the checkpoint does not declare, primary subtags of BCP 47, each once."""
     carry: ProsodyCarry = field(default_factory=ProsodyCarry)
     """What speech that goes on from this one needs to know; give a result one to go on from."""
     chunk_schedule: list[int] = field(default_factory=list)

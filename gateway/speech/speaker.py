@@ -19,7 +19,7 @@ from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
 from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
 from gateway.core import Admission, AudioChunk, SessionHold, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream
-from gateway.errors import EmptySpeechError, InvalidTextError, VoiceEvictedError
+from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
 from gateway.speech.job import Push, SpeechJob
 from gateway.speech.observer import Observer
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_options
@@ -68,6 +68,8 @@ class PipelineSettings:
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
     carry: CarryLimits = field(default_factory=CarryLimits)
     """How much of the speech before a segment the LLM goes on from."""
+    refuses_foreign: bool = False
+    """Whether text in a language that the checkpoint does not declare is an error; else it is spoken with a warning."""
     tokens_ahead: int = 512
     """Messages of the LLM kept unread at most."""
     pushes_ahead: int = 1
@@ -144,7 +146,15 @@ class StreamSpeaker:
         first = await _next_speakable(segments)
         if first is None:
             raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
+        self._check_language(first)
         return first
+
+    def _check_language(self, segment: SpokenSegment | None) -> None:
+        """Refuse a segment in a language that the checkpoint does not declare, where that is to be refused."""
+        if self._settings.refuses_foreign and segment is not None and segment.foreign is not None:
+            raise UndeclaredLanguageError(
+                f"the checkpoint does not declare the language {segment.foreign!r}", param="input"
+            )
 
     @asynccontextmanager
     async def _admitted(self, job: SpeechJob) -> AsyncIterator[ReadyVoice]:
@@ -188,6 +198,7 @@ class StreamSpeaker:
                         job.note_tokens(delta)
                         yield delta
             segment = await _next_speakable(segments)
+            self._check_language(segment)
         job.note_end()
 
     async def _pushes(

@@ -9,21 +9,23 @@ waits until a segment's turn comes. No network, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.text.addresses import spoken_addresses
-from gateway.text.alignment import Alignment
+from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import BreakFinder
 from gateway.text.endings import ended
-from gateway.text.language import LanguageGuesser
+from gateway.text.language import DeclaredLanguages, LanguageGuesser
 from gateway.text.markup import Markup
 from gateway.text.normalizer import NormalizedText, Normalizer, unchanged
 from gateway.text.normalizers import load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
-from gateway.text.tags import InlineTags
+from gateway.text.tags import InlineTags, TextPart
+from llm_service.vocab import INLINE_TAGS
+from servicekit.checkpoint_file import CheckpointDeclaration
 
 GuessLanguage = Callable[[str], str | None]
 
@@ -41,6 +43,8 @@ class SpokenSegment:
     """Primary subtag of BCP 47; None if unknown."""
     is_speakable: bool
     """Whether there is anything to say; skip the segment if not (the LLM would make something up)."""
+    foreign: str | None = None
+    """Its language where the checkpoint does not declare that, as far as can be told: primary subtag of BCP 47."""
 
     def source_position(self, spoken_position: int) -> int:
         """Return the position in all the text received for one in `text`.
@@ -60,6 +64,8 @@ class TextFrontEnd:
         guess_language: GuessLanguage,
         tags: InlineTags | None = None,
         segment_letters: int | None = None,
+        declared: DeclaredLanguages | None = None,
+        silent_tags: Iterable[str] = (),
     ) -> None:
         """Keep the parts.
 
@@ -68,7 +74,11 @@ class TextFrontEnd:
             guess_language: pure; None from it means unknown.
             tags: the model's inline tags; None: CosyVoice2's.
             segment_letters: about the longest segment of any text, for models that know short ones only.
+            declared: the checkpoint's languages; None: nobody knows them.
+            silent_tags: those of `tags` that the checkpoint does not know; normalising takes them out.
         """
+        self._declared = declared
+        self._silent_tags = frozenset(silent_tags)
         self._segment_letters = segment_letters
         self._normalizers = normalizers
         self._guess_language = guess_language
@@ -104,7 +114,20 @@ class TextFrontEnd:
             spoken = _after(spoken, spoken_addresses(spoken.text, language))
             spoken = _after(spoken, self._normalized(spoken.text, self._normalizer(options, language)))
         spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
-        return SpokenSegment(segment, spoken.text, spoken.alignment, language, self._tags.is_speakable(spoken.text))
+        is_speakable = self._tags.is_speakable(spoken.text)
+        foreign = self.foreign(bare, options) if is_speakable else None
+        return SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign)
+
+    @property
+    def languages(self) -> tuple[str, ...] | None:
+        """The checkpoint's languages, primary subtags of BCP 47; None: nobody knows them."""
+        return None if self._declared is None else self._declared.languages
+
+    def foreign(self, text: str, options: TextOptions) -> str | None:
+        """Return the language of a text that the checkpoint does not declare; see `DeclaredLanguages.foreign`."""
+        if self._declared is None:
+            return None
+        return self._declared.foreign(self._tags.removed(text), options.primary_language)
 
     def _guessed(self, text: str, earlier_language: str | None) -> str | None:
         guess = self._guess_language(self._tags.removed(text))
@@ -118,11 +141,16 @@ class TextFrontEnd:
         return self._normalizers.get(options.regional_language or language) or self._normalizers.get(language)
 
     def _normalized(self, text: str, normalizer: Normalizer | None) -> NormalizedText:
-        if normalizer is None:
+        if normalizer is None and not self._silent_tags:
             return unchanged(text)
-        parts = [unchanged(p.text) if p.is_tag else normalizer.normalize(p.text) for p in self._tags.parts(text)]
+        parts = [self._normalized_part(part, normalizer) for part in self._tags.parts(text)]
         alignment = Alignment.joined(part.alignment for part in parts)
         return NormalizedText("".join(part.text for part in parts), alignment)
+
+    def _normalized_part(self, part: TextPart, normalizer: Normalizer | None) -> NormalizedText:
+        if part.is_tag and part.text in self._silent_tags:
+            return NormalizedText("", Alignment((Span(len(part.text), 0),)))
+        return unchanged(part.text) if part.is_tag or normalizer is None else normalizer.normalize(part.text)
 
 
 class TextStream:
@@ -173,9 +201,25 @@ class TextStream:
         return spoken
 
 
-def load_text_front_end(segment_letters: int | None = None) -> TextFrontEnd:
-    """Load every normaliser and the language model: once per process, and without network."""
-    return TextFrontEnd(load_normalizers(), LanguageGuesser().guess, segment_letters=segment_letters)
+def load_text_front_end(
+    segment_letters: int | None = None, declaration: CheckpointDeclaration | None = None
+) -> TextFrontEnd:
+    """Load every normaliser and the language model: once per process, and without network.
+
+    Args:
+        segment_letters: see `TextFrontEnd`.
+        declaration: the checkpoint's languages and tags; None: unknown languages, CosyVoice2's tags.
+    """
+    guesser, declaration = LanguageGuesser(), declaration or CheckpointDeclaration()
+    languages, tags = declaration.languages, INLINE_TAGS if declaration.tags is None else declaration.tags
+    return TextFrontEnd(
+        load_normalizers(),
+        guesser.guess,
+        InlineTags({*INLINE_TAGS, *tags}),
+        segment_letters,
+        DeclaredLanguages(languages, guesser.surely) if languages is not None else None,
+        set(INLINE_TAGS) - set(tags),
+    )
 
 
 def plain_front_end(segment_letters: int | None = None) -> TextFrontEnd:

@@ -6,6 +6,7 @@ Says nothing rather than something doubtful: a text of unknown language is spoke
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,12 @@ _OTHER_WORD = re.compile("[^\\W\\d_\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400
 _MIN_KANA_SHARE = 0.1
 """Of Han and kana; Chinese borrows a kana now and then, Japanese sentences rarely have fewer than a third."""
 _MIN_PROBABILITY = 0.9
+_SURE_PROBABILITY = 0.99
+_SURE_LETTERS = 20
+"""A few words in Latin letters may be names or words that several languages share."""
+_EAST_ASIAN_WEIGHT = 3
+_FOREIGN_SHARE = 0.25
+"""Of a text that is in an undeclared script; less is a name or a word."""
 # Cantonese and Mandarin are written alike; the rest are older or narrower codes of the same languages.
 _SAME_AS = {"cmn": "zh", "yue": "zh", "iw": "he", "nb": "no", "nn": "no"}
 
@@ -35,7 +42,11 @@ class LanguageGuesser:
         """Load the model: once per process."""
         self._identifier = load_identifier()
 
-    def guess(self, text: str) -> str | None:
+    def surely(self, text: str) -> str | None:
+        """Return the language where there is hardly a doubt, for what a wrong guess would disturb."""
+        return self.guess(text, _SURE_PROBABILITY)
+
+    def guess(self, text: str, min_probability: float = _MIN_PROBABILITY) -> str | None:
         """Return the language as a primary subtag of BCP 47; None if the text does not tell."""
         east_asian = _east_asian(text)
         if east_asian is not None:
@@ -44,7 +55,88 @@ class LanguageGuesser:
         if not words:
             return None
         language, probability = self._identifier.classify(" ".join(words))
-        return primary_language(language) if probability >= _MIN_PROBABILITY else None
+        return primary_language(language) if probability >= min_probability else None
+
+
+class DeclaredLanguages:
+    """The languages that a checkpoint declares; tells texts in others."""
+
+    def __init__(self, languages: Sequence[str], surely: Callable[[str], str | None]) -> None:
+        """Keep them.
+
+        Args:
+            languages: primary subtags of BCP 47.
+            surely: guesses a text's language where there is hardly a doubt.
+        """
+        self.languages = tuple(map(primary_language, languages))
+        self._surely = surely
+        self._scripts = frozenset(script for each in self.languages for script in _SCRIPTS_OF.get(each, (_LATIN,)))
+
+    def foreign(self, text: str, named: str | None) -> str | None:
+        """Return the language of a text that the checkpoint does not declare; None if it does, or nobody can tell.
+
+        Args:
+            text: without tags.
+            named: its language as the caller has it, a primary subtag; None: guessed.
+        """
+        if named is not None:
+            return None if named in self.languages else named
+        weights = _script_weights(text)
+        if not weights:
+            return None
+        main = max(weights, key=weights.__getitem__)
+        least = _FOREIGN_SHARE * sum(weights.values())
+        others = [each for each, weight in weights.items() if each not in self._scripts and weight >= least]
+        guess = self._surely(text)
+        if others:
+            return guess if main in others and guess is not None else _USUAL_LANGUAGE.get(others[0], UNKNOWN)
+        # Languages that share another script, as Russian and Ukrainian, are not told apart.
+        is_told = main in _EAST_ASIAN or (main == _LATIN and weights[main] >= _SURE_LETTERS)
+        return guess if is_told and guess is not None and guess not in self.languages else None
+
+
+UNKNOWN = "und"
+"""BCP 47: undetermined."""
+_LATIN, _EAST_ASIAN = "Latin", ("Han", "Kana", "Hangul")
+_SCRIPTS = {
+    "Han": _HAN,
+    "Kana": _KANA,
+    "Hangul": _HANGUL,
+    "Cyrillic": re.compile("[\u0400-\u052f]"),
+    "Greek": re.compile("[\u0370-\u03ff\u1f00-\u1fff]"),
+    "Hebrew": re.compile("[\u0590-\u05ff]"),
+    "Arabic": re.compile("[\u0600-\u06ff\u0750-\u077f]"),
+    "Devanagari": re.compile("[\u0900-\u097f]"),
+    "Bengali": re.compile("[\u0980-\u09ff]"),
+    "Tamil": re.compile("[\u0b80-\u0bff]"),
+    "Thai": re.compile("[\u0e00-\u0e7f]"),
+    _LATIN: re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]"),
+}
+_SCRIPTS_OF = {
+    "zh": ("Han",),
+    "ja": ("Han", "Kana"),
+    "ko": ("Hangul", "Han"),
+    **dict.fromkeys(("ru", "uk", "be", "bg", "mk", "kk", "ky", "mn", "tg"), ("Cyrillic",)),
+    "sr": ("Cyrillic", _LATIN),
+    "el": ("Greek",),
+    **dict.fromkeys(("he", "yi"), ("Hebrew",)),
+    **dict.fromkeys(("ar", "fa", "ur", "ps"), ("Arabic",)),
+    **dict.fromkeys(("hi", "mr", "ne"), ("Devanagari",)),
+    "bn": ("Bengali",),
+    "ta": ("Tamil",),
+    "th": ("Thai",),
+}
+"""Of languages that are not written in Latin letters."""
+_USUAL_LANGUAGE = {script: language for language, (script, *_) in reversed(_SCRIPTS_OF.items())}
+
+
+def _script_weights(text: str) -> dict[str, int]:
+    """Return the scripts of a text with their letters; one of Han or kana weighs as much as three others."""
+    weights = {
+        script: len(pattern.findall(text)) * (_EAST_ASIAN_WEIGHT if script in _EAST_ASIAN else 1)
+        for script, pattern in _SCRIPTS.items()
+    }
+    return {script: weight for script, weight in weights.items() if weight}
 
 
 def load_identifier() -> Any:

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_service.errors import ConfigError
+from llm_service.errors import CheckpointError, ConfigError
 from llm_service.export.manifest import Recipe, is_up_to_date, new_directory
 from llm_service.export.read import read_source, shape_file, source_files
 from llm_service.export.trtllm_build import EngineLimits, build_command, build_engine
 from llm_service.export.trtllm_options import DTYPES, TrtllmOptions, check_options
 from llm_service.qwen2 import read_shape
+from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration, write_declaration
 
 if TYPE_CHECKING:
     from llm_service.export.smooth_quant import LayerRanges
@@ -68,7 +69,16 @@ def convert_huggingface(origin: Origin, directory: Path, dtype: str) -> bool:
     source = read_source(origin.path, origin.qwen_dir)
     with new_directory(directory, recipe) as partial:
         write_huggingface(source, partial, dtype)
+        write_declaration(partial, _declared(origin))
     return True
+
+
+def _declared(origin: Origin) -> CheckpointDeclaration:
+    """Return what the checkpoint declares that the model belongs to."""
+    try:
+        return find_declaration(origin.path if origin.path.is_dir() else origin.path.parent)
+    except CheckpointFileError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def convert_trtllm(

@@ -22,6 +22,7 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.vocab import COSYVOICE2, llm_id_from_speech_id
+from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
@@ -176,6 +177,7 @@ def make_host(
     clock: Clock | None = None,
     default_format: AudioFormat = AudioFormat.WAV,
     limits: HostLimits = UNPACED,
+    declaration: CheckpointDeclaration | None = None,
 ) -> Host:
     """Put a host together; a test names the parts that it looks at."""
     return Host(
@@ -187,6 +189,7 @@ def make_host(
         encode_text=CharacterEncoder().encode,
         default_format=default_format,
         limits=limits,
+        declaration=declaration or CheckpointDeclaration(),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from llm_service.errors import LLMServiceError
 from llm_service.speech_head import read_vocabulary
 from llm_service.text_encoder import load_text_encoder
+from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointFileError, declaration_path, find_declaration
 from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
     HIFT_WEIGHTS,
@@ -67,13 +68,14 @@ def _token2wav_dir(directory: Path) -> Path:
 def _problem(check: Callable[[], object]) -> str | None:
     try:
         check()
-    except (Token2WavError, LLMServiceError, OSError, ValueError) as err:
+    except (CheckpointFileError, Token2WavError, LLMServiceError, OSError, ValueError) as err:
         return str(err)
     return None
 
 
 def _checks(directory: Path, family: Family | None) -> Iterator[_Check]:
     model_dir = _token2wav_dir(directory)
+    yield CHECKPOINT_FILE, partial(_check_declaration, directory, model_dir)
     yield from _token2wav_checks(model_dir, family)
     if model_dir == directory:
         return
@@ -82,6 +84,26 @@ def _checks(directory: Path, family: Family | None) -> Iterator[_Check]:
     names = {"default", *(path.stem for path in (directory / "voices").glob("*.wav"))}
     for name in sorted(names):
         yield f"voices/{name}.wav and .txt", partial(_check_voice, directory / "voices", name)
+
+
+def _check_declaration(directory: Path, model_dir: Path) -> None:
+    declared, found = find_declaration(directory), find_family(model_dir)
+    if found is not None and declared.family != found.value:
+        wrong = (
+            f"declares the family {declared.family}, but {model_dir} holds {found.files.description} of {found.value}"
+        )
+        raise CheckpointError(f"{declaration_path(directory)} {wrong}; correct the one that is wrong")
+
+
+def declared_line(directory: Path) -> str | None:
+    """Return what a checkpoint declares, for a person; None if its file can't be read."""
+    try:
+        declared = find_declaration(directory).describe()
+    except CheckpointFileError:
+        return None
+    if declaration_path(directory) is not None:
+        return declared
+    return f"{declared} (as the official one; write it down with: cosydit checkpoint declare {directory})"
 
 
 def _token2wav_checks(model_dir: Path, expected: Family | None) -> Iterator[_Check]:

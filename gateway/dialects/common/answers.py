@@ -26,6 +26,8 @@ from gateway.errors import (
     UnauthenticatedError,
     VoiceRateError,
 )
+from gateway.speech.job import language_warning
+from gateway.speech.request import SpeechResult
 from servicekit.timeouts import timeout
 
 
@@ -99,6 +101,14 @@ def error_metadata(error: BaseException) -> list[tuple[str, str]]:
     return [(RETRY_AFTER_KEY, str(math.ceil(seconds))), (GRPC_PUSHBACK_KEY, str(pushback_ms))]
 
 
+LANGUAGE_WARNING_KEY = "x-language-warning"
+
+
+def language_headers(result: SpeechResult) -> dict[str, str]:
+    """Return the warning of an answer whose text is in a language that the checkpoint does not declare, if it is."""
+    return {LANGUAGE_WARNING_KEY: language_warning(result.foreign)} if result.foreign else {}
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -112,6 +122,7 @@ class StreamedAnswer:
         refusal: Callable[[GatewayError], Response],
         name: str,
         send_timeout_s: float,
+        late_headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """Take over `body`, which is closed on every way out.
 
@@ -121,9 +132,11 @@ class StreamedAnswer:
             refusal: makes the answer to an error that comes before the first bytes.
             name: for logs.
             send_timeout_s: a client that makes no room for the next bytes for so long has its connection broken.
+            late_headers: returns further headers, when the first bytes exist.
         """
         self._body = body
         self._headers = headers
+        self._late_headers = late_headers
         self._refusal = refusal
         self._name = name
         self._send_timeout_s = send_timeout_s
@@ -167,7 +180,8 @@ class StreamedAnswer:
         if self._is_started:
             return
         self._is_started = True
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers.items()]
+        told = {**self._headers, **self._late_headers()}
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told.items()]
         start: Message = {"type": "http.response.start", "status": 200, "headers": headers}
         await self._send(send, start)
 

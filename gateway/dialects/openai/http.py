@@ -17,12 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import StreamedAnswer, read_body
+from gateway.dialects.common.answers import StreamedAnswer, language_headers, read_body
 from gateway.dialects.openai.errors import error_response, model_not_found
 from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
 from gateway.dialects.openai.speech import audio_events, bare_audio
 from gateway.errors import GatewayError
 from gateway.host import Host
+from gateway.speech.request import SpeechResult
+from llm_service.vocab import INLINE_TAGS
 
 PATH = "/v1/audio/speech"
 MODELS_PATH = "/v1/models"
@@ -56,18 +58,25 @@ def options_route(path: str, methods: str) -> Route:
     return Route(path, allow, methods=["OPTIONS"])
 
 
-def model_routes() -> list[BaseRoute]:
+def model_routes(host: Callable[[], Host]) -> list[BaseRoute]:
     """Return the routes of the list of models: GET /v1/models and GET /v1/models/{model}. There is one model.
 
-    It counts as created now.
+    It counts as created now, and tells what its checkpoint declares.
     """
-    model = {"id": MODEL_ID, "object": "model", "created": int(time.time()), "owned_by": MODEL_ID}
+    created = int(time.time())
+
+    def model() -> dict[str, Any]:
+        declared = host().declaration
+        tags = INLINE_TAGS if declared.tags is None else declared.tags
+        facts: dict[str, Any] = {"id": MODEL_ID, "object": "model", "created": created, "owned_by": MODEL_ID}
+        facts |= {"name": declared.name, "family": declared.family}
+        return facts | {"languages": declared.languages, "tags": tags}
 
     async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [model()]})
 
     async def show_model(request: Request) -> Response:
-        return _shown(request.path_params["model"], model)
+        return _shown(request.path_params["model"], model())
 
     one = f"{MODELS_PATH}/{{model:path}}"
     return [
@@ -103,12 +112,14 @@ class SpeechEndpoint:
         host = self._host()
         order = read_order(raw, host.default_format, request_id)
         make = audio_events if order.stream_format is StreamFormat.SSE else bare_audio
+        result = SpeechResult()
         return StreamedAnswer(
-            make(host, order),
+            make(host, order, result),
             _headers(order),
             lambda error: error_response(error, request_id),
             request_id,
             host.limits.reader_timeout_s,
+            lambda: language_headers(result),
         )
 
 

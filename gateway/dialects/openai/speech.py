@@ -46,13 +46,13 @@ async def bare_audio(host: Host, order: SpeechOrder, result: SpeechResult | None
         yield await encoder.finish()
 
 
-async def audio_events(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def audio_events(host: Host, order: SpeechOrder, result: SpeechResult) -> AsyncGenerator[bytes]:
     """Yield the speech as server-sent events.
 
     Raises:
         GatewayError: see `bare_audio`; if audio came before, an event has told of it.
     """
-    result, is_started = SpeechResult(), False
+    is_started = False
     usage = _Usage(result, host.encode_text)
     try:
         async with aclosing(bare_audio(host, order, result)) as pieces:

@@ -16,9 +16,11 @@ from gateway.doors.http import build_app
 from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.speaker import StreamSpeaker
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.text import load_text_front_end
 from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceAliases, VoiceRegistry
 from gateway.voices.store import VoiceStore
+from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host
 
@@ -63,13 +65,17 @@ async def opened_door(
     default_format: AudioFormat = AudioFormat.WAV,
     aliases: VoiceAliases = NO_ALIASES,
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,
+    declaration: CheckpointDeclaration | None = None,
+    settings: PipelineSettings | None = None,
 ) -> AsyncIterator[Door]:
-    """Start the door and stop it again."""
+    """Start the door and stop it again; with a declaration, texts are normalised and their languages told."""
+    front_end = load_text_front_end(None, declaration) if declaration is not None else None
 
     @asynccontextmanager
     async def open_host() -> AsyncIterator[Host]:
         registry = VoiceRegistry(token2wav, voices, store=store, aliases=aliases)
-        pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=ManualClock()))
+        speaker = StreamSpeaker(llm, token2wav, registry, settings, ManualClock())
+        pipeline = SpeechPipeline(speaker, settings, front_end)
         readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
         with ThreadPoolExecutor(1) as executor:
             yield make_host(
@@ -80,6 +86,7 @@ async def opened_door(
                 clock=SystemClock(),
                 default_format=default_format,
                 limits=HostLimits(reader_timeout_s=reader_timeout_s),
+                declaration=declaration,
             )
 
     config = uvicorn.Config(build_app(open_host, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")

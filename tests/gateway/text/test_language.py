@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from gateway.text.language import LanguageGuesser, load_identifier, primary_language
+from gateway.text.language import DeclaredLanguages, LanguageGuesser, load_identifier, primary_language
 
+ROOT = Path(__file__).parents[3]
 GUESSER = LanguageGuesser()
 LIBRARY, FRUGAL = LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True), load_identifier()
 
@@ -49,3 +52,37 @@ def test_a_tag_names_one_language_whatever_its_region_and_age(tag: str, language
 def test_the_frugal_product_is_the_librarys_own(text: str) -> None:
     features = LIBRARY.instance2fv(text)
     np.testing.assert_allclose(FRUGAL.nb_classprobs(features), LIBRARY.nb_classprobs(features), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "foreign"),
+    [
+        pytest.param(["en"], "今天天气很好", "zh", id="another script"),
+        pytest.param(["en"], "Привет", "ru", id="a single word in another script"),
+        pytest.param(["en"], "Guten Tag, wie geht es Ihnen heute?", "de", id="the same script"),
+        pytest.param(["en"], "Das ist gut", None, id="too short for the same script"),
+        pytest.param(["en"], "Vladimir Putin met Angela Merkel.", None, id="names"),
+        pytest.param(["en"], "The word 你好 means hello in that language", None, id="a foreign word"),
+        pytest.param(["en"], "24/7, 100 %", None, id="no letters"),
+        pytest.param(["zh", "en"], "我的iPhone 15 Pro很好用", None, id="a mixture of both"),
+        pytest.param(["zh"], "東京へ行きます。", "ja", id="Japanese to a Chinese one"),
+        pytest.param(["zh"], "The library closes at six on Fridays.", "en", id="English to a Chinese one"),
+        pytest.param(["ru"], "Привіт, як у тебе справи сьогодні?", None, id="a relative in the same script"),
+        pytest.param(["zh-CN", "yue"], "今天天气很好", None, id="regions don't matter"),
+    ],
+)
+def test_a_text_in_no_declared_language_is_told(declared: list[str], text: str, foreign: str | None) -> None:
+    assert DeclaredLanguages(declared, GUESSER.surely).foreign(text, None) == foreign
+
+
+def test_the_callers_word_counts_more_than_the_guess() -> None:
+    english = DeclaredLanguages(["en"], GUESSER.surely)
+    assert english.foreign("Hello there.", "fr") == "fr"
+    assert english.foreign("今天天气很好", "en") is None
+
+
+def test_english_sentences_are_not_taken_for_anything_else() -> None:
+    english = DeclaredLanguages(["en"], GUESSER.surely)
+    lines = (ROOT / "demo_voice/train/heldout.txt").read_text("utf-8").splitlines()
+    beginnings = [" ".join(line.split()[:words]) for line in lines for words in (1, 2, 3, 4, 6, 8, 100)]
+    assert [text for text in beginnings if english.foreign(text, None)] == []
