@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from gateway.core import FloatArray
 
 DEFAULT_TIMEOUT_S = 120.0
-EXIT_INTERRUPTED = 130
 API_KEY_VARIABLE = "COSYDIT_API_KEY"
 """Environment, as a key on the command line would show in the list of processes."""
 
@@ -71,7 +71,7 @@ def _ended_by_signals() -> AbstractContextManager[None]:
 
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
-    return stopped_by_signals(lambda: os._exit(EXIT_INTERRUPTED))
+    return stopped_by_signals(lambda: signal.raise_signal(signal.SIGKILL))
 
 
 def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:

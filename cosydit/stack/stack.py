@@ -35,6 +35,8 @@ CPU, EMBEDDED = "cpu", "embedded"
 """The default device of the model repository; the LLM server that may share the CPU with it."""
 STOP_MARGIN_S = 10.0
 """Beyond the longest that the gateway takes to stop, by its own account."""
+LLM_METRICS = {"trtllm": "/prometheus/metrics"}
+"""Where servers of the LLM have them that don't have them at /metrics."""
 REPLICA_PORT_STEP = 10
 """Between the ports of one token2wav server and those of the next."""
 
@@ -327,7 +329,7 @@ def run_record(options: StackOptions, with_gateway: bool) -> RunRecord:
     gateway = options.gateway_url if with_gateway else None
     metrics = {
         "token2wav": [f"http://{LOOPBACK}:{ports.metrics}/metrics" for ports in options.tritons],
-        "llm": [f"{options.llm_url}/metrics"],
+        "llm": [f"{options.llm_url}{LLM_METRICS.get(options.llm_backend, '/metrics')}"],
     }
     if with_gateway:
         port = metrics_port(gateway_arguments(options)) or options.ports.gateway
