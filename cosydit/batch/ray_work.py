@@ -24,6 +24,7 @@ from cosydit.batch.types import BatchReport, BatchServices, BatchSettings, Failu
 from cosydit.bench.types import BenchmarkError, SpeechInput
 from gateway.core import FloatArray
 from servicekit.clock import Clock, SystemClock
+from servicekit.extras import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ def open_ray(settings: BatchSettings, open_services: OpenServices) -> Iterator[t
         ray: Any = import_module("ray")
         import_module("ray.data")
     except ImportError as error:
-        raise BenchmarkError(f"--ray needs `pip install 'cosydit[ray]'` ({error})") from error
+        raise BenchmarkError(f"--ray needs: {install_command('ray')} ({error})") from error
     assert settings.ray is not None
     try:
         ray.init(log_to_driver=False, **_cluster(settings.ray))

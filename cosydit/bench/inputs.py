@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cosydit.bench.types import BadRow, BenchmarkError, InputRow, SpeechInput
+from servicekit.extras import install_command
 
 MANIFEST_FORM = "utt|prompt_text|prompt_wav|text"
 _MANIFEST_FIELDS = 4
@@ -104,7 +105,7 @@ def read_dataset(name: str, split: str) -> list[InputRow]:
     try:
         import datasets
     except ImportError as error:
-        raise BenchmarkError(f"--huggingface-dataset needs `pip install 'cosydit[datasets]'` ({error})") from error
+        raise BenchmarkError(f"--huggingface-dataset needs: {install_command('datasets')} ({error})") from error
     try:
         rows = _load_dataset(datasets, name, split).cast_column("prompt_audio", datasets.Audio(decode=False))
     except Exception as error:  # the library raises many kinds: no network, no such split, no such column

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cosydit.bench.types import BenchmarkError, RequestRecord
+from servicekit.extras import install_command
 
 _MS = 1000
 _MAX_BINS = 30
@@ -58,7 +59,7 @@ def figure_class() -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BenchmarkError(f"the plot needs `pip install 'cosydit[bench]'` ({error}); or give --no-plot") from error
+        raise BenchmarkError(f"the plot needs: {install_command('bench')} ({error}); or give --no-plot") from error
 
     def make(**options: Any) -> Any:
         figure = Figure(**options)

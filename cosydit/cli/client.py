@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from servicekit.extras import install_command
+
 if TYPE_CHECKING:
     from cosydit.cli.spoken_file import SpeechProgress
     from gateway.client import OnAudio, SpeechTiming
@@ -114,7 +116,7 @@ def _load_reference(path: Path) -> FloatArray:
         from token2wav_service.errors import InvalidPromptError
         from token2wav_service.features.audio import load_prompt_audio
     except ImportError as error:
-        raise ClientError(f"reading a reference needs the extra cosydit[token2wav] ({error}); install it") from error
+        raise ClientError(f"reading a reference needs more ({error}): {install_command('token2wav')}") from error
     try:
         return load_prompt_audio(path.read_bytes())
     except InvalidPromptError as error:

@@ -16,6 +16,7 @@ from llm_service.errors import ConfigError, LLMServiceError
 from llm_service.export.convert import Calibration, Origin, build_trtllm, convert_huggingface, convert_trtllm
 from llm_service.export.trtllm_build import EngineLimits
 from llm_service.export.trtllm_options import DTYPES, SmoothQuant, TrtllmOptions, WeightOnly
+from servicekit.extras import install_command
 
 TEST_TEXTS = 4
 CALIBRATION_TEXTS = 32
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return int(args.perform(args))
     except ModuleNotFoundError as err:
-        return _complain(f"{err}; install the extra: pip install 'cosydit[llm-embedded]'")
+        return _complain(f"{err}; install the extra: {install_command('llm-embedded')}")
     except (LLMServiceError, ServiceStartError, OSError) as err:
         return _complain(str(err))
 

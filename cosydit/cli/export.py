@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from servicekit.extras import install_command
+
 if TYPE_CHECKING:
     from token2wav_service.export.compare import Comparison, Sweep
     from token2wav_service.export.directory import ExportDirectory, ExportOptions, ExportTask
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         _export(directory, tasks)
         return _check(args, directory, tasks) if args.check or args.report else 0
     except ModuleNotFoundError as err:
-        return _complain(f"{err}; install the extra: pip install 'cosydit[export]'")
+        return _complain(f"{err}; install the extra: {install_command('export')}")
     except (CheckpointError, ExportError, OSError) as err:
         return _complain(str(err))
 

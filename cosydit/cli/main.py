@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from servicekit.extras import missing_extra
+
 SUBCOMMANDS = (
     "cosydit.cli.say",
     "cosydit.cli.serve",
@@ -37,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return int(args.run(args))
+    except ModuleNotFoundError as error:
+        if (hint := missing_extra(error)) is None:
+            raise
+        print(f"cosydit {args.command}: {hint}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("cosydit: interrupted", file=sys.stderr)
         return 130

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.cli.stack_options import add_stack_options, complain, stack_options
+from cosydit.cli.stack_options import add_stack_options, check_installed, complain, stack_options
 
 if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
@@ -40,11 +40,13 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.stack.stack import LocalStack
     from gateway.errors import GatewayError
     from gateway.speech.request import SpeechRequest
+    from token2wav_service.serving.process.installation import TritonNotFoundError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
     try:
         _check_text(args.text)
+        check_installed()
         options = dataclasses.replace(stack_options(args, bls_instances=1), llm_options=ONE_STREAM)
         _check_voice(args.voice, options.checkpoint.voices_dir)
         stack = LocalStack(options)
@@ -52,7 +54,15 @@ def run(args: argparse.Namespace) -> int:
             for line in stack.describe():
                 print(line, flush=True)
             result = asyncio.run(_speak(options, request, args.out))
-    except (CheckpointMissingError, ServiceStartError, GatewayError, ValueError, OSError) as err:
+    except (
+        CheckpointMissingError,
+        GatewayError,
+        ModuleNotFoundError,
+        OSError,
+        ServiceStartError,
+        TritonNotFoundError,
+        ValueError,
+    ) as err:
         return complain("say", err)
     _print_result(result, args.out)
     if result.foreign:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.cli.stack_options import add_stack_options, complain, stack_options
+from cosydit.cli.stack_options import add_stack_options, check_installed, complain, stack_options
 
 if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.stack.run_file import announced
     from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack, run_record, with_llm_backend
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
+    from token2wav_service.serving.process.installation import TritonNotFoundError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     try:
@@ -98,13 +99,21 @@ def run(args: argparse.Namespace) -> int:
             token2wav_gpus=args.token2wav_gpus,
         )
         options = with_llm_backend(options)
+        check_installed(options.llm_backend)
         home = wyoming_line(options.gateway_options)
         stack = LocalStack(options, with_gateway=not args.no_gateway)
         record = run_record(options, with_gateway=not args.no_gateway)
         with stopped_by_signals(stack.kill), stack, announced(options.work_dir, record):
             print("\n".join([*stack.describe(), *_where(options, args, home)]), flush=True)
             return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
-    except (CheckpointMissingError, ServiceStartError, ValueError, OSError) as err:
+    except (
+        CheckpointMissingError,
+        ModuleNotFoundError,
+        OSError,
+        ServiceStartError,
+        TritonNotFoundError,
+        ValueError,
+    ) as err:
         return complain("serve", err)
 
 

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
 
+TOKEN2WAV_MODULES = ("torch", "onnxruntime", "scipy", "soundfile", "yaml")
+LLM_MODULES = ("transformers",)
+
 
 def add_stack_options(parser: argparse.ArgumentParser) -> None:
     """Add where the checkpoint, the logs and the ports are."""
@@ -64,9 +67,26 @@ def stack_options(
     )
 
 
+def check_installed(llm_backend: str = "embedded") -> None:
+    """Say what is missing before anything starts.
+
+    Raises:
+        ModuleNotFoundError: a module that the services need.
+        TritonNotFoundError: there is no Triton server.
+    """
+    from servicekit.extras import require_modules
+    from token2wav_service.serving.process.installation import find_installation
+
+    require_modules([*TOKEN2WAV_MODULES, *(LLM_MODULES if llm_backend == "embedded" else ())], "demo")
+    find_installation()
+
+
 def complain(command: str, error: BaseException) -> int:
     """Print an error for a person; returns the exit status."""
-    print(f"cosydit {command}: {error}", file=sys.stderr)
+    from servicekit.extras import missing_extra
+
+    hint = missing_extra(error) if isinstance(error, ImportError) else None
+    print(f"cosydit {command}: {hint or error}", file=sys.stderr)
     return 1
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, default_directory
 from cosydit.stack.stack import LOOPBACK, Ports, default_work_dir
+from servicekit.extras import install_command, installed_from
 
 if TYPE_CHECKING:
     from token2wav_service.runtime.tensorrt.manifest import GpuHost
@@ -74,6 +75,7 @@ MIN_SHM_BYTES = 64 * MIB
 """Ten processes of cosyvoice2_dit and the feature models fit; Docker's default /dev/shm is just this."""
 COMMAND_TIMEOUT_S = 20.0
 
+_LIBPYTHON = "shared libpython"
 RUN_SCRIPT = "bash run_stepaudio2_dit_token2wav.sh"
 
 PACKAGES_BY_ROLE: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -149,6 +151,8 @@ def can_run_on_cpu(findings: Sequence[Finding]) -> bool:
 def next_command(findings: Sequence[Finding]) -> str:
     """Return the command to run next, with its reason."""
     missing = [finding.name for finding in findings if finding.state is State.MISSING]
+    if not installed_from().is_repository:
+        return _next_command_of_a_wheel(missing)
     if "checkpoint" in missing:
         return f"{RUN_SCRIPT} 0 1    (download or make a checkpoint)"
     if missing:
@@ -156,11 +160,25 @@ def next_command(findings: Sequence[Finding]) -> str:
     return f"{RUN_SCRIPT} 0 3    (checkpoint, model repository, services; or: cosydit say TEXT)"
 
 
+def _next_command_of_a_wheel(missing: Sequence[str]) -> str:
+    if _LIBPYTHON in missing:
+        return f"apt-get install libpython{sys.version_info[0]}.{sys.version_info[1]}    (Triton embeds Python)"
+    if missing == ["checkpoint"]:
+        return "cosydit checkpoint unpack-demo DIRECTORY    (or name a whole checkpoint)"
+    if missing:
+        return f"{install_command('demo')}    (missing now: {', '.join(missing)})"
+    return "cosydit say TEXT    (or: cosydit serve)"
+
+
 def _machine(work_dir: Path) -> Iterator[Finding]:
     version = platform.python_version()
     is_supported = MIN_PYTHON <= sys.version_info[:2] <= MAX_PYTHON
     python = f"{version} ({sys.executable})" + ("" if is_supported else "; expected 3.10, 3.11 or 3.12")
     yield Finding("machine", "Python", python, State.OK if is_supported else State.MISSING)
+    source = installed_from()
+    yield Finding(
+        "machine", "installed from", f"{'the repository' if source.is_repository else 'a wheel'}, {source.requirement}"
+    )
     yield Finding("machine", "platform", platform.platform())
     yield Finding("machine", "CPU", f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores usable")
     yield Finding("machine", "RAM", f"{_memory_bytes() / GIB:.1f} GiB")
@@ -191,7 +209,8 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPU", f"GPU {number}", line)
     torch_version = _version("torch") or ""
     if lines and torch_version.endswith("+cpu"):
-        yield Finding("GPU", "torch", f"{torch_version} can't use the GPU; make .venv again on this host", State.NOTE)
+        again = "make .venv again on this host" if installed_from().is_repository else "install the index's own torch"
+        yield Finding("GPU", "torch", f"{torch_version} can't use the GPU; {again}", State.NOTE)
 
 
 def _packages() -> Iterator[Finding]:
@@ -211,7 +230,9 @@ def _onnx_runtime() -> Finding:
     if found:
         text = f"{' and '.join(found)} overwrite each other; uninstall both, then install one"
         return Finding("packages: token2wav", "ONNX Runtime", text, State.MISSING)
-    return Finding("packages: token2wav", "ONNX Runtime", "not installed (extra `cpu` or `gpu`)", State.MISSING)
+    return Finding(
+        "packages: token2wav", "ONNX Runtime", "not installed; the extras `cpu` and `gpu` bring it", State.MISSING
+    )
 
 
 def _services() -> Iterator[Finding]:
@@ -221,7 +242,7 @@ def _services() -> Iterator[Finding]:
         find_shared_libpython,
     )
 
-    yield _found("services", "shared libpython", lambda: str(find_shared_libpython()), TritonNotFoundError)
+    yield _found("services", _LIBPYTHON, lambda: str(find_shared_libpython()), TritonNotFoundError)
     yield _found("services", "tritonserver", lambda: str(find_installation().binary), TritonNotFoundError)
     for program in ("trtllm-serve", "vllm"):
         path = shutil.which(program)

@@ -19,6 +19,7 @@ from gateway.audio.formats import AudioFormat, OutputFormat
 from gateway.audio.pcm import G711Quantizer, alaw_levels, mulaw_levels, to_pcm16
 from gateway.core import FloatArray
 from gateway.errors import UnsupportedOptionError
+from servicekit.extras import install_command
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 # Passes 91 % of the narrower band and keeps what would fold back under 16-bit noise.
@@ -47,7 +48,7 @@ NORMAL_SPEED = 1.0
 MIN_SPEED = 0.25
 MAX_SPEED = 4.0
 _PLAIN_FORMATS = frozenset({AudioFormat.WAV, AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW})
-_HOW_TO_INSTALL = "pip install 'cosydit[audio]' on the server"
+_HOW_TO_INSTALL = "install the package's extra `audio` on the server"
 
 
 class SampleStage(Protocol):
@@ -168,7 +169,7 @@ def load_codecs() -> frozenset[AudioFormat]:
     try:
         from gateway.audio.compressed import CODEC_SETTINGS
     except ImportError as error:
-        missing = f"audio is wav, pcm, mulaw and alaw at speed 1.0 only: {_HOW_TO_INSTALL} for all of it"
+        missing = f"audio is wav, pcm, mulaw and alaw at speed 1.0 only; for all of it: {install_command('audio')}"
         logger.warning("%s (%s)", missing, error)
         return _PLAIN_FORMATS
     return _PLAIN_FORMATS | CODEC_SETTINGS.keys()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from gateway.text.normalizer import Normalizer
 from gateway.text.numbers import NUMBER_STYLES, NumberNormalizer
 from gateway.text.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
+from servicekit.extras import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def load_normalizers() -> Mapping[str, Normalizer]:
     except ImportError as error:
         logger.warning(
             "text normalisation is reduced (%s): Chinese is spoken as written, English and Japanese get number words "
-            "only; pip install 'cosydit[text]' for all of it",
-            error,
+            "only; for all of it: %s",
+            *(error, install_command("text")),
         )
     return normalizers

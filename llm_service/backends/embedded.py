@@ -9,6 +9,7 @@ from dataclasses import fields
 from llm_service.backends.base import Capabilities, require_directories
 from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError
+from servicekit.extras import install_command
 
 NEEDED_MODULES = ("torch", "transformers", "safetensors")
 
@@ -41,6 +42,5 @@ class EmbeddedBackend:
         require_directories(config)
         missing = [name for name in NEEDED_MODULES if importlib.util.find_spec(name) is None]
         if missing:
-            raise BackendUnavailableError(
-                f"the embedded backend needs {', '.join(missing)}; install with: pip install 'cosydit[llm-embedded]'"
-            )
+            command = install_command("llm-embedded")
+            raise BackendUnavailableError(f"the embedded backend needs {', '.join(missing)}; install with: {command}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from servicekit.extras import install_command
 from servicekit.tracing.span import NULL_TRACER, Tracer
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -37,5 +38,5 @@ def open_tracer(service: str, endpoint: str | None) -> Tracer:
         from servicekit.tracing.otel import OtelTracer
     except ImportError as error:
         got = f"tracing to {endpoint} needs OpenTelemetry, which is not installed ({error})"
-        raise TracingUnavailableError(f"{got}; install with: pip install 'cosydit[tracing]'") from error
+        raise TracingUnavailableError(f"{got}; install with: {install_command('tracing')}") from error
     return OtelTracer.to(service, endpoint)

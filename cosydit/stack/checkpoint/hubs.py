@@ -8,6 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
+from servicekit.extras import install_command
+
 ASK_TIMEOUT_S = 20.0
 MODELSCOPE_URL = "https://www.modelscope.cn"
 
@@ -124,7 +126,7 @@ def public_hubs() -> dict[HubName, ModelHub]:
 
 
 def _missing(module: str) -> HubError:
-    return HubError(f"{module} is not installed; install it with: pip install 'cosydit[download]'")
+    return HubError(f"{module} is not installed; install it with: {install_command('download')}")
 
 
 def _first_line(err: BaseException) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from servicekit.extras import install_command
+
 SUPPORTED_PYTHONS = ("3.10", "3.11", "3.12")
 _COMMAND_TIMEOUT_S = 10.0
 _STUB_NAME = "triton_python_backend_stub"
@@ -53,8 +55,8 @@ def find_installation() -> TritonInstallation:
     on_path = shutil.which("tritonserver")
     if on_path is None:
         raise TritonNotFoundError(
-            "no tritonserver found: install the `triton-embedded` extra (nvidia-pytriton) into this environment, "
-            "or run inside the NGC tritonserver image, which has `tritonserver` on PATH"
+            f"no tritonserver found: {install_command('triton-embedded')} brings one (nvidia-pytriton), and the NGC "
+            "tritonserver image has one on PATH"
         )
     return TritonInstallation(Path(on_path), (), None, None, _running_python())
 

@@ -1,0 +1,91 @@
+"""What to type when a part of the package that is optional is missing, whatever it was installed from.
+
+The package is on no public index under our name: a hint names the repository or the wheel that it came from.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+PACKAGE = "cosydit"
+_ROOT = Path(__file__).resolve().parents[1]
+_EXTRA_OF = {
+    **dict.fromkeys(("torch", "transformers", "onnxruntime", "scipy", "soundfile", "yaml", "pytriton"), "demo"),
+    "av": "audio",
+    "wetext": "text",
+    "onnx": "checkpoint",
+    "onnxscript": "export",
+    "matplotlib": "bench",
+    "datasets": "datasets",
+    "pyarrow": "datasets",
+    "ray": "ray",
+    "pandas": "ray",
+    "huggingface_hub": "download",
+    "modelscope": "download",
+    "opentelemetry": "tracing",
+    "pocketsphinx": "ears",
+    "tensorrt": "tensorrt",
+    "s3tokenizer": "gpu",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What this package was installed from."""
+
+    requirement: str
+    """As pip takes it, without extras: a folder or a wheel file."""
+    is_repository: bool
+
+
+def installed_from() -> Source:
+    """Return what the package was installed from: the repository that it runs from, else a wheel."""
+    if (_ROOT / "pyproject.toml").is_file():
+        return Source(str(_ROOT), is_repository=True)
+    try:
+        distribution = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return Source(f"./{PACKAGE}-VERSION-py3-none-any.whl", is_repository=False)
+    path = _local_path(distribution.read_text("direct_url.json"))
+    if path is not None and path.exists():
+        return Source(str(path), is_repository=path.is_dir())
+    # Wheels that are gone, or came from an index of somebody's own: the file's name says which one is meant.
+    return Source(f"./{PACKAGE}-{distribution.version}-py3-none-any.whl", is_repository=False)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation."""
+    source = installed_from()
+    editable = "-e " if source.is_repository else ""
+    return f"{sys.executable} -m pip install {editable}'{source.requirement}[{extra}]'"
+
+
+def missing_extra(error: ImportError) -> str | None:
+    """Return what to do about a module that could not be imported; None if no extra brings it."""
+    name = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(name)
+    return None if extra is None else f"{name} is not installed; it comes with: {install_command(extra)}"
+
+
+def require_modules(names: Iterable[str], extra: str) -> None:
+    """Refuse to go on without some modules; imports none of them.
+
+    Raises:
+        ModuleNotFoundError: some are missing; the message says which and how to install them.
+    """
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f"{', '.join(missing)} not installed; install with: {install_command(extra)}")
+
+
+def _local_path(direct_url: str | None) -> Path | None:
+    """Read PEP 610's direct_url.json; None where pip wrote none, or the package came over a network."""
+    parts = urlsplit(str(json.loads(direct_url).get("url", "")) if direct_url else "")
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
