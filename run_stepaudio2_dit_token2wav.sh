@@ -157,12 +157,13 @@ stage_environment() {
     log "environment: .venv is up to date"
   else
     rm -f "$stamp"
-    log "environment: installing $TORCH (the largest download, about 200 MB for the CPU)"
+    announce_install
+    log "environment, 1 of 2: $TORCH, the largest part"
     install_torch "$constraints"
-    log "environment: installing the project with $extras"
+    log "environment, 2 of 2: the project with $extras"
     pip_install -c "$constraints" -e "${ROOT}[$extras]"
     printf '%s\n' "$wanted" >"$stamp"
-    log "environment: .venv is ready ($("$PYTHON" --version))"
+    log "environment: .venv is ready ($("$PYTHON" --version), $(installed_mb) MB, $((SECONDS - INSTALL_BEGAN_S)) s)"
   fi
   ensure_libpython
 }

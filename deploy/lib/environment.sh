@@ -52,10 +52,52 @@ install_torch() {
   fi
 }
 
+# Measured with the extras of `say` and torch for the CPU; the index's own torch, with CUDA's libraries, makes it 6200.
+readonly CPU_INSTALL_MB=1900
+readonly INSTALL_REPORT_S=${INSTALL_REPORT_S:-20}
+INSTALL_BEGAN_S=0
+
+# Says what comes, before minutes pass in silence.
+announce_install() {
+  local free_mb
+  INSTALL_BEGAN_S=$SECONDS
+  if [[ $(environment_kind) == gpu ]]; then
+    log "environment: installing into $VENV: torch with CUDA's libraries (several GB), Triton and more"
+    return
+  fi
+  log "environment: installing into $VENV: torch, a Triton server, Transformers and more; about $CPU_INSTALL_MB MB on disk"
+  log "environment: this takes 3 to 10 minutes, depending on the network, and is done once"
+  free_mb=$(df -Pm "$VENV" | awk 'END { print $4 }')
+  if ((free_mb < CPU_INSTALL_MB)); then log "environment: WARNING: only $free_mb MB are free there"; fi
+}
+
+installed_mb() {
+  du -sm "$VENV" 2>/dev/null | cut -f1
+}
+
+# Reports size and time until it is killed. Waits without a child of its own, which would outlive it.
+report_install() {
+  while true; do
+    read -rt "$INSTALL_REPORT_S" <> <(:) || true
+    log "environment: $(installed_mb) MB after $((SECONDS - INSTALL_BEGAN_S)) s"
+  done
+}
+
 pip_install() {
   local -a options=(--disable-pip-version-check)
-  if [[ ! -t 1 ]]; then options+=(--quiet); fi
-  "$PYTHON" -m pip install "${options[@]}" "$@"
+  local reporter='' status=0
+  # On a terminal pip shows bars of its own.
+  if [[ ! -t 1 ]]; then
+    options+=(--quiet)
+    report_install &
+    reporter=$!
+  fi
+  "$PYTHON" -m pip install "${options[@]}" "$@" || status=$?
+  if [[ -n $reporter ]]; then
+    kill "$reporter" 2>/dev/null || true
+    wait "$reporter" 2>/dev/null || true
+  fi
+  return "$status"
 }
 
 # Triton's python backend embeds this interpreter, so its shared library must be there.

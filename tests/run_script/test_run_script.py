@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -148,3 +149,41 @@ def test_the_offline_batch_uses_the_services_of_the_same_run() -> None:
 def test_a_manifest_reaches_the_benchmarks() -> None:
     streaming, batch = planned("4", "5", "--manifest", "texts.txt")
     assert "--manifest-path texts.txt" in streaming and "--manifest-path texts.txt" in batch
+
+
+FAKE_PIP = """#!/usr/bin/env bash
+echo "pip: $*" >&2
+dd if=/dev/zero of="$(dirname "$0")/../big" bs=1M count=3 status=none
+sleep 2.5
+[[ $* != *broken* ]]
+"""
+INSTALL = """
+set -euo pipefail
+log() { printf '%s\n' "$*" >&2; }
+ROOT=$1 VENV=$2 PYTHON=$2/bin/python DEVICE=cpu INSTALL_REPORT_S=1
+source "$ROOT/deploy/lib/environment.sh"
+announce_install
+pip_install "$3" || echo "pip failed with $?" >&2
+log "ready: $(installed_mb) MB"
+"""
+
+
+@pytest.mark.parametrize(("package", "is_good"), [("something", True), ("broken", False)])
+def test_an_install_says_what_comes_and_how_far_it_is(tmp_path: Path, package: str, is_good: bool) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(FAKE_PIP)
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", INSTALL, "install", str(ROOT), str(tmp_path), package],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    said = done.stderr.splitlines()
+    assert "Triton" in said[0] and "1900 MB on disk" in said[0] and "3 to 10 minutes" in said[1]
+    reports = [line for line in said if re.fullmatch(r"environment: \d+ MB after \d+ s", line)]
+    assert reports, said
+    assert re.fullmatch(r"ready: [3-9] MB", said[-1]), "the reporter has ended before"
+    assert ("pip failed with 1" in said) is not is_good
