@@ -92,7 +92,10 @@ pip_install() {
     report_install &
     reporter=$!
   fi
-  "$PYTHON" -m pip install "${options[@]}" "$@" || status=$?
+  # What pip downloads lies in .venv, too, so that the reported size grows with it.
+  mkdir -p "$VENV/.download"
+  TMPDIR=$VENV/.download "$PYTHON" -m pip install "${options[@]}" "$@" || status=$?
+  rm -rf "$VENV/.download"
   if [[ -n $reporter ]]; then
     kill "$reporter" 2>/dev/null || true
     wait "$reporter" 2>/dev/null || true

@@ -1,0 +1,155 @@
+"""What a newcomer types at a shell first, and what must come of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+from cosydit.cli.main import main
+from tests import ROOT
+from tests.cosydit.stack.test_stop import SHORT_S, running
+from tests.workers import demo_checkpoint, free_ports
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COSYDIT_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("cosydit ")
+
+
+def test_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["say", ""]) == 1
+    assert "give at least one word" in capsys.readouterr().err
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+def test_say_something_in_chinese(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = free_ports(4)
+    names = ("--llm-port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port")
+    options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
+    assert main(["say", "今天天气很好。", *options]) == 0
+    said = capsys.readouterr()
+    assert "wrote speech.wav" in said.out
+    assert "warning: the text is in zh, which the checkpoint does not declare" in said.err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["speech.wav"]
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "content", "names"),
+    [
+        pytest.param("list.txt", "Good morning\nIt costs $12.50.\n", ["0001", "0002"], id="plain lines"),
+        pytest.param("list.csv", 'utt,text,voice\nhi,"Well, good morning.",slt\n', ["hi"], id="a table"),
+        pytest.param("list.jsonl", '{"text": "Good morning."}\n', ["0001"], id="JSON lines"),
+    ],
+)
+def test_batch_a_list(
+    tmp_path: Path, name: str, content: str, names: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).write_text(content, encoding="utf-8")
+    assert main(["batch", name]) == 0
+    for utt in names:
+        with wave.open(str(tmp_path / "batch-results" / f"{utt}.wav")) as file:
+            assert 0.3 < file.getnframes() / file.getframerate() < 6
+    shown = capfd.readouterr()
+    assert shown.out.count("rows: ") == 1 and f"done now: {len(names)}, failed: 0" in shown.out
+
+
+def test_batch_in_a_voice_that_is_not_there(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("list.txt").write_text("Good morning.\n", encoding="utf-8")
+    checkpoint = str(demo_checkpoint(tmp_path_factory))
+    assert main(["batch", "list.txt", "--voice", "bob", "--checkpoint", checkpoint]) == 2
+    assert "got the voice 'bob'" in (said := capsys.readouterr().err) and "awb, default, slt" in said
+
+
+def test_client_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (dead,) = free_ports(1)
+    url = f"http://127.0.0.1:{dead}"
+    assert main(["client", "http", "--url", url, "--text", "Hi.", "--out", "hi.wav"]) == 1
+    assert "is the gateway running there?" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("door", "name"), [("triton", "Triton"), ("http", "the gateway")])
+def test_bench_without_services(door: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (dead,) = free_ports(1)
+    assert main(["bench", "--door", door, "--server-port", str(dead)]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} does not answer at" in said and "`cosydit serve`" in said
+
+
+def test_serve_then_top_in_another_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running("serve", tmp_path, SHORT_S, "speak:") as started:
+        lines = [line.partition(" ")[0] for line in started.output.splitlines()]
+        assert [word for word in lines if word in ("page", "base", "gRPC", "logs")] == ["page", "base", "gRPC", "logs"]
+        page = next(line.split()[1] for line in started.output.splitlines() if line.startswith("page"))
+        # The services of this `serve` are stand-ins without metrics; top finds them, wherever they listen.
+        main(["top", "--once", "--work-dir", str(tmp_path)])
+        assert page.removeprefix("http://").rstrip("/") in capsys.readouterr().out
+
+
+def test_top_without_services(capsys: pytest.CaptureFixture[str]) -> None:
+    (dead,) = free_ports(1)
+    url = f"http://127.0.0.1:{dead}/metrics"
+    assert main(["top", "--once", "--gateway", url, "--token2wav", url, "--llm", url]) == 1
+    assert "no answer" in capsys.readouterr().out
+
+
+def test_serve_with_a_folder_for_created_voices() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "cosydit.cli.main", "serve", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--created-voices-dir DIR" in shown.stdout
+
+
+def test_make_list_and_revoke_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", "anna", "--file", "keys.txt"]) == 0
+    assert main(["keys", "list", "--file", "keys.txt"]) == 0
+    assert "anna" in capsys.readouterr().out
+    assert main(["keys", "revoke", "anna", "--file", "keys.txt"]) == 0
+    assert main(["keys", "list", "--file", "keys.txt"]) == 0
+    assert "0 keys" in capsys.readouterr().err
+
+
+def test_verify_a_checkpoint(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = demo_checkpoint(tmp_path_factory)
+    assert main(["checkpoint", "verify", str(checkpoint)]) == 0
+    assert "declares: demo-voice, family step_audio2, languages en, tags none" in capsys.readouterr().out
+    assert json.loads((checkpoint / "checkpoint.json").read_text("utf-8"))["languages"] == ["en"]
+
+
+def test_say_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("cosydit.cli.stack_options.LLM_MODULES", ("no_such_module",))
+    assert main(["say", "Hello."]) == 1
+    said = capsys.readouterr().err
+    assert "-m pip install " in said and "[demo]'" in said and "pip install 'cosydit[" not in said
+
+
+@pytest.mark.parametrize(
+    "written", ["speech.wav", "hi.wav", "hello.mp3", "batch-results/0001.wav", "bench-results/results.json", "keys.txt"]
+)
+def test_git_leaves_what_commands_write_alone(written: str) -> None:
+    assert subprocess.run(["git", "check-ignore", "-q", written], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quick-start-cpu.md"])
+def test_the_guide_says_what_an_installation_takes(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    for word in ("1.9 GB", "minutes", "4 GB"):
+        assert word in text
