@@ -69,7 +69,11 @@ class CheckpointDeclaration(BaseModel):
         """Return one line for a person."""
         languages = ", ".join(self.languages) if self.languages else "not declared"
         tags = "CosyVoice2's" if self.tags is None else ", ".join(self.tags) or "none"
-        return f"{self.name or 'unnamed'}, family {self.family}, languages {languages}, tags {tags}"
+        taken = {"instruct": self.instruct, "phonemes": self.phonemes}
+        more = [f"{name} {form}" for name, form in taken.items() if form is not None]
+        return ", ".join(
+            [self.name or "unnamed", f"family {self.family}", f"languages {languages}", f"tags {tags}", *more]
+        )
 
 
 def read_declaration(path: Path) -> CheckpointDeclaration:
