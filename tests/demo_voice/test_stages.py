@@ -87,7 +87,7 @@ def test_the_bundle_holds_its_files_and_no_others(trained: Workspace) -> None:
 def test_the_checkpoint_passes_every_check_of_the_loaders(checkpoint: Path) -> None:
     reports = verify_checkpoint(checkpoint)
 
-    assert len(reports) == 9
+    assert len(reports) == 10
     assert [report for report in reports if report.problem is not None] == []
 
 
