@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,13 @@ from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import KEEPALIVE_EXPIRY_S
 from gateway.llm.wire import LLMWire
+from gateway.speech.job import language_warning
 from gateway.speech.request import MAX_SEED, STOP_FINISH
 from gateway.text import WHOLE_TEXT, ProsodyCarry, TextFrontEnd, TextOptions
 from gateway.text.carry import CarryLimits
 from servicekit.clock import Clock
+
+logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 1.0
@@ -173,7 +177,10 @@ class SegmentedLM:
 
     def _spoken(self, text: str) -> list[str]:
         stream = self._front_end.open(self._options, WHOLE_TEXT)
-        segments = map(stream.prepare, [*stream.push(text), *stream.flush()])
+        segments = [stream.prepare(segment) for segment in [*stream.push(text), *stream.flush()]]
+        foreign = sorted({segment.foreign for segment in segments if segment.foreign is not None})
+        if foreign:
+            logger.warning("a row's text: %s", language_warning(foreign))
         return [segment.text for segment in segments if segment.is_speakable]
 
 
