@@ -83,23 +83,52 @@ verb_install() {
 verb_check() {
   verb_install
   cd "$ROOT"
+  start_type_check
+  check_all_but_types
+  finish_type_check
+}
+
+# The types take the longest and one core, so the tests run beside them.
+verb_test() {
+  local status=0
+  verb_install
+  cd "$ROOT"
+  start_type_check
+  check_all_but_types
+  log "tests"
+  "$PYTHON" -m pytest --durations=30 --durations-min=1 "$@" || status=$?
+  finish_type_check
+  exit "$status"
+}
+
+check_all_but_types() {
   log "lint"
   "$PYTHON" -m ruff check .
   "$PYTHON" -m ruff format --check .
   log "unused code"
   "$PYTHON" -m vulture
-  log "types"
-  "$PYTHON" -m mypy
   log "import layers"
   "$VENV/bin/lint-imports"
   log "documentation"
   NO_MKDOCS_2_WARNING=1 "$PYTHON" -m mkdocs build --strict --site-dir build/docs
 }
 
-verb_test() {
-  verb_check
-  log "tests"
-  exec "$PYTHON" -m pytest --durations=30 --durations-min=1 "$@"
+# Sets TYPE_CHECK_PID and TYPE_CHECK_LOG; mypy gives way to what runs beside it, and ends with this script.
+start_type_check() {
+  TYPE_CHECK_LOG=$(mktemp)
+  nice "$PYTHON" -m mypy >"$TYPE_CHECK_LOG" 2>&1 &
+  TYPE_CHECK_PID=$!
+  trap 'kill "$TYPE_CHECK_PID" 2>/dev/null || true; rm -f "$TYPE_CHECK_LOG"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
+}
+
+finish_type_check() {
+  local status=0
+  log "types"
+  wait "$TYPE_CHECK_PID" || status=$?
+  cat "$TYPE_CHECK_LOG"
+  if ((status != 0)); then fail "mypy found errors in the types (above)"; fi
 }
 
 run_stages() {
