@@ -83,8 +83,9 @@ report_install() {
   done
 }
 
+# Python compiles a module when it is first imported: pip would compile all 16,000 before, of which few are used.
 pip_install() {
-  local -a options=(--disable-pip-version-check)
+  local -a options=(--disable-pip-version-check --no-compile)
   local reporter='' status=0
   # On a terminal pip shows bars of its own.
   if [[ ! -t 1 ]]; then
