@@ -1,11 +1,13 @@
-"""What holds for every test: how many run at once, on how many threads, and which of them stay together."""
+"""What holds for every test: how many run at once, on how many threads, which stay together, and what chance draws."""
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 WORKER_BYTES = 3 * 2**30
@@ -25,6 +27,12 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # Kernels in the Triton language run here without a GPU, by the language's own interpreter. Its library reads this when
 # it is imported, and several packages import it.
 os.environ["TRITON_INTERPRET"] = "1"
+
+# Hypothesis draws the same examples every time, and none is refused for being slow on a busy machine: a test that fails
+# here fails for everybody. `pytest --hypothesis-profile=random` looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -56,3 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the longest, if there are several workers."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported until now out of the garbage collector's rounds: nobody throws modules away."""
+    gc.collect()
+    gc.freeze()
