@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.token2wav_service.engine.factory import (
     ManualClock,
@@ -25,8 +26,11 @@ from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import CapacityError
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import fold_weight_norm
+from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
+from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.slots import slot_vocoder
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.torch_runner import ModelRunner
@@ -35,6 +39,8 @@ from token2wav_service.types import StreamOptions, TokenChunk
 POLICY = SynthesisPolicy(
     history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12
 )
+STREAM_BUCKETS = (1, 3)
+"""Two streams leave a row of the second one empty."""
 SIZES = {"streams": 4, "estimator_recent": 10, "conformer_recent": 12, "max_prompt_frames": 32}
 
 
@@ -52,7 +58,21 @@ def plain() -> Token2WavEngine:
 @pytest.fixture
 def fused() -> Token2WavEngine:
     hift = fold_weight_norm(make_hift())
-    return _engine(SlotRunner(make_flow(), hift, POLICY, PoolSizes(**SIZES), (1, 2, 4), (4, 6)))
+    return _engine(SlotRunner(make_flow(), hift, POLICY, PoolSizes(**SIZES), STREAM_BUCKETS, (4, 6)))
+
+
+@pytest.fixture
+def plain_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the noise without its kernel: the interpreter needs as long for it as for the rest of the flow.
+
+    The kernel is held against the same function in test_kernels.py.
+    """
+
+    def drawn(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: int) -> Tensor:
+        return counter_normal(seeds, starts, positions, width, NoiseDomain(domain))
+
+    for module in (ops, slot_vocoder):
+        monkeypatch.setattr(module, "counter_noise", drawn)
 
 
 def _open(engine: Token2WavEngine, seed: int) -> str:
@@ -69,17 +89,22 @@ def _speak_all(engine: Token2WavEngine, plans: list[tuple[int, int]]) -> list[np
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plain_noise")
 def test_mixed_streams_equal_the_plain_modules(plain: Token2WavEngine, fused: Token2WavEngine) -> None:
-    """Chunk sizes and histories mixed, rings overflowing, streams beginning and ending in one batch."""
-    plans = [(21, 6), (13, 4), (14, 6), (5, 6)]
+    """Chunk sizes and histories mixed, rings overflowing, a row that nobody uses, streams that end in one batch.
+
+    Of the first stream three chunks come, of which the third finds full rings; of the last one only the end.
+    """
+    plans = [(15, 6), (7, 4), (5, 6)]
     for got, expected in zip(_speak_all(fused, plans), _speak_all(plain, plans), strict=True):
         assert got.shape == expected.shape
         assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plain_noise")
 def test_a_used_slot_leaves_nothing_for_the_next_stream(plain: Token2WavEngine, fused: Token2WavEngine) -> None:
-    plans = [(16, 6)]
+    plans = [(10, 6)]
     runner = fused._runner
     for tensor in vars(runner.pool).values():
         if isinstance(tensor, torch.Tensor):
@@ -91,6 +116,7 @@ def test_a_used_slot_leaves_nothing_for_the_next_stream(plain: Token2WavEngine, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plain_noise")
 def test_every_exit_frees_the_slot(fused: Token2WavEngine) -> None:
     slots = fused._runner.slots
     finished, aborted = _open(fused, 0), _open(fused, 1)
