@@ -8,6 +8,8 @@ from benchmarks.dialect_overhead import PIPELINE, measure, overhead_table
 from benchmarks.lib.dialects import DIALECTS
 from benchmarks.lib.dialects_streaming import STREAMING_DIALECTS
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("av", reason="the audio extra is not installed")
 
 

@@ -11,6 +11,7 @@ from benchmarks import gateway_cost
 from tests.workers import free_ports
 
 
+@pytest.mark.slow
 def test_every_rate_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from token2wav_service.contract import ErrorCode
 REQUIRED = ["--tokenizer-dir", "tok", "--voices-dir", "voices"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["gateway.app", "gateway.__main__", "gateway.client", "gateway.speech.pipeline"])
 def test_the_gateway_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'onnxruntime')))"

@@ -243,6 +243,7 @@ def test_sizes_that_no_flow_can_have_are_named(old: str, new: str, reason: str, 
         read_config(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_makes_and_verifies_a_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "made"
     assert main(["checkpoint", "make-random", str(made), "--family", "cosyvoice2"]) == 0

@@ -76,6 +76,7 @@ def test_the_whole_official_layout_is_written(checkpoint: Path) -> None:
     assert [path.name for path in checkpoint.parent.iterdir()] == ["checkpoint"]  # no scratch left behind
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_files_and_others_differ(checkpoint: Path, tmp_path: Path) -> None:
     assert run_command("make-random", str(tmp_path / "same"), "--seed", "3") == 0
     assert run_command("make-random", str(tmp_path / "other"), "--seed", "4") == 0

@@ -13,6 +13,8 @@ from benchmarks.lib.simulate.fleet import FleetPlan, FleetRun, FleetSample, simu
 from benchmarks.lib.simulate.scenarios import fleet_figures
 from tests.benchmarks.simulate.costs import COSTS
 
+pytestmark = pytest.mark.slow
+
 CROWD = CrowdPlan((LoadStep(0.0, 60),), seconds=12.0, ramp_s=2.0, voices=4)
 PLAN = FleetPlan(CROWD, token2wav=4, llms=2, gateways=2, start_s=3.0, restarted_at_once=1)
 LETTERS_PER_S, TOKEN_S = 15.0, 0.04

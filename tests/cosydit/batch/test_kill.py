@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
 
 from cosydit.batch.ledger import Ledger
@@ -20,6 +21,8 @@ from cosydit.batch.types import BatchPlan, BatchReport
 from cosydit.bench.types import SpeechInput
 from servicekit.clock import SystemClock
 from tests.cosydit.batch.scripted_stages import ScriptedLLM, ScriptedToken2Wav, spoken
+
+pytestmark = pytest.mark.slow
 
 UTTERANCES = 120
 BATCH_SIZE = 4

@@ -20,6 +20,8 @@ from cosydit.stack.process import ServiceProcess, ServiceSpec, stopped_by_signal
 from cosydit.stack.stack import LocalStack, StackOptions
 from tests.workers import free_ports
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 20.0
 INTERRUPTED = 130
 LONG_S, SHORT_S = "30", "0"

@@ -13,6 +13,8 @@ from cosydit.stack.process import ServiceSpec
 from cosydit.stack.supervisor import RestartPolicy, Supervisor
 from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
 
+pytestmark = pytest.mark.slow
+
 POLICY = RestartPolicy(first_delay_s=1, longest_delay_s=4, ready_timeout_s=10, max_failed_starts=3, settled_s=60)
 
 

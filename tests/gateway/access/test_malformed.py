@@ -17,6 +17,8 @@ from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.gateway.access.door import BEARER, KEY, Wire, keys, opened_door
 
+pytestmark = pytest.mark.slow
+
 NAMES = (b"authorization", b"xi-api-key", b"origin", b"host", b"content-length", b"x-request-id", b"upgrade", b"a b")
 FRAGMENTS = (
     b"Bearer ",

@@ -104,6 +104,7 @@ def test_what_has_left_so_far_can_be_played(audio_format: AudioFormat) -> None:
     assert len(got) / rate_hz > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("audio_format", CODEC_SETTINGS, ids=lambda audio_format: audio_format.value)
 def test_leaving_in_the_middle_frees_the_codec_without_the_garbage_collector(audio_format: AudioFormat) -> None:

@@ -104,6 +104,7 @@ def test_an_unknown_riva_encoding_is_refused_with_those_there_are() -> None:
         parse_riva_format("ENCODING_UNSPECIFIED", 24_000)
 
 
+@pytest.mark.slow
 @given(st.one_of(st.text(max_size=30), st.from_regex(r"[a-z0-9]{1,5}_[0-9]{1,6}(_[0-9]{1,4})?", fullmatch=True)))
 def test_any_name_is_either_understood_or_refused(name: str) -> None:
     for parse in (parse_openai_format, parse_elevenlabs_format):

@@ -37,6 +37,7 @@ def worlds() -> st.SearchStrategy[tuple[float, float, float, int]]:
     return st.tuples(rates, st.floats(0.002, 0.4), st.floats(0.0001, 0.02), st.sampled_from([1, 2, 5, 10]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(worlds())
 def test_where_some_schedule_never_runs_dry_this_one_does_not_and_starts_no_later(

@@ -27,6 +27,8 @@ from tests.gateway.dialects.socket_door import (
 )
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 
+pytestmark = pytest.mark.slow
+
 Voices = list[NamedVoice]
 SOCKETS = [pytest.param(path, id=name) for name, path in (("multi", AUTO), ("single", SINGLE), ("stream", STREAM))]
 ATTACKS, MESSAGES_EACH, MESSAGES_A_CONNECTION = 20, 50, 5

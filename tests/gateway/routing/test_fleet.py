@@ -288,6 +288,7 @@ def test_a_place_is_given_back_once() -> None:
     assert (status.open_streams, status.free_slots, status.failures_total) == (0, 2, 0)
 
 
+@pytest.mark.slow
 def test_ten_thousand_streams_over_64_replicas_stay_balanced() -> None:
     world = World(*(f"replica-{number}" for number in range(64)), slots=200)
     given = Counter(world.slot().address for _ in range(10_000))

@@ -164,6 +164,7 @@ def test_words_alone_stay(text: str) -> None:
     assert cleaned(text).split() == text.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", [*FORMS, "<a ", "[a](b ", '<a b="', "a](", "*a", "![", "<!-", "<a b='c' ", "|-", "- - "]
 )

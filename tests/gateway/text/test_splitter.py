@@ -127,6 +127,7 @@ class CountingFinder(BreakFinder):
         return super().next_break(text, at, is_complete=is_complete)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

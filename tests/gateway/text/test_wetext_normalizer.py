@@ -89,6 +89,7 @@ def test_any_text_is_normalised_without_error_and_covered_by_its_alignment(text:
     assert normalized.alignment.spoken_length == len(normalized.text)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(written_english)
 def test_english_normalised_twice_is_english_normalised_once(text: str) -> None:
@@ -97,6 +98,7 @@ def test_english_normalised_twice_is_english_normalised_once(text: str) -> None:
     assert not any(map(str.isdigit, once))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(written_chinese)
 def test_chinese_normalised_twice_is_chinese_normalised_once(text: str) -> None:

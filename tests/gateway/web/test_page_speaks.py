@@ -15,7 +15,7 @@ from gateway.errors import LLMInterruptedError
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import visited
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 TOKENS = 30
 FIRST_CHUNK_TOKENS = 15 + 3

@@ -67,6 +67,7 @@ def tokens_of(outputs: Sequence[GenerationOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_tokens_whatever_runs_beside(model: SpeechLanguageModel) -> None:
     requests = [make_request(str(index), 3 + 9 * index, seed=index, max_tokens=60) for index in range(7)]
     alone = {request.request_id: run_one(make_engine(model), request)[0] for request in requests}
@@ -79,6 +80,7 @@ def test_equal_seeds_give_equal_tokens_whatever_runs_beside(model: SpeechLanguag
     assert len({tuple(tokens) for tokens in alone.values()}) == len(alone)
 
 
+@pytest.mark.slow
 def test_only_speech_tokens_come_out_and_answers_vary(model: SpeechLanguageModel) -> None:
     engine = make_engine(model)
     answers = [run_one(engine, make_request("a", seed=seed, min_tokens=10, max_tokens=200)) for seed in range(12)]
@@ -100,6 +102,7 @@ def test_max_tokens_ends_with_length(model: SpeechLanguageModel) -> None:
     assert (len(tokens), last.finish_reason) == (17, FinishReason.LENGTH)
 
 
+@pytest.mark.slow
 def test_no_answer_is_shorter_than_min_tokens(model: SpeechLanguageModel) -> None:
     engine = make_engine(model)
     lengths = [len(run_one(engine, make_request("a", seed=seed, min_tokens=30))[0]) for seed in range(10)]

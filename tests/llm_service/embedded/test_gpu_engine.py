@@ -22,6 +22,8 @@ from llm_service.gpu.weights import Weights, load_weights
 from llm_service.vocab import END_IDS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID, format_speech_tokens, is_speech_llm_id
 from tests.gateway.fakes import ManualClock
 
+pytestmark = pytest.mark.slow
+
 SINGLE = EventPacking(single_tokens=1 << 20)
 GREEDY = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 25}
 NO_GUARD = RepetitionGuard(0)

@@ -15,6 +15,8 @@ from llm_service.gpu.slot_state import BANNED, CLOSING, PAGE_TOKENS, SEEN, SlotS
 from llm_service.gpu.tiles import MAX_PARTS, Tile, parts_of, tile_for
 from llm_service.qwen2 import Qwen2Shape
 
+pytestmark = pytest.mark.slow
+
 HIDDEN, HEADS, GROUPS, SIZE = 48, 6, 2, 16
 QKV = (HEADS + 2 * GROUPS) * SIZE
 SIZES = StateSizes(slots=3, pages=8, positions=200, rows=50, recent=16)

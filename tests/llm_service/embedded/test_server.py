@@ -242,6 +242,7 @@ def test_a_long_text_lets_other_threads_run(llm_dir: Any) -> None:
     assert turns > 40
 
 
+@pytest.mark.slow
 def test_concurrent_requests_advance_together_and_equal_single_ones(client: httpx.Client) -> None:
     alone = [complete(client, seed=seed, ignore_eos=True, max_tokens=200) for seed in range(4)]
     before = read_metrics(client)
@@ -274,6 +275,7 @@ def test_a_disconnect_stops_the_work_and_frees_the_slot(server_url: str, client:
     assert metrics["slots_free"] == metrics["slots"]
 
 
+@pytest.mark.slow
 def test_more_requests_than_fit_get_429_and_the_others_finish(client: httpx.Client) -> None:
     def post(seed: int) -> int:
         body = {"prompt": PROMPT, "ignore_eos": True, "max_tokens": 150, "seed": seed}

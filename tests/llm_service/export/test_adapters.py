@@ -76,6 +76,7 @@ def test_adapters_use_only_what_is_documented(
     assert attributes.keys() <= touched
 
 
+@pytest.mark.slow
 def test_no_other_file_imports_these_engines() -> None:
     allowed = {*TRTLLM_FILES, *VLLM_FILES}
     for package in ("llm_service", "cosydit", "gateway", "benchmarks", "token2wav_service"):

@@ -93,6 +93,7 @@ def test_every_tensor_has_the_dtype_asked_for(stock_dir: Path, tmp_path: Path, d
     assert json.loads((tmp_path / "made" / "config.json").read_text())["torch_dtype"] == dtype
 
 
+@pytest.mark.slow
 def test_llm_pt_converts_to_the_same_files(official_dir: Path, converted_dir: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     assert convert_huggingface(Origin(official_dir), made, "float32")

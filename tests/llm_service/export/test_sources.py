@@ -25,6 +25,7 @@ from tests.llm_service.export.conftest import official_tensors, text_tokenizer
 Tensors = dict[str, torch.Tensor]
 
 
+@pytest.mark.slow
 def test_both_forms_are_the_same_model(official_dir: Path, source: SpeechLMSource) -> None:
     for path in (official_dir, official_dir / "llm.pt"):
         official = read_source(path, None)
@@ -162,6 +163,7 @@ def test_the_built_tokenizer_has_the_official_numbering(official_dir: Path, stoc
     assert json.loads(files["special_tokens_map.json"])["additional_special_tokens"] == list(INLINE_TOKENS)
 
 
+@pytest.mark.slow
 def test_a_text_tokenizer_of_vocabulary_and_merges_will_do(stock_dir: Path, tmp_path: Path) -> None:
     description = json.loads(text_tokenizer(stock_dir))
     (tmp_path / "vocab.json").write_text(json.dumps(description["model"]["vocab"]))

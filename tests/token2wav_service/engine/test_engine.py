@@ -47,6 +47,7 @@ def _alone(seed: int, tokens: int, hop: int) -> np.ndarray:  # type: ignore[type
     return audio_of(drain(engine), stream)
 
 
+@pytest.mark.slow
 def test_eight_mixed_streams_share_steps_and_equal_eight_singles() -> None:
     engine = make_engine()
     plans = [(40 + 7 * i, (15, 10, 25, 8)[i % 4]) for i in range(8)]
@@ -250,6 +251,7 @@ def test_a_step_runs_one_bucket_and_the_most_urgent_streams_bucket_first() -> No
     assert steps == [{streams[0], streams[3]}, {streams[1], streams[2]}]
 
 
+@pytest.mark.slow
 def test_random_lives_leave_no_state() -> None:
     rng = np.random.default_rng(0)
     engine = make_engine(max_streams=6)

@@ -43,6 +43,7 @@ def undone(checkpoint: Path, out: Path, options: ExportOptions = OPTIONS) -> set
     return {task.spec.name for task in ExportDirectory(checkpoint, out, options).plan() if not task.is_done}
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_made_again(made: tuple[Path, Path]) -> None:
     assert undone(*made) == set()
 

@@ -51,6 +51,7 @@ def test_only_what_a_graph_needs_is_in_its_file(exported: Path) -> None:
     assert {tensor.name for tensor in model.graph.initializer} <= used
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_not_as_described_leaves_no_file(models: Models, spec: GraphSpec, tmp_path: Path) -> None:
     halved = dataclasses.replace(spec.outputs[0], dtype=DType.FLOAT16)
     wrong = dataclasses.replace(spec, outputs=(halved,))

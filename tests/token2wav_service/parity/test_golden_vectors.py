@@ -14,6 +14,8 @@ from token2wav_service.errors import CheckpointError
 from token2wav_service.replay.report import format_rows
 from token2wav_service.replay.run import replay_directory
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = ASSETS / "golden"
 
 

@@ -12,6 +12,8 @@ from token2wav_service.runtime.kernels import attention_ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
 from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
 
+pytestmark = pytest.mark.slow
+
 WINDOW, SIZE, SLOTS = 12, 6, 4
 PROMPTS = (8, 12, 10)
 GENERATED = torch.tensor([0, 8, 30])

@@ -18,6 +18,8 @@ from token2wav_service.runtime.kernels import vocoder_ops as ops
 from token2wav_service.runtime.kernels.vocoder_ops import Activation, Convolution, Ends, Tiles
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 
+pytestmark = pytest.mark.slow
+
 TILES = Tiles(64, 16, 16, 4, 1)
 LENGTHS = torch.tensor([5, 3])
 SNAKE, ELU, LEAKY = (kind.value for kind in (kernels.SNAKE, kernels.ELU, kernels.LEAKY))

@@ -20,6 +20,8 @@ from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import FLOW_TOLERANCE, WAVE_SNR_DB, snr_db
 
+pytestmark = pytest.mark.slow
+
 POLICIES = [HistoryPolicy.UPSTREAM, HistoryPolicy.PROMPT_AND_RECENT, HistoryPolicy.AUTO]
 HOPS = [[15] * 20, [15, 25, 50], [5, 7, 11, 13] * 3, [40, 40], [15, 25], [4] * 12, [30], [15] * 3]
 TOTALS = [129, 120, 90, 85, 60, 50, 34, 4]

@@ -20,6 +20,8 @@ from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder_stream import StreamVocoder, is_ready
 from token2wav_service.replay.report import snr_db
 
+pytestmark = pytest.mark.slow
+
 
 def _advance(flow: StreamFlow, state: object, chunks: int, tokens: int = 203) -> list:  # type: ignore[type-arg]
     states = [state]

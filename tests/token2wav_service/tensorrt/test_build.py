@@ -200,6 +200,7 @@ def _hold(directory: str, is_held: object, may_end: object) -> None:
         may_end.wait()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_two_builders_take_turns_and_a_dead_one_holds_nothing(onnx: Path, tmp_path: Path, fake: FakeTensorRT) -> None:
     spawn = multiprocessing.get_context("spawn")
     is_held, may_end = spawn.Event(), spawn.Event()

@@ -59,6 +59,7 @@ def test_the_fake_offers_nothing_that_is_not_published(entry: dict[str, Any]) ->
         assert members <= set(entry["classes"][name]), name
 
 
+@pytest.mark.slow
 def test_one_module_imports_tensorrt() -> None:
     assert importers_of_tensorrt(ROOT, PACKAGES) == {"token2wav_service/runtime/tensorrt/api.py"}
 

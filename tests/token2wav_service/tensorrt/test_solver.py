@@ -27,6 +27,8 @@ from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorR
 from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 from token2wav_service.runtime.tensorrt.types import BuildOptions
 
+pytestmark = pytest.mark.slow
+
 STEPS, WINDOW, PROMPT, FRAMES, STREAMS = 2, 10, 12, 6, 3
 CPU = torch.device("cpu")
 SHAPES = (

@@ -107,6 +107,7 @@ def outcome_of(channel: grpc.Channel, method: str, messages: list[bytes]) -> grp
     return grpc.StatusCode.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_malformed_messages_are_the_callers_fault_and_harm_no_other_call(channel: grpc.Channel, method: str) -> None:
     sent = threading.Event()

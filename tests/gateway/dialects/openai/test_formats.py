@@ -42,6 +42,7 @@ def assert_is_the_sound(data: bytes, name: str) -> None:
     assert best_lag(got[::step], spoken_sound()[:COMPARED_SAMPLES], MAX_CODEC_DELAY_SAMPLES)[1] > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 async def test_every_format_decodes_to_the_speech(voices: Voices, name: str) -> None:
     async with opened_door(FakeLLM(speech_deltas(SPEECH_TOKENS)), SpeakingToken2Wav(), voices) as door:
