@@ -42,12 +42,10 @@ SPOKEN, LISTENED = 6, 1
 STREAMED_LETTERS = 40
 """From so many letters on a text comes in more than one chunk."""
 UNFINISHED = (
-    *("Please bring the blue folder", "Yes", "Thank you", "Stop", "Hello there", "Not now", "Good morning everyone"),
-    *("Well...", "But I thought-", "If you would only listen, ", '"Come here," she said', '"Who is it?"', "And then"),
-    *("The train leaves at 5:45 p.m.", "Dr. Smith", "## A short note", "- bread\n- butter\n- milk", "**Never**"),
-    *("I have no idea what you mean", "Where are you going (and why)"),
+    *("Please bring the blue folder", "Yes", "Hello there", "Well...", "If you would only listen, ", '"Who is it?"'),
+    *("The train leaves at 5:45 p.m.", "## A short note", "- bread\n- butter\n- milk", "Where are you going (and why)"),
 )
-"""Texts without a final stop, single words, fragments of dialogue."""
+"""Without a final stop: a sentence, words, dialogue, an abbreviation, marks of a text's form."""
 MAX_UNFINISHED_ERROR_RATE = 0.6
 """The recogniser misses single words now and then; babble adds words and is longer than the text."""
 SLOWEST_S_A_LETTER, LONGEST_PAUSE_S = 0.13, 1.5
@@ -130,7 +128,7 @@ def test_every_voice_speaks_in_its_own_voice(options: StackOptions, checkpoint: 
 
     rankings = []
     for voice in voices:
-        for audio in asyncio.run(speak(options, sentences(2), voice.name)):
+        for audio in asyncio.run(speak(options, sentences(1), voice.name)):
             embedding = encoder.embed(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ))
             rankings.append(rank_speakers(voice.name, embedding, prompts))
 
