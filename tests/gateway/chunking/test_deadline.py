@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.chunking.chunker import Chunker
+from gateway.chunking.outlook import Outlook
 from gateway.chunking.pace import HELD_BACK_S, PRIOR_COST, PRIOR_TOKEN_RATE_HZ, ChunkCost, Pace, PaceBook, PaceMeter
 from gateway.chunking.policies import (
     ChunkPolicy,
@@ -219,6 +220,18 @@ def test_the_meter_knows_the_llms_rate_and_tells_the_next_stream() -> None:
     assert meter.read().token_rate_hz == pytest.approx(200, rel=0.1)
     assert meter.read().burst_tokens == 4
     assert PaceMeter(book, clock).read().token_rate_hz == pytest.approx(50 + 0.2 * 150)
+
+
+def test_a_burst_is_the_longest_message_of_those_that_come_together() -> None:
+    meter = PaceMeter(PaceBook(), ManualClock())
+    meter.received([1, 5, 2])
+    assert meter.read().burst_tokens == 5
+
+
+def test_tokens_that_are_there_are_not_waited_for() -> None:
+    outlook = Outlook(PaceMeter(PaceBook(), ManualClock()).read(), tokens_pending=40)
+    assert outlook.ready_in_s(15) == 0.0
+    assert outlook.ready_in_s(60) > 0.0
 
 
 def test_a_stalled_llm_is_seen_before_its_next_token() -> None:

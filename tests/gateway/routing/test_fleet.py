@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -129,6 +130,18 @@ def test_a_replica_that_turns_out_to_be_full_gets_nothing_until_a_stream_there_e
     assert isinstance(world.ask("later"), QueueEntry)
     first.end()
     assert world.names == ["later"]
+
+
+@pytest.mark.parametrize(
+    "leave", [lambda slot: slot.fail("no answer"), SlotLease.leave_draining], ids=["fail", "drain"]
+)
+def test_a_stream_that_leaves_a_replica_gives_its_slot_back(leave: Callable[[SlotLease], None]) -> None:
+    world = World("a", slots=9)
+    slots = [world.slot(), world.slot()]
+    leave(slots[0])
+    leave(slots[0])
+    (status,) = world.fleet.replicas.snapshot()
+    assert (status.open_streams, slots[0].is_open, slots[1].is_open) == (1, False, True)
 
 
 def test_draining_and_ejected_replicas_get_no_new_streams() -> None:
