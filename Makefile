@@ -7,7 +7,7 @@ FAST ?= -m "not slow and not servers"   # what `make test-fast` runs
 BUILD := build==1.6.1
 SBOM := cyclonedx-bom==7.5.0
 
-.PHONY: help install check test test-fast build docs sbom clean
+.PHONY: help install check test test-fast test-random build docs sbom clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test:  ## all checks and all tests, as CI runs them
 
 test-fast:  ## the tests without the slow ones and without real servers
 	$(PYTHON) -m pytest $(FAST)
+
+test-random:  ## the same, with examples that Hypothesis draws anew
+	$(PYTHON) -m pytest $(FAST) --hypothesis-profile=random
 
 build: $(TOOLS)/build  ## source distribution and, from it, the wheel, in dist/
 	$(TOOLS)/build/bin/python -m build --outdir dist .
