@@ -32,7 +32,7 @@ from gateway.host import Host
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.text import TextOptions
-from gateway.voices.registry import DEFAULT_VOICE
+from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
