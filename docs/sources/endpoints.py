@@ -48,6 +48,9 @@ def page() -> str:
         "## gRPC, port 50051",
         table(("service", "call", "takes", "answers"), _grpc_rows()),
         "The fields: [gRPC](grpc.md).",
+        "## Wyoming, port 10200",
+        table(("event", "answers", "what it does"), WYOMING),
+        "Home Assistant's protocol: [smart homes](../smart-home.md#home-assistant).",
         "## Triton, port 8001",
         table(("model", "for"), _TRITON),
     ]
@@ -57,6 +60,16 @@ def page() -> str:
 _METRICS_PORT = (
     ("GET", code("/metrics"), "Metrics for Prometheus."),
     ("GET", code("/livez"), "200 while the event loop turns, 503 once it has stood still for 15 s."),
+)
+WYOMING = (
+    (code("describe"), code("info"), "List the voices."),
+    (code("ping"), code("pong"), "Show that the connection lives."),
+    (code("synthesize"), "`audio-start`, `audio-chunk` ..., `audio-stop`", "Speak a text."),
+    (
+        "`synthesize-start`, `synthesize-chunk` ..., `synthesize-stop`",
+        "the same, and `synthesize-stopped`",
+        "Speak a text that is still being written.",
+    ),
 )
 _TRITON = (
     (f"[{code(DROP_IN_MODEL)}](triton.md)", "Programs that were written for the original runtime."),

@@ -138,6 +138,14 @@ async def test_the_documentations_table_names_every_service_of_grpc(voices: Voic
     assert all(each.path.replace(":path", "") in page for each in ENDPOINTS)
 
 
+def test_the_documentations_table_names_every_event_that_the_wyoming_door_takes() -> None:
+    source = (ROOT / "gateway/dialects/wyoming/connection.py").read_text("utf-8")
+    taken = set(re.findall(r'kind == "([a-z-]+)"', source))
+    section = (ROOT / "docs/api/endpoints.md").read_text("utf-8").partition("## Wyoming")[2].partition("\n## ")[0]
+    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    assert len(taken) > 4 and taken == set(re.findall(r"`([a-z-]+)`", "".join(first_cells)))
+
+
 def test_a_socket_stands_as_a_get_that_is_answered_101() -> None:
     api = document([each for each in ENDPOINTS if each.method == WEBSOCKET], "1", ".")
     assert len(api["paths"]) == 3
