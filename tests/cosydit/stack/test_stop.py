@@ -22,7 +22,7 @@ from tests.workers import free_ports
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 INTERRUPTED = 130
 LONG_S, SHORT_S = "30", "0"
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
