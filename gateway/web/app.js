@@ -1,5 +1,7 @@
 // Ties the page together: the form starts a take, the take is played and drawn, and what goes wrong is said.
 
+import { figuresOf, seconds, showFigures } from "./figures.js";
+import { copyCommand, offer } from "./giving.js";
 import { History } from "./history.js";
 import { bodyOf, commandOf, fileName, fit, kept, readOrder, restore, sayAgain, showOrder } from "./options.js";
 import { Player } from "./player.js";
@@ -46,7 +48,7 @@ async function play(order = readOrder(), isPreview = false) {
     if (!isPreview) showCommand();
     await sounding;
     await hear(take, blocks, request.signal, "playing");
-    if (!isPreview && take.samples) history.add(page.order, take, figuresOf(take));
+    if (!isPreview && take.samples) history.add(page.order, take, figuresOf(take, page.player));
   } catch (error) {
     if (error.name !== "AbortError" && page.take === take) giveUp(error, () => play(order, isPreview));
   }
@@ -162,29 +164,10 @@ async function save() {
   }
 }
 
-function offer(blob, name) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
-  link.click();
-  URL.revokeObjectURL(link.href);
-}
-
 function showCommand() {
   if (!page.order?.seed) return;
   byId("curl-section").hidden = false;
   byId("curl").textContent = commandOf(page.order, byId("format").value, apiKey.get() !== "");
-}
-
-async function copyCommand() {
-  try {
-    await navigator.clipboard.writeText(byId("curl").textContent);
-    byId("copy-curl").textContent = t("copied");
-  } catch {
-    // Browsers open the clipboard on https and localhost only.
-    getSelection().selectAllChildren(byId("curl"));
-    byId("copy-curl").textContent = t("copyByHand");
-  }
 }
 
 // Drawing
@@ -202,30 +185,6 @@ function draw() {
   trace.draw(take, player, take?.endS ?? performance.now() / 1000);
   if (take) showFigures(take.replayed ?? figuresOf(take, player), take.endS !== null);
 }
-
-function figuresOf(take, player = page.player) {
-  const underruns = player?.underruns ?? 0;
-  return {
-    "first-audio": take.firstAudioMs === null ? "–" : `${Math.round(take.firstAudioMs)} ms`,
-    "audio-length": seconds(take.audioS),
-    pace: take.speed === null ? "–" : t("realTime", { times: take.speed.toFixed(1) }),
-    chunks: String(take.chunks.length),
-    underruns: underruns ? `${underruns} (${Math.round(player.silentS * 1000)} ms)` : "0",
-  };
-}
-
-function showFigures(figures, isOver) {
-  for (const [id, text] of Object.entries(figures)) if (byId(id).textContent !== text) byId(id).textContent = text;
-  byId("underruns").classList.toggle("is-bad", figures.underruns !== "0");
-  if (isOver) byId("trace").setAttribute("aria-label", summary(figures));
-}
-
-function summary(figures) {
-  const [first, length] = [figures["first-audio"], figures["audio-length"]];
-  return t("summary", { first, length, chunks: figures.chunks, underruns: figures.underruns });
-}
-
-const seconds = (value) => `${value.toFixed(1)} s`;
 
 // Voices
 

@@ -7,6 +7,7 @@ const LANGUAGES = ["en", "zh", "ja", "ko", "de", "es", "fr", "it", "pt", "ru"];
 const AUTO = "auto";
 const NORMAL_SPEED = 1;
 const KEPT = ["text", "voice", "language", "speed", "seed", "format"];
+const FORMAT_NAMES = { opus: "Opus", mulaw: "μ-law 8 kHz", alaw: "A-law 8 kHz" };
 const COMPRESSED = ["mp3", "opus", "aac", "flac"];
 
 const byId = (id) => document.getElementById(id);
@@ -59,7 +60,7 @@ export const fileName = (format) => `speech.${format}`;
 export function fit(settings) {
   most = settings.max_text_characters;
   const chosen = byId("format").value || kept().format;
-  byId("format").replaceChildren(...settings.formats.map((name) => new Option(name === "pcm" ? "PCM" : name.toUpperCase(), name)));
+  byId("format").replaceChildren(...settings.formats.map((name) => new Option(FORMAT_NAMES[name] ?? name.toUpperCase(), name)));
   byId("format").value = settings.formats.includes(chosen) ? chosen : settings.formats[0];
   const canEncode = COMPRESSED.some((name) => settings.formats.includes(name));
   byId("speed").disabled = !canEncode;

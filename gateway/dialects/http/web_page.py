@@ -81,9 +81,10 @@ def routes(host: Callable[[], Host]) -> list[BaseRoute]:
 
 @cache
 def _formats() -> list[str]:
-    """Return the names of the formats that can be had here, WAV first."""
+    """Return the formats that can be had here by one name each, WAV first."""
     found = []
-    for name in sorted(OPENAI_FORMATS, key=lambda name: name != AudioFormat.WAV.value):
+    names = [name for name, audio_format in OPENAI_FORMATS.items() if name == audio_format.value]
+    for name in sorted(names, key=lambda name: name != AudioFormat.WAV.value):
         with suppress(UnsupportedOptionError):
             open_encoder(parse_openai_format(name)).close()
             found.append(name)

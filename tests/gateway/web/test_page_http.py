@@ -86,7 +86,7 @@ async def test_settings_say_which_formats_and_texts_there_can_be() -> None:
     async with page_client() as client:
         answer = (await client.get("/web/settings.json")).json()
     codecs = ["mp3", "opus", "aac", "flac"] if find_spec("av") else []
-    assert answer["formats"] == ["wav", *codecs, "pcm"]
+    assert answer["formats"] == ["wav", *codecs, "pcm", "mulaw", "alaw"]
     assert answer["max_text_characters"] == DEFAULT_MAX_TEXT_CHARACTERS
 
 

@@ -26,8 +26,10 @@ BEGINNINGS = {
     "aac": (b"\xff\xf1", b"\xff\xf9"),
     "flac": (b"fLaC",),
     "pcm": (b"\xff\x3f",),
+    "mulaw": (b"",),
+    "alaw": (b"",),
 }
-"""How files begin; of PCM the loudness that the stand-in makes."""
+"""How files begin; of PCM the loudness that the stand-in makes, of telephone audio anything."""
 
 
 def speaking() -> FakeLLM:
@@ -83,8 +85,8 @@ async def test_what_was_spoken_can_be_downloaded_in_every_format(browser: Any, t
     pytest.importorskip("av")
     llm = speaking()
     async with visited(browser, tmp_path, llm) as visit:
-        offered = await visit.page.locator("#format option").all_inner_texts()
-        assert offered == [name.upper() for name in BEGINNINGS]
+        options = await visit.page.locator("#format option").all()
+        assert [await option.get_attribute("value") for option in options] == list(BEGINNINGS)
         await played(visit)
         for name, beginnings in BEGINNINGS.items():
             await visit.page.select_option("#format", name)
@@ -92,7 +94,8 @@ async def test_what_was_spoken_can_be_downloaded_in_every_format(browser: Any, t
                 await visit.page.click("#save")
             file = await download.value
             assert file.suggested_filename == f"speech.{name}"
-            assert Path(await file.path()).read_bytes().startswith(beginnings), name
+            saved = Path(await file.path()).read_bytes()
+            assert len(saved) > 500 and saved.startswith(beginnings), name
             await visit.shows("#status", f"Saved as speech.{name}.")
     assert len(set(llm.seeds[1:])) == 1, "the same seed, so the same speech"
 
