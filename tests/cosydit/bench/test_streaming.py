@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import grpc
@@ -177,6 +179,17 @@ def test_what_can_not_be_combined_is_refused_before_anything_is_sent(
 
 
 def test_the_command_exits_non_zero_when_requests_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--server-port", "9", "--metrics-port", "0", "--num-requests", "1", "--warm-up", "0", "--no-plot"]
-    assert streaming_grpc.main([*arguments, "--log-dir", str(tmp_path)]) == 1
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as no_triton:
+        Thread(target=no_triton.serve_forever, daemon=True).start()
+        arguments = ["--server-port", str(no_triton.server_port), "--metrics-port", "0", "--num-requests", "1"]
+        arguments += ["--warm-up", "0", "--no-plot", "--timeout-s", "5"]
+        status = streaming_grpc.main([*arguments, "--log-dir", str(tmp_path)])
+        no_triton.shutdown()
+    assert status == 1
     assert "failed: 1" in capsys.readouterr().out
+
+
+def test_no_services_at_all_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert streaming_grpc.main(["--server-port", "9", "--log-dir", str(tmp_path)]) == 2
+    assert "Triton does not answer at 127.0.0.1:9" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
