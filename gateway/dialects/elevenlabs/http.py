@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import StreamedAnswer, read_body
+from gateway.dialects.common.answers import StreamedAnswer, language_headers, read_body
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
 from gateway.errors import GatewayError
@@ -111,7 +111,14 @@ class SpeechEndpoint:
         media_type = self._media_type or order.output.audio_format.media_type
         headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
         host = self._host()
-        return StreamedAnswer(self._make(host, order), headers, error_response, name, host.limits.reader_timeout_s)
+        return StreamedAnswer(
+            self._make(host, order),
+            headers,
+            error_response,
+            name,
+            host.limits.reader_timeout_s,
+            lambda: language_headers(order.result),
+        )
 
 
 def _unprocessable(error: ValidationError) -> Response:

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.audio import OutputFormat
@@ -28,6 +28,8 @@ class SpeechOrder:
     request: SpeechRequest
     output: OutputFormat
     speed: float
+    result: SpeechResult = field(default_factory=SpeechResult)
+    """What became of it; filled in on the way."""
 
 
 async def whole_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
@@ -37,7 +39,7 @@ async def whole_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
         GatewayError: see `SpeechPipeline.synthesize`; or the format or speed can't be had here.
     """
     async with TurnEncoder(order.output, host.executor, order.speed) as encoder:
-        async with aclosing(host.pipeline.synthesize(order.request)) as speech:
+        async with aclosing(host.pipeline.synthesize(order.request, order.result)) as speech:
             async for chunk in speech:
                 yield await encoder.encode(chunk.samples)
         yield await encoder.finish()
@@ -83,7 +85,7 @@ async def timestamped_object(host: Host, order: SpeechOrder) -> AsyncGenerator[b
 
 async def _timestamped(host: Host, order: SpeechOrder) -> AsyncGenerator[tuple[bytes, Sequence[CharacterTime]]]:
     """Yield encoded audio, maybe none, and the characters that end in it."""
-    result, began_samples = SpeechResult(), 0
+    result, began_samples = order.result, 0
     async with TurnEncoder(order.output, host.executor, order.speed) as encoder:
         async with aclosing(timed(host.pipeline.synthesize(order.request, result), result)) as speech:
             async for audio in speech:

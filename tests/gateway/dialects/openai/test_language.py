@@ -41,6 +41,15 @@ async def test_another_language_is_spoken_with_a_warning(
     assert "stream_format" not in body or events_of(answer.content)[-1]["type"] == "speech.audio.done"
 
 
+@pytest.mark.parametrize("path", ["", "/stream", "/stream/with-timestamps"])
+async def test_elevenlabs_clients_are_warned_too(voices: Voices, path: str) -> None:
+    async with opened_door(FakeLLM(speech_deltas(9)), FakeToken2Wav(), voices, declaration=ENGLISH) as door:
+        url = f"/v1/text-to-speech/default{path}?output_format=pcm_24000"
+        answer = await door.http.post(url, json={"text": CHINESE_TEXT})
+
+    assert answer.status_code == 200 and "the text is in zh" in answer.headers["x-language-warning"]
+
+
 @pytest.mark.parametrize(
     ("declared", "text"),
     [
