@@ -23,7 +23,7 @@ USER 10001:10001
 WORKDIR /var/cache/cosydit
 EXPOSE 18000 8001 8002
 HEALTHCHECK --interval=10s --timeout=8s --start-period=900s \
-  CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:18000/v2/health/ready', timeout=5)"]
+  CMD ["python3", "-m", "token2wav_service.serving.process.health", "--address=127.0.0.1:18000", "--timeout-s=5"]
 ENTRYPOINT []
 CMD ["python", "-m", "token2wav_service.serving", "--host=0.0.0.0", \
   "--model-repository=/run/cosydit/model_repository", "--set=model_dir=/models/checkpoint/token2wav", \

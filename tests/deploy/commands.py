@@ -17,6 +17,7 @@ import token2wav_service.serving.__main__ as triton_main
 import token2wav_service.serving.assemble
 from llm_service.__main__ import _parser as llm_parser
 from llm_service.config import LLMBackend, parse_embedded_config, parse_server_config
+from token2wav_service.serving.process import health
 from token2wav_service.serving.settings import SETTINGS
 
 PYTHONS = ("python", "python3")
@@ -45,6 +46,7 @@ def check_command(command: Sequence[str]) -> None:
     checks = {
         "llm_service": _check_llm,
         "token2wav_service.serving": _check_token2wav,
+        "token2wav_service.serving.process.health": lambda given: health.parser().parse_args(given),
         "gateway": _check_gateway,
         "servicekit.drain": lambda given: servicekit.drain._parser().parse_args(given),
     }

@@ -16,6 +16,7 @@ from gateway.config import HTTP_GRACE_S
 from gateway.doors.grpc import DEFAULT_GRACE_S
 from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2, debian_compose
+from token2wav_service.serving.process import health
 
 COMPOSE = DEPLOY / "compose"
 GUIDE = ROOT / "docs/docker.md"
@@ -81,6 +82,7 @@ def test_every_combination_is_valid_and_each_command_is_one_that_its_program_tak
         check_command(services[name]["command"])
         assert services[name]["healthcheck"]["test"][0] == "CMD"
         check_command(services[name]["healthcheck"]["test"][1:])
+    assert services["token2wav"]["healthcheck"]["test"][1:4] == ["python3", "-m", health.__name__]
 
 
 @pytest.mark.parametrize("overlays", COMBINATIONS)

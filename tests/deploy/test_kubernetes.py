@@ -21,6 +21,7 @@ from gateway.doors.grpc import DEFAULT_GRACE_S
 from gateway.telemetry.exposition import LIVE_PATH
 from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, Program, debian_kubectl, wheel_program
+from token2wav_service.serving.process import health
 
 KUSTOMIZE = DEPLOY / "k8s"
 OBSERVABILITY = DEPLOY / "observability"
@@ -136,8 +137,17 @@ def test_every_service_has_probes_on_ports_that_it_names(manifests: Manifests) -
     for name, _, container in containers(manifests):
         ports = {port["name"] for port in container["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert container[probe]["httpGet"]["port"] in ports
+            assert "exec" in container[probe] or container[probe]["httpGet"]["port"] in ports
         assert {port["targetPort"] for port in manifests["Service", name]["spec"]["ports"]} <= ports
+
+
+def test_token2wavs_probes_ask_the_model_and_leave_it_time_to_answer(manifests: Manifests) -> None:
+    (token2wav,) = [container for name, _, container in containers(manifests) if name == "token2wav"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        command = token2wav[probe]["exec"]["command"]
+        check_command(command)
+        assert command[2] == health.__name__
+        assert health.parser().parse_args(command[3:]).timeout_s < token2wav[probe]["timeoutSeconds"]
 
 
 def test_a_gateway_with_full_doors_is_not_killed_for_it(manifests: Manifests) -> None:

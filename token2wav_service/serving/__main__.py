@@ -9,6 +9,8 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -25,6 +27,7 @@ from token2wav_service.serving.process.command import (
     server_command,
 )
 from token2wav_service.serving.process.drain import drain
+from token2wav_service.serving.process.health import HealthWatch
 from token2wav_service.serving.process.installation import TritonNotFoundError, find_installation
 from token2wav_service.serving.process.server import TritonProcess, TritonStartError
 from token2wav_service.serving.settings import SettingsError
@@ -82,19 +85,25 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
-    """Run until the server exits by itself or a signal asks us to stop it (0).
+    """Run until the server ends, can't work any more, or a signal asks us to stop it (0).
 
-    A server that exits by itself is a failure whatever its status: a model that is past saving ends it that way. The
-    first signal lets open streams end; the second stops the server at once.
+    A server that ends by itself is a failure whatever its status: a model that is past saving ends it that way. One
+    that can't work is killed, so that whoever started us starts it again. The first signal lets open streams end; the
+    second stops the server at once.
     """
-    stopping, hurry = threading.Event(), threading.Event()
+    stopping, hurry, lost = threading.Event(), threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         (hurry if stopping.is_set() else stopping).set()
 
+    def on_lost(trouble: str) -> None:
+        logger.error("ending the server, which can't work any more: %s", trouble)
+        lost.set()
+        process.kill()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, on_signal)
-    with process:
+    with process, _watched(process, on_lost):
         while process.returncode is None and not stopping.wait(_POLL_INTERVAL_S):
             pass
         if not stopping.is_set():
@@ -102,7 +111,20 @@ def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
             return process.returncode or _SERVER_FAILED
         if process.returncode is None and drain_timeout_s > 0 and not drain(process, drain_timeout_s, hurry):
             logger.warning("streams are still open; stopping the server without them")
-        return process.returncode or 0
+        return _SERVER_FAILED if lost.is_set() else process.returncode or 0
+
+
+@contextmanager
+def _watched(process: TritonProcess, on_lost: Callable[[str], None]) -> Iterator[None]:
+    """Look after a started server's health until the context is left."""
+    stopping = threading.Event()
+    watch = HealthWatch(process)
+    thread = threading.Thread(target=watch.run, args=(stopping, on_lost), name="health-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
 
 
 def _parser() -> argparse.ArgumentParser:

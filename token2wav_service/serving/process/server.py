@@ -170,6 +170,12 @@ class TritonProcess:
         self._kill_session()
         self._clean_up()
 
+    def kill(self) -> None:
+        """Kill the server and its models at once; `stop` cleans up after them."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def __enter__(self) -> TritonProcess:
         self.start()
         return self
@@ -194,11 +200,9 @@ class TritonProcess:
             )
 
     def _kill_session(self) -> None:
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process is not None:
+            self.kill()
+            self._process.wait()
 
     def _clean_up(self) -> None:
         if self._work_dir is not None:

@@ -1,0 +1,174 @@
+"""Tells whether a tritonserver can still work: asks its token2wav model, and counts its model processes.
+
+Triton itself does not tell. After a model process was killed, its health, its readiness and the model's readiness stay
+good, and the process never comes back (seen with 2.51).
+
+Run as a program it asks the model once, for the health checks of containers: exit status 0 if the model answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from token2wav_service.contract import TOKEN2WAV_MODEL, Operation
+from token2wav_service.serving.process.command import DEFAULT_HTTP_PORT, ServerOptions
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+FAILURES_TO_END = 3
+"""So many looks in a row must find the server unable to work before it is ended."""
+ANSWER_TIMEOUT_S = 10.0
+"""For the model's status, which costs it next to nothing; a machine under full load is late, but not so late."""
+_PROC = Path("/proc")
+_STUB_NAME = "triton_python_backend_stub"
+_SHOWN_CHARACTERS = 200
+
+
+class WatchedServer(Protocol):
+    """What is needed of `TritonProcess`."""
+
+    options: ServerOptions
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def is_ready(self) -> bool: ...
+
+
+def ask_model(address: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
+    """Ask token2wav_dit for its status, by Triton's HTTP.
+
+    Args:
+        address: host:port of Triton's HTTP.
+        timeout_s: how long the answer may take.
+
+    Returns:
+        None if it answered, else what is wrong.
+    """
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    try:
+        body = json.dumps({"operation": Operation.STATUS.value})
+        connection.request("POST", f"/v2/models/{TOKEN2WAV_MODEL}/generate", body)
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return f"{TOKEN2WAV_MODEL} does not answer ({error!r})"
+    finally:
+        connection.close()
+    return None if answer.status == http.client.OK else f"{TOKEN2WAV_MODEL} answers {text[:_SHOWN_CHARACTERS]}"
+
+
+def model_processes(server_pid: int) -> set[int]:
+    """Return the process ids of a server's model processes that live; one that was killed is not among them."""
+    return {pid for pid in _children(server_pid) if _is_stub(pid)}
+
+
+class HealthWatch:
+    """Looks at a server again and again, from the moment on when all its models are ready."""
+
+    def __init__(
+        self,
+        server: WatchedServer,
+        ask: Callable[[str], str | None] = ask_model,
+        processes: Callable[[int], set[int]] = model_processes,
+    ) -> None:
+        """Keep whom to look at; nobody was asked yet.
+
+        Args:
+            server: a started server.
+            ask: see `ask_model`.
+            processes: see `model_processes`.
+        """
+        self._server = server
+        self._ask = ask
+        self._processes = processes
+        self._has_model = (server.options.model_repository / TOKEN2WAV_MODEL).is_dir()
+        self._known: set[int] | None = None
+        self._failures = 0
+
+    def look(self) -> str | None:
+        """Look once; return why the server must be ended, or None while it may go on."""
+        if self._server.returncode is not None or self._server.pid is None:
+            return None
+        if self._known is None:
+            if self._server.is_ready():
+                self._known = self._processes(self._server.pid)
+            return None
+        trouble = self._trouble(self._server.pid, self._known)
+        if trouble is None:
+            self._failures = 0
+            return None
+        self._failures += 1
+        allowed = self._allowed_failures()
+        logger.warning("the server can't work (%d of %d): %s", self._failures, allowed, trouble)
+        return trouble if self._failures >= allowed else None
+
+    def run(self, stopping: threading.Event, on_lost: Callable[[str], None]) -> None:
+        """Look until `stopping` is set or the server is lost, which `on_lost` is told once."""
+        while not stopping.wait(LOOK_INTERVAL_S):
+            if (trouble := self.look()) is not None:
+                on_lost(trouble)
+                return
+
+    def _allowed_failures(self) -> int:
+        """A server that says itself that it is not ready stops already, and may answer who is there."""
+        return FAILURES_TO_END + (0 if self._server.is_ready() else self._server.options.exit_timeout_s)
+
+    def _trouble(self, pid: int, known: set[int]) -> str | None:
+        lost = known - self._processes(pid)
+        if lost:
+            return f"model process {', '.join(map(str, sorted(lost)))} is gone"
+        return self._ask(self._server.options.http_address) if self._has_model else None
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    for listing in (_PROC / str(pid) / "task").glob("*/children"):
+        try:
+            children += map(int, listing.read_text().split())
+        except OSError:  # that thread has ended
+            continue
+    return children
+
+
+def _is_stub(pid: int) -> bool:
+    """Whether a process is a living model process: a killed one has no command line until Triton collects it."""
+    try:
+        command = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return command.partition(b"\0")[0].endswith(_STUB_NAME.encode())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Ask the model once; return 0 if it answers."""
+    args = parser().parse_args(argv)
+    trouble = ask_model(args.address, args.timeout_s)
+    if trouble is not None:
+        sys.stderr.write(f"{trouble}\n")
+    return 0 if trouble is None else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the health check's options."""
+    made = argparse.ArgumentParser(prog="python -m token2wav_service.serving.process.health", description=__doc__)
+    address = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
+    made.add_argument("--address", default=address, help="host:port of Triton's HTTP (default %(default)s)")
+    made.add_argument("--timeout-s", type=float, default=ANSWER_TIMEOUT_S, help="for the answer (default %(default)s)")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
