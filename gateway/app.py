@@ -74,12 +74,11 @@ async def open_gateway(
     clock = clock or SystemClock()
     encoder = load_text_encoder(config.tokenizer_dir)
     routes = _open_routes(config, _llm_wire(config, encoder), clock)
-    voices = _open_voices(config, routes.token2wav, clock)
+    access = access or open_access(config.access, clock)
+    voices = _open_voices(config, routes.token2wav, clock, access)
     gate = Gate(routes.llm, routes.token2wav)
     declaration = _declaration(config)
-    pipeline = _make_pipeline(
-        config, declaration, routes, voices, gate, access or open_access(config.access, clock), telemetry, clock
-    )
+    pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock)
     readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice)
     try:
         routes.start()
@@ -150,8 +149,8 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     )
 
 
-def _open_voices(config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock) -> VoiceRegistry:
-    voices = open_registry(config.voices_dir, config.voices, token2wav, clock)
+def _open_voices(config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock, access: Access) -> VoiceRegistry:
+    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gateway.access.caller import Caller, CallerLimits
+from gateway.access.caller import Caller, CallerLimits, current_caller
 from gateway.access.keys import MAX_KEY_CHARACTERS, KeyBook
 from gateway.errors import AudioLimitError, StreamLimitError, UnauthenticatedError
 from servicekit.clock import Clock
@@ -146,7 +146,17 @@ class Access:
         key = self._keys.find(presented) if len(presented) <= MAX_KEY_CHARACTERS else None
         if key is None:
             raise UnauthenticatedError("the API key is not known here; check it, or ask the operator for one")
-        return Caller(key.name, key.limits)
+        return Caller(key.name, key.limits, has_key=True)
+
+    def key_of_call(self) -> str | None:
+        """Return the name of the key that the call under way came with; empty if it came without one.
+
+        None where there are no keys.
+        """
+        if self._keys is None:
+            return None
+        caller = current_caller()
+        return caller.name if caller is not None and caller.has_key else ""
 
     def caller_without_key(self, address: str) -> Caller:
         """Return who calls at a door where nobody needs a key, with the limits of an address."""

@@ -33,6 +33,7 @@ class Caller:
     name: str
     """Of its API key; without keys its address."""
     limits: CallerLimits = field(default_factory=CallerLimits)
+    has_key: bool = False
 
 
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)

@@ -67,11 +67,42 @@ class StoredVoice:
     """Of the recording, as it was uploaded."""
     audio_bytes: int = 0
     """Size of the recording; 0 if it was not kept."""
+    owner: str = ""
+    """Name of the API key that created it; empty: the operator's, or of a time without keys."""
+    is_shared: bool = False
+    """Whether its owner lets every key speak in it."""
 
     @property
     def profile(self) -> VoiceProfile:
         """What its creator said of it to listeners."""
         return VoiceProfile(self.description)
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """On whose behalf created voices are looked up."""
+
+    key: str | None = None
+    """Name of the API key, empty for a call without one; None: keys are not used here, and everyone may do all."""
+    sees_all: bool = False
+    """Whether the operator shares all created voices."""
+
+    def owns(self, voice: StoredVoice) -> bool:
+        """Whether the viewer may read its consent and transcript, share it and delete it."""
+        return self.key is None or bool(voice.owner and voice.owner == self.key)
+
+    def knows_by_name(self, voice: StoredVoice) -> bool:
+        """Whether the voice's name means this voice: a name of another caller's choice means nothing to the viewer."""
+        return self.owns(voice) or not voice.owner
+
+    def sees(self, voice: StoredVoice) -> bool:
+        """Whether the viewer may speak in it."""
+        return self.knows_by_name(voice) or voice.is_shared or self.sees_all
+
+
+EVERYBODY = Viewer()
+OPERATOR = Viewer(key="", sees_all=True)
+"""Finds any voice by its id, and by name those that no caller can have named."""
 
 
 _VOICES = TypeAdapter(StoredVoice)
@@ -96,7 +127,7 @@ class VoiceDirectory:
         """
         self._path = path
         self._seen: dict[str, _Seen] = {}
-        self._by_name: dict[str, StoredVoice] = {}
+        self._by_name: dict[str, list[StoredVoice]] = {}
         self._mtime_ns = -1
         self._scanned_ns = 0
         try:
@@ -119,15 +150,18 @@ class VoiceDirectory:
         found = [seen.voice for seen in self._seen.values() if seen.voice is not None]
         return sorted(found, key=lambda voice: (voice.created_at, voice.id))
 
-    def find(self, name: str) -> StoredVoice | None:
-        """Find a voice by its id or its name; of two with one name, the older.
+    def find(self, name: str, viewer: Viewer = EVERYBODY) -> StoredVoice | None:
+        """Find a voice by its id or its name; of two with one name, the viewer's own, then the older.
 
         Raises:
             VoiceStoreError: the directory can't be read.
         """
         self._refresh()
         seen = self._seen.get(name)
-        return seen.voice if seen is not None else self._by_name.get(name)
+        if seen is not None:
+            return seen.voice if seen.voice is not None and viewer.sees(seen.voice) else None
+        known = [voice for voice in self._by_name.get(name, ()) if viewer.knows_by_name(voice)]
+        return min(known, key=lambda voice: not viewer.owns(voice), default=None)
 
     def read(self, voice_id: str) -> VoiceFile:
         """Read a voice's file whole.
@@ -205,8 +239,9 @@ class VoiceDirectory:
             files = [entry for entry in entries if _id_of(entry) is not None]
         self._seen = dict(filter(None, map(self._look, files)))
         found = [seen.voice for seen in self._seen.values() if seen.voice is not None]
-        newest_first = sorted(found, key=lambda voice: (voice.created_at, voice.id), reverse=True)
-        self._by_name = {voice.name: voice for voice in newest_first}
+        self._by_name = {}
+        for voice in sorted(found, key=lambda voice: (voice.created_at, voice.id)):
+            self._by_name.setdefault(voice.name, []).append(voice)
 
     def _look(self, entry: os.DirEntry[str]) -> tuple[str, _Seen] | None:
         """Read a file's header unless it is known; None if the file has gone meanwhile."""

@@ -40,6 +40,8 @@ class VoiceDraft:
     """What the recording says; without it the LLM can't continue from the recording, only the timbre is taken."""
     description: str = ""
     media_type: str = ""
+    is_shared: bool = False
+    """Whether other keys may speak in it."""
 
 
 def checked_draft(draft: VoiceDraft, max_audio_bytes: int) -> VoiceDraft:

@@ -1,6 +1,8 @@
 """Voices by name or brought along by a request, registered with token2wav when first needed.
 
-A name is that of a voice in the operator's directory, else that of a voice which a caller created, else an alias.
+A name is that of a voice in the operator's directory, else an alias, else that of a voice which a caller created. With
+API keys a created voice is its creator's: other callers neither see nor use it unless it is shared, and its name means
+nothing to them.
 What token2wav answers (voice id, prompt speech tokens) is cached by the content of the prompt's audio or by the
 voice, never by a transcript, and the cache is bounded. Knows nothing of streams or of the LLM.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +20,10 @@ import numpy as np
 
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
 from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError, VoiceStoreError
-from gateway.voices.directory import StoredVoice
+from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
-from gateway.voices.profile import NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
+from gateway.voices.names import ReservedNames
+from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
 from gateway.voices.store import VoiceStore
 
@@ -57,6 +61,7 @@ class VoiceRegistry:
         max_cached: int = DEFAULT_CACHED_VOICES,
         store: VoiceStore | None = None,
         aliases: VoiceAliases = NO_ALIASES,
+        viewer: Callable[[], Viewer] = lambda: EVERYBODY,
     ) -> None:
         """Register nothing yet.
 
@@ -65,37 +70,44 @@ class VoiceRegistry:
             voices: the operator's; see `load_voices`.
             max_cached: registrations remembered at most; the least recently used goes first.
             store: the callers'; None if they may create none.
-            aliases: other names.
+            aliases: other names; callers can't give them to their voices.
+            viewer: tells on whose behalf the call under way looks created voices up.
         """
         self._token2wav = token2wav
         self._voices = {voice.name: voice for voice in voices or []}
         self._max_cached = max_cached
         self._store = store
         self._aliases = aliases.table({voice.name: voice.profile.gender for voice in self._voices.values()})
-        self._folded_aliases = {alias.casefold(): name for alias, name in self._aliases.items()}
+        self._folded_aliases = {alias.casefold(): alias for alias in self._aliases}
+        self._reserved = ReservedNames([DEFAULT_VOICE, *self._voices, *self._aliases])
+        self._viewer = viewer
         self._cache: OrderedDict[str, RegisteredVoice] = OrderedDict()
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
         """Under way, each for all who wait for its voice: they share how it ends."""
 
     @property
     def names(self) -> list[str]:
-        """Names of all voices, sorted; aliases are not among them."""
-        return sorted({*self._voices, *(voice.name for voice in self.created)})
+        """What the caller can call voices, sorted: names, and ids of what others share; aliases are not among them."""
+        viewer = self._viewer()
+        return sorted(
+            {*self._voices, *(voice.name if viewer.knows_by_name(voice) else voice.id for voice in self.created)}
+        )
 
     @property
     def listed(self) -> list[NamedVoice | StoredVoice]:
         """The voices that `names` names, in its order."""
-        return [voice for name in self.names if (voice := self._find(name)) is not None]
+        return [voice for name in self.names if (voice := self._find(name, self._viewer())) is not None]
 
     @property
     def created(self) -> list[StoredVoice]:
-        """Voices that callers created, the oldest first."""
-        return self._store.voices() if self._store is not None else []
+        """Voices that callers created and this one may speak in, the oldest first."""
+        viewer = self._viewer()
+        return [voice for voice in self._store.voices() if viewer.sees(voice)] if self._store is not None else []
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Alias -> voice, without those that a voice's own name hides."""
-        return {alias: name for alias, name in self._aliases.items() if self._find(alias) is None}
+        """Alias -> voice, without those that a name of the operator's hides."""
+        return {alias: name for alias, name in self._aliases.items() if alias not in self._voices}
 
     def aliases_of(self, name: str) -> list[str]:
         """Return the aliases that stand for a voice, by its name or id."""
@@ -111,6 +123,10 @@ class VoiceRegistry:
         """How many voices callers may create altogether; 0 if none may."""
         return self._store.limits.max_voices if self._store is not None else 0
 
+    def is_owned(self, voice: StoredVoice) -> bool:
+        """Tell whether the caller may read a created voice's consent and transcript, share it and delete it."""
+        return self._viewer().owns(voice)
+
     def check(self, voice: str | InlineVoice) -> None:
         """Refuse an unknown name without asking any service.
 
@@ -125,7 +141,7 @@ class VoiceRegistry:
         Raises:
             VoiceNotFoundError: there is none.
         """
-        found = self._find(name)
+        found = self._find(name, self._viewer()) if self._alias(name) is None else None
         if found is None:
             raise VoiceNotFoundError(f"got voice {name!r}, expected {self._some_names()}", param="voice")
         return found
@@ -146,8 +162,8 @@ class VoiceRegistry:
             registered = self._cache[key]
         else:
             registered = await asyncio.shield(self._registration(key, source))
-        if isinstance(source, StoredVoice):
-            self.find(source.id)
+        if isinstance(source, StoredVoice) and self._creating().find(source.id) is None:
+            raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
         return ReadyVoice(registered, source.transcript)
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
@@ -171,24 +187,41 @@ class VoiceRegistry:
             UnsupportedOptionError: voices can't be created here.
             GatewayError: see `VoiceStore.create`.
         """
-        voice, registered = await self._creating().create(draft, self._voices.keys())
+        voice, registered = await self._creating().create(draft, self._reserved, self._viewer())
         self._remember(_key(voice), registered)
         return voice
+
+    async def share(self, name: str, is_shared: bool) -> StoredVoice:
+        """Let every key speak in a created voice, or its owner alone.
+
+        Raises:
+            VoiceNotFoundError: there is none.
+            VoiceProtectedError: it is not the caller's.
+            VoiceStoreError: the disk refuses.
+        """
+        return await self._creating().share(self._owned(name), is_shared)
 
     async def delete(self, name: str) -> StoredVoice:
         """Delete a created voice: no new stream speaks in it, running ones go on.
 
         Raises:
             VoiceNotFoundError: there is none.
-            VoiceProtectedError: it is one of the voices directory.
+            VoiceProtectedError: it is one of the voices directory, or not the caller's.
             VoiceStoreError: the disk refuses.
         """
+        voice = self._owned(name)
+        await self._creating().delete(voice.id)
+        self._cache.pop(_key(voice), None)
+        return voice
+
+    def _owned(self, name: str) -> StoredVoice:
         voice = self.find(name)
         if isinstance(voice, NamedVoice):
             got = f"voice {name!r} is one of the server's own"
             raise VoiceProtectedError(f"{got}; its operator can remove it from the voices directory", param="voice")
-        await self._creating().delete(voice.id)
-        self._cache.pop(_key(voice), None)
+        if not self.is_owned(voice):
+            got = f"voice {name!r} is not yours"
+            raise VoiceProtectedError(f"{got}; only its owner or the operator can change it", param="voice")
         return voice
 
     def _creating(self) -> VoiceStore:
@@ -199,19 +232,26 @@ class VoiceRegistry:
     def _source(self, voice: str | InlineVoice) -> NamedVoice | StoredVoice | InlineVoice:
         if isinstance(voice, InlineVoice):
             return voice
-        return self._find(voice) or self._behind(voice)
+        alias = self._alias(voice)
+        return self.find(voice) if alias is None else self._behind(alias)
 
-    def _find(self, name: str) -> NamedVoice | StoredVoice | None:
+    def _alias(self, name: str) -> str | None:
+        """Return the alias that a name is, in any case of letters; None for the name of an operator's voice."""
+        if name in self._voices:
+            return None
+        return name if name in self._aliases else self._folded_aliases.get(name.casefold())
+
+    def _find(self, name: str, viewer: Viewer) -> NamedVoice | StoredVoice | None:
         named = self._voices.get(name)
         if named is None and self._store is not None:
-            return self._store.find(name)
+            return self._store.find(name, viewer)
         return named
 
     def _behind(self, alias: str) -> NamedVoice | StoredVoice:
-        name = self._aliases.get(alias) or self._folded_aliases.get(alias.casefold())
-        found = self._find(name) if name is not None else None
+        name = self._aliases[alias]
+        found = self._find(name, OPERATOR)
         if found is None:
-            got = f"got voice {alias!r}" + (f", an alias of {name!r}, which is not there" if name is not None else "")
+            got = f"got voice {alias!r}, an alias of {name!r}, which is not there"
             raise VoiceNotFoundError(f"{got}, expected {self._some_names()}", param="voice")
         return found
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
-from gateway.voices.directory import VoiceDirectory
+from gateway.voices.directory import Viewer, VoiceDirectory
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import VoiceLimits, VoiceStore
@@ -24,10 +24,25 @@ class VoiceSettings:
     """Where created voices are kept; None: callers can't create voices."""
     limits: VoiceLimits = field(default_factory=VoiceLimits)
     aliases: VoiceAliases = field(default_factory=VoiceAliases)
+    is_shared: bool = False
+    """Whether every key may speak in every created voice; each stays its owner's."""
 
 
-def open_registry(voices_dir: Path, settings: VoiceSettings, token2wav: VoiceService, clock: Clock) -> VoiceRegistry:
+def open_registry(
+    voices_dir: Path,
+    settings: VoiceSettings,
+    token2wav: VoiceService,
+    clock: Clock,
+    key_of_call: Callable[[], str | None] = lambda: None,
+) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
+
+    Args:
+        voices_dir: the operator's.
+        settings: everything else about voices.
+        token2wav: where voices are registered.
+        clock: measures the rate of creations.
+        key_of_call: tells which key the call under way came with; see `Viewer.key`.
 
     Raises:
         ConfigError: a directory that can't be used; see `load_voices` and `VoiceDirectory`.
@@ -36,7 +51,11 @@ def open_registry(voices_dir: Path, settings: VoiceSettings, token2wav: VoiceSer
     store = None
     if settings.created_dir is not None:
         store = VoiceStore(VoiceDirectory(settings.created_dir), token2wav, settings.limits, clock)
-    return VoiceRegistry(token2wav, named, store=store, aliases=settings.aliases)
+
+    def viewer() -> Viewer:
+        return Viewer(key_of_call(), settings.is_shared)
+
+    return VoiceRegistry(token2wav, named, store=store, aliases=settings.aliases, viewer=viewer)
 
 
 def add_voice_options(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +79,11 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="don't deal the names of OpenAI's and Qwen3-TTS's voices out to the voices of --voices-dir",
     )
+    group.add_argument(
+        "--share-created-voices",
+        action="store_true",
+        help="let every API key speak in every created voice; by default in its own and in shared ones",
+    )
 
 
 def voice_settings(args: argparse.Namespace) -> VoiceSettings:
@@ -72,6 +96,7 @@ def voice_settings(args: argparse.Namespace) -> VoiceSettings:
         args.created_voices_dir,
         VoiceLimits(args.max_voice_bytes, args.max_created_voices, args.voice_creations_per_minute),
         VoiceAliases(_read_aliases(args.voice_alias), not args.no_openai_voices),
+        args.share_created_voices,
     )
 
 

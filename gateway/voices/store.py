@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,8 +24,9 @@ from gateway.errors import (
     VoiceRateError,
     VoiceStoreFullError,
 )
-from gateway.voices.directory import StoredVoice, VoiceDirectory, new_voice_id
+from gateway.voices.directory import EVERYBODY, StoredVoice, Viewer, VoiceDirectory, new_voice_id
 from gateway.voices.draft import VoiceDraft, checked_draft
+from gateway.voices.names import NO_RESERVED_NAMES, ReservedNames
 from gateway.voices.recordings import readable
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import TOKEN_RATE_HZ
@@ -106,16 +107,17 @@ class VoiceStore:
         self._clock = clock or SystemClock()
         self._unix_time = unix_time
         self._rate = CreationRate(self.limits.creations_per_minute)
-        self._names_under_way: set[str] = set()
+        self._names_under_way: set[tuple[str, str]] = set()
+        """Owner and name of each."""
         self._changing = asyncio.Lock()
 
     def voices(self) -> list[StoredVoice]:
         """List all voices, the oldest first."""
         return self._directory.voices()
 
-    def find(self, name: str) -> StoredVoice | None:
-        """Find a voice by its id or name."""
-        return self._directory.find(name)
+    def find(self, name: str, viewer: Viewer = EVERYBODY) -> StoredVoice | None:
+        """Find a voice by its id or name; see `VoiceDirectory.find`."""
+        return self._directory.find(name, viewer)
 
     def admit(self, caller: str) -> None:
         """Count a caller's attempt to create a voice, before its upload is read.
@@ -131,23 +133,29 @@ class VoiceStore:
             raise VoiceRateError(f"{got}; try again in {wait_s:.0f} s", retry_after_s=wait_s)
         self._check_room()
 
-    async def create(self, draft: VoiceDraft, taken: Collection[str] = ()) -> tuple[StoredVoice, RegisteredVoice]:
+    async def create(
+        self, draft: VoiceDraft, reserved: ReservedNames = NO_RESERVED_NAMES, viewer: Viewer = EVERYBODY
+    ) -> tuple[StoredVoice, RegisteredVoice]:
         """Make a voice's features and keep them with its recording.
 
         Args:
             draft: what the caller gave.
-            taken: names that belong to others.
+            reserved: names that callers may not give.
+            viewer: whose voice it will be.
 
         Raises:
             InvalidRequestError: see `checked_draft`.
-            VoiceExistsError: the name is taken.
+            VoiceExistsError: the name is reserved, or another voice of the viewer's has it.
             VoiceStoreFullError: as many voices as allowed are kept.
             InvalidVoicePromptError: token2wav can't use the recording, or it can't be made readable.
             UnsupportedOptionError: PyAV is needed for the recording, and not installed.
             GatewayError: token2wav or the disk failed.
         """
         draft = checked_draft(draft, self.limits.max_audio_bytes)
-        with self._reserved(draft.name, taken):
+        if (like := reserved.like(draft.name)) is not None:
+            got = f"the name {draft.name!r} is kept for the server's own voice {like!r}, or looks like it"
+            raise VoiceExistsError(f"{got}; choose another name", param="name")
+        with self._held(draft.name, viewer):
             registered, file = await self._make(await readable(draft.audio))
             voice = StoredVoice(
                 id=new_voice_id(),
@@ -160,6 +168,8 @@ class VoiceStore:
                 description=draft.description,
                 media_type=draft.media_type,
                 audio_bytes=len(draft.audio),
+                owner=viewer.key or "",
+                is_shared=draft.is_shared,
             )
             await asyncio.to_thread(self._directory.write, voice, file)
         logger.info("voice %s created: %.2f s, model %s", voice.id, voice.seconds, file.model_version)
@@ -184,6 +194,20 @@ class VoiceStore:
                     "and its recording was not kept; create it again"
                 ) from error
         return await self._make_again(voice, file)
+
+    async def share(self, voice: StoredVoice, is_shared: bool) -> StoredVoice:
+        """Let every key speak in a voice, or its owner alone.
+
+        Raises:
+            VoiceNotFoundError: it was deleted.
+            VoiceStoreError: its file or the disk fails.
+        """
+        changed = dataclasses.replace(voice, is_shared=is_shared)
+        async with self._changing:
+            file = await asyncio.to_thread(self._directory.read, voice.id)
+            await asyncio.to_thread(self._directory.write, changed, file)
+        logger.info("voice %s is %s", voice.id, "shared" if is_shared else "its owner's alone")
+        return changed
 
     async def delete(self, voice_id: str) -> None:
         """Remove a voice; streams that speak in it go on.
@@ -224,21 +248,22 @@ class VoiceStore:
             raise Token2WavProtocolError(f"{got}; gateway and server are of different versions") from error
 
     @contextmanager
-    def _reserved(self, name: str, taken: Collection[str]) -> Iterator[None]:
+    def _held(self, name: str, viewer: Viewer) -> Iterator[None]:
         """Hold a name and a place while the voice is made."""
-        if name in taken or name in self._names_under_way or self.find(name) is not None:
+        held = (viewer.key or "", name)
+        if held in self._names_under_way or self.find(name, viewer) is not None:
             raise VoiceExistsError(f"there is a voice {name!r} already; choose another name", param="name")
         self._check_room()
-        self._names_under_way.add(name)
+        self._names_under_way.add(held)
         try:
             yield
         finally:
-            self._names_under_way.discard(name)
+            self._names_under_way.discard(held)
 
     def _check_room(self) -> None:
         voices = self.voices()
         # NOTE: one that is written already is under way until its creation has returned.
-        kept = len(voices) + len(self._names_under_way - {voice.name for voice in voices})
+        kept = len(voices) + len(self._names_under_way - {(voice.owner, voice.name) for voice in voices})
         if kept >= self.limits.max_voices:
             raise VoiceStoreFullError(
                 f"{kept} created voices are kept, the most allowed; delete one, or raise --max-created-voices"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.errors import ConfigError, GatewayError, VoiceExistsError
-from gateway.voices.directory import StoredVoice, VoiceDirectory, new_voice_id
+from gateway.voices.directory import OPERATOR, StoredVoice, VoiceDirectory, new_voice_id
 from gateway.voices.draft import MAX_CONSENT_CHARACTERS, MAX_TRANSCRIPT_CHARACTERS, checked_name, checked_text
 from token2wav_service.checkpoint.spk2info import OriginalVoice, UnusableVoice, read_spk2info
 from token2wav_service.checkpoint.version import voice_model_version
@@ -63,7 +63,7 @@ def _import(
     try:
         transcript = checked_text("transcript", _transcript(voice, decode), MAX_TRANSCRIPT_CHARACTERS)
         stored = _stored(voice, checked_name(voice.name), transcript, consent)
-        if directory.find(stored.name) is not None:
+        if directory.find(stored.name, OPERATOR) is not None:
             raise VoiceExistsError(f"there is a voice {stored.name!r} in the directory already", param="name")
         file = VoiceFile(version, voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
         directory.write(stored, file)

@@ -46,8 +46,10 @@ _TEXTS = {
     "description": "description",
     "speaker_description": "description",
     "type": "type",
+    "shared": "shared",
 }
 """Field of a form -> what it means; the second names are vllm-omni's."""
+_SHARED = ("false", "true")
 _FROM_RECORDING = "audio_sample"
 """The one `type` of OpenAI's that we make."""
 _FINAL_ERRORS = (VoiceExistsError, VoiceStoreFullError)
@@ -70,11 +72,12 @@ def routes(host: Callable[[], Host], caller_of: Callable[[Request], str] | None 
         Route(PATH, _answering(voices.create), methods=["POST"]),
         Route(f"{PATH}/{{voice}}", _answering(voices.show), methods=["GET"]),
         Route(f"{PATH}/{{voice}}", _answering(voices.delete), methods=["DELETE"]),
+        Route(f"{PATH}/{{voice}}/share", _answering(voices.share), methods=["POST", "DELETE"]),
     ]
 
 
 class _Voices:
-    """The four handlers."""
+    """The handlers."""
 
     def __init__(self, registry: Callable[[], VoiceRegistry], caller_of: Callable[[Request], str]) -> None:
         self._registry = registry
@@ -82,7 +85,7 @@ class _Voices:
 
     async def list(self, request: Request) -> Response:
         registry = self._registry()
-        uploaded = [_upload_of(voice) for voice in registry.created]
+        uploaded = [_upload_of(voice, registry.is_owned(voice)) for voice in registry.created]
         details = [{**_summary_of(voice), "aliases": registry.aliases_of(voice.name)} for voice in registry.listed]
         answer = {"voices": registry.names, "details": details, "uploaded_voices": uploaded}
         return JSONResponse({**answer, "aliases": registry.aliases})
@@ -91,10 +94,18 @@ class _Voices:
         registry = self._registry()
         registry.admit_creation(self._caller_of(request))
         voice = await registry.create(await _read_draft(request, registry.max_audio_bytes))
-        return JSONResponse({**_object_of(voice), "success": True, "voice": _upload_of(voice)})
+        return JSONResponse({**_created_object(voice, True), "success": True, "voice": _upload_of(voice, True)})
 
     async def show(self, request: Request) -> Response:
-        return JSONResponse(_object_of(self._registry().find(request.path_params["voice"])))
+        registry = self._registry()
+        voice = registry.find(request.path_params["voice"])
+        if isinstance(voice, NamedVoice):
+            return JSONResponse({"object": "audio.voice", **_summary_of(voice), "ref_text": voice.transcript})
+        return JSONResponse(_created_object(voice, registry.is_owned(voice)))
+
+    async def share(self, request: Request) -> Response:
+        voice = await self._registry().share(request.path_params["voice"], request.method == "POST")
+        return JSONResponse(_created_object(voice, True))
 
     async def delete(self, request: Request) -> Response:
         voice = await self._registry().delete(request.path_params["voice"])
@@ -151,16 +162,21 @@ def _draft_of(parts: list[FormPart]) -> VoiceDraft:
             raise InvalidRequestError(f"{_mistake(part)}; {_EXPECTED_FORM}", param=part.name)
     if texts.pop("type", _FROM_RECORDING) != _FROM_RECORDING:
         raise UnsupportedOptionError(f"only voices of type {_FROM_RECORDING!r} can be created", param="type")
+    shared = texts.pop("shared", _SHARED[False])
+    if shared not in _SHARED:
+        raise InvalidRequestError(f"got shared {shared[:10]!r}, expected true or false", param="shared")
     needed = {"name": "name" in texts, "consent": "consent" in texts, _RECORDINGS[0]: bool(recordings)}
     missing = [field for field, is_there in needed.items() if not is_there]
     if missing:
         raise InvalidRequestError(f"the form lacks {', '.join(missing)}; {_EXPECTED_FORM}", param=missing[0])
-    return VoiceDraft(audio=bytes(recordings[0].data), media_type=recordings[0].media_type, **texts)
+    return VoiceDraft(
+        audio=bytes(recordings[0].data), media_type=recordings[0].media_type, is_shared=shared == _SHARED[True], **texts
+    )
 
 
 _EXPECTED_FORM = (
-    "expected one file audio_sample (or file) and the texts name, consent and, optional, transcript (or ref_text) and "
-    "description (or speaker_description)"
+    "expected one file audio_sample (or file) and the texts name, consent and, optional, transcript (or ref_text), "
+    "description (or speaker_description) and shared"
 )
 
 
@@ -172,11 +188,9 @@ def _mistake(part: FormPart) -> str:
     return f"{part.name} came twice"
 
 
-def _object_of(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
-    """Describe a voice as OpenAI does, with what else we know of it."""
-    if isinstance(voice, NamedVoice):
-        return {"object": "audio.voice", **_summary_of(voice), "ref_text": voice.transcript}
-    return {"object": "audio.voice", "type": _FROM_RECORDING, **_upload_of(voice), **_summary_of(voice)}
+def _created_object(voice: StoredVoice, is_owned: bool) -> dict[str, Any]:
+    """Describe a created voice as OpenAI does, with what else we know of it."""
+    return {"object": "audio.voice", "type": _FROM_RECORDING, **_upload_of(voice, is_owned), **_summary_of(voice)}
 
 
 def _summary_of(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
@@ -185,18 +199,20 @@ def _summary_of(voice: NamedVoice | StoredVoice) -> dict[str, Any]:
     return {"id": voice_id, "name": voice.name, "description": "", **voice.profile.facts}
 
 
-def _upload_of(voice: StoredVoice) -> dict[str, Any]:
-    """Describe a created voice as vllm-omni does, with its id and length."""
+def _upload_of(voice: StoredVoice, is_owned: bool) -> dict[str, Any]:
+    """Describe a created voice as vllm-omni does, with its id and length; consent and transcript for its owner."""
     described = {
         "id": voice.id,
         "name": voice.name,
         "created_at": voice.created_at,
-        "consent": voice.consent,
         "mime_type": voice.media_type,
         "file_size": voice.audio_bytes,
         "seconds": voice.seconds,
+        "shared": voice.is_shared,
     }
-    optional = {"ref_text": voice.transcript, "speaker_description": voice.description}
+    optional = {"speaker_description": voice.description}
+    if is_owned:
+        optional |= {"consent": voice.consent, "ref_text": voice.transcript}
     return described | {name: text for name, text in optional.items() if text}
 
 

@@ -33,8 +33,10 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import Telemetry
-from gateway.voices.registry import NamedVoice, VoiceRegistry
+from gateway.voices.directory import Viewer
+from gateway.voices.registry import NamedVoice, VoiceAliases, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, make_host, speech_deltas
+from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
 KEY = "sk-of-anna-0123456789"
 OTHER_KEY = "sk-of-bob-0123456789"
@@ -84,12 +86,16 @@ async def opened_door(
     settings: AccessSettings | None = None,
     llm: FakeLLM | None = None,
     telemetry: Telemetry | None = None,
+    created_voices: Path | None = None,
 ) -> AsyncIterator[Door]:
     """Start the doors and stop them again."""
     settings = settings or AccessSettings(fixed_keys=keys())
-    llm, token2wav, clock = llm or FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav(), ManualClock()
+    llm, token2wav, clock = llm or FakeLLM(speech_deltas(TOKENS)), FakeVoiceMaker(), ManualClock()
     access = open_access(settings, clock)
-    registry = VoiceRegistry(token2wav, voices)
+    store = make_store(created_voices, token2wav) if created_voices is not None else None
+    registry = VoiceRegistry(
+        token2wav, voices, store=store, aliases=VoiceAliases(), viewer=lambda: Viewer(access.key_of_call())
+    )
     observer = telemetry.observer if telemetry is not None else None
     speaker = StreamSpeaker(llm, token2wav, registry, None, clock, observer=observer)
     pipeline = SpeechPipeline(MeteredSpeaker(speaker, access, observer), observer=observer)

@@ -203,14 +203,6 @@ async def test_an_alias_speaks_in_the_voice_behind_it_and_registers_it_once(
     assert maker.registrations == [b"RIFFanna"]
 
 
-async def test_a_voices_own_name_comes_before_an_alias(registry: VoiceRegistry) -> None:
-    await registry.create(draft("alloy"))
-    assert (await registry.resolve("alloy")).transcript == "I am Eva."
-    assert "alloy" not in registry.aliases
-    await registry.delete("alloy")
-    assert (await registry.resolve("alloy")).transcript == "I am default."
-
-
 async def test_an_alias_may_stand_for_a_created_voice_and_says_when_it_is_gone(
     tmp_path: Path, maker: FakeVoiceMaker, voices: list[NamedVoice]
 ) -> None:
