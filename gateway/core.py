@@ -10,11 +10,13 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.chunking.chunker import TokenChunk
+from gateway.errors import TextTooLongError
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
 
 FloatArray = npt.NDArray[np.float32]
@@ -149,6 +151,39 @@ class Token2Wav(Protocol):
     async def is_ready(self) -> bool:
         """Tell whether the service answers now."""
         ...
+
+
+class UnspokenText:
+    """How much text a session has accepted and not spoken yet; all sessions of one caller share a limit."""
+
+    def __init__(self, limit: int | None = None, of_caller: WeakSet[UnspokenText] | None = None) -> None:
+        """Begin without text.
+
+        Args:
+            limit: characters that all sessions of the caller may have together; None: any number.
+            of_caller: these sessions; this one joins, and leaves when nobody keeps it any more.
+        """
+        self.characters = 0
+        self._limit = limit
+        self._of_caller = WeakSet() if of_caller is None else of_caller
+        self._of_caller.add(self)
+
+    def add(self, characters: int) -> None:
+        """Take text.
+
+        Raises:
+            TextTooLongError: the caller has too much; nothing was taken.
+        """
+        waiting = sum(each.characters for each in self._of_caller)
+        if self._limit is not None and waiting + characters > self._limit:
+            got = f"{waiting} characters of all your streams wait to be spoken and {characters} more came"
+            advice = "send text no faster than it is spoken"
+            raise TextTooLongError(f"{got}, the limit is {self._limit}; {advice}", param="text")
+        self.characters += characters
+
+    def take(self, characters: int) -> None:
+        """Give up text that is spoken now."""
+        self.characters -= characters
 
 
 class SessionHold(Protocol):

@@ -12,9 +12,11 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
 from gateway.access.keys import MAX_KEY_CHARACTERS, KeyBook
+from gateway.core import UnspokenText
 from gateway.errors import AudioLimitError, StreamLimitError, UnauthenticatedError
 from servicekit.clock import Clock
 
@@ -79,6 +81,8 @@ class CallerUsage:
     streams: int = 0
     """Open now."""
     audio: AudioUsage = field(default_factory=AudioUsage)
+    texts: WeakSet[UnspokenText] = field(default_factory=WeakSet)
+    """Of open sessions."""
 
 
 class Account:
@@ -168,6 +172,10 @@ class Access:
         self._usages.move_to_end(name)
         return usage
 
+    def unspoken_text(self, caller: Caller) -> UnspokenText:
+        """Begin to count the text of one of the caller's sessions."""
+        return UnspokenText(caller.limits.unspoken_characters, self.usage(caller.name).texts)
+
     @contextmanager
     def speaking(self, caller: Caller) -> Iterator[Account]:
         """Hold one of the caller's streams open.
@@ -195,5 +203,5 @@ class Access:
         for name in list(self._usages) if len(self._usages) > MAX_CALLERS else ():
             if len(self._usages) <= MAX_CALLERS:
                 return
-            if not self._usages[name].streams:
+            if not self._usages[name].streams and not self._usages[name].texts:
                 del self._usages[name]

@@ -13,6 +13,9 @@ from starlette.requests import HTTPConnection
 NOBODY = "-"
 """In logs, and for peers without an address."""
 
+DEFAULT_UNSPOKEN_CHARACTERS = 200_000
+"""Ten streams of as much as one may have, and three hours of speech."""
+
 
 @dataclass(frozen=True)
 class CallerLimits:
@@ -24,6 +27,8 @@ class CallerLimits:
     """Of audio, at normal speed, in any 60 minutes."""
     audio_s_per_day: float | None = None
     """In any 24 hours."""
+    unspoken_characters: int | None = DEFAULT_UNSPOKEN_CHARACTERS
+    """Of texts still being written: accepted on all sockets and calls together and not spoken yet."""
 
 
 @dataclass(frozen=True)

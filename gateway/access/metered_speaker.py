@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanag
 
 from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
-from gateway.core import AudioChunk, SessionHold
+from gateway.core import AudioChunk, SessionHold, UnspokenText
 from gateway.errors import AudioLimitError
 from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import SpeechRequest, SpeechResult
@@ -33,6 +33,10 @@ class MeteredSpeaker:
     def holding_session(self) -> AbstractContextManager[SessionHold]:
         """See `Speaker.holding_session`."""
         return self._speaker.holding_session()
+
+    def unspoken_text(self) -> UnspokenText:
+        """See `Speaker.unspoken_text`."""
+        return self._access.unspoken_text(current_caller() or OURSELVES)
 
     async def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None

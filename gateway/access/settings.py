@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.access.access import Access
-from gateway.access.caller import CallerLimits
+from gateway.access.caller import DEFAULT_UNSPOKEN_CHARACTERS, CallerLimits
 from gateway.access.http_middleware import HttpRules
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.access.origins import OriginPolicy
@@ -144,6 +144,12 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
             help=f"seconds of audio in any {window} for a key, or an address where there are no keys",
         )
     group.add_argument(
+        "--max-unspoken-characters",
+        type=_positive_int,
+        default=DEFAULT_UNSPOKEN_CHARACTERS,
+        help="text accepted on sockets and not spoken yet, for a key or address",
+    )
+    group.add_argument(
         "--allowed-origin",
         action="append",
         default=[],
@@ -161,7 +167,9 @@ def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) ->
     Raises:
         ConfigError: values that can't work.
     """
-    limits = CallerLimits(args.max_streams, args.max_audio_s_per_hour, args.max_audio_s_per_day)
+    limits = CallerLimits(
+        args.max_streams, args.max_audio_s_per_hour, args.max_audio_s_per_day, args.max_unspoken_characters
+    )
     return AccessSettings(
         keys_file=args.keys_file,
         fixed_keys=tuple(parse_keys(environment.get(KEYS_VARIABLE, ""), limits, KEYS_VARIABLE)),

@@ -12,15 +12,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing
 
-from gateway.core import AudioChunk, SessionHold
+from gateway.core import AudioChunk, SessionHold, UnspokenText
 from gateway.errors import UndeclaredLanguageError
 from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import SpeechRequest, SpeechResult, check_request
 from gateway.speech.speaker import PipelineSettings, Segments, Speaker
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextStream, plain_front_end
-
-_TEXT_SLICE = 4096
-"""Characters cut into segments at once; other requests get their turn in between."""
 
 
 class SpeechPipeline:
@@ -59,6 +56,10 @@ class SpeechPipeline:
     def holding_session(self) -> AbstractContextManager[SessionHold]:
         """See `Speaker.holding_session`."""
         return self._speaker.holding_session()
+
+    def unspoken_text(self) -> UnspokenText:
+        """See `Speaker.unspoken_text`."""
+        return self._speaker.unspoken_text()
 
     def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None
@@ -105,11 +106,7 @@ class SpeechPipeline:
 
 async def _whole_text(stream: TextStream, text: str) -> Segments:
     """Cut and prepare a text, each segment when its turn comes; others get theirs after each."""
-    for at in range(0, len(text), _TEXT_SLICE):
-        for segment in stream.push(text[at : at + _TEXT_SLICE]):
-            yield stream.prepare(segment)
+    for steps in (stream.cutting(text), stream.finishing()):
+        while (segment := await stream.next_segment(steps)) is not None:
+            yield await stream.prepared(segment)
             await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    for segment in stream.flush():
-        yield stream.prepare(segment)
-        await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from its prosody. Knows nothing of wires or of pacing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -35,6 +35,7 @@ DEFAULT_MAX_UNSPOKEN_CHARACTERS = 20_000
 
 
 class _Mark(Enum):
+    CUT = 0
     FLUSH = 1
     END = 2
 
@@ -75,7 +76,13 @@ class SpeechSession:
         self._pause_s = pause_s
         self._max_unspoken = max_unspoken_characters
         self._text = pipeline.front_end.open(request.text_options, split)
-        self._items: asyncio.Queue[Segment | _Mark] = asyncio.Queue()
+        self._items: asyncio.Queue[str | _Mark] = asyncio.Queue()
+        """As they came: text is cut when its turn to be spoken comes, so that who writes much pays for it alone."""
+        self._steps: Iterator[Segment | None] | None = None
+        """Of the item that is being cut."""
+        self._mark: _Mark | None = None
+        """Behind what is being cut."""
+        self._unspoken = pipeline.unspoken_text()
         self._written = self._taken = 0
         self._has_ended = False
         self._samples = 0
@@ -97,7 +104,8 @@ class SpeechSession:
 
         Raises:
             InvalidTextError: not Unicode, or it comes after the end.
-            TextTooLongError: more than `max_unspoken_characters` wait to be spoken; nothing of the piece was taken.
+            TextTooLongError: more than `max_unspoken_characters` wait to be spoken, or too much of all the caller's
+                sessions; nothing of the piece was taken.
         """
         self._check_open()
         check_text(piece, self._max_unspoken)
@@ -107,8 +115,9 @@ class SpeechSession:
                 f"{waiting} characters wait to be spoken and {len(piece)} more came, the limit is {self._max_unspoken}"
             )
             raise TextTooLongError(f"{got}; send text no faster than it is spoken", param="text")
+        self._unspoken.add(len(piece))
         self._written += len(piece)
-        self._put(self._text.push(piece))
+        self._items.put_nowait(piece)
 
     def cut(self) -> None:
         """Have all text so far spoken without waiting for what follows; the turn goes on.
@@ -117,7 +126,7 @@ class SpeechSession:
             InvalidTextError: it comes after the end.
         """
         self._check_open()
-        self._put(self._text.flush(goes_on=True))
+        self._items.put_nowait(_Mark.CUT)
 
     def flush(self) -> None:
         """Have all text so far spoken to its end; what is written later begins anew.
@@ -126,13 +135,11 @@ class SpeechSession:
             InvalidTextError: it comes after the end.
         """
         self._check_open()
-        self._put(self._text.flush())
         self._items.put_nowait(_Mark.FLUSH)
 
     def end(self) -> None:
         """Say that no more text will come; harmless when said twice."""
         if not self._has_ended:
-            self._put(self._text.flush())
             self._items.put_nowait(_Mark.END)
             self._has_ended = True
 
@@ -142,12 +149,15 @@ class SpeechSession:
         Raises:
             GatewayError: what went wrong; audio yielded before is good.
         """
-        with self._pipeline.holding_session() as hold:
-            while (first := await self._first_speakable(hold)) is not None:
-                async with aclosing(self._speak_turn(first, hold.is_held)) as turn:
-                    async for audio in turn:
-                        hold.acquire()
-                        yield audio
+        try:
+            with self._pipeline.holding_session() as hold:
+                while (first := await self._first_speakable(hold)) is not None:
+                    async with aclosing(self._speak_turn(first, hold.is_held)) as turn:
+                        async for audio in turn:
+                            hold.acquire()
+                            yield audio
+        finally:
+            self._unspoken.take(self._unspoken.characters)
 
     async def _speak_turn(self, first: SpokenSegment, is_under_way: bool) -> AsyncGenerator[SessionAudio]:
         result = SpeechResult()
@@ -174,20 +184,22 @@ class SpeechSession:
         while True:
             try:
                 async with timeout(self._pause_s):
-                    item = await self._items.get()
+                    item = await self._next_cut()
             except asyncio.TimeoutError:
+                if self._has_uncut_text:
+                    continue
                 return
             if item is _Mark.END:
                 self._items.put_nowait(item)  # NOTE: the next look for a turn must see it too
             if isinstance(item, _Mark):
                 return
-            yield self._prepare(item)
+            yield await self._prepare(item)
             await asyncio.sleep(0)  # NOTE: items that are there already are had without letting others run
 
     async def _first_speakable(self, hold: SessionHold) -> SpokenSegment | None:
         """Wait for the next thing to say; None at the end."""
         while (item := await self._next_item(hold)) is not _Mark.END:
-            if isinstance(item, Segment) and (segment := self._prepare(item)).is_speakable:
+            if isinstance(item, Segment) and (segment := await self._prepare(item)).is_speakable:
                 return segment
             await asyncio.sleep(0)  # NOTE: as in `_turn`
         return None
@@ -197,18 +209,34 @@ class SpeechSession:
         if hold.is_held:
             try:
                 async with timeout(WAITED_FOR_S):
-                    return await self._items.get()
+                    return await self._next_cut()
             except asyncio.TimeoutError:
                 hold.release()
-        return await self._items.get()
+        return await self._next_cut()
 
-    def _prepare(self, segment: Segment) -> SpokenSegment:
+    @property
+    def _has_uncut_text(self) -> bool:
+        return self._steps is not None or not self._items.empty()
+
+    async def _next_cut(self) -> Segment | _Mark:
+        """Wait for the next segment, or the end of a turn; may be cancelled and called again."""
+        while True:
+            if self._steps is not None and (segment := await self._text.next_segment(self._steps)) is not None:
+                return segment
+            mark, self._steps, self._mark = self._mark, None, None
+            if mark is not None:
+                return mark
+            item = await self._items.get()
+            if isinstance(item, str):
+                self._steps = self._text.cutting(item)
+            else:
+                self._steps = self._text.finishing(goes_on=item is _Mark.CUT)
+                self._mark = item if item is not _Mark.CUT else None
+
+    async def _prepare(self, segment: Segment) -> SpokenSegment:
+        self._unspoken.take(segment.end - self._taken)
         self._taken = segment.end
-        return self._text.prepare(segment)
-
-    def _put(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            self._items.put_nowait(segment)
+        return await self._text.prepared(segment)
 
     def _check_open(self) -> None:
         if self._has_ended:

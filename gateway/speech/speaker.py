@@ -18,7 +18,16 @@ from typing import Protocol
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
 from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
-from gateway.core import Admission, AudioChunk, SessionHold, SpeechLM, SpeechTokenDelta, Token2Wav, Token2WavStream
+from gateway.core import (
+    Admission,
+    AudioChunk,
+    SessionHold,
+    SpeechLM,
+    SpeechTokenDelta,
+    Token2Wav,
+    Token2WavStream,
+    UnspokenText,
+)
 from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
 from gateway.speech.job import Push, SpeechJob
 from gateway.speech.observer import Observer
@@ -57,6 +66,10 @@ class Speaker(Protocol):
 
     def holding_session(self) -> AbstractContextManager[SessionHold]:
         """Give a session of several streams its claim to be waited for, until the context is left."""
+        ...
+
+    def unspoken_text(self) -> UnspokenText:
+        """Begin to count the text of a session of the current caller."""
         ...
 
 
@@ -110,6 +123,10 @@ class StreamSpeaker:
             yield hold
         finally:
             hold.release()
+
+    def unspoken_text(self) -> UnspokenText:
+        """See `Speaker.unspoken_text`; without a limit."""
+        return UnspokenText()
 
     async def speak(
         self, request: SpeechRequest, segments: Segments, result: SpeechResult | None = None

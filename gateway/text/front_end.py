@@ -9,7 +9,7 @@ waits until a segment's turn comes. No network, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.text.addresses import spoken_addresses
@@ -18,12 +18,13 @@ from gateway.text.breaks import BreakFinder
 from gateway.text.endings import ended
 from gateway.text.language import DeclaredLanguages, LanguageGuesser
 from gateway.text.markup import Markup
-from gateway.text.normalizer import NormalizedText, Normalizer, unchanged
+from gateway.text.normalizer import NormalizedText, Normalizer, clauses, unchanged
 from gateway.text.normalizers import load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.tags import InlineTags, TextPart
+from gateway.text.turns import Steps, TextTurns, finished
 from llm_service.vocab import INLINE_TAGS
 from servicekit.checkpoint_file import CheckpointDeclaration
 
@@ -83,6 +84,7 @@ class TextFrontEnd:
         self._normalizers = normalizers
         self._guess_language = guess_language
         self._tags = tags or InlineTags()
+        self.turns = TextTurns()
 
     def open(self, options: TextOptions, settings: SplitSettings) -> TextStream:
         """Begin a text.
@@ -107,12 +109,18 @@ class TextFrontEnd:
             options: the text's.
             earlier_language: taken where neither the options nor the segment tell one.
         """
+        return finished(self.preparing(segment, options, earlier_language))
+
+    def preparing(self, segment: Segment, options: TextOptions, earlier_language: str | None) -> Steps[SpokenSegment]:
+        """Do what `prepare` does in small steps."""
         bare = segment.text if segment.bare is None else segment.bare.text
         language = options.primary_language or self._guessed(bare, earlier_language)
         spoken = segment.bare or unchanged(segment.text)
         if options.normalization is Normalization.ON:
             spoken = _after(spoken, spoken_addresses(spoken.text, language))
-            spoken = _after(spoken, self._normalized(spoken.text, self._normalizer(options, language)))
+            yield
+            normalized = yield from self._normalizing(spoken.text, self._normalizer(options, language))
+            spoken = _after(spoken, normalized)
         spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
@@ -140,10 +148,14 @@ class TextFrontEnd:
             return None
         return self._normalizers.get(options.regional_language or language) or self._normalizers.get(language)
 
-    def _normalized(self, text: str, normalizer: Normalizer | None) -> NormalizedText:
+    def _normalizing(self, text: str, normalizer: Normalizer | None) -> Steps[NormalizedText]:
         if normalizer is None and not self._silent_tags:
             return unchanged(text)
-        parts = [self._normalized_part(part, normalizer) for part in self._tags.parts(text)]
+        parts = list[NormalizedText]()
+        for part in self._tags.parts(text):
+            for piece in [part] if part.is_tag else [TextPart(each, is_tag=False) for each in clauses(part.text)]:
+                parts.append(self._normalized_part(piece, normalizer))
+                yield
         alignment = Alignment.joined(part.alignment for part in parts)
         return NormalizedText("".join(part.text for part in parts), alignment)
 
@@ -177,9 +189,7 @@ class TextStream:
         Args:
             piece: text without lone surrogates; who reads the wire refuses them.
         """
-        if self._markup is None:
-            return self._splitter.push(piece)
-        return [self._markup.as_written(cut) for cut in self._splitter.push(self._markup.push(piece))]
+        return [segment for segment in self.cutting(piece) if segment is not None]
 
     def flush(self, *, goes_on: bool = False) -> list[Segment]:
         """Return all that is left, as if the text ended here; more may be pushed afterwards.
@@ -187,18 +197,61 @@ class TextStream:
         Args:
             goes_on: what follows belongs to the same speech, so that a comma at the end stays one.
         """
+        return [segment for segment in self.finishing(goes_on=goes_on) if segment is not None]
+
+    def cutting(self, piece: str) -> Iterator[Segment | None]:
+        """Do what `push` does in small steps, to the end: each yields a segment, or None while there is none yet."""
         if self._markup is None:
-            segments = self._splitter.flush()
+            yield from self._splitter.cutting(piece)
+            return
+        for spoken in self._markup.reading(piece):
+            yield from self._as_written(self._markup, self._splitter.cutting(spoken))
+            yield None
+
+    def finishing(self, *, goes_on: bool = False) -> Iterator[Segment | None]:
+        """Do what `flush` does in small steps, to the end; see `cutting`."""
+        segments = list[Segment]()
+        for step in self._finishing():
+            yield None
+            segments += [step] if step is not None else []
+        if self._markup is not None:
+            segments = self._markup.with_rest(segments)
+        yield from segments[:-1]
+        yield from (replace(last, is_last=not goes_on) for last in segments[-1:])
+
+    def _finishing(self) -> Iterator[Segment | None]:
+        if self._markup is not None:
+            for spoken in self._markup.finishing():
+                yield from self._as_written(self._markup, self._splitter.cutting(spoken))
+                yield None
+            yield from self._as_written(self._markup, self._splitter.finishing())
         else:
-            cuts = self._splitter.push(self._markup.flush()) + self._splitter.flush()
-            segments = self._markup.with_rest([self._markup.as_written(cut) for cut in cuts])
-        return [*segments[:-1], *(replace(last, is_last=not goes_on) for last in segments[-1:])]
+            yield from self._splitter.finishing()
+
+    def _as_written(self, markup: Markup, cuts: Iterator[Segment | None]) -> Iterator[Segment | None]:
+        return (markup.as_written(cut) if cut is not None else None for cut in cuts)
+
+    async def next_segment(self, steps: Iterator[Segment | None]) -> Segment | None:
+        """Return the next segment of `cutting` or `finishing`, None at the end; others get their turn meanwhile.
+
+        A caller that is cancelled loses nothing if it goes on with the same `steps` later.
+        """
+        return await self._front_end.turns.next_of(steps)
+
+    async def prepared(self, segment: Segment) -> SpokenSegment:
+        """Do what `prepare` does when it is this text's turn."""
+        spoken = await self._front_end.turns.finish(self._preparing(segment))
+        self._language = spoken.language
+        return spoken
 
     def prepare(self, segment: Segment) -> SpokenSegment:
         """Make a segment ready to be spoken; call it in the segments' order, each when its turn comes."""
-        spoken = self._front_end.prepare(segment, self._options, self._language)
+        spoken = finished(self._preparing(segment))
         self._language = spoken.language
         return spoken
+
+    def _preparing(self, segment: Segment) -> Steps[SpokenSegment]:
+        return self._front_end.preparing(segment, self._options, self._language)
 
 
 def load_text_front_end(

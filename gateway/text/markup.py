@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.text.alignment import Alignment, Span
@@ -71,6 +71,8 @@ _EMOJI = re.compile(
 )
 _JOINER = "\u200d"
 _CELL_END = re.compile(r"\|[ \t]{0,8}")
+_SLICE = 1024
+"""Characters of a long piece that are read at once."""
 _LINE_END, _SHORT_PAUSE, _LONG_PAUSE = "\n", "\x00,", "\x00."
 """What a form stands for, where the mark depends on what precedes it."""
 _CLOSERS_AND_BLANKS = CLOSERS + "“‘ \t\n"
@@ -124,12 +126,20 @@ class Markup:
 
     def push(self, piece: str) -> str:
         """Take more text, of any length, and return what is certain of it without markup."""
-        self._received += len(piece)
-        return self._noted(self._reader.push(piece))
+        return "".join(self.reading(piece))
 
     def flush(self) -> str:
         """Return all that is left, as if the text ended here; more may be pushed afterwards."""
-        return self._noted(self._reader.flush())
+        return "".join(self.finishing())
+
+    def reading(self, piece: str) -> Iterator[str]:
+        """Do what `push` does in small steps, to the end."""
+        self._received += len(piece)
+        yield from map(self._noted, self._reader.reading(piece))
+
+    def finishing(self) -> Iterator[str]:
+        """Do what `flush` does in small steps, to the end."""
+        yield from map(self._noted, self._reader.finishing())
 
     def as_written(self, cut: Segment) -> Segment:
         """Return a segment of the text as it was written, for the next one of the text without markup."""
@@ -202,15 +212,24 @@ class MarkupReader:
 
     def push(self, piece: str) -> list[Stretch]:
         """Take more text, of any length, and return what is certain."""
-        self._text += piece
-        return self._read(is_complete=False)
+        return [stretch for step in self.reading(piece) for stretch in step]
 
     def flush(self) -> list[Stretch]:
         """Return all that is left, as if the text ended here; more may be pushed afterwards."""
-        stretches = self._read(is_complete=True) + self._held
-        self._held, self._last = [], ""
+        return [stretch for step in self.finishing() for stretch in step]
+
+    def reading(self, piece: str) -> Iterator[list[Stretch]]:
+        """Do what `push` does form by form, to the end."""
+        for at in range(0, len(piece), _SLICE):
+            self._text += piece[at : at + _SLICE]
+            yield from self._read(is_complete=False)
+
+    def finishing(self) -> Iterator[list[Stretch]]:
+        """Do what `flush` does form by form, to the end."""
+        yield from self._read(is_complete=True)
+        held, self._held, self._last = self._held, [], ""
         self._begin_line()
-        return stretches
+        yield held
 
     def _begin_line(self) -> None:
         self._is_line_start = True
@@ -220,14 +239,13 @@ class MarkupReader:
         self._last_spoken = ""
         """The line's last character that is neither blank space nor closes something."""
 
-    def _read(self, *, is_complete: bool) -> list[Stretch]:
-        at, stretches = 0, list[Stretch]()
+    def _read(self, *, is_complete: bool) -> Iterator[list[Stretch]]:
+        at = 0
         while at < len(self._text) and (form := self._next_form(at, is_complete)) is not None:
             end, spoken = form
-            stretches += self._given(self._text[at:end], spoken)
+            yield self._given(self._text[at:end], spoken)
             at = end
         self._text = self._text[at:]
-        return stretches
 
     def _next_form(self, at: int, is_complete: bool) -> _Form | None:
         """Return where the form that begins at `at` ends and what is spoken for it; None if more text must tell."""

@@ -35,9 +35,18 @@ class SentencexRules:
         """
         self._language = language
         self._guess_language = guess_language
+        self._guessed_of = ""
+        self._guessed: str | None = None
 
     def is_sentence_end(self, before: str, after: str) -> bool:
         """See `SentenceRules`."""
-        language = self._language or self._guess_language(before) or _RULES_OF_UNKNOWN_LANGUAGES
+        language = self._language or self._guess(before) or _RULES_OF_UNKNOWN_LANGUAGES
         last_sentence: str = sentencex.segment(language, f"{before} {after}")[-1]
         return last_sentence == after
+
+    def _guess(self, before: str) -> str | None:
+        """Guess the language, but not at every mark: an earlier guess holds until the text is twice as long."""
+        is_known = before.startswith(self._guessed_of) and len(before) < 2 * len(self._guessed_of)
+        if not is_known:
+            self._guessed_of, self._guessed = before, self._guess_language(before)
+        return self._guessed

@@ -9,6 +9,7 @@ exception: a flush ends a segment wherever it comes. Knows nothing of languages 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.errors import ConfigError
@@ -125,38 +126,39 @@ class IncrementalSplitter:
 
     def push(self, piece: str) -> list[Segment]:
         """Take more text, of any length, and return the segments that it completes."""
-        segments: list[Segment] = []
-        for at in range(0, len(piece), _SLICE):
-            self._text += piece[at : at + _SLICE]
-            segments += self._cut_all(is_complete=False)
-        return segments
+        return [segment for segment in self.cutting(piece) if segment is not None]
 
     def flush(self) -> list[Segment]:
         """Return all that is left, as if the text ended here; more may be pushed afterwards."""
-        segments = self._cut_all(is_complete=True)
+        return [segment for segment in self.finishing() if segment is not None]
+
+    def cutting(self, piece: str) -> Iterator[Segment | None]:
+        """Do what `push` does in small steps, to the end: each yields a segment, or None while there is none yet."""
+        for at in range(0, len(piece), _SLICE):
+            self._text += piece[at : at + _SLICE]
+            yield from self._cut_all(is_complete=False)
+
+    def finishing(self) -> Iterator[Segment | None]:
+        """Do what `flush` does in small steps, to the end; see `cutting`."""
+        yield from self._cut_all(is_complete=True)
         if self._text:
-            segments.append(self._take(len(self._text)))
+            yield self._take(len(self._text))
         self._bounds = self._settings.first
-        return segments
 
-    def _cut_all(self, *, is_complete: bool) -> list[Segment]:
-        segments = []
-        while (end := self._next_cut(is_complete=is_complete)) is not None:
-            segments.append(self._take(end))
-        return segments
-
-    def _next_cut(self, *, is_complete: bool) -> int | None:
-        """Read on to the end of the segment; None if it is not in the text so far."""
-        scan = self._scan
-        while (found := self._finder.next_break(self._text, scan.end, is_complete=is_complete)) is not None:
+    def _cut_all(self, *, is_complete: bool) -> Iterator[Segment | None]:
+        """Read on from break to break."""
+        while (found := self._next_break(is_complete=is_complete)) is not None:
+            scan = self._scan
             chunk = self._text[scan.end : found.end]
             length = scan.length + spoken_length(chunk)
             if length > self._bounds.max_length and scan.best is not None:
-                return scan.best[-1]
+                yield self._take(scan.best[-1])
+                continue
             self._read(chunk, length, found)
-            if self._is_cut(found.strength):
-                return found.end
-        return None
+            yield self._take(found.end) if self._is_cut(found.strength) else None
+
+    def _next_break(self, *, is_complete: bool) -> Break | None:
+        return self._finder.next_break(self._text, self._scan.end, is_complete=is_complete)
 
     def _read(self, chunk: str, length: int, found: Break) -> None:
         scan, tags = self._scan, self._finder.tags

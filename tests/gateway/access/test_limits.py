@@ -13,9 +13,10 @@ from gateway.access.caller import Caller, CallerLimits, calling
 from gateway.access.metered_speaker import OURSELVES, MeteredSpeaker
 from gateway.core import AudioChunk
 from gateway.dialects.common.answers import error_headers, error_metadata
-from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError
+from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError, TextTooLongError
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import StreamSpeaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
@@ -163,3 +164,23 @@ def test_clients_are_told_when_to_try_again_and_not_to_where_it_takes_long() -> 
     assert error_headers(late) == {"retry-after": "7201", "x-should-retry": "false"}
     assert error_metadata(soon) == [("retry-after", "1"), ("grpc-retry-pushback-ms", "500")]
     assert error_metadata(late) == [("retry-after", "7201"), ("grpc-retry-pushback-ms", "-1")]
+
+
+async def test_all_sessions_of_a_caller_share_the_text_they_may_have_unspoken(voices: list[NamedVoice]) -> None:
+    stage = Stage(voices)
+
+    def session() -> SpeechSession:
+        return SpeechSession(stage.pipeline, SpeechRequest("", "anna"))
+
+    with calling(anna(unspoken_characters=100)):
+        first, second = session(), session()
+        first.write("a" * 60)
+        with pytest.raises(TextTooLongError, match="60 characters of all your streams wait"):
+            second.write("b" * 41)
+        second.write("b" * 40)
+        with calling(Caller("bob", CallerLimits(unspoken_characters=100))):
+            session().write("c" * 100)
+        first.end()
+        async for _ in first.audio():
+            pass
+        second.write("b" * 60)

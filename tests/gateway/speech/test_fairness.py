@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import StreamSpeaker
-from gateway.text import TextFrontEnd, TextOptions
+from gateway.text import TextFrontEnd, TextOptions, TextStream
 from gateway.text.normalizer import NormalizedText, unchanged
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
@@ -21,17 +22,18 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 Voices = list[NamedVoice]
 ENGLISH = TextOptions("en")
 MARKS = "." * 5000
+LONGEST_SEGMENT = 300
 
 
 class Rounds:
-    """Counts the rounds of the event loop, and notes in which of them segments were normalised."""
+    """Counts the rounds of the event loop, and the characters that were normalised in each of them."""
 
     def __init__(self) -> None:
         self.current = 0
-        self.of_segments: list[int] = []
+        self.characters = Counter[int]()
 
     def normalize(self, text: str) -> NormalizedText:
-        self.of_segments.append(self.current)
+        self.characters[self.current] += len(text)
         return unchanged(text)
 
     @asynccontextmanager
@@ -57,8 +59,8 @@ def make_pipeline(voices: Voices, rounds: Rounds) -> SpeechPipeline:
 
 
 def assert_one_each(rounds: Rounds) -> None:
-    assert len(rounds.of_segments) > 20
-    assert len(set(rounds.of_segments)) == len(rounds.of_segments)
+    assert len(rounds.characters) > 20
+    assert max(rounds.characters.values()) <= LONGEST_SEGMENT
 
 
 @pytest.mark.parametrize("text", [MARKS, f"Hello.\n\n{MARKS}"], ids=["marks", "behind a word"])
@@ -84,3 +86,10 @@ async def test_a_session_of_marks_lets_others_run_after_each_segment(voices: Voi
         async for _ in session.audio():
             pass
     assert_one_each(rounds)
+
+
+def test_what_is_written_is_not_cut_before_somebody_listens(voices: Voices, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = SpeechSession(make_pipeline(voices, Rounds()), SpeechRequest("", text_options=ENGLISH))
+    monkeypatch.setattr(TextStream, "cutting", lambda *_: pytest.fail("the text was cut"))
+    session.write(20_000 * ".")
+    session.end()

@@ -1,0 +1,62 @@
+"""Shares the event loop among texts: one of them is cut or prepared at a time, and not for long.
+
+However many texts there are and whatever they hold, audio is sent and requests are read between two turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that yields after each small step, and returns its result."""
+
+TURN_S = 0.002
+"""A turn ends with the first step that ends later than this; nearly every piece of text needs one turn."""
+
+
+class TextTurns:
+    """Gives turns in the order of asking; one serves a process."""
+
+    def __init__(self, turn_s: float = TURN_S, now_s: Callable[[], float] = time.perf_counter) -> None:
+        """Begin with nobody's turn."""
+        self._turn_s = turn_s
+        self._now_s = now_s
+        self._lock = asyncio.Lock()
+
+    async def next_of(self, steps: Iterator[T | None]) -> T | None:
+        """Take steps, in as many turns as it needs, up to the first that yields something; None at their end."""
+        while True:
+            async with self._lock:
+                ends_s = self._now_s() + self._turn_s
+                for found in steps:
+                    if found is not None:
+                        return found
+                    if self._now_s() >= ends_s:
+                        break
+                else:
+                    return None
+            await asyncio.sleep(0)
+
+    async def finish(self, steps: Steps[T]) -> T:
+        """Take all steps, in as many turns as it needs, and return their result."""
+        result = list[T]()
+
+        def all_steps() -> Iterator[None]:
+            result.append((yield from steps))
+
+        await self.next_of(all_steps())
+        return result[0]
+
+
+def finished(steps: Steps[T]) -> T:
+    """Take all steps at once and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
