@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -17,13 +18,18 @@ import grpc
 from gateway.access.access import Access
 from gateway.access.caller import NOBODY, Caller, calling
 from gateway.dialects.grpc.errors import ERROR_CODE_KEY
-from gateway.errors import UnauthenticatedError, wire_status
+from gateway.errors import OverloadedError, UnauthenticatedError, wire_status
 
 logger = logging.getLogger(__name__)
 
-OPEN_METHODS = ("/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig",)
-"""Pipecat and LiveKit call these without their key, and Pipecat stops using a server that refuses."""
-OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
+MAX_OPEN_CALLS = 64
+"""Calls of `OPEN_METHODS` at once, for all callers together; each is answered within a millisecond."""
+MAX_WATCHES = 64
+"""Of health at once, for all callers together; each holds a call for as long as it likes."""
+OPEN_METHODS = ("/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig", HEALTH_CHECK)
+"""Without a key. Pipecat and LiveKit call the first without theirs, and Pipecat stops using a server that refuses."""
 _BEARER = "bearer"
 
 
@@ -33,19 +39,48 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, access: Access) -> None:
         """Keep who may come in."""
         self._access = access
+        self._open_calls = _Room(MAX_OPEN_CALLS, "calls without a key")
+        self._watches = _Room(MAX_WATCHES, "watches of health")
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """See `grpc.aio.ServerInterceptor`."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method in OPEN_METHODS or method.startswith(OPEN_SERVICES):
-            return handler
+        if handler is None:
+            return None
+        if method in OPEN_METHODS:
+            return _within(handler, self._open_calls)
         presented = presented_key(handler_call_details.invocation_metadata)
         try:
             caller = self._access.authenticate(presented, NOBODY)
         except UnauthenticatedError as error:
             return _refusing(error, method)
-        return _on_behalf(handler, caller)
+        return _on_behalf(_within(handler, self._watches) if method == HEALTH_WATCH else handler, caller)
+
+
+class _Room:
+    """So many calls at once."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self._taken = 0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take part of the room.
+
+        Raises:
+            OverloadedError: there is none.
+        """
+        if self._taken >= self._most:
+            got = f"{self._most} {self._what} are under way, the most there may be"
+            raise OverloadedError(f"{got}; try again", retry_after_s=1.0)
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
 
 
 def presented_key(metadata: Any) -> bytes | None:
@@ -73,6 +108,25 @@ def _refusing(error: UnauthenticatedError, method: str) -> Any:
 
     # NOTE: of this kind whatever the method's is: it answers without waiting for a request.
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _within(handler: Any, room: _Room) -> Any:
+    """Have a method run only where there is room; the two kinds that answer one request."""
+    make_handler, behavior = (
+        (grpc.unary_stream_rpc_method_handler, handler.unary_stream)
+        if handler.response_streaming
+        else (grpc.unary_unary_rpc_method_handler, handler.unary_unary)
+    )
+
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            with room.taken():
+                return await behavior(request, context)
+        except OverloadedError as error:
+            status = wire_status(error)
+            await context.abort(grpc.StatusCode[status.grpc], str(error), ((ERROR_CODE_KEY, status.code),))
+
+    return make_handler(call, handler.request_deserializer, handler.response_serializer)
 
 
 def _on_behalf(handler: Any, caller: Caller) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.access.access import Access
 from gateway.access.caller import DEFAULT_UNSPOKEN_CHARACTERS, CallerLimits
+from gateway.access.connections import ConnectionLimits, Connections
 from gateway.access.http_middleware import HttpRules
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.access.origins import OriginPolicy
@@ -61,6 +62,12 @@ class WireLimits:
     """Of an HTTP request, its first line included."""
     max_connections: int = 1024
     """While so many are open, WebSockets among them, HTTP requests are refused; gRPC calls above as many are too."""
+    max_connections_per_peer: int = 768
+    """Of one address."""
+    head_timeout_s: float = 10.0
+    """For the head of an HTTP request, from the connection or its first byte."""
+    body_timeout_s: float = 30.0
+    """For the body, and a second more for each 16 KiB of it."""
 
     def check_room(self, dialect_bytes: int, option: str) -> None:
         """Refuse to start where a dialect's own limit could never be reached.
@@ -183,6 +190,9 @@ def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) ->
             args.max_grpc_message_bytes,
             args.max_header_bytes,
             args.max_connections,
+            args.max_connections_per_peer,
+            args.head_timeout_s,
+            args.body_timeout_s,
         ),
     )
 
@@ -195,8 +205,14 @@ def _add_wire_options(group: argparse._ArgumentGroup) -> None:
         ("--max-grpc-message-bytes", limits.max_grpc_message_bytes, "largest gRPC request message"),
         ("--max-header-bytes", limits.max_header_bytes, "largest head of an HTTP request"),
         ("--max-connections", limits.max_connections, "open connections at which HTTP refuses more; most gRPC calls"),
+        ("--max-connections-per-peer", limits.max_connections_per_peer, "open HTTP connections of one address"),
     ):
         group.add_argument(name, type=_positive_int, default=default, help=meaning)
+    for name, seconds, meaning in (
+        ("--head-timeout-s", limits.head_timeout_s, "for the head of an HTTP request"),
+        ("--body-timeout-s", limits.body_timeout_s, "for an HTTP body, and a second more for each 16 KiB of it"),
+    ):
+        group.add_argument(name, type=_positive_float, default=seconds, help=meaning)
 
 
 def _tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
@@ -235,12 +251,18 @@ def http_rules(settings: AccessSettings) -> HttpRules:
     return HttpRules(origins, settings.wire.max_upload_bytes)
 
 
+def _connection_limits(wire: WireLimits) -> ConnectionLimits:
+    return ConnectionLimits(
+        wire.max_connections, wire.max_connections_per_peer, wire.head_timeout_s, wire.body_timeout_s
+    )
+
+
 def uvicorn_options(settings: AccessSettings) -> dict[str, Any]:
     """Return arguments of `uvicorn.Config`."""
     wire, tls = settings.wire, settings.tls
     options: dict[str, Any] = {
         # NOTE: the one of its parsers that bounds headers; they may pass the limit by what one read brings, 256 KiB.
-        "http": "h11",
+        "http": Connections(_connection_limits(wire)).protocol,
         "h11_max_incomplete_event_size": wire.max_header_bytes,
         "ws_max_size": wire.max_socket_message_bytes,
         "limit_concurrency": wire.max_connections,

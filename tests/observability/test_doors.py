@@ -205,6 +205,9 @@ async def test_a_gateway_with_full_doors_lives(voices: Voices) -> None:
     async with opened_door(voices, AccessSettings(wire=SMALL)) as door, beating(SystemClock()) as heartbeat:
         address = door.url.rpartition(":")[2]
         idle = [await asyncio.open_connection("127.0.0.1", int(address)) for _ in range(SMALL.max_connections)]
+        for _, writer in idle:
+            writer.write(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
+        await asyncio.sleep(0.1)
         with metrics_port(GatewayMetrics().registry, heartbeat, "127.0.0.1", port):
             assert (await door.http.get("/healthz")).status_code == 503
             assert await asyncio.to_thread(ask_livez, port) == (200, "ok\n")

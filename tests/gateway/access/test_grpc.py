@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
-from gateway.access.grpc_interceptor import address_of_peer, presented_key
+from gateway.access.grpc_interceptor import MAX_WATCHES, _Room, _within, address_of_peer, presented_key
 from gateway.access.settings import AccessSettings
 from gateway.voices.registry import NamedVoice
 from tests.gateway.access.door import KEY, OTHER_KEY, TLS, Door, keys, opened_door
@@ -149,3 +149,62 @@ def test_addresses_are_read_from_grpcs_names_of_peers(peer: str, address: str) -
 
 def test_binary_metadata_is_no_key() -> None:
     assert presented_key((("authorization", b"Bearer x"), ("xi-api-key", ""))) is None
+
+
+def watch(door: Door, metadata: Metadata = ()) -> Any:
+    """Watch the health; the first answer comes at once."""
+    return health_pb2_grpc.HealthStub(door.channel).Watch(health_pb2.HealthCheckRequest(), metadata=metadata)
+
+
+async def test_watching_the_health_needs_a_key_and_asking_for_it_does_not(voices: Voices) -> None:
+    async with opened_door(voices) as door:
+        assert (await failure_of(watch(door)))[0] is grpc.StatusCode.UNAUTHENTICATED
+        call = watch(door, ANNA)
+        assert (await call.read()).status > 0
+        call.cancel()
+        assert (await health_pb2_grpc.HealthStub(door.channel).Check(health_pb2.HealthCheckRequest())).status > 0
+
+
+async def test_watches_are_few_and_leave_room_for_speech(voices: Voices) -> None:
+    async with opened_door(voices) as door:
+        watches = [watch(door, ANNA) for _ in range(MAX_WATCHES)]
+        for call in watches:
+            await call.read()
+        assert (await failure_of(watch(door, BOB)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await finish(calls(door, BOB)["Synthesize"])
+        for call in watches:
+            call.cancel()
+        await asyncio.sleep(0.1)
+        again = watch(door, BOB)
+        assert (await again.read()).status > 0
+        again.cancel()
+
+
+async def test_without_keys_watches_are_as_few(voices: Voices) -> None:
+    async with opened_door(voices, AccessSettings(is_insecure=True)) as door:
+        watches = [watch(door) for _ in range(MAX_WATCHES)]
+        for call in watches:
+            await call.read()
+        assert (await failure_of(watch(door)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in watches:
+            call.cancel()
+
+
+async def test_calls_without_a_key_have_a_small_room_of_their_own() -> None:
+    gate = asyncio.Event()
+
+    async def slow(request: Any, context: Any) -> Any:
+        await gate.wait()
+
+    class Context:
+        async def abort(self, code: grpc.StatusCode, text: str, trailing: Any) -> None:
+            raise AssertionError(code)
+
+    method = _within(grpc.unary_unary_rpc_method_handler(slow), _Room(2, "calls without a key")).unary_unary
+    held = [asyncio.create_task(method(None, Context())) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(AssertionError, match="RESOURCE_EXHAUSTED"):
+        await method(None, Context())
+    gate.set()
+    await asyncio.gather(*held)
+    await method(None, Context())

@@ -282,6 +282,9 @@ async def test_connections_above_the_limit_are_told_so(voices: Voices) -> None:
     async with opened_door(voices, AccessSettings(wire=SMALL)) as door:
         port = httpx.URL(door.url).port
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(SMALL.max_connections)]
+        for _, writer in idle:
+            writer.write(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
+        await asyncio.sleep(0.1)
         assert (await door.http.get("/healthz")).status_code == 503
         for _, writer in idle:
             writer.close()

@@ -1,0 +1,121 @@
+"""Connections that ask nothing, or too slowly, keep nobody out and end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import pytest
+
+from gateway.access.settings import AccessSettings, WireLimits
+from gateway.voices.registry import NamedVoice
+from tests.gateway.access.door import BEARER, KEY, Door, keys, opened_door
+
+Voices = list[NamedVoice]
+ROOM = 8
+HEAD = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n"
+WITH_KEY = HEAD + f"authorization: Bearer {KEY}\r\n\r\n".encode()
+PATIENCE_S = 10.0
+
+
+def wire(**changes: float) -> AccessSettings:
+    limits = {"max_connections": ROOM, "head_timeout_s": 300.0, "body_timeout_s": 300.0, **changes}
+    return AccessSettings(fixed_keys=keys(), wire=WireLimits(**limits))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def connection(door: Door, sent: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(door.url).port)
+    writer.write(sent)
+    try:
+        yield reader
+    finally:
+        writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+async def status_of(door: Door, headers: dict[str, str] | None = BEARER) -> int:
+    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=PATIENCE_S) as client:
+        return (await client.get("/caller", headers=headers)).status_code
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="not a byte"),
+        pytest.param(b"GET / HTTP/1.1\r\nhost: l", id="half a head"),
+        pytest.param(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", id="asked and stayed"),
+        pytest.param(HEAD + b"\r\n", id="a body without a key"),
+    ],
+)
+async def test_connections_that_ask_nothing_make_room(sent: bytes, voices: Voices) -> None:
+    async with opened_door(voices, wire()) as door, AsyncExitStack() as held:
+        for _ in range(3 * ROOM):
+            await held.enter_async_context(connection(door, sent))
+        assert [await status_of(door) for _ in range(3)] == [200, 200, 200]
+
+
+async def test_those_that_wait_longest_make_room_first(voices: Voices) -> None:
+    async with opened_door(voices, wire()) as door, AsyncExitStack() as held:
+        readers = [await held.enter_async_context(connection(door)) for _ in range(ROOM)]
+        assert await status_of(door) == 200
+        assert await asyncio.wait_for(_end(readers[0]), PATIENCE_S) == b""
+        assert not readers[-1].at_eof()
+
+
+async def test_requests_under_way_are_not_closed_for_others(voices: Voices) -> None:
+    async with opened_door(voices, wire()) as door, AsyncExitStack() as held:
+        for _ in range(ROOM):
+            await held.enter_async_context(connection(door, WITH_KEY))
+        await asyncio.sleep(0.1)
+        assert await status_of(door) == 503
+
+
+async def test_one_address_may_not_have_all_connections(voices: Voices) -> None:
+    async with opened_door(voices, wire(max_connections_per_peer=3)) as door, AsyncExitStack() as held:
+        for _ in range(3):
+            await held.enter_async_context(connection(door, WITH_KEY))
+        async with connection(door) as fourth:
+            assert await asyncio.wait_for(_end(fourth), PATIENCE_S) == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits"),
+    [
+        pytest.param(b"", {"head_timeout_s": 0.2}, id="not a byte"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: ", {"head_timeout_s": 0.2}, id="half a head"),
+        pytest.param(WITH_KEY, {"body_timeout_s": 0.2}, id="no body"),
+        pytest.param(WITH_KEY + b"{", {"body_timeout_s": 0.2}, id="a byte of the body"),
+    ],
+)
+async def test_what_comes_too_slowly_is_closed(sent: bytes, limits: dict[str, float], voices: Voices) -> None:
+    async with opened_door(voices, wire(**limits)) as door, connection(door, sent) as reader:
+        await asyncio.wait_for(_end(reader), PATIENCE_S)
+
+
+async def test_a_second_head_on_one_connection_has_its_deadline_too(voices: Voices) -> None:
+    async with opened_door(voices, wire(head_timeout_s=0.2)) as door:
+        async with connection(door, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HT") as reader:
+            assert b"200 OK" in await asyncio.wait_for(_end(reader), PATIENCE_S)
+
+
+async def test_a_body_that_keeps_to_the_rate_may_take_its_time(voices: Voices) -> None:
+    async with opened_door(voices, wire(body_timeout_s=0.3)) as door:
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(8):
+                yield b" " * 16 * 1024
+                await asyncio.sleep(0.1)
+
+        async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=PATIENCE_S) as client:
+            answer = await client.post("/v1/audio/speech", content=body(), headers=BEARER)
+    assert answer.status_code in (400, 413)
+
+
+async def _end(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
