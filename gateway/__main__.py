@@ -10,6 +10,7 @@ import uvicorn
 
 from gateway.access.caller import CallerFilter
 from gateway.access.http_middleware import guarded
+from gateway.access.redaction import RedactingFilter
 from gateway.access.settings import http_rules, open_access, uvicorn_options
 from gateway.app import open_with_ports
 from gateway.config import HTTP_GRACE_S, parse_args
@@ -74,6 +75,7 @@ def _log(log_format: LogFormat) -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(CallerFilter())
         handler.addFilter(CallFilter())
+        handler.addFilter(RedactingFilter())
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     quiet_refusals()
 

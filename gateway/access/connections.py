@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 
 @dataclass(frozen=True)
@@ -182,3 +183,13 @@ class BoundedProtocol(H11Protocol):
             self.drop()
         else:
             self._timer = self.loop.call_at(due_s, self._check)
+
+
+class RefusableSocket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol of a WebSocket, for which a refused handshake is no error of ours."""
+
+    async def send(self, message: Any) -> None:
+        """Send a message; a refusal that is sent whole completes the handshake, and uvicorn does not say so."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True

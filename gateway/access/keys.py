@@ -23,7 +23,7 @@ from servicekit.clock import Clock
 
 MIN_KEY_CHARACTERS = 16
 MAX_KEY_CHARACTERS = 512
-_KEY_PREFIX = "sk-cosydit-"
+KEY_PREFIX = "sk-cosydit-"
 _KEY_RANDOM_BYTES = 32
 _DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
@@ -128,7 +128,7 @@ def _parts_of(line: str) -> tuple[str, str, str]:
 
 def new_key() -> str:
     """Draw a key: 256 random bits."""
-    return _KEY_PREFIX + secrets.token_urlsafe(_KEY_RANDOM_BYTES)
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_RANDOM_BYTES)
 
 
 def key_line(name: str, key: str, limits: Iterable[str] = ()) -> str:

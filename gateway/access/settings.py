@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.access.access import Access
 from gateway.access.caller import DEFAULT_UNSPOKEN_CHARACTERS, CallerLimits
-from gateway.access.connections import ConnectionLimits, Connections
+from gateway.access.connections import ConnectionLimits, Connections, RefusableSocket
 from gateway.access.http_middleware import HttpRules
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
 from gateway.access.origins import OriginPolicy
@@ -263,6 +263,7 @@ def uvicorn_options(settings: AccessSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         # NOTE: the one of its parsers that bounds headers; they may pass the limit by what one read brings, 256 KiB.
         "http": Connections(_connection_limits(wire)).protocol,
+        "ws": RefusableSocket,
         "h11_max_incomplete_event_size": wire.max_header_bytes,
         "ws_max_size": wire.max_socket_message_bytes,
         "limit_concurrency": wire.max_connections,

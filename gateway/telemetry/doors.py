@@ -13,6 +13,8 @@ from gateway.telemetry.telemetry import Telemetry
 from servicekit.tracing import TRACEPARENT
 
 _ERRORS_FROM = 400
+_MAX_PATH_CHARACTERS = 200
+"""Of a path in a span's name; ours are shorter."""
 
 
 class TelemetryMiddleware:
@@ -30,7 +32,7 @@ class TelemetryMiddleware:
         if dialect is None or scope.get("method", "POST") != "POST":
             await self._app(scope, receive, send)
             return
-        name = f"{scope.get('method', 'WS')} {scope['path']}"
+        name = f"{scope.get('method', 'WS')} {scope['path'][:_MAX_PATH_CHARACTERS]}"
         call = Call(dialect, self._telemetry.tracer.begin(name, Headers(scope=scope).get(TRACEPARENT)))
         status = _Status(send)
         error: BaseException | None = None

@@ -1,0 +1,87 @@
+"""What callers put into a URL does not get into the log, and what they do wrong is no error of ours there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+import websockets
+from starlette.applications import Starlette
+
+from gateway.access.http_middleware import guarded
+from gateway.access.keys import new_key
+from gateway.access.redaction import MAX_WORD_CHARACTERS, RedactingFilter
+from gateway.access.settings import AccessSettings, http_rules, open_access, uvicorn_options
+from tests.gateway.access.door import KEY, keys
+from tests.gateway.fakes import ManualClock
+
+
+class Log(logging.Handler):
+    """Keeps what is logged, as the gateway's handlers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addFilter(RedactingFilter())
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(record.getMessage() for record in self.records)
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    root, handler = logging.getLogger(), Log()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    yield handler
+    root.removeHandler(handler)
+    root.setLevel(level)
+
+
+async def ask_everything() -> None:
+    """Send a key in the queries of a request and of a WebSocket, and a long path, to a real server."""
+    settings = AccessSettings(fixed_keys=keys())
+    door = guarded(Starlette(), open_access(settings, ManualClock()), http_rules(settings))
+    server = uvicorn.Server(uvicorn.Config(door, port=0, log_config=None, **uvicorn_options(settings)))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    host = f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for path in (f"v1/models?api_key={KEY}", "a" * 5000):
+                assert (await client.get(f"http://{host}/{path}")).status_code == 401
+        with pytest.raises(websockets.InvalidStatus):
+            await websockets.connect(f"ws://{host}/v1/audio/speech/stream?xi-api-key={KEY}", proxy=None)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def test_no_key_of_a_query_is_logged_and_no_refusal_is_an_error(log: Log) -> None:
+    await ask_everything()
+    ours = [record for record in log.records if record.name.startswith("uvicorn")]
+    text = "\n".join(record.getMessage() for record in ours)
+    assert text.count("401") >= 3 and "/v1/models?..." in text and "/v1/audio/speech/stream?..." in text
+    assert KEY not in text and "a" * (MAX_WORD_CHARACTERS + 1) not in text
+    assert [record.getMessage() for record in ours if record.levelno >= logging.WARNING] == []
+
+
+def test_a_key_of_ours_is_logged_by_nobody(log: Log) -> None:
+    key = new_key()
+    logging.getLogger("gateway.somewhere").info("got %s", key)
+    assert log.text == "got sk-cosydit-..."
+
+
+def test_other_messages_stay_as_they_are(log: Log) -> None:
+    logging.getLogger("gateway.somewhere").info("is it %d? %s", 3, "b" * 500)
+    assert log.text == f"is it 3? {'b' * 500}"
