@@ -350,3 +350,34 @@ def known_statuses() -> dict[int, tuple[str, ...]]:
     for status in _WIRE.values():
         found.setdefault(status.http, set()).add(status.code)
     return {http: tuple(sorted(codes)) for http, codes in sorted(found.items())}
+
+
+_PUBLIC: dict[type[GatewayError], str] = {
+    GatewayError: "the server failed; its log says why",
+    LLMError: "the speech LLM failed; try again",
+    LLMUnavailableError: "no speech LLM can be had now; try again in a moment",
+    LLMInterruptedError: "the speech LLM was interrupted; try again",
+    LLMDeadlineError: "the speech LLM did not answer in time; try again",
+    Token2WavError: "the audio could not be made; try again",
+    Token2WavUnavailableError: "no token2wav server can be had now; try again in a moment",
+    Token2WavBusyError: "every token2wav server is full; try again in a moment",
+    Token2WavInterruptedError: "the audio was interrupted; try again",
+    Token2WavDeadlineError: "the audio did not come in time; try again",
+    VoiceStoreError: "created voices can't be read or written now; the server's log says why",
+    VoiceFileError: "the voice's file is damaged; create the voice again",
+}
+_TOLD_WHOLE = (EmptySpeechError, VoiceStoreFullError, VoiceRateError, VoiceOutdatedError)
+"""Below those of `_PUBLIC`, and about what the caller sent."""
+
+
+def public_text(error: BaseException) -> str:
+    """Return what a caller is told: of the services behind the gateway neither addresses nor what they answered.
+
+    The error itself says more, and belongs into the log.
+    """
+    if isinstance(error, _TOLD_WHOLE):
+        return str(error)
+    for cls in type(error).__mro__:
+        if cls in _PUBLIC and (cls is not GatewayError or type(error) is GatewayError):
+            return _PUBLIC[cls]
+    return str(error) if isinstance(error, GatewayError) else _PUBLIC[GatewayError]

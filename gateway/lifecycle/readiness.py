@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from gateway.core import SpeechLM, Token2Wav
-from gateway.errors import GatewayError, NotReadyError
+from gateway.errors import GatewayError, NotReadyError, public_text
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 
@@ -49,7 +49,7 @@ class Readiness:
                 logger.info("warm-up synthesis succeeded; ready")
                 return
             except GatewayError as error:
-                self._reason = f"the warm-up synthesis failed: {error}"
+                self._reason = f"the warm-up synthesis failed: {public_text(error)}"
                 logger.warning("warm-up synthesis failed, next try in %.1f s: %s", self._retry_s, error)
             except Exception:
                 self._reason = "the warm-up synthesis failed: internal error; see the server's log"

@@ -13,6 +13,9 @@ from enum import Enum
 from gateway.routing.settings import RoutingSettings
 from servicekit.clock import Clock
 
+_LONGEST_REASON = 300
+"""Characters; a failure may tell of one before it."""
+
 
 class ReplicaState(str, Enum):
     """What a replica is good for now."""
@@ -70,7 +73,7 @@ class Health:
     def failed(self, why: str) -> bool:
         """Note that a probe or a stream failed through its fault; True if it is ejected for that."""
         self.failures_total += 1
-        self.last_failure = why
+        self.last_failure = why[:_LONGEST_REASON]
         self._failures_in_row += 1
         if self._ejected_until_s is not None or self._failures_in_row < self._settings.failures_to_eject:
             return False

@@ -20,7 +20,7 @@ import numpy as np
 
 from gateway.core import AudioChunk, FloatArray, InlineVoice
 from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
-from gateway.errors import GatewayError, wire_status
+from gateway.errors import GatewayError, public_text, wire_status
 from gateway.speech.request import SpeechRequest
 from token2wav_service.contract import DEFAULT_PRIORITY, ErrorCode, encode_error
 from token2wav_service.errors import InvalidRequestError
@@ -250,7 +250,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, CallerLeftError):
         return _CANCELLED
     if isinstance(error, GatewayError):
-        return encode_error(wire_status(error).triton, str(error))
+        return encode_error(wire_status(error).triton, public_text(error))
     return error_text(error)
 
 

@@ -16,7 +16,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
 from gateway.dialects.common.answers import error_headers
-from gateway.errors import GatewayError, InvalidRequestError, wire_status
+from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
 
@@ -189,7 +189,7 @@ def final_message(progress: Mapping[str, Any], context_id: str | None) -> dict[s
 
 def error_message(error: GatewayError, context_id: str | None) -> dict[str, Any]:
     """Make the message that fails one context, or no context if it has none."""
-    return _addressed({"error": str(error), "errorCode": error.code}, context_id)
+    return _addressed({"error": public_text(error), "errorCode": error.code}, context_id)
 
 
 def closing_message(name: str, message: str, close_code: int) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def closing_message(name: str, message: str, close_code: int) -> dict[str, Any]:
 def error_response(error: GatewayError) -> JSONResponse:
     """Make the HTTP answer to an error."""
     status = wire_status(error)
-    return JSONResponse(detail(str(error), status.code), status.http, error_headers(error))
+    return JSONResponse(detail(public_text(error), status.code), status.http, error_headers(error))
 
 
 def detail(message: str, code: str) -> dict[str, dict[str, str]]:

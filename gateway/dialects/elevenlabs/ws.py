@@ -37,7 +37,7 @@ from gateway.dialects.elevenlabs.wire import (
     parse_message,
     parse_stream_options,
 )
-from gateway.errors import GatewayError, InvalidRequestError
+from gateway.errors import GatewayError, InvalidRequestError, public_text
 from gateway.host import Host
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class StreamInput(TextSocket):
         try:
             self._context = self._open(None, message)
         except GatewayError as error:
-            await self._leave(error.code, str(error))
+            await self._leave(error.code, public_text(error))
             raise
         return self._context
 
@@ -241,7 +241,7 @@ class StreamInput(TextSocket):
         if context.failure is None:
             await self._socket.close(NORMAL_CLOSE)
             return
-        await self._socket.send(closing_message(context.failure.code, str(context.failure), FAILURE_CLOSE))
+        await self._socket.send(closing_message(context.failure.code, public_text(context.failure), FAILURE_CLOSE))
         await self._socket.close(FAILURE_CLOSE, context.failure.code)
 
 

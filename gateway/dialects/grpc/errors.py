@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gateway.dialects.common.answers import error_metadata
-from gateway.errors import GatewayError, InvalidRequestError, wire_status
+from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ def _guarded(behavior: Behavior, method: str, is_streaming: bool) -> Behavior:
 
 
 async def _refuse(context: Any, error: GatewayError, method: str) -> NoReturn:
-    status, details = wire_status(error), str(error)[:MAX_DETAILS_CHARACTERS]
-    logger.warning("%s failed: %s: %s", method, status.code, details)
+    status, details = wire_status(error), public_text(error)[:MAX_DETAILS_CHARACTERS]
+    logger.warning("%s failed: %s: %s", method, status.code, str(error)[:MAX_DETAILS_CHARACTERS])
     metadata = [(ERROR_CODE_KEY, status.code), *error_metadata(error)]
     if isinstance(error, InvalidRequestError) and error.param is not None:
         metadata.append((ERROR_PARAM_KEY, error.param))

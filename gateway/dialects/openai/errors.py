@@ -20,6 +20,7 @@ from gateway.errors import (
     Token2WavInterruptedError,
     Token2WavUnavailableError,
     VoiceEvictedError,
+    public_text,
     wire_status,
 )
 
@@ -49,7 +50,7 @@ def error_object(error: GatewayError) -> dict[str, str | None]:
     """Describe an error as OpenAI does."""
     status = wire_status(error)
     param = error.param if isinstance(error, InvalidRequestError) else None
-    return _described(str(error), status.openai_type, status.code, param)
+    return _described(public_text(error), status.openai_type, status.code, param)
 
 
 def model_not_found(model: str, known: str) -> JSONResponse:

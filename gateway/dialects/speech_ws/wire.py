@@ -16,7 +16,13 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
-from gateway.errors import GatewayError, InvalidRequestError, InvalidVoicePromptError, UnsupportedOptionError
+from gateway.errors import (
+    GatewayError,
+    InvalidRequestError,
+    InvalidVoicePromptError,
+    UnsupportedOptionError,
+    public_text,
+)
 from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, TextOptions
@@ -148,7 +154,7 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
 
 def error_message(error: GatewayError) -> dict[str, Any]:
     """Make the message that tells of an error."""
-    message = {"type": "error", "message": str(error), "code": error.code}
+    message = {"type": "error", "message": public_text(error), "code": error.code}
     param = error.param if isinstance(error, InvalidRequestError) else None
     return message if param is None else {**message, "param": param}
 
