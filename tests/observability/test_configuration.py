@@ -37,6 +37,7 @@ def test_every_alert_has_a_unit_test_and_says_what_to_do() -> None:
 
 
 def test_the_dashboard_is_what_its_table_makes() -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="it is not made for Python 3.10")
     command = [sys.executable, str(CONFIG / "make_dashboard.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

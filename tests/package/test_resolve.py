@@ -27,8 +27,8 @@ INDEX = "https://pypi.org/simple/pip/"
 REACH_S = 10.0
 PATIENCE_S = 600.0
 """Far more than the half to two minutes that they take; a search among old versions takes longer."""
-NEWCOMERS = ("", "demo")
-OTHERS = ("all", "token2wav,gpu,llm-embedded,text,audio", "docs", "test")
+NEWCOMERS = ("demo",)
+OTHERS = ("", "all", "token2wav,gpu,llm-embedded,text,audio", "docs", "test")
 """What the documentation says to install; vLLM and TensorRT-LLM have environments of their own."""
 ALL_SETS = "COSYDIT_RESOLVE"
 

@@ -136,7 +136,7 @@ def test_stop_strings_and_ignore_eos_work(client: httpx.Client) -> None:
         pytest.param({"prompt": PROMPT, "temperature": -1}, 400, "temperature", id="temperature"),
         pytest.param({"prompt": PROMPT, "max_tokens": "5"}, 400, "max_tokens", id="type"),
         pytest.param({"prompt": [PROMPT]}, 400, "prompt", id="several prompts"),
-        pytest.param({"prompt": PROMPT, "stop_token_ids": [158336]}, 400, "stop_token_ids", id="stop id"),
+        pytest.param({"prompt": PROMPT, "stop_token_ids": [158720]}, 400, "stop_token_ids", id="stop id"),
         pytest.param({"prompt": PROMPT, "stop": ""}, 400, "stop", id="empty stop"),
         pytest.param({}, 400, "prompt", id="no prompt"),
         pytest.param({"prompt": PROMPT, "max_tokens": 5, "min_tokens": 6}, 400, None, id="bounds"),
