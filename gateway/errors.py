@@ -363,7 +363,7 @@ _PUBLIC: dict[type[GatewayError], str] = {
     Token2WavBusyError: "every token2wav server is full; try again in a moment",
     Token2WavInterruptedError: "the audio was interrupted; try again",
     Token2WavDeadlineError: "the audio did not come in time; try again",
-    VoiceStoreError: "created voices can't be read or written now; the server's log says why",
+    VoiceStoreError: "the voice can't be read or written now; the server's log says why",
     VoiceFileError: "the voice's file is damaged; create the voice again",
 }
 _TOLD_WHOLE = (EmptySpeechError, VoiceStoreFullError, VoiceRateError, VoiceOutdatedError)

@@ -40,7 +40,7 @@ async def test_a_voice_that_the_disk_refuses_for_a_moment_is_tried_again(voices:
     path.unlink()
     warming_up = asyncio.create_task(readiness.warm_up())
     async with timeout(5):
-        while "voice 'default' can't be read" not in await reason_of(readiness):
+        while "the voice can't be read" not in await reason_of(readiness):
             await asyncio.sleep(0.01)
         path.write_bytes(content)
         await warming_up
@@ -78,7 +78,7 @@ async def test_what_follows_the_warm_up_is_done_once_and_before_anybody_is_told(
     def follow() -> None:
         nonlocal followed
         followed += 1
-        with pytest.raises(NotReadyError, match="not up yet"):
+        with pytest.raises(NotReadyError, match="no speech LLM"):
             readiness.check().send(None)
 
     with pytest.raises(NotReadyError, match="has not finished"):
