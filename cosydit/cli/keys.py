@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar="LIMIT=VALUE",
-        help="streams=, audio_s_per_hour= or audio_s_per_day=; may be repeated",
+        help="streams=, audio_s_per_hour=, audio_s_per_day= or unspoken_characters=; may be repeated",
     )
     new.set_defaults(run=run, act=_new)
     listing = actions.add_parser("list", help="list the names and limits of a file's keys")
@@ -85,7 +85,8 @@ def _list(args: argparse.Namespace) -> int:
     from gateway.access.caller import CallerLimits
     from gateway.access.keys import parse_keys
 
-    keys = parse_keys(args.file.read_text(encoding="utf-8"), CallerLimits(), str(args.file))
+    none = CallerLimits(unspoken_characters=None)
+    keys = parse_keys(args.file.read_text(encoding="utf-8"), none, str(args.file))
     width = max((len(key.name) for key in keys), default=0)
     for key in keys:
         limits = [f"{name}={value:g}" for name, value in asdict(key.limits).items() if value is not None]

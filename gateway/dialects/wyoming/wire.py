@@ -17,7 +17,7 @@ from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
 
 from gateway.dialects.common.answers import sent
-from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError
+from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError, TextTooLongError, public_text
 from servicekit.timeouts import timeout
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -95,7 +95,7 @@ class EventStream:
     async def refuse(self, error: GatewayError) -> None:
         """Say what went wrong, to a client that still reads."""
         with suppress(ClientLeftError, StalledReaderError):
-            await self.send(Error(str(error), error.code))
+            await self.send(Error(public_text(error), error.code))
 
     async def close(self) -> None:
         """Close the connection, once what was sent has left or soon after."""

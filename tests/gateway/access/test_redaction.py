@@ -39,12 +39,17 @@ class Log(logging.Handler):
 @pytest.fixture
 def log() -> Iterator[Log]:
     root, handler = logging.getLogger(), Log()
-    level = root.level
+    loggers = [root, *map(logging.getLogger, ("uvicorn", "uvicorn.error", "uvicorn.access"))]
+    before = [(each.level, each.propagate) for each in loggers]
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    for each in loggers:
+        each.setLevel(logging.INFO)
+        each.propagate = True  # other servers of this process may have given them handlers of their own
     yield handler
     root.removeHandler(handler)
-    root.setLevel(level)
+    for each, (level, propagates) in zip(loggers, before, strict=True):
+        each.setLevel(level)
+        each.propagate = propagates
 
 
 async def ask_everything() -> None:

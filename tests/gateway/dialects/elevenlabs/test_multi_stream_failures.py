@@ -114,4 +114,8 @@ async def test_an_llm_that_fails_before_any_audio_is_an_error_and_final(voices: 
     async with opened_door(llm, FakeToken2Wav(), voices) as door, door.client(AUTO) as client:
         await begin(client, "c1", ONE)
         heard = (await client.until_final("c1"))["c1"]
-    assert heard[0] == {"error": "the LLM is down; start it", "errorCode": "llm_unavailable", "contextId": "c1"}
+    assert heard[0] == {
+        "error": "no speech LLM can be had now; try again in a moment",
+        "errorCode": "llm_unavailable",
+        "contextId": "c1",
+    }

@@ -57,7 +57,10 @@ async def test_a_failure_is_the_last_message_and_the_close_code(voices: Voices) 
         code, messages = await client.until_closed()
         await door.until_idle()
     assert code == 1011
-    assert (messages[-1]["message"], messages[-1]["error"]) == ("it died; try again", "token2wav_interrupted")
+    assert (messages[-1]["message"], messages[-1]["error"]) == (
+        "the audio was interrupted; try again",
+        "token2wav_interrupted",
+    )
 
 
 async def test_a_wish_that_cannot_be_met_closes_the_socket(voices: Voices) -> None:

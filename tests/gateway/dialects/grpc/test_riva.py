@@ -239,7 +239,10 @@ async def test_a_service_that_fails_fails_the_call(voices: list[NamedVoice]) -> 
     async with opened_grpc(llm, FakeToken2Wav(), voices) as door:
         for call in (door.riva.Synthesize(order()), door.riva.SynthesizeOnline(iter([order()]))):
             status, details, _ = await failure_of(call)
-            assert (status, details) == (grpc.StatusCode.UNAVAILABLE, "no LLM; start it")
+            assert (status, details) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "no speech LLM can be had now; try again in a moment",
+            )
 
 
 async def test_audio_that_no_message_can_hold_is_refused_while_it_is_made(voices: list[NamedVoice]) -> None:

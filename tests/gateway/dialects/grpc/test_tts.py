@@ -163,7 +163,7 @@ async def test_a_service_that_fails_leaves_the_audio_before_good(voices: list[Na
     llm = FakeLLM(speech_deltas(60)[:-1], LLMInterruptedError("it died; try again"))
     async with opened_grpc(llm, FakeToken2Wav(), voices) as door:
         heard, call = Heard(), door.tts.Synthesize(whole())
-        with pytest.raises(grpc.aio.AioRpcError, match="it died; try again") as failure:
+        with pytest.raises(grpc.aio.AioRpcError, match="the speech LLM was interrupted; try again") as failure:
             while True:
                 heard.messages.append(await call.read())
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE

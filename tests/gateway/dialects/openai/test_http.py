@@ -198,7 +198,7 @@ async def test_readyz_waits_for_the_warm_up_and_says_why(voices: Voices) -> None
         while (await door.http.get("/readyz")).status_code != 200:
             await asyncio.sleep(0.01)
     assert refused.status_code == 503
-    assert "start it" in refused.json()["error"]["message"]
+    assert "no speech LLM can be had now" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("silent", ["LLM", "token2wav"])

@@ -194,7 +194,7 @@ async def test_speech_that_fails_is_told_and_the_connection_closed(voices: Voice
         await ask(client, SynthesizeStart(), SynthesizeChunk(ONE), SynthesizeStop())
         heard = await listen(client)
     assert heard.kinds == ["error"]
-    assert (heard.error.code, heard.error.text) == ("llm_interrupted", "the LLM went away; try again")
+    assert (heard.error.code, heard.error.text) == ("llm_interrupted", "the speech LLM was interrupted; try again")
 
 
 async def test_hanging_up_cancels_at_once(voices: Voices) -> None:
