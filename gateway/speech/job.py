@@ -12,6 +12,7 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
 from gateway.speech.observer import StreamObserver
+from gateway.speech.pauses import PauseWeaver
 from gateway.speech.request import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment
 from gateway.voices.registry import ReadyVoice
@@ -40,6 +41,7 @@ class SpeechJob:
         self.request = request
         self.result = result
         self.observer = observer
+        self._pauses = PauseWeaver(result)
         self._voice = Utterance("", "", ())
         self._segment_tokens: list[int] = []
         self._cut_short: str | None = None
@@ -72,7 +74,8 @@ class SpeechJob:
         self._note_language(segment)
         spans = self.result.spans
         first_token = spans[-1].first_token + spans[-1].tokens if spans else 0
-        spans.append(SpokenSpan(segment, first_token))
+        spans.append(SpokenSpan(segment, first_token, silence_before_samples=self.result.silence_samples))
+        self.result.note_pause(segment.source.pause_s)
         self._segment_tokens = []
         utterance = replace(self.result.carry.continued(self._voice), text=segment.text)
         return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
@@ -121,6 +124,7 @@ class SpeechJob:
             self._meter.answered(push.result().duration_s)
 
     def hear(self, audio: AudioChunk) -> AudioChunk:
+        audio = self._pauses.woven_into(audio)
         self.result.audio_chunks += 1
         self.result.audio_samples += len(audio.samples)
         if self.result.ttfa_s is None and len(audio.samples):

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
-from gateway.text import ProsodyCarry, SpokenSegment, TextOptions
+from gateway.text import Normalization, ProsodyCarry, SpokenSegment, TextOptions
+from gateway.text.pauses import check_breaks
 from gateway.voices.profile import DEFAULT_VOICE
-from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
+from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
 DEFAULT_MAX_TEXT_CHARACTERS = 100_000
 """Two chapters of a novel; the OpenAI speech API takes 4096."""
@@ -61,6 +62,20 @@ class SpokenSpan:
     tokens: int = 0
     """So far; final once `is_complete`."""
     is_complete: bool = False
+    silence_before_samples: int = 0
+    """Of the pauses before it, from the stream's beginning, at 24 kHz."""
+    pause_samples: int = 0
+    """Silence behind it; final once the next one has begun or the speech is over."""
+
+    @property
+    def speech_end_samples(self) -> int:
+        """Where its speech ends in the stream and its pause begins; final once `is_complete`."""
+        return (self.first_token + self.tokens) * SAMPLES_PER_TOKEN + self.silence_before_samples
+
+    @property
+    def end_samples(self) -> int:
+        """Where its pause ends in the stream."""
+        return self.speech_end_samples + self.pause_samples
 
 
 @dataclass
@@ -78,6 +93,8 @@ class SpeechResult:
     """What was spoken, in order; text that holds nothing to say is left out."""
     foreign: list[str] = field(default_factory=list)
     """Languages of the text that the checkpoint does not declare, primary subtags of BCP 47, each once."""
+    silence_samples: int = 0
+    """Of all pauses of the text so far, at 24 kHz."""
     carry: ProsodyCarry = field(default_factory=ProsodyCarry)
     """What speech that goes on from this one needs to know; give a result one to go on from."""
     chunk_schedule: list[int] = field(default_factory=list)
@@ -89,6 +106,13 @@ class SpeechResult:
     """From the request to its first samples."""
     total_s: float | None = None
     """From the request to its end, whatever the end was."""
+
+    def note_pause(self, seconds: float) -> None:
+        """Note silence behind the segments so far."""
+        samples = round(seconds * SAMPLE_RATE_HZ)
+        self.silence_samples += samples
+        if self.spans:
+            self.spans[-1].pause_samples += samples
 
     @property
     def spoken_text(self) -> str:
@@ -125,11 +149,13 @@ def check_request(request: SpeechRequest, max_text_characters: int) -> None:
     Raises:
         InvalidTextError: blank, or not Unicode.
         TextTooLongError: longer than the limit.
-        InvalidRequestError: seed or priority out of range.
+        InvalidRequestError: seed or priority out of range, or a break that can't be had.
     """
     if not request.text.strip():
         raise InvalidTextError("the text is empty; send at least one word", param="input")
     check_text(request.text, max_text_characters)
+    if "<" in request.text and request.text_options.normalization is Normalization.ON:
+        check_breaks(request.text)
     check_options(request)
 
 

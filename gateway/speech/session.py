@@ -151,15 +151,15 @@ class SpeechSession:
         """
         try:
             with self._pipeline.holding_session() as hold:
-                while (first := await self._first_speakable(hold)) is not None:
-                    async with aclosing(self._speak_turn(first, hold.is_held)) as turn:
+                while begun := await self._first_speakable(hold):
+                    async with aclosing(self._speak_turn(begun, hold.is_held)) as turn:
                         async for audio in turn:
                             hold.acquire()
                             yield audio
         finally:
             self._unspoken.take(self._unspoken.characters)
 
-    async def _speak_turn(self, first: SpokenSegment, is_under_way: bool) -> AsyncGenerator[SessionAudio]:
+    async def _speak_turn(self, begun: list[SpokenSegment], is_under_way: bool) -> AsyncGenerator[SessionAudio]:
         result = SpeechResult()
         if self.results:
             result.carry = self.results[-1].carry
@@ -167,7 +167,7 @@ class SpeechSession:
         request_id = f"{self._request.request_id}-{len(self.results)}"
         request = replace(self._request, request_id=request_id, is_under_way=is_under_way)
         began_s, clock = self._samples / SAMPLE_RATE_HZ, TextClock(result.spans)
-        async with aclosing(self._pipeline.speak(request, self._turn(first), result)) as chunks:
+        async with aclosing(self._pipeline.speak(request, self._turn(begun), result)) as chunks:
             async for chunk in chunks:
                 yield self._audio_of(chunk, clock, began_s)
 
@@ -178,9 +178,10 @@ class SpeechSession:
         shifted = (replace(each, start_s=each.start_s + began_s, end_s=each.end_s + began_s) for each in read)
         return SessionAudio(chunk.samples, tuple(shifted), chunk.is_last)
 
-    async def _turn(self, first: SpokenSegment) -> Segments:
+    async def _turn(self, begun: list[SpokenSegment]) -> Segments:
         """Yield the segments of one turn; ends with it."""
-        yield first
+        for segment in begun:
+            yield segment
         while True:
             try:
                 async with timeout(self._pause_s):
@@ -196,13 +197,18 @@ class SpeechSession:
             yield await self._prepare(item)
             await asyncio.sleep(0)  # NOTE: items that are there already are had without letting others run
 
-    async def _first_speakable(self, hold: SessionHold) -> SpokenSegment | None:
-        """Wait for the next thing to say; None at the end."""
+    async def _first_speakable(self, hold: SessionHold) -> list[SpokenSegment]:
+        """Wait for the next thing to say and return it behind the pauses before it; nothing at the end."""
+        begun = list[SpokenSegment]()
         while (item := await self._next_item(hold)) is not _Mark.END:
-            if isinstance(item, Segment) and (segment := await self._prepare(item)).is_speakable:
-                return segment
+            if isinstance(item, Segment):
+                segment = await self._prepare(item)
+                if segment.is_speakable or segment.source.pause is not None:
+                    begun.append(segment)
+                if segment.is_speakable:
+                    return begun
             await asyncio.sleep(0)  # NOTE: as in `_turn`
-        return None
+        return []
 
     async def _next_item(self, hold: SessionHold) -> Segment | _Mark:
         """Wait for the writer; after a long silence a gateway that is being stopped no longer waits for the session."""

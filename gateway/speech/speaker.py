@@ -146,7 +146,7 @@ class StreamSpeaker:
     @asynccontextmanager
     async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:
         """Have both services work ahead of the caller; leaving the context stops them and frees what they hold."""
-        first = await self._first_segment(job.request, segments)
+        first = await self._first_segment(job, segments)
         async with (
             self._admitted(job) as voice,
             # The LLM begins while token2wav leases the stream.
@@ -156,11 +156,11 @@ class StreamSpeaker:
         ):
             yield pushes
 
-    async def _first_segment(self, request: SpeechRequest, segments: Segments) -> SpokenSegment:
+    async def _first_segment(self, job: SpeechJob, segments: Segments) -> SpokenSegment:
         """Refuse what can't be spoken before any service is asked."""
-        check_options(request)
-        self._voices.check(request.voice)
-        first = await _next_speakable(segments)
+        check_options(job.request)
+        self._voices.check(job.request.voice)
+        first = await _next_speakable(job, segments)
         if first is None:
             raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
         self._check_language(first)
@@ -214,7 +214,7 @@ class StreamSpeaker:
                     async for delta in deltas:
                         job.note_tokens(delta)
                         yield delta
-            segment = await _next_speakable(segments)
+            segment = await _next_speakable(job, segments)
             self._check_language(segment)
         job.note_end()
 
@@ -245,9 +245,10 @@ class _NoHold:
         """See `core.SessionHold.release`."""
 
 
-async def _next_speakable(segments: Segments) -> SpokenSegment | None:
-    """Return the next segment that holds something to say; None at the end."""
+async def _next_speakable(job: SpeechJob, segments: Segments) -> SpokenSegment | None:
+    """Return the next segment that holds something to say; None at the end. The pauses before it are noted."""
     async for segment in segments:
         if segment.is_speakable:
             return segment
+        job.result.note_pause(segment.source.pause_s)
     return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gateway.speech.request import SpokenSpan
 from gateway.text.spoken_length import spoken_length
-from token2wav_service.contract import TOKEN_RATE_HZ
+from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 TOKENS_A_LETTER = 1.7
 """Of a segment that is under way: about 15 letters a second."""
@@ -32,6 +32,8 @@ class CharacterTime:
     start_s: float
     """From the first sample of the speech."""
     end_s: float
+    is_pause: bool = False
+    """It belongs to the tag of a break, whose silence it lasts."""
 
 
 class TextClock:
@@ -78,7 +80,7 @@ class TextClock:
         read = []
         tokens = _tokens(span)
         while self._character < len(span.segment.source.text):
-            if _time_s(span, tokens, self._character + 1) > audio_s:
+            if _end_s(span, tokens, self._character) > audio_s:
                 break
             read.append(self._time(span, tokens, self._character, audio_s))
             self._character += 1
@@ -86,9 +88,9 @@ class TextClock:
 
     def _time(self, span: SpokenSpan, tokens: float, index: int, latest_s: float) -> CharacterTime:
         source = span.segment.source
-        start_s = max(self._until_s, min(_time_s(span, tokens, index), latest_s))
-        self._until_s = max(start_s, min(_time_s(span, tokens, index + 1), latest_s))
-        return CharacterTime(source.text[index], source.start + index, start_s, self._until_s)
+        start_s = max(self._until_s, min(_start_s(span, tokens, index), latest_s))
+        self._until_s = max(start_s, min(_end_s(span, tokens, index), latest_s))
+        return CharacterTime(source.text[index], source.start + index, start_s, self._until_s, _is_pause(span, index))
 
 
 def _tokens(span: SpokenSpan) -> float:
@@ -98,10 +100,31 @@ def _tokens(span: SpokenSpan) -> float:
     return max(float(span.tokens), TOKENS_A_LETTER * spoken_length(span.segment.text))
 
 
+def _start_s(span: SpokenSpan, tokens: float, index: int) -> float:
+    return _pause_time_s(span, tokens, index) if _is_pause(span, index) else _time_s(span, tokens, index)
+
+
+def _end_s(span: SpokenSpan, tokens: float, index: int) -> float:
+    return _pause_time_s(span, tokens, index + 1) if _is_pause(span, index) else _time_s(span, tokens, index + 1)
+
+
 def _time_s(span: SpokenSpan, tokens: float, source_position: int) -> float:
     """Return when a segment of so many tokens has reached a position of its source."""
     spoken_share = span.segment.alignment.spoken_at(source_position) / max(len(span.segment.text), 1)
-    return (span.first_token + tokens * spoken_share) / TOKEN_RATE_HZ
+    silence_s = span.silence_before_samples / SAMPLE_RATE_HZ
+    return silence_s + (span.first_token + tokens * spoken_share) / TOKEN_RATE_HZ
+
+
+def _is_pause(span: SpokenSpan, index: int) -> bool:
+    source = span.segment.source
+    return source.pause is not None and index >= source.pause_from
+
+
+def _pause_time_s(span: SpokenSpan, tokens: float, source_position: int) -> float:
+    """Return when the pause behind a segment has reached a position of its tag."""
+    source = span.segment.source
+    share = (source_position - source.pause_from) / (len(source.text) - source.pause_from)
+    return _time_s(span, tokens, source.pause_from) + span.pause_samples / SAMPLE_RATE_HZ * share
 
 
 # Han and kana, which are written without blanks: each character is a word of its own.
@@ -129,7 +152,7 @@ class WordGatherer:
         """Take the next characters; return the words that are complete with them."""
         words: list[WordTime] = []
         for each in characters:
-            if each.character.isspace():
+            if each.is_pause or each.character.isspace():
                 words += self.finish()
                 continue
             if self._begins_word(each.character):

@@ -17,10 +17,11 @@ from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import BreakFinder
 from gateway.text.endings import ended
 from gateway.text.language import DeclaredLanguages, LanguageGuesser
-from gateway.text.markup import Markup
+from gateway.text.markup import BareText, Markup
 from gateway.text.normalizer import NormalizedText, Normalizer, clauses, unchanged
 from gateway.text.normalizers import load_normalizers
 from gateway.text.options import Normalization, TextOptions
+from gateway.text.pauses import check_sum
 from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.tags import InlineTags, TextPart
@@ -177,6 +178,8 @@ class TextStream:
         self._front_end = front_end
         self._markup = markup
         self._language: str | None = None
+        self._pauses_s = 0.0
+        """Of the breaks since the last flush."""
 
     @property
     def pending_characters(self) -> int:
@@ -188,6 +191,9 @@ class TextStream:
 
         Args:
             piece: text without lone surrogates; who reads the wire refuses them.
+
+        Raises:
+            InvalidRequestError: a break that can't be had.
         """
         return [segment for segment in self.cutting(piece) if segment is not None]
 
@@ -196,6 +202,9 @@ class TextStream:
 
         Args:
             goes_on: what follows belongs to the same speech, so that a comma at the end stays one.
+
+        Raises:
+            InvalidRequestError: as by `push`.
         """
         return [segment for segment in self.finishing(goes_on=goes_on) if segment is not None]
 
@@ -204,9 +213,8 @@ class TextStream:
         if self._markup is None:
             yield from self._splitter.cutting(piece)
             return
-        for spoken in self._markup.reading(piece):
-            yield from self._as_written(self._markup, self._splitter.cutting(spoken))
-            yield None
+        yield from self._cutting(self._markup, self._markup.reading(piece))
+        self._check(self._markup)
 
     def finishing(self, *, goes_on: bool = False) -> Iterator[Segment | None]:
         """Do what `flush` does in small steps, to the end; see `cutting`."""
@@ -216,17 +224,32 @@ class TextStream:
             segments += [step] if step is not None else []
         if self._markup is not None:
             segments = self._markup.with_rest(segments)
+            self._check(self._markup)
+            self._pauses_s = 0.0
         yield from segments[:-1]
         yield from (replace(last, is_last=not goes_on) for last in segments[-1:])
 
     def _finishing(self) -> Iterator[Segment | None]:
         if self._markup is not None:
-            for spoken in self._markup.finishing():
-                yield from self._as_written(self._markup, self._splitter.cutting(spoken))
-                yield None
+            yield from self._cutting(self._markup, self._markup.finishing())
             yield from self._as_written(self._markup, self._splitter.finishing())
         else:
             yield from self._splitter.finishing()
+
+    def _cutting(self, markup: Markup, parts: Iterator[BareText]) -> Iterator[Segment | None]:
+        """Cut text without markup; a break ends a segment wherever it comes."""
+        for part in parts:
+            yield from self._as_written(markup, self._splitter.cutting(part.text))
+            yield None
+            if part.has_pause:
+                segments = markup.with_pause([markup.as_written(cut) for cut in self._splitter.flush()])
+                self._pauses_s += segments[-1].pause_s
+                yield from segments
+
+    def _check(self, markup: Markup) -> None:
+        if (problem := markup.take_problem()) is not None:
+            raise problem
+        check_sum(self._pauses_s)
 
     def _as_written(self, markup: Markup, cuts: Iterator[Segment | None]) -> Iterator[Segment | None]:
         return (markup.as_written(cut) if cut is not None else None for cut in cuts)

@@ -13,12 +13,14 @@ import html
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import CLOSERS, NARROW_CLAUSE_MARKS, NARROW_TERMINATORS, WIDE_CLAUSE_MARKS, WIDE_TERMINATORS
 from gateway.text.endings import full_stop
 from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.pauses import Pause, read_break
 from gateway.text.splitter import Segment
 from gateway.text.tags import InlineTags
 
@@ -97,8 +99,6 @@ _UNFINISHED_LINE_START = re.compile(
     r"[ \t]{0,8}(?:(?:```|~~~)[^\n`]{0,80}|[`~]{1,2}|[-*_=•‣◦+ \t:|]{1,80}(?:\[[ xX]?\]?[ \t]?[-+=|<>]?|\d|[<>])?"
     r"|#{1,6}[ \t]{0,4}|\d{1,3}(?:[.)][ \t]{0,4})?|(?:>[ \t]?){1,8})?"
 )
-_SHORT_BREAK = re.compile(r"strength\s?=\s?[\"']?(?:x-)?weak|time\s?=\s?[\"']?(?:[12]?\d{1,2}ms|0?\.[0-2]\d*s)\b", re.I)
-_NO_BREAK = re.compile(r"strength\s?=\s?[\"']?none|time\s?=\s?[\"']?0+m?s", re.I)
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,16 @@ class Stretch:
 
     written: str
     spoken: str
+    pause: Pause | None = None
+    """Silence behind it: it is a break, and nothing is spoken for it."""
+
+
+@dataclass(frozen=True)
+class BareText:
+    """Text without markup, and the break that follows it."""
+
+    text: str
+    has_pause: bool
 
 
 class Markup:
@@ -124,22 +134,20 @@ class Markup:
         """Characters received that belong to no segment yet."""
         return self._received - self._start
 
-    def push(self, piece: str) -> str:
-        """Take more text, of any length, and return what is certain of it without markup."""
-        return "".join(self.reading(piece))
-
-    def flush(self) -> str:
-        """Return all that is left, as if the text ended here; more may be pushed afterwards."""
-        return "".join(self.finishing())
-
-    def reading(self, piece: str) -> Iterator[str]:
-        """Do what `push` does in small steps, to the end."""
+    def reading(self, piece: str) -> Iterator[BareText]:
+        """Take more text and yield what is certain of it without markup, in small steps and in parts between breaks."""
         self._received += len(piece)
-        yield from map(self._noted, self._reader.reading(piece))
+        for stretches in self._reader.reading(piece):
+            yield from self._noted(stretches)
 
-    def finishing(self) -> Iterator[str]:
-        """Do what `flush` does in small steps, to the end."""
-        yield from map(self._noted, self._reader.finishing())
+    def finishing(self) -> Iterator[BareText]:
+        """Yield all that is left, as if the text ended here; more may be read afterwards."""
+        for stretches in self._reader.finishing():
+            yield from self._noted(stretches)
+
+    def take_problem(self) -> InvalidRequestError | None:
+        """Return what is wrong with a break read since the last call; it was left out."""
+        return self._reader.take_problem()
 
     def as_written(self, cut: Segment) -> Segment:
         """Return a segment of the text as it was written, for the next one of the text without markup."""
@@ -166,6 +174,18 @@ class Markup:
         alignment = Alignment((*bare.alignment.spans, Span(len(written), 0)))
         return [*before, Segment(last.text + written, last.start, NormalizedText(bare.text, alignment))]
 
+    def with_pause(self, segments: list[Segment]) -> list[Segment]:
+        """Return the segments before a break with the break at the end of the last one."""
+        taken = list[Stretch]()
+        while not taken or taken[-1].pause is None:
+            taken.append(self._stretches.popleft())
+        *before, last = segments or [Segment("", self._start, unchanged(""))]
+        behind = self._segment(taken)
+        spans = (*(last.bare or unchanged(last.text)).alignment.spans, Span(len(behind.text), 0))
+        bare = NormalizedText((last.bare or unchanged(last.text)).text, Alignment(spans))
+        pause = taken[-1].pause
+        return [*before, replace(last, text=last.text + behind.text, bare=bare, pause=pause, pause_from=len(last.text))]
+
     def _segment(self, taken: list[Stretch]) -> Segment:
         written = "".join(stretch.written for stretch in taken)
         start, self._start = self._start, self._start + len(written)
@@ -175,9 +195,15 @@ class Markup:
         bare = "".join(stretch.spoken for stretch in taken)
         return Segment(written, start, NormalizedText(bare, Alignment(spans)))
 
-    def _noted(self, stretches: list[Stretch]) -> str:
+    def _noted(self, stretches: list[Stretch]) -> list[BareText]:
         self._stretches.extend(stretches)
-        return "".join(stretch.spoken for stretch in stretches)
+        parts, spoken = list[BareText](), list[str]()
+        for stretch in stretches:
+            spoken.append(stretch.spoken)
+            if stretch.pause is not None:
+                parts.append(BareText("".join(spoken), has_pause=True))
+                spoken = []
+        return [*parts, BareText("".join(spoken), has_pause=False)]
 
 
 def _parted(stretch: Stretch, spoken: int) -> tuple[Stretch, Stretch]:
@@ -199,6 +225,10 @@ class MarkupReader:
         """Blank space and what vanishes behind it: the space goes too if a mark follows."""
         self._last = ""
         """The last character written."""
+        self._break: Pause | None = None
+        """Read just now and not given yet."""
+        self._is_behind_break = False
+        self._problem: InvalidRequestError | None = None
         self._form_of: dict[str, Callable[[int, bool], _Form | None]] = {
             "\n": self._line_end,
             **dict.fromkeys("*_~`", self._run),
@@ -230,6 +260,11 @@ class MarkupReader:
         held, self._held, self._last = self._held, [], ""
         self._begin_line()
         yield held
+
+    def take_problem(self) -> InvalidRequestError | None:
+        """See `Markup.take_problem`."""
+        problem, self._problem = self._problem, None
+        return problem
 
     def _begin_line(self) -> None:
         self._is_line_start = True
@@ -308,19 +343,25 @@ class MarkupReader:
         if comment := _COMMENT.match(text, at):
             return comment.end(), ""
         if (tag := _TAG.match(text, at)) and _is_known(tag["name"]):
-            return tag.end(), self._spoken_of_tag(tag["name"].lower(), tag["rest"])
+            return tag.end(), self._spoken_of_tag(tag["name"].lower(), tag["rest"], is_end=tag["close"] is not None)
         is_unfinished = not is_complete and (self._tags.unfinished_from(text) == at or _may_be_tag(text, at))
         return None if is_unfinished else (at + 1, "<")
 
-    def _spoken_of_tag(self, name: str, attributes: str) -> str:
-        if name == _BREAK:
-            if _NO_BREAK.search(attributes):
-                return ""
-            return _SHORT_PAUSE if _SHORT_BREAK.search(attributes) else _LONG_PAUSE
+    def _spoken_of_tag(self, name: str, attributes: str, *, is_end: bool) -> str:
+        if name == _BREAK and not is_end:
+            self._read_break(attributes)
         if name in _BLOCKS and self._last_spoken:
             self._needs_stop = True
             return _LINE_END
         return ""
+
+    def _read_break(self, attributes: str) -> None:
+        try:
+            seconds = read_break(attributes)
+        except InvalidRequestError as error:
+            self._problem = self._problem or error
+        else:
+            self._break = Pause(seconds) if seconds else None
 
     def _entity(self, at: int, is_complete: bool) -> _Form | None:
         if entity := _ENTITY.match(self._text, at):
@@ -353,6 +394,16 @@ class MarkupReader:
     def _given(self, written: str, spoken: str) -> list[Stretch]:
         """Return stretches for what was read, with the marks and without the blanks that this brings about."""
         self._last = written[-1]
+        if self._break is not None:
+            return self._given_break(written, self._break)
+        if self._is_behind_break and spoken:
+            blank = len(spoken) - len(spoken.lstrip(" "))
+            self._is_behind_break = blank == len(spoken)
+            if blank and written == spoken:
+                return [
+                    Stretch(written[:blank], ""),
+                    *(self._given(written[blank:], spoken[blank:]) if spoken[blank:] else []),
+                ]
         if spoken in (_SHORT_PAUSE, _LONG_PAUSE):
             spoken = self._pause(spoken)
         if spoken == _LINE_END:
@@ -374,6 +425,12 @@ class MarkupReader:
                 stretches += self._released_before(part_spoken, is_put=part_written != part_spoken)
             (self._held if is_blank else stretches).append(Stretch(part_written, part_spoken))
         return stretches
+
+    def _given_break(self, written: str, pause: Pause) -> list[Stretch]:
+        """Return what was held back, and the break; blanks behind it go, as the text begins anew."""
+        held, self._held, self._break = self._held, [], None
+        self._is_behind_break, self._last_spoken = True, ""
+        return [*held, Stretch(written, "", pause)]
 
     def _pause(self, pause: str) -> str:
         """Return the mark for a pause here; none where there is one already."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from gateway.errors import ConfigError
 from gateway.text.breaks import Break, BreakFinder, Strength
 from gateway.text.normalizer import NormalizedText
+from gateway.text.pauses import Pause
 from gateway.text.spoken_length import spoken_length
 
 # A long piece is read in slices of so many characters: memory and work per character do not grow with it.
@@ -81,6 +82,15 @@ class Segment:
     """Without markup; None: there is none."""
     is_last: bool = False
     """The text ends with it, or is to be spoken so far without what follows."""
+    pause: Pause | None = None
+    """Silence behind it."""
+    pause_from: int = 0
+    """Where in its text the break for that begins, if there is one."""
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds of silence behind it."""
+        return 0.0 if self.pause is None else self.pause.seconds
 
     @property
     def end(self) -> int:

@@ -18,7 +18,7 @@ from gateway.core import FloatArray
 from gateway.speech.request import SpeechResult, SpokenSpan
 from gateway.speech.session import SessionAudio
 from gateway.speech.text_clock import CharacterTime
-from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class _Sentence:
     @property
     def end_samples(self) -> float:
         """Where it ends within its turn; beyond all samples while the LLM still speaks it."""
-        tokens = self.span.first_token + self.span.tokens
-        return tokens * SAMPLES_PER_TOKEN if self.span.is_complete else math.inf
+        return self.span.end_samples if self.span.is_complete else math.inf
 
 
 class SentenceCutter(Protocol):
