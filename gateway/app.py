@@ -19,6 +19,7 @@ from gateway.doors.grpc import GrpcSettings, serving_grpc
 from gateway.doors.wyoming import serving_wyoming
 from gateway.errors import ConfigError
 from gateway.host import Host, HostLimits
+from gateway.lexicons.book import LexiconBook, open_lexicons
 from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
@@ -75,10 +76,11 @@ async def open_gateway(
     encoder = load_text_encoder(config.tokenizer_dir)
     routes = _open_routes(config, _llm_wire(config, encoder), clock)
     access = access or open_access(config.access, clock)
+    lexicons = open_lexicons(config.lexicons, access.key_of_call)
     voices = _open_voices(config, routes.token2wav, clock, access)
     gate = Gate(routes.llm, routes.token2wav)
     declaration = _declaration(config)
-    pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock)
+    pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)
     readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice)
     try:
         routes.start()
@@ -86,6 +88,7 @@ async def open_gateway(
             yield Host(
                 pipeline=pipeline,
                 voices=voices,
+                lexicons=lexicons,
                 readiness=readiness,
                 clock=clock,
                 executor=executor,
@@ -174,6 +177,7 @@ def _make_pipeline(
     access: Access,
     telemetry: Telemetry | None,
     clock: Clock,
+    lexicons: LexiconBook,
 ) -> SpeechPipeline:
     asked = SpeechBounds(config.segment_letters, config.carry_tokens)
     bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
@@ -184,7 +188,7 @@ def _make_pipeline(
         observer = telemetry.observer
         watch_replicas(telemetry.metrics.registry, routes.llm.snapshot, routes.token2wav.snapshot)
     speaker = StreamSpeaker(routes.llm, routes.token2wav, voices, settings, clock, gate, observer)
-    front_end = load_text_front_end(bounds.segment_letters, declaration)
+    front_end = load_text_front_end(bounds.segment_letters, declaration, lexicons)
     return SpeechPipeline(MeteredSpeaker(speaker, access, observer), settings, front_end, observer)
 
 

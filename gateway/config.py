@@ -15,6 +15,7 @@ from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.wyoming.settings import WyomingSettings, add_wyoming_options, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.host import DEFAULT_READER_TIMEOUT_S
+from gateway.lexicons.book import LexiconSettings, add_lexicon_options, lexicon_settings
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import PromptForm
 from gateway.routing.options import (
@@ -81,6 +82,7 @@ class GatewayConfig:
     """Whether text in a language that the checkpoint does not declare is refused; else it is spoken with a warning."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
+    lexicons: LexiconSettings = field(default_factory=LexiconSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
     chunks: ChunkSettings = field(default_factory=ChunkSettings)
     llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
@@ -143,6 +145,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         refuses_foreign=args.undeclared_language == _REFUSE,
         max_body_bytes=args.max_body_bytes,
         voices=voice_settings(args),
+        lexicons=lexicon_settings(args),
         access=access,
         chunks=chunks,
         llm_deadlines=llm_deadlines,
@@ -201,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     drain = "seconds that streams under way may then take to end"
     parser.add_argument("--drain-timeout-s", type=_duration, default=DEFAULT_DRAIN_TIMEOUT_S, help=drain)
     add_voice_options(parser)
+    add_lexicon_options(parser)
     add_access_options(parser)
     add_wyoming_options(parser)
     add_telemetry_options(parser)

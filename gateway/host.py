@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gateway.audio import AudioFormat
 from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
+from gateway.lexicons.book import LexiconBook
 from gateway.lifecycle.gate import Routes
 from gateway.lifecycle.readiness import Readiness
 from gateway.lifecycle.shutdown import Shutdown
@@ -52,6 +53,8 @@ class Host:
 
     pipeline: SpeechPipeline
     voices: VoiceRegistry
+    lexicons: LexiconBook = field(default_factory=lambda: LexiconBook([]))
+    """Pronunciation dictionaries."""
     readiness: Readiness
     clock: Clock
     executor: Executor

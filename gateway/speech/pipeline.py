@@ -87,7 +87,7 @@ class SpeechPipeline:
             check_request(request, self._settings.max_text_characters)
             if self._settings.refuses_foreign:
                 await self._check_languages(request)
-        text = self._front_end.open(request.text_options, WHOLE_TEXT)
+            text = self._front_end.open(request.text_options, WHOLE_TEXT)
         async with aclosing(self._speaker.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:
                 yield chunk

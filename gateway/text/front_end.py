@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from gateway.errors import LexiconNotFoundError
 from gateway.text.addresses import spoken_addresses
+from gateway.text.aliases import Lexicon, apply_lexicons
 from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import BreakFinder
 from gateway.text.endings import ended
@@ -30,6 +33,29 @@ from llm_service.vocab import INLINE_TAGS
 from servicekit.checkpoint_file import CheckpointDeclaration
 
 GuessLanguage = Callable[[str], str | None]
+
+
+class LexiconSource(Protocol):
+    """Where pronunciation dictionaries are found."""
+
+    def lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
+        """Return the dictionaries that a text asks for, and the default one behind them.
+
+        Raises:
+            GatewayError: one of them can't be had.
+        """
+        ...
+
+
+class NoLexicons:
+    """Has no dictionaries: requests bring their own rules."""
+
+    def lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
+        """See `LexiconSource.lexicons_for`."""
+        if options.lexicons:
+            got = f"there is no pronunciation dictionary {options.lexicons[0].name!r}"
+            raise LexiconNotFoundError(f"{got}: this server keeps none", param="lexicons")
+        return ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +94,7 @@ class TextFrontEnd:
         segment_letters: int | None = None,
         declared: DeclaredLanguages | None = None,
         silent_tags: Iterable[str] = (),
+        lexicons: LexiconSource | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -78,45 +105,75 @@ class TextFrontEnd:
             segment_letters: about the longest segment of any text, for models that know short ones only.
             declared: the checkpoint's languages; None: nobody knows them.
             silent_tags: those of `tags` that the checkpoint does not know; normalising takes them out.
+            lexicons: where dictionaries are found; None: there are none.
         """
         self._declared = declared
         self._silent_tags = frozenset(silent_tags)
+        self._lexicons = lexicons or NoLexicons()
         self._segment_letters = segment_letters
         self._normalizers = normalizers
         self._guess_language = guess_language
         self._tags = tags or InlineTags()
         self.turns = TextTurns()
 
+    def check(self, options: TextOptions) -> None:
+        """Refuse options that no text can be opened with.
+
+        Raises:
+            GatewayError: a pronunciation dictionary that can't be had.
+        """
+        self._lexicons.lexicons_for(options)
+
     def open(self, options: TextOptions, settings: SplitSettings) -> TextStream:
         """Begin a text.
 
         Raises:
             ConfigError: settings that can't work.
+            GatewayError: a pronunciation dictionary that can't be had.
         """
+        lexicons = self._lexicons.lexicons_for(options)
+        if options.aliases:
+            lexicons = (Lexicon(options.aliases), *lexicons)
         rules = SentencexRules(options.primary_language, self._guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
         markup = Markup(self._tags) if options.normalization is Normalization.ON else None
-        return TextStream(splitter, options, self, markup)
+        return TextStream(splitter, options, self, markup, lexicons)
 
     def language_of(self, text: str) -> str | None:
         """Return the language that a text seems to be in, as a primary subtag of BCP 47; None: it does not tell."""
         return self._guess_language(text)
 
-    def prepare(self, segment: Segment, options: TextOptions, earlier_language: str | None) -> SpokenSegment:
+    def prepare(
+        self,
+        segment: Segment,
+        options: TextOptions,
+        earlier_language: str | None,
+        lexicons: tuple[Lexicon, ...] = (),
+    ) -> SpokenSegment:
         """Normalise one segment.
 
         Args:
             segment: of any text.
             options: the text's.
             earlier_language: taken where neither the options nor the segment tell one.
+            lexicons: what they replace is normalised like any other text.
         """
-        return finished(self.preparing(segment, options, earlier_language))
+        return finished(self.preparing(segment, options, earlier_language, lexicons))
 
-    def preparing(self, segment: Segment, options: TextOptions, earlier_language: str | None) -> Steps[SpokenSegment]:
+    def preparing(
+        self,
+        segment: Segment,
+        options: TextOptions,
+        earlier_language: str | None,
+        lexicons: tuple[Lexicon, ...] = (),
+    ) -> Steps[SpokenSegment]:
         """Do what `prepare` does in small steps."""
         bare = segment.text if segment.bare is None else segment.bare.text
         language = options.primary_language or self._guessed(bare, earlier_language)
         spoken = segment.bare or unchanged(segment.text)
+        if lexicons:
+            spoken = _after(spoken, self._with_aliases(spoken.text, lexicons))
+            yield
         if options.normalization is Normalization.ON:
             spoken = _after(spoken, spoken_addresses(spoken.text, language))
             yield
@@ -160,6 +217,14 @@ class TextFrontEnd:
         alignment = Alignment.joined(part.alignment for part in parts)
         return NormalizedText("".join(part.text for part in parts), alignment)
 
+    def _with_aliases(self, text: str, lexicons: tuple[Lexicon, ...]) -> NormalizedText:
+        parts = [
+            unchanged(part.text) if part.is_tag else apply_lexicons(part.text, lexicons)
+            for part in self._tags.parts(text)
+        ]
+        alignment = Alignment.joined(part.alignment for part in parts)
+        return NormalizedText("".join(part.text for part in parts), alignment)
+
     def _normalized_part(self, part: TextPart, normalizer: Normalizer | None) -> NormalizedText:
         if part.is_tag and part.text in self._silent_tags:
             return NormalizedText("", Alignment((Span(len(part.text), 0),)))
@@ -170,13 +235,19 @@ class TextStream:
     """One text on its way: a request's whole text, or one that arrives in pieces."""
 
     def __init__(
-        self, splitter: IncrementalSplitter, options: TextOptions, front_end: TextFrontEnd, markup: Markup | None
+        self,
+        splitter: IncrementalSplitter,
+        options: TextOptions,
+        front_end: TextFrontEnd,
+        markup: Markup | None,
+        lexicons: tuple[Lexicon, ...] = (),
     ) -> None:
         """Begin; use `TextFrontEnd.open`. Without `markup` the text is read as it is written."""
         self._splitter = splitter
         self._options = options
         self._front_end = front_end
         self._markup = markup
+        self._lexicons = lexicons
         self._language: str | None = None
         self._pauses_s = 0.0
         """Of the breaks since the last flush."""
@@ -274,17 +345,20 @@ class TextStream:
         return spoken
 
     def _preparing(self, segment: Segment) -> Steps[SpokenSegment]:
-        return self._front_end.preparing(segment, self._options, self._language)
+        return self._front_end.preparing(segment, self._options, self._language, self._lexicons)
 
 
 def load_text_front_end(
-    segment_letters: int | None = None, declaration: CheckpointDeclaration | None = None
+    segment_letters: int | None = None,
+    declaration: CheckpointDeclaration | None = None,
+    lexicons: LexiconSource | None = None,
 ) -> TextFrontEnd:
     """Load every normaliser and the language model: once per process, and without network.
 
     Args:
         segment_letters: see `TextFrontEnd`.
         declaration: the checkpoint's languages and tags; None: unknown languages, CosyVoice2's tags.
+        lexicons: see `TextFrontEnd`.
     """
     guesser, declaration = LanguageGuesser(), declaration or CheckpointDeclaration()
     languages, tags = declaration.languages, INLINE_TAGS if declaration.tags is None else declaration.tags
@@ -295,6 +369,7 @@ def load_text_front_end(
         segment_letters,
         DeclaredLanguages(languages, guesser.surely) if languages is not None else None,
         set(INLINE_TAGS) - set(tags),
+        lexicons,
     )
 
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.errors import InvalidRequestError
+from gateway.text.aliases import AliasRule
 from gateway.text.language import primary_language
 
 AUTO = "auto"
 """As a language: have it guessed."""
+MAX_LEXICONS = 8
+"""Of one request."""
+MAX_ALIASES = 500
+"""Rules that come with one request."""
 _NAMES = {
     "arabic": "ar",
     "bengali": "bn",
@@ -58,6 +63,16 @@ class Normalization(Enum):
 
 
 @dataclass(frozen=True)
+class LexiconLocator:
+    """Where a pronunciation dictionary is found."""
+
+    name: str
+    """Its id, or its name."""
+    version: str | None = None
+    """None: the latest."""
+
+
+@dataclass(frozen=True)
 class TextOptions:
     """How one text is treated."""
 
@@ -65,11 +80,19 @@ class TextOptions:
     """BCP 47 tag such as `en`, `zh-CN` or `pt_BR`, or an English name such as `English`, in any case; None or `auto`:
     guessed from the text, segment by segment."""
     normalization: Normalization = Normalization.ON
+    aliases: tuple[AliasRule, ...] = ()
+    """The request's own rules, asked before any dictionary."""
+    lexicons: tuple[LexiconLocator, ...] = ()
+    """Dictionaries, in order; the operator's default one comes behind them."""
 
     def __post_init__(self) -> None:
         if self._tag is not None and not _LANGUAGE_TAG.fullmatch(self._tag):
             expected = "expected a BCP 47 tag such as en or zh-CN, a name such as English, or auto to have it guessed"
             raise InvalidRequestError(f"got language {self.language!r}, {expected}", param="language")
+        if len(self.lexicons) > MAX_LEXICONS or len(self.aliases) > MAX_ALIASES:
+            got = f"got {len(self.lexicons)} dictionaries and {len(self.aliases)} words with a pronunciation"
+            expected = f"expected at most {MAX_LEXICONS} and {MAX_ALIASES}; make one dictionary of them"
+            raise InvalidRequestError(f"{got}, {expected}", param="lexicons")
 
     @property
     def primary_language(self) -> str | None:

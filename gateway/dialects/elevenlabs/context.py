@@ -13,7 +13,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -217,12 +217,13 @@ class ContextOpener:
             send: see `SpeakingContext`.
 
         Raises:
-            GatewayError: the output format or the speed can't be had here.
+            GatewayError: the output format, the speed or a pronunciation dictionary can't be had here.
         """
         self._opened += 1
         name = f"{self._name}-{self._opened}"
         speech = self.options.speech
-        request = SpeechRequest("", self._voice, speech.seed, text_options=speech.text_options, request_id=name)
+        text_options = replace(speech.text_options, lexicons=first.lexicons) if first.lexicons else speech.text_options
+        request = SpeechRequest("", self._voice, speech.seed, text_options=text_options, request_id=name)
         split = WHOLE_TEXT if self.options.is_auto else LIVE_TEXT
         session = SpeechSession(self.host.pipeline, request, split=split)
         parts = ContextParts(

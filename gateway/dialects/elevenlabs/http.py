@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -16,7 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.common.answers import StreamedAnswer, language_headers, read_body
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_lines, timestamped_object, whole_speech
-from gateway.dialects.elevenlabs.wire import VoiceSettings, error_response, parse_speech_options, speed_of
+from gateway.dialects.elevenlabs.wire import (
+    LexiconLocatorFields,
+    VoiceSettings,
+    error_response,
+    locators_of,
+    parse_speech_options,
+    speed_of,
+)
 from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, decode_text
@@ -41,6 +49,8 @@ class SpeechBody(BaseModel):
     """0 to 2**63-1: the same seed and text give the same speech."""
     voice_settings: VoiceSettings | None = None
     """Only `speed` has a meaning."""
+    pronunciation_dictionary_locators: list[LexiconLocatorFields] | None = None
+    """Pronunciation dictionaries, applied in order."""
 
 
 Make = Callable[[Host, SpeechOrder], AsyncGenerator[bytes]]
@@ -97,14 +107,17 @@ class SpeechEndpoint:
         await answer(scope, receive, send)
 
     def _answer(self, request: Request, body: SpeechBody) -> ASGIApp:
-        fields = {**body.model_dump(exclude={"text", "voice_settings"}), **request.query_params}
+        fields = {
+            **body.model_dump(exclude={"text", "voice_settings", "pronunciation_dictionary_locators"}),
+            **request.query_params,
+        }
         options = parse_speech_options(fields)
         name = uuid.uuid4().hex
         speech = SpeechRequest(
             body.text,
             request.path_params["voice"],
             options.seed,
-            text_options=options.text_options,
+            text_options=replace(options.text_options, lexicons=locators_of(body.pronunciation_dictionary_locators)),
             request_id=name,
         )
         order = SpeechOrder(speech, options.output, speed_of(body.voice_settings))

@@ -1,13 +1,13 @@
 """What ElevenLabs' protocols put on the wire: options of the URL, messages in and out, errors. Pure.
 
-Fields that have no meaning here (model, stability of the voice, pronunciation dictionaries, logging, ...) are taken and
+Fields that have no meaning here (model, stability of the voice, logging, ...) are taken and
 left alone: clients send them on their own.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from gateway.dialects.common.answers import error_headers
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
+from gateway.text.options import LexiconLocator
 
 NORMAL_SPEED = 1.0
 DEFAULT_INACTIVITY_S = 20.0
@@ -63,6 +64,15 @@ class GenerationConfig(BaseModel):
     """Characters buffered before the first speech, the second, ...; the last number holds from there on."""
 
 
+class LexiconLocatorFields(BaseModel):
+    """A pronunciation dictionary in one of its versions."""
+
+    pronunciation_dictionary_id: str
+    """Its id, or the name of one of the operator's."""
+    version_id: str | None = None
+    """By default the latest."""
+
+
 class VoiceSettings(BaseModel):
     """What of the voice can be changed; stability, similarity and style are the recording's own here."""
 
@@ -93,6 +103,13 @@ class ClientMessage(BaseModel):
     """How much text to wait for before it is spoken; first message of a context."""
     voice_settings: VoiceSettings | None = None
     """Only `speed` has a meaning; first message of a context."""
+    pronunciation_dictionary_locators: list[LexiconLocatorFields] | None = None
+    """Pronunciation dictionaries, applied in order; first message of a context."""
+
+    @property
+    def lexicons(self) -> tuple[LexiconLocator, ...]:
+        """Its dictionaries."""
+        return locators_of(self.pronunciation_dictionary_locators)
 
     @property
     def has_speech(self) -> bool:
@@ -132,6 +149,11 @@ def invalid_fields(error: ValidationError) -> InvalidRequestError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return InvalidRequestError(f"{where or 'message'}: {first['msg']}; correct it and send it again", param=where)
+
+
+def locators_of(fields: Sequence[LexiconLocatorFields] | None) -> tuple[LexiconLocator, ...]:
+    """Return the dictionaries that a request names."""
+    return tuple(LexiconLocator(each.pronunciation_dictionary_id, each.version_id) for each in fields or ())
 
 
 def speed_of(settings: VoiceSettings | None) -> float:

@@ -11,9 +11,10 @@ from riva.proto import riva_audio_pb2, riva_tts_pb2
 
 from gateway.audio import OutputFormat, parse_riva_format
 from gateway.core import InlineVoice
+from gateway.dialects.common.text_fields import text_options_of, words_of_riva
 from gateway.errors import UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
-from gateway.text import TextOptions
+from gateway.text import Normalization
 from gateway.voices.draft import prompt_voice, wav_of_pcm16
 from gateway.voices.profile import DEFAULT_VOICE
 from gateway.voices.recordings import container_of
@@ -50,16 +51,15 @@ def read_request(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVo
     Raises:
         InvalidRequestError: a field that can't be served; an unknown voice is refused by the pipeline.
     """
-    if request.custom_dictionary:
-        got = "custom_dictionary is not supported: pronunciations can't be set"
-        raise UnsupportedOptionError(f"{got}; spell the words as they are to be spoken", param="custom_dictionary")
     if request.custom_configuration:
         got = f"custom_configuration has {len(request.custom_configuration)} settings, this model has none"
         raise UnsupportedOptionError(f"{got}; leave it out", param="custom_configuration")
     speech = SpeechRequest(
         request.text,
         _read_voice(request, has_voice),
-        text_options=TextOptions(_language(request)),
+        text_options=text_options_of(
+            _language(request), Normalization.ON, None, words_of_riva(request.custom_dictionary)
+        ),
         request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
     )
     return RivaOrder(speech, _read_format(request), request.enable_word_time_offsets)

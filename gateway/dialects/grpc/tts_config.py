@@ -10,6 +10,7 @@ from tts_api.tts.v1 import speech_pb2
 
 from gateway.audio import AudioFormat, OutputFormat
 from gateway.core import InlineVoice
+from gateway.dialects.common.text_fields import LexiconObject, text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, draw_seed
 from gateway.text import Normalization, TextOptions
@@ -75,7 +76,7 @@ def read_config(config: speech_pb2.SpeechConfig, text: str = "") -> SpeechOrder:
         _read_voice(config.voice),
         config.seed if config.HasField("seed") else draw_seed(),
         config.priority or DEFAULT_PRIORITY,
-        text_options=TextOptions(config.language_code or None, _read_normalization(config.text_normalization)),
+        text_options=_read_text_options(config),
         request_id=_read_request_id(config.request_id),
     )
     speed = config.speed if config.HasField("speed") else _NORMAL_SPEED
@@ -95,6 +96,12 @@ def _read_format(asked: speech_pb2.AudioFormat) -> OutputFormat:
         expected = f"expected a value of AudioEncoding, {min(_FORMATS)} to {max(_FORMATS)}"
         raise UnsupportedOptionError(f"got encoding {encoding}, {expected}", param="audio_format")
     return OutputFormat(_FORMATS[encoding], asked.sample_rate_hz or SAMPLE_RATE_HZ, asked.bit_rate_kbps or None)
+
+
+def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
+    lexicons = [LexiconObject(id=each.id, version=each.version or None) for each in config.lexicons]
+    normalization = _read_normalization(config.text_normalization)
+    return text_options_of(config.language_code or None, normalization, lexicons, config.pronunciations)
 
 
 def _read_normalization(value: int) -> Normalization:

@@ -23,7 +23,7 @@ from gateway.dialects.elevenlabs import wire as elevenlabs_wire
 from gateway.dialects.openai import errors as openai_errors
 from gateway.errors import GatewayError
 
-_ELEVENLABS_PREFIXES = ("/v1/text-to-speech", "/v1/voices", "/v2/voices", "/v1/user")
+_ELEVENLABS_PREFIXES = ("/v1/text-to-speech", "/v1/voices", "/v2/voices", "/v1/user", "/v1/pronunciation-dictionaries")
 _WHERE_TO_LOOK = "GET /docs shows what there is"
 
 

@@ -15,6 +15,7 @@ from enum import Enum
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
+from gateway.dialects.common.text_fields import LexiconObject, text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
 from gateway.text import Normalization, TextOptions
@@ -77,6 +78,10 @@ class SpeechBody(BaseModel):
     part."""
     normalize: bool | None = None
     """`true` (default): written forms such as `3.50` become words; `false`: the text is spoken as it is written."""
+    pronunciations: dict[str, str] | None = None
+    """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
+    lexicons: list[str | LexiconObject] | None = None
+    """Pronunciation dictionaries by id or name, or `{"id": ..., "version": ...}`; applied in order, 8 at most."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder
         body.voice if isinstance(body.voice, str) else body.voice.id,
         draw_seed() if body.seed is None else body.seed,
         DEFAULT_PRIORITY if body.priority is None else body.priority,
-        text_options=TextOptions(body.language, Normalization.OFF if body.normalize is False else Normalization.ON),
+        text_options=_text_options(body),
         request_id=request_id,
     )
     return SpeechOrder(
@@ -131,6 +136,11 @@ def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder
         _read_stream_format(body.stream_format),
         _ignored_fields(body),
     )
+
+
+def _text_options(body: SpeechBody) -> TextOptions:
+    normalization = Normalization.OFF if body.normalize is False else Normalization.ON
+    return text_options_of(body.language, normalization, body.lexicons, body.pronunciations)
 
 
 def _read_stream_format(name: str | None) -> StreamFormat:

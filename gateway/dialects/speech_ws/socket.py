@@ -112,6 +112,7 @@ class SpeechSocket:
             raise InvalidRequestError(f"{got}; send input.done first", param="type")
         config = parse_config(message)
         self._host.voices.check(config.voice)
+        self._host.pipeline.front_end.check(config.text_options)
         open_encoder(config.output, config.speed).close()
         self._config = config
         await self._socket.send({"type": "session.configured", "session_id": self._session_id, **config.description})

@@ -16,6 +16,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
+from gateway.dialects.common.text_fields import LexiconObject, text_options_of
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
@@ -25,7 +26,7 @@ from gateway.errors import (
 )
 from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime, WordGatherer
-from gateway.text import WHOLE_TEXT, TextOptions
+from gateway.text import WHOLE_TEXT, Normalization, TextOptions
 from gateway.text.splitter import CutBounds, SplitSettings
 from gateway.voices.draft import prompt_voice
 from gateway.voices.profile import DEFAULT_VOICE
@@ -99,6 +100,10 @@ class ConfigFields(BaseModel):
     """`true`: take only the timbre of the recording, whatever `ref_text` says."""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """0 to 2**63-1: the same seed and text give the same speech."""
+    pronunciations: dict[str, str] | None = None
+    """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
+    lexicons: list[str | LexiconObject] | None = None
+    """Pronunciation dictionaries by id or name, or `{"id": ..., "version": ...}`; applied in order, 8 at most."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,9 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
         is_streamed=fields.stream_audio,
         has_word_times=fields.word_timestamps,
         granularity=fields.split_granularity or Granularity.SENTENCE,
-        text_options=TextOptions(_language(fields.language)),
+        text_options=text_options_of(
+            _language(fields.language), Normalization.ON, fields.lexicons, fields.pronunciations
+        ),
         seed=fields.seed,
     )
 

@@ -39,7 +39,7 @@ def main() -> None:
     facts["online_words"] = _words(service.synthesize_online(TEXT, enable_word_time_offsets=True))
     facts["voices"] = _voices(service)
     facts["voice_error"] = _error_of(service, voice_name="nobody")
-    facts["dictionary_error"] = _error_of(service, custom_dictionary={"NVIDIA": "x"})
+    facts["dictionary_error"] = _error_of(service, custom_dictionary={"NVIDIA": "ɛnˈvɪdiə"})
     _leave_early(service)
     (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 

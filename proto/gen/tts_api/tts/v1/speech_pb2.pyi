@@ -48,7 +48,14 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class SpeechConfig(_message.Message):
-    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s")
+    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s", "lexicons", "pronunciations")
+    class PronunciationsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     VOICE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FORMAT_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +65,8 @@ class SpeechConfig(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    LEXICONS_FIELD_NUMBER: _ClassVar[int]
+    PRONUNCIATIONS_FIELD_NUMBER: _ClassVar[int]
     voice: Voice
     audio_format: AudioFormat
     speed: float
@@ -67,7 +76,17 @@ class SpeechConfig(_message.Message):
     priority: int
     request_id: str
     run_ahead_s: float
-    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ...) -> None: ...
+    lexicons: _containers.RepeatedCompositeFieldContainer[Lexicon]
+    pronunciations: _containers.ScalarMap[str, str]
+    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ..., lexicons: _Optional[_Iterable[_Union[Lexicon, _Mapping]]] = ..., pronunciations: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Lexicon(_message.Message):
+    __slots__ = ("id", "version")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    version: str
+    def __init__(self, id: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Voice(_message.Message):
     __slots__ = ("name", "prompt")

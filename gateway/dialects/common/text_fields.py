@@ -1,0 +1,74 @@
+"""What requests of several dialects say about their text in the same words: pronunciations and dictionaries. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from gateway.errors import InvalidRequestError, UnsupportedOptionError
+from gateway.lexicons.forms import rules_of_mapping
+from gateway.text import Normalization, TextOptions
+from gateway.text.aliases import NO_PHONEMES
+from gateway.text.options import LexiconLocator
+
+_IPA = re.compile("[\u0250-\u02af\u02b0-\u02ff\u0300-\u036f\u1d00-\u1dbfæðøŋœθβχ]|\\{@?[A-Z]")
+"""Letters that only phonetic alphabets have, and Riva's ARPABET in braces."""
+_ENTRY = re.compile(r"(?P<word>\S.*?)(?:\s{2,}|\t)(?P<spoken>\S.*)", re.DOTALL)
+
+
+class LexiconObject(BaseModel):
+    """A dictionary in one of its versions."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    id: str
+    """Its id, or its name."""
+    version: str | None = None
+    """By default the latest."""
+
+
+LexiconFields = Sequence[str | LexiconObject]
+
+
+def text_options_of(
+    language: str | None,
+    normalization: Normalization,
+    lexicons: LexiconFields | None,
+    pronunciations: Mapping[str, str] | None,
+) -> TextOptions:
+    """Make the options of a text out of a request's fields.
+
+    Raises:
+        InvalidRequestError: a language, word or pronunciation that can't be, or too many of them.
+    """
+    locators = tuple(
+        LexiconLocator(each) if isinstance(each, str) else LexiconLocator(each.id, each.version)
+        for each in lexicons or ()
+    )
+    return TextOptions(language, normalization, rules_of_mapping(dict(pronunciations or {})), locators)
+
+
+def words_of_riva(custom_dictionary: str) -> dict[str, str]:
+    """Read Riva's dictionary: entries `word␣␣pronunciation`, with two blanks between, joined by commas.
+
+    Raises:
+        InvalidRequestError: an entry of another form.
+        UnsupportedOptionError: a pronunciation in phonemes.
+    """
+    entries = [entry.strip() for entry in custom_dictionary.split(",")]
+    return dict(_entry(entry) for entry in entries if entry)
+
+
+def _entry(entry: str) -> tuple[str, str]:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        expected = 'expected a word, two blanks and what is spoken for it, such as "Xiaomi  show me"'
+        raise InvalidRequestError(
+            f"custom_dictionary: got the entry {entry[:80]!r}, {expected}", param="custom_dictionary"
+        )
+    if _IPA.search(found["spoken"]):
+        raise UnsupportedOptionError(
+            f"custom_dictionary, {found['word'][:40]!r}: {NO_PHONEMES}", param="custom_dictionary"
+        )
+    return found["word"], found["spoken"].strip()

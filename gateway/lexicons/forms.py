@@ -1,0 +1,187 @@
+"""The forms that a pronunciation dictionary comes in: rules as JSON, and PLS, the W3C's XML.
+
+    {"rules": {"Xiaomi": "show me"}}
+    {"rules": [{"string_to_replace": "SQL", "alias": "sequel", "case_sensitive": false, "word_boundaries": true}]}
+    <lexicon version="1.0" ...><lexeme><grapheme>Xiaomi</grapheme><alias>show me</alias></lexeme></lexicon>
+
+Pure: files are the business of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from xml.sax.saxutils import escape
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gateway.errors import InvalidRequestError, UnsupportedOptionError
+from gateway.text.aliases import NO_PHONEMES, AliasRule
+from gateway.text.xml import XmlProblem, read_xml
+
+MAX_RULES = 5000
+"""Of one dictionary."""
+MAX_FORM_CHARACTERS = 4 * 1024 * 1024
+_PLS_NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
+_PHONEME = "phoneme"
+
+
+class RuleFields(BaseModel):
+    """One rule; the names are ElevenLabs'."""
+
+    model_config = ConfigDict(extra="ignore")
+    string_to_replace: str
+    """What is written: one word, or some in a row; 200 characters at most."""
+    alias: str | None = None
+    """What is spoken for it; 400 characters at most."""
+    case_sensitive: bool | None = None
+    """`true` (default): only in these letters."""
+    word_boundaries: bool | None = None
+    """`true` (default): only where it is a word of its own."""
+    type: str = "alias"
+    """`alias`; `phoneme` is refused."""
+    phoneme: str | None = None
+    """Refused."""
+
+
+class RulesFile(BaseModel):
+    """The JSON form."""
+
+    model_config = ConfigDict(extra="forbid")
+    rules: list[RuleFields] | dict[str, str]
+    """Rules, or simply words and what is spoken for them."""
+    description: str = ""
+
+
+def rules_of_json(text: str | bytes) -> tuple[AliasRule, ...]:
+    """Read the JSON form.
+
+    Raises:
+        InvalidRequestError: it is not of that form, or a rule can't be had.
+    """
+    try:
+        rules = RulesFile.model_validate_json(text).rules
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise InvalidRequestError(f"{where}: {first['msg']}; expected rules as JSON", param="rules") from error
+    return rules_of_mapping(rules) if isinstance(rules, dict) else rules_of_fields(rules)
+
+
+def rules_of_mapping(words: dict[str, str]) -> tuple[AliasRule, ...]:
+    """Make rules of words and what is spoken for them.
+
+    Raises:
+        InvalidRequestError: see `rules_of_fields`.
+    """
+    return _checked([AliasRule(word, alias) for word, alias in words.items()])
+
+
+def rules_of_fields(fields: Sequence[RuleFields]) -> tuple[AliasRule, ...]:
+    """Make rules of their fields.
+
+    Raises:
+        InvalidRequestError: a word or alias that can't be, or too many rules.
+        UnsupportedOptionError: phonemes.
+    """
+    return _checked([_rule_of(each) for each in fields[: MAX_RULES + 1]])
+
+
+def fields_of(rule: AliasRule) -> dict[str, Any]:
+    """Write a rule as JSON."""
+    return {
+        "type": "alias",
+        "string_to_replace": rule.word,
+        "alias": rule.alias,
+        "case_sensitive": rule.is_case_sensitive,
+        "word_boundaries": rule.has_word_boundaries,
+    }
+
+
+def rules_of_pls(text: str) -> tuple[AliasRule, ...]:
+    """Read a PLS document: every grapheme of a lexeme is spoken as its first alias.
+
+    Raises:
+        InvalidRequestError: it is no PLS, with line and column; or a rule can't be had.
+    """
+    reader = _PlsReader()
+    read_xml(text, reader, "PLS file", "file", MAX_FORM_CHARACTERS)
+    return _checked(reader.rules)
+
+
+def pls_of_rules(rules: Sequence[AliasRule], language: str = "en") -> str:
+    """Write rules as PLS, which has no words for case and boundaries."""
+    lexemes = "".join(
+        f"  <lexeme><grapheme>{escape(rule.word)}</grapheme><alias>{escape(rule.alias)}</alias></lexeme>\n"
+        for rule in rules
+    )
+    head = f'<lexicon version="1.0" xmlns="{_PLS_NAMESPACE}" alphabet="ipa" xml:lang="{language}">'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}\n{lexemes}</lexicon>\n'
+
+
+def _rule_of(fields: RuleFields) -> AliasRule:
+    if fields.type == _PHONEME or fields.phoneme is not None:
+        raise UnsupportedOptionError(f"rule for {fields.string_to_replace[:40]!r}: {NO_PHONEMES}", param="rules")
+    if fields.alias is None:
+        raise InvalidRequestError(f"the rule for {fields.string_to_replace[:40]!r} has no alias; add it", param="rules")
+    return AliasRule(
+        fields.string_to_replace, fields.alias, fields.case_sensitive is not False, fields.word_boundaries is not False
+    )
+
+
+def _checked(rules: Sequence[AliasRule]) -> tuple[AliasRule, ...]:
+    if len(rules) > MAX_RULES:
+        raise InvalidRequestError(f"there are more than {MAX_RULES} rules; make several dictionaries", param="rules")
+    return tuple(rules)
+
+
+_TEXTS = ("grapheme", "alias", "phoneme", "example")
+_WITHIN = {"lexicon": ("",), "lexeme": ("lexicon",), **dict.fromkeys(_TEXTS, ("lexeme",))}
+
+
+class _PlsReader:
+    """Gathers the rules of a PLS document."""
+
+    def __init__(self) -> None:
+        self.rules: list[AliasRule] = []
+        self._open: list[str] = []
+        self._found: dict[str, list[str]] = {}
+
+    def start(self, name: str, attributes: dict[str, str], at: int) -> None:
+        """See `XmlReader.start`."""
+        name = name.rpartition(":")[2]
+        above = self._open[-1] if self._open else ""
+        if above not in _WITHIN.get(name, ()) and not self._is_metadata(name, above):
+            raise XmlProblem(f"<{name}> is not expected {f'in <{above}>' if above else 'here'}")
+        self._open.append(name)
+        if name == "lexeme":
+            self._found = {kind: [] for kind in _TEXTS}
+        elif name in _TEXTS:
+            self._found[name].append("")
+
+    def end(self, name: str, at: int) -> None:
+        """See `XmlReader.end`."""
+        if self._open.pop() == "lexeme":
+            self._add(self._found)
+
+    def text(self, text: str, at: int) -> None:
+        """See `XmlReader.text`."""
+        if self._open and self._open[-1] in _TEXTS:
+            self._found[self._open[-1]][-1] += text
+
+    def _is_metadata(self, name: str, above: str) -> bool:
+        return (name in ("meta", "metadata") and above == "lexicon") or "metadata" in self._open
+
+    def _add(self, found: dict[str, list[str]]) -> None:
+        words = [" ".join(word.split()) for word in found["grapheme"]]
+        aliases = [" ".join(alias.split()) for alias in found["alias"]]
+        if not words:
+            raise XmlProblem("a <lexeme> has no <grapheme>")
+        if not aliases:
+            raise XmlProblem(NO_PHONEMES if found["phoneme"] else "a <lexeme> has no <alias>")
+        if len(self.rules) + len(words) > MAX_RULES:
+            raise XmlProblem(f"there are more than {MAX_RULES} rules; make several files")
+        try:
+            self.rules += [AliasRule(word, aliases[0]) for word in words]
+        except InvalidRequestError as error:
+            raise XmlProblem(str(error)) from error

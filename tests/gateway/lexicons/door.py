@@ -1,0 +1,95 @@
+"""Serves every door of a gateway that keeps pronunciation dictionaries, behind API keys, with both services faked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+from riva.proto import riva_tts_pb2_grpc
+from starlette.applications import Starlette
+from tts_api.tts.v1 import tts_service_pb2_grpc
+from websockets.asyncio.client import connect
+
+from gateway.access.http_middleware import guarded
+from gateway.access.settings import AccessSettings, http_rules, open_access
+from gateway.doors.grpc import GrpcSettings, serving_grpc
+from gateway.doors.http import dialect_routes
+from gateway.lexicons.book import LexiconSettings, open_lexicons
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.speaker import StreamSpeaker
+from gateway.text import TextFrontEnd
+from gateway.voices.registry import NamedVoice, VoiceRegistry
+from servicekit.clock import SystemClock
+from tests.gateway.access.door import KEY, OTHER_KEY, keys
+from tests.gateway.dialects.socket_door import Client, served
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_host, speech_deltas
+
+ANNA, BOB = {"xi-api-key": KEY}, {"xi-api-key": OTHER_KEY}
+GRPC_ANNA = (("authorization", f"Bearer {KEY}"),)
+TOKENS = 30
+
+
+@dataclass
+class Door:
+    """Running doors and the LLM behind them."""
+
+    url: str
+    http: httpx.AsyncClient
+    channel: grpc.aio.Channel
+    llm: FakeLLM
+
+    @property
+    def tts(self) -> Any:
+        return tts_service_pb2_grpc.TextToSpeechServiceStub(self.channel)
+
+    @property
+    def riva(self) -> Any:
+        return riva_tts_pb2_grpc.RivaSpeechSynthesisStub(self.channel)
+
+    @asynccontextmanager
+    async def client(self, path: str) -> AsyncIterator[Client]:
+        url = f"ws{self.url.removeprefix('http')}{path}"
+        async with connect(url, proxy=None, additional_headers=ANNA) as connection:
+            yield Client(connection)
+
+    def spoken(self) -> list[str]:
+        """Return what the LLM was asked to speak since the last call."""
+        texts = [utterance.text.strip() for utterance in self.llm.utterances]
+        self.llm.utterances.clear()
+        return texts
+
+
+@asynccontextmanager
+async def opened_door(voices: list[NamedVoice], settings: LexiconSettings) -> AsyncIterator[Door]:
+    """Start the doors and stop them again."""
+    clock, llm, token2wav = SystemClock(), FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav()
+    access_settings = AccessSettings(fixed_keys=keys())
+    access = open_access(access_settings, clock)
+    lexicons = open_lexicons(settings, access.key_of_call)
+    front_end = TextFrontEnd({}, lambda text: None, lexicons=lexicons)
+    registry = VoiceRegistry(token2wav, voices)
+    pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=clock), front_end=front_end)
+    with ThreadPoolExecutor(1) as executor:
+        host = replace(make_host(pipeline, registry, executor, clock=clock), lexicons=lexicons)
+        app = guarded(Starlette(routes=dialect_routes(lambda: host, 200_000)), access, http_rules(access_settings))
+        async with (
+            served(app) as url,
+            serving_grpc(host, GrpcSettings(port=0), access) as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+            httpx.AsyncClient(base_url=url, timeout=5, trust_env=False, headers=ANNA) as http,
+        ):
+            yield Door(url, http, channel, llm)
+
+
+def created_settings(path: Path) -> LexiconSettings:
+    """Return settings with a default dictionary and room for created ones, both in `path`."""
+    operator, created = path / "operator", path / "created"
+    operator.mkdir()
+    (operator / "default.json").write_text('{"rules": {"GNU": "guh noo"}}')
+    return LexiconSettings(operator, created)

@@ -1,0 +1,103 @@
+"""The forms of pronunciation dictionaries: JSON and PLS, and what is refused of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.errors import InvalidRequestError, UnsupportedOptionError
+from gateway.lexicons.forms import MAX_RULES, fields_of, pls_of_rules, rules_of_json, rules_of_pls
+from gateway.text.aliases import AliasRule
+
+HEAD = '<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" alphabet="ipa" xml:lang="en">'
+PLS = f"""<?xml version="1.0" encoding="UTF-8"?>
+{HEAD}
+  <meta name="author" content="me"/>
+  <metadata><x:note xmlns:x="urn:x">anything <x:deep/></x:note></metadata>
+  <lexeme><grapheme>Xiaomi</grapheme><grapheme>XIAOMI</grapheme><alias>show me</alias></lexeme>
+  <lexeme><grapheme>R&amp;D</grapheme><phoneme>x</phoneme><alias> research
+      and development</alias></lexeme>
+</lexicon>
+"""
+
+
+def test_json_has_a_long_and_a_short_form() -> None:
+    short = rules_of_json('{"rules": {"Xiaomi": "show me", "小米": "xiao mi"}}')
+    assert short == (AliasRule("Xiaomi", "show me"), AliasRule("小米", "xiao mi"))
+    long = {"string_to_replace": "SQL", "alias": "sequel", "case_sensitive": False, "word_boundaries": False}
+    rules = rules_of_json(json.dumps({"rules": [long]}))
+    assert rules == (AliasRule("SQL", "sequel", False, False),)
+    assert rules_of_json(json.dumps({"rules": [fields_of(rule) for rule in rules]})) == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "expected rules as JSON"),
+        ('{"words": {}}', "expected rules as JSON"),
+        ('{"rules": [{"alias": "a"}]}', "expected rules as JSON"),
+        ('{"rules": [{"string_to_replace": "a"}]}', "has no alias"),
+        ('{"rules": {"": "a"}}', "expected text without blanks"),
+    ],
+)
+def test_json_that_is_no_dictionary_is_refused(text: str, told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        rules_of_json(text)
+
+
+def test_phonemes_are_refused_with_a_word_on_who_reads_them() -> None:
+    phoneme = {"type": "phoneme", "string_to_replace": "tomato", "phoneme": "təˈmeɪtoʊ", "alphabet": "ipa"}
+    with pytest.raises(UnsupportedOptionError, match="CosyVoice3"):
+        rules_of_json(json.dumps({"rules": [phoneme]}))
+    with pytest.raises(InvalidRequestError, match=r"line 2, column \d+: phonemes can't be spoken.*CosyVoice3"):
+        rules_of_pls(f"{HEAD}\n<lexeme><grapheme>a</grapheme><phoneme>x</phoneme></lexeme></lexicon>")
+
+
+def test_pls_is_read_and_written() -> None:
+    rules = rules_of_pls(PLS)
+    assert rules == (
+        AliasRule("Xiaomi", "show me"),
+        AliasRule("XIAOMI", "show me"),
+        AliasRule("R&D", "research and development"),
+    )
+    assert rules_of_pls(pls_of_rules(rules)) == rules
+
+
+BOMB = (
+    '<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]>\n'
+    f"{HEAD}<lexeme><grapheme>&b;</grapheme><alias>x</alias></lexeme></lexicon>"
+)
+FILE = (
+    '<!DOCTYPE l [<!ENTITY f SYSTEM "file:///etc/passwd">]>'
+    f"{HEAD}<lexeme><grapheme>a</grapheme><alias>&f;</alias></lexeme></lexicon>"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no element found"),
+        ("no xml", "line 1, column 1"),
+        (f"{HEAD}\n<lexeme>", "line 2, column 9: no element found"),
+        (f"{HEAD}<lexeme></lexeme></lexicon>", "has no <grapheme>"),
+        (f"{HEAD}<lexeme><grapheme>a</grapheme></lexeme></lexicon>", "has no <alias>"),
+        (f"{HEAD}<b/></lexicon>", "<b> is not expected in <lexicon>"),
+        ("<speak/>", "<speak> is not expected here"),
+        (f"{HEAD}<metadata>{'<a>' * 40}", "lies within 32 others"),
+        (BOMB, "document types and entities are not taken"),
+        (FILE, "document types and entities are not taken"),
+        (f"{HEAD}<lexeme><grapheme>&a;</grapheme></lexeme></lexicon>", "undefined entity"),
+    ],
+)
+def test_a_file_that_is_no_pls_is_refused_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(InvalidRequestError, match="can't be read at line") as refused:
+        rules_of_pls(text)
+    assert told in str(refused.value)
+
+
+def test_a_dictionary_has_bounds() -> None:
+    with pytest.raises(InvalidRequestError, match="more than 5000 rules"):
+        rules_of_json(json.dumps({"rules": {f"word{number}": "a" for number in range(MAX_RULES + 1)}}))
+    with pytest.raises(InvalidRequestError, match="the limit is 4194304"):
+        rules_of_pls(" " * (4 * 1024 * 1024 + 1))
