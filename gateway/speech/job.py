@@ -17,6 +17,7 @@ from gateway.speech.request import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechR
 from gateway.text import ProsodyCarry, SpokenSegment
 from gateway.voices.registry import ReadyVoice
 from servicekit.clock import Clock
+from token2wav_service.contract import SAMPLES_PER_TOKEN
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +74,8 @@ class SpeechJob:
         """Return what the LLM is to speak and the seed of it."""
         self._note_language(segment)
         spans = self.result.spans
-        first_token = spans[-1].first_token + spans[-1].tokens if spans else 0
-        spans.append(SpokenSpan(segment, first_token, silence_before_samples=self.result.silence_samples))
+        spans.append(_span_behind(spans, segment, self.result.silence_samples))
+        self.result.has_manners = self.result.has_manners or segment.source.manner is not None
         self.result.note_pause(segment.source.pause_s)
         self._segment_tokens = []
         utterance = replace(self.result.carry.continued(self._voice), text=segment.text)
@@ -145,3 +146,13 @@ class SpeechJob:
         ids = {"request_id": result.request_id, "stream_id": result.stream_id}
         logger.log(level, _END_RECORD, *record, extra=ids)
         self.observer.ended(error)
+
+
+def _span_behind(spans: list[SpokenSpan], segment: SpokenSegment, silence_samples: int) -> SpokenSpan:
+    """Return the span of a segment that begins where the last one ended."""
+    if not spans:
+        return SpokenSpan(segment, 0, silence_before_samples=silence_samples)
+    last = spans[-1]
+    stretched_by = last.stretched_by_samples + last.samples - last.tokens * SAMPLES_PER_TOKEN
+    first_token = last.first_token + last.tokens
+    return SpokenSpan(segment, first_token, silence_before_samples=silence_samples, stretched_by_samples=stretched_by)

@@ -10,6 +10,7 @@ behind it, so that no click is heard. Knows nothing of tags or services.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +18,91 @@ from gateway.core import AudioChunk, FloatArray
 from gateway.speech.request import SpeechResult
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
+if TYPE_CHECKING:
+    from gateway.audio.tempo import TempoChanger
+
 FADE_SAMPLES = SAMPLE_RATE_HZ // 100
 """10 ms: short enough to take nothing from a word, and long enough that its end is no click."""
 _FADE_IN: FloatArray = np.sin(0.5 * np.pi * (np.arange(FADE_SAMPLES) + 0.5) / FADE_SAMPLES).astype(np.float32) ** 2
 _FADE_OUT = _FADE_IN[::-1]
 _BEFORE_ALL = -1
+
+
+class MannerChanger:
+    """Has segments played at the rate and volume that their text asks for; others pass through untouched."""
+
+    def __init__(self, result: SpeechResult) -> None:
+        """Begin before the first sample; see `PauseWeaver`."""
+        self._result = result
+        self._at = 0
+        """Samples taken so far, as token2wav made them."""
+        self._span = 0
+        self._tempo: TempoChanger | None = None
+        self._gain = 1.0
+        """Of the sample before."""
+
+    def changed(self, audio: AudioChunk) -> AudioChunk:
+        """Return the next audio as it is to be heard; a changed rate holds some of it back until its segment ends."""
+        if not self._result.has_manners:
+            self._at += len(audio.samples)
+            return audio
+        parts, left = list[FloatArray](), audio.samples
+        while True:
+            is_over = self._skip_ended(parts, audio.is_last)
+            if not len(left) or is_over:
+                break
+            taken = left[: self._left_of_span(len(left))]
+            parts.append(self._played(taken))
+            left = left[len(taken) :]
+        return replace(audio, samples=np.concatenate([np.zeros(0, np.float32), *parts, left]))
+
+    def _skip_ended(self, parts: list[FloatArray], is_last: bool) -> bool:
+        """Go on behind the spans that have ended; return whether that was the last one."""
+        spans = self._result.spans
+        while self._span < len(spans):
+            span = spans[self._span]
+            is_known = span.is_complete and (is_last or self._span + 1 < len(spans))
+            if not is_known or self._at < (span.first_token + span.tokens) * SAMPLES_PER_TOKEN:
+                return False
+            if self._tempo is not None:
+                parts.append(self._louder(self._tempo.finish()))
+                self._tempo = None
+            self._span += 1
+        return True
+
+    def _left_of_span(self, samples: int) -> int:
+        """Return how many of the next samples are the span's."""
+        span = self._result.spans[self._span]
+        if not span.is_complete:
+            return samples
+        return min(samples, (span.first_token + span.tokens) * SAMPLES_PER_TOKEN - self._at) or samples
+
+    def _played(self, samples: FloatArray) -> FloatArray:
+        self._at += len(samples)
+        rate = self._result.spans[self._span].manner.rate
+        if rate == 1:
+            return self._louder(samples)
+        if self._tempo is None:
+            self._tempo = _open_tempo(rate)
+        return self._louder(self._tempo.push(samples))
+
+    def _louder(self, samples: FloatArray) -> FloatArray:
+        """Multiply [N] samples by the span's gain, which is reached within a fade."""
+        gain = self._result.spans[self._span].manner.gain
+        if (gain == self._gain == 1) or not len(samples):
+            return samples
+        gains = np.full(len(samples), gain, np.float32)
+        ramp = _FADE_IN[: len(samples)]
+        gains[: len(ramp)] = self._gain + (gain - self._gain) * ramp
+        self._gain = gain
+        return np.clip(samples * gains, -1.0, 1.0)
+
+
+def _open_tempo(rate: float) -> TempoChanger:
+    # NOTE: needs the extra `audio`, without which the text was refused.
+    from gateway.audio.tempo import TempoChanger
+
+    return TempoChanger(rate)
 
 
 class PauseWeaver:
@@ -34,8 +115,9 @@ class PauseWeaver:
             result: the stream's; its spans tell where pauses are, and grow meanwhile.
         """
         self._result = result
+        self._manners = MannerChanger(result)
         self._at = 0
-        """Samples of speech taken so far, silence not counted."""
+        """Samples of speech taken so far, at their rate, silence not counted."""
         self._span = _BEFORE_ALL
         """Behind which the next pause is; `_BEFORE_ALL`: the one before the first word."""
         self._last_pause: int | None = None
@@ -43,6 +125,7 @@ class PauseWeaver:
 
     def woven_into(self, audio: AudioChunk) -> AudioChunk:
         """Return the next audio with the pauses that belong into it; the last gets the one at the end too."""
+        audio = self._manners.changed(audio)
         start, self._at = self._at, self._at + len(audio.samples)
         if not self._result.silence_samples:
             return audio
@@ -79,7 +162,7 @@ class PauseWeaver:
         if index == _BEFORE_ALL:
             return 0, spans[0].silence_before_samples if spans else 0, bool(spans)
         span = spans[index]
-        end = (span.first_token + span.tokens) * SAMPLES_PER_TOKEN
+        end = span.speech_end_samples - span.silence_before_samples
         return end, span.pause_samples, span.is_complete and (is_last or index + 1 < len(spans))
 
 

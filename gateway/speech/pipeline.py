@@ -18,6 +18,7 @@ from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import SpeechRequest, SpeechResult, check_request
 from gateway.speech.speaker import PipelineSettings, Segments, Speaker
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextStream, plain_front_end
+from gateway.text.ssml import check_ssml
 
 
 class SpeechPipeline:
@@ -85,6 +86,8 @@ class SpeechPipeline:
         """
         with telling_refusals(self._observer):
             check_request(request, self._settings.max_text_characters)
+            if request.text_options.is_ssml:
+                await asyncio.to_thread(check_ssml, request.text, request.text_options.primary_language)
             if self._settings.refuses_foreign:
                 await self._check_languages(request)
             text = self._front_end.open(request.text_options, WHOLE_TEXT)

@@ -13,6 +13,7 @@ from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
 from gateway.text import Normalization, ProsodyCarry, SpokenSegment, TextOptions
+from gateway.text.manner import PLAIN, Manner
 from gateway.text.pauses import check_breaks
 from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
@@ -64,13 +65,30 @@ class SpokenSpan:
     is_complete: bool = False
     silence_before_samples: int = 0
     """Of the pauses before it, from the stream's beginning, at 24 kHz."""
+    stretched_by_samples: int = 0
+    """How much longer those before it became by speaking slower; below 0: faster."""
     pause_samples: int = 0
     """Silence behind it; final once the next one has begun or the speech is over."""
 
     @property
+    def manner(self) -> Manner:
+        """How it is spoken."""
+        return self.segment.source.manner or PLAIN
+
+    @property
+    def samples(self) -> int:
+        """Of its speech at its rate; final once `is_complete`."""
+        return round(self.tokens * SAMPLES_PER_TOKEN / self.manner.rate)
+
+    @property
+    def begin_samples(self) -> int:
+        """Where its speech begins in the stream."""
+        return self.first_token * SAMPLES_PER_TOKEN + self.stretched_by_samples + self.silence_before_samples
+
+    @property
     def speech_end_samples(self) -> int:
         """Where its speech ends in the stream and its pause begins; final once `is_complete`."""
-        return (self.first_token + self.tokens) * SAMPLES_PER_TOKEN + self.silence_before_samples
+        return self.begin_samples + self.samples
 
     @property
     def end_samples(self) -> int:
@@ -95,6 +113,8 @@ class SpeechResult:
     """Languages of the text that the checkpoint does not declare, primary subtags of BCP 47, each once."""
     silence_samples: int = 0
     """Of all pauses of the text so far, at 24 kHz."""
+    has_manners: bool = False
+    """Whether a segment so far is spoken at a rate or volume of its own."""
     carry: ProsodyCarry = field(default_factory=ProsodyCarry)
     """What speech that goes on from this one needs to know; give a result one to go on from."""
     chunk_schedule: list[int] = field(default_factory=list)
@@ -154,7 +174,8 @@ def check_request(request: SpeechRequest, max_text_characters: int) -> None:
     if not request.text.strip():
         raise InvalidTextError("the text is empty; send at least one word", param="input")
     check_text(request.text, max_text_characters)
-    if "<" in request.text and request.text_options.normalization is Normalization.ON:
+    is_ssml = request.text_options.is_ssml  # which `check_ssml` checks, and takes longer
+    if "<" in request.text and not is_ssml and request.text_options.normalization is Normalization.ON:
         check_breaks(request.text)
     check_options(request)
 

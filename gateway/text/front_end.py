@@ -20,13 +20,14 @@ from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import BreakFinder
 from gateway.text.endings import ended
 from gateway.text.language import DeclaredLanguages, LanguageGuesser
-from gateway.text.markup import BareText, Markup
+from gateway.text.markup import BareText, Markup, MarkupReader
 from gateway.text.normalizer import NormalizedText, Normalizer, clauses, unchanged
 from gateway.text.normalizers import load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.pauses import check_sum
 from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
+from gateway.text.ssml import SsmlReader
 from gateway.text.tags import InlineTags, TextPart
 from gateway.text.turns import Steps, TextTurns, finished
 from llm_service.vocab import INLINE_TAGS
@@ -136,12 +137,21 @@ class TextFrontEnd:
             lexicons = (Lexicon(options.aliases), *lexicons)
         rules = SentencexRules(options.primary_language, self._guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
-        markup = Markup(self._tags) if options.normalization is Normalization.ON else None
+        markup = self._markup_of(options)
         return TextStream(splitter, options, self, markup, lexicons)
 
     def language_of(self, text: str) -> str | None:
         """Return the language that a text seems to be in, as a primary subtag of BCP 47; None: it does not tell."""
         return self._guess_language(text)
+
+    def _markup_of(self, options: TextOptions) -> Markup | None:
+        if options.is_ssml:
+            return Markup(SsmlReader(self._tags, options.primary_language, self._in_words))
+        return Markup(MarkupReader(self._tags)) if options.normalization is Normalization.ON else None
+
+    def _in_words(self, text: str, language: str) -> str:
+        normalizer = self._normalizers.get(language)
+        return text if normalizer is None else normalizer.normalize(text).text
 
     def prepare(
         self,
@@ -169,7 +179,10 @@ class TextFrontEnd:
     ) -> Steps[SpokenSegment]:
         """Do what `prepare` does in small steps."""
         bare = segment.text if segment.bare is None else segment.bare.text
-        language = options.primary_language or self._guessed(bare, earlier_language)
+        language = options.primary_language
+        if segment.manner is not None:
+            language = segment.manner.language or language
+        language = language or self._guessed(bare, earlier_language)
         spoken = segment.bare or unchanged(segment.text)
         if lexicons:
             spoken = _after(spoken, self._with_aliases(spoken.text, lexicons))

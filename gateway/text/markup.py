@@ -14,11 +14,13 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import CLOSERS, NARROW_CLAUSE_MARKS, NARROW_TERMINATORS, WIDE_CLAUSE_MARKS, WIDE_TERMINATORS
 from gateway.text.endings import full_stop
+from gateway.text.manner import Manner
 from gateway.text.normalizer import NormalizedText, unchanged
 from gateway.text.pauses import Pause, read_break
 from gateway.text.splitter import Segment
@@ -108,7 +110,9 @@ class Stretch:
     written: str
     spoken: str
     pause: Pause | None = None
-    """Silence behind it: it is a break, and nothing is spoken for it."""
+    """Silence behind it, maybe of no length; the text is cut there."""
+    manner: Manner | None = None
+    """How it is spoken; None: like anything else."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,28 @@ class BareText:
     has_pause: bool
 
 
+class TextReader(Protocol):
+    """Tells what of a written text is spoken."""
+
+    def reading(self, piece: str) -> Iterator[list[Stretch]]:
+        """Take more text, of any length, and yield what is certain, in small steps."""
+        ...
+
+    def finishing(self) -> Iterator[list[Stretch]]:
+        """Yield all that is left, as if the text ended here; more may be read afterwards."""
+        ...
+
+    def take_problem(self) -> InvalidRequestError | None:
+        """Return what is wrong with the text read since the last call."""
+        ...
+
+
 class Markup:
     """One text without its markup, and the way back from it to what was written."""
 
-    def __init__(self, tags: InlineTags) -> None:
-        """Begin a text; `tags` are the model's own, which stay."""
-        self._reader = MarkupReader(tags)
+    def __init__(self, reader: TextReader) -> None:
+        """Begin a text with what reads it."""
+        self._reader = reader
         self._stretches: deque[Stretch] = deque()
         """Read and in no segment yet."""
         self._received = self._start = 0
@@ -146,7 +166,7 @@ class Markup:
             yield from self._noted(stretches)
 
     def take_problem(self) -> InvalidRequestError | None:
-        """Return what is wrong with a break read since the last call; it was left out."""
+        """See `TextReader.take_problem`."""
         return self._reader.take_problem()
 
     def as_written(self, cut: Segment) -> Segment:
@@ -172,7 +192,7 @@ class Markup:
         self._stretches.clear()
         self._start += len(written)
         alignment = Alignment((*bare.alignment.spans, Span(len(written), 0)))
-        return [*before, Segment(last.text + written, last.start, NormalizedText(bare.text, alignment))]
+        return [*before, replace(last, text=last.text + written, bare=NormalizedText(bare.text, alignment))]
 
     def with_pause(self, segments: list[Segment]) -> list[Segment]:
         """Return the segments before a break with the break at the end of the last one."""
@@ -188,12 +208,13 @@ class Markup:
 
     def _segment(self, taken: list[Stretch]) -> Segment:
         written = "".join(stretch.written for stretch in taken)
+        manner = next((stretch.manner for stretch in taken if stretch.spoken.strip()), None)
         start, self._start = self._start, self._start + len(written)
-        if all(stretch.written == stretch.spoken for stretch in taken):
+        if manner is None and all(stretch.written == stretch.spoken for stretch in taken):
             return Segment(written, start)
         spans = tuple(Span(len(stretch.written), len(stretch.spoken)) for stretch in taken)
         bare = "".join(stretch.spoken for stretch in taken)
-        return Segment(written, start, NormalizedText(bare, Alignment(spans)))
+        return Segment(written, start, NormalizedText(bare, Alignment(spans)), manner=manner)
 
     def _noted(self, stretches: list[Stretch]) -> list[BareText]:
         self._stretches.extend(stretches)
@@ -209,8 +230,8 @@ class Markup:
 def _parted(stretch: Stretch, spoken: int) -> tuple[Stretch, Stretch]:
     """Cut a stretch behind so many characters spoken; of one that was replaced, the first part has all written."""
     written = spoken if stretch.written == stretch.spoken else len(stretch.written)
-    head = Stretch(stretch.written[:written], stretch.spoken[:spoken])
-    return head, Stretch(stretch.written[written:], stretch.spoken[spoken:])
+    head = replace(stretch, written=stretch.written[:written], spoken=stretch.spoken[:spoken], pause=None)
+    return head, replace(stretch, written=stretch.written[written:], spoken=stretch.spoken[spoken:])
 
 
 class MarkupReader:
@@ -400,10 +421,8 @@ class MarkupReader:
             blank = len(spoken) - len(spoken.lstrip(" "))
             self._is_behind_break = blank == len(spoken)
             if blank and written == spoken:
-                return [
-                    Stretch(written[:blank], ""),
-                    *(self._given(written[blank:], spoken[blank:]) if spoken[blank:] else []),
-                ]
+                self._held.append(Stretch(written[:blank], ""))
+                return self._given(written[blank:], spoken[blank:]) if spoken[blank:] else []
         if spoken in (_SHORT_PAUSE, _LONG_PAUSE):
             spoken = self._pause(spoken)
         if spoken == _LINE_END:

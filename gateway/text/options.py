@@ -80,6 +80,8 @@ class TextOptions:
     """BCP 47 tag such as `en`, `zh-CN` or `pt_BR`, or an English name such as `English`, in any case; None or `auto`:
     guessed from the text, segment by segment."""
     normalization: Normalization = Normalization.ON
+    is_ssml: bool = False
+    """The text is SSML, or what may stand in its <speak>."""
     aliases: tuple[AliasRule, ...] = ()
     """The request's own rules, asked before any dictionary."""
     lexicons: tuple[LexiconLocator, ...] = ()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gateway.errors import ConfigError
 from gateway.text.breaks import Break, BreakFinder, Strength
+from gateway.text.manner import Manner
 from gateway.text.normalizer import NormalizedText
 from gateway.text.pauses import Pause
 from gateway.text.spoken_length import spoken_length
@@ -84,6 +85,8 @@ class Segment:
     """The text ends with it, or is to be spoken so far without what follows."""
     pause: Pause | None = None
     """Silence behind it."""
+    manner: Manner | None = None
+    """How it is spoken; None: as anything else."""
     pause_from: int = 0
     """Where in its text the break for that begins, if there is one."""
 

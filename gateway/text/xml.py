@@ -5,7 +5,6 @@ Tells what it reads with positions in the text, and what is wrong with line and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 from xml.parsers import expat
 
@@ -32,77 +31,124 @@ class XmlReader(Protocol):
 
 
 class XmlProblem(Exception):
-    """What a reader has against a document; `read_xml` adds the place."""
+    """What a reader has against a document; `OpenDocument` adds the place."""
 
 
-@dataclass
-class _Place:
-    """A position in bytes and in characters, moved on as the parser goes."""
+class OpenDocument:
+    """A document that arrives in pieces."""
 
-    data: bytes
-    byte: int = 0
-    character: int = 0
+    def __init__(self, reader: XmlReader, kind: str, param: str, root: str | None = None) -> None:
+        """Begin a document.
 
-    def moved_to(self, byte: int) -> int:
-        self.character += len(self.data[self.byte : byte].decode("utf-8", "replace"))
-        self.byte = byte
-        return self.character
+        Args:
+            reader: is told of everything.
+            kind: what the document is called in errors.
+            param: what the field is called that brings it.
+            root: an element that is put around what comes; None: it has one of its own.
+        """
+        self._kind, self._param, self._root = kind, param, root
+        self._reader = reader
+        self._prefix = "" if root is None else f"<{root}>"
+        self._data = bytearray()
+        """From the last event on."""
+        self._byte, self._character, self._depth = 0, -len(self._prefix), 0
+        self._read_at = (1, 0)
+        """Line from 1 and column from 0 of what was read last."""
+        self._parser = self._made_parser()
+        if root is not None:
+            self.feed(self._prefix)
+
+    def feed(self, piece: str) -> None:
+        """Read more of it.
+
+        Raises:
+            InvalidRequestError: it is no XML, holds what is not taken, or the reader has something against it.
+        """
+        self._parse(piece.encode("utf-8", "replace"), is_end=False)
+
+    def finish(self) -> None:
+        """Say that it is over.
+
+        Raises:
+            InvalidRequestError: as by `feed`; or elements are open.
+        """
+        self._parse(b"" if self._root is None else f"</{self._root}>".encode(), is_end=True)
+
+    def refusal(self, problem: str) -> InvalidRequestError:
+        """Make the error for a problem at the place that was read last."""
+        return self._refusal(problem, *self._read_at)
+
+    def _parse(self, data: bytes, *, is_end: bool) -> None:
+        self._data += data
+        try:
+            self._parser.Parse(data, is_end)
+        except expat.ExpatError as error:
+            raise self._refusal(expat.ErrorString(error.code), error.lineno, error.offset) from error
+        except XmlProblem as error:
+            raise self.refusal(str(error)) from error
+
+    def _refusal(self, problem: str, line: int, column: int) -> InvalidRequestError:
+        column += 1 - (len(self._prefix) if line == 1 else 0)
+        place = f"line {line}, column {max(column, 1)}"
+        return InvalidRequestError(f"the {self._kind} can't be read at {place}: {problem}", param=self._param)
+
+    def _place(self) -> int:
+        """Return the position in the text of what is read now."""
+        self._note_place()
+        size = self._parser.CurrentByteIndex - self._byte
+        self._character += len(self._data[:size].decode("utf-8", "replace"))
+        self._byte += size
+        del self._data[:size]
+        return self._character
+
+    def _note_place(self) -> None:
+        # NOTE: when what a handler raised comes back, the parser has gone on.
+        self._read_at = (self._parser.CurrentLineNumber, self._parser.CurrentColumnNumber)
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        self._note_place()
+        if self._depth > MAX_DEPTH:
+            raise XmlProblem(f"<{name}> lies within {MAX_DEPTH} others, the most there may be")
+        self._reader.start(name, attributes, max(self._place(), 0))
+
+    def _end(self, name: str) -> None:
+        self._depth -= 1
+        self._reader.end(name, self._place())
+
+    def _made_parser(self) -> expat.XMLParserType:
+        def refuse_doctype(*_: object) -> None:
+            self._note_place()
+            raise XmlProblem("document types and entities are not taken; leave <!DOCTYPE> out")
+
+        parser = expat.ParserCreate("utf-8")
+        if hasattr(parser, "SetReparseDeferralEnabled"):
+            # NOTE: a long tag in many pieces takes quadratic time then; what may come at once is bounded.
+            parser.SetReparseDeferralEnabled(False)
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = lambda text: self._reader.text(text, self._place())
+        parser.StartDoctypeDeclHandler = refuse_doctype
+        parser.EntityDeclHandler = refuse_doctype
+        return parser
 
 
 def read_xml(text: str, reader: XmlReader, kind: str, param: str, max_characters: int) -> None:
-    """Read a document.
+    """Read a whole document.
 
     Args:
         text: all of it.
         reader: is told of everything.
-        kind: what the document is called in errors.
-        param: what the field is called that brought it.
+        kind: see `OpenDocument`.
+        param: see `OpenDocument`.
         max_characters: the longest taken.
 
     Raises:
-        InvalidRequestError: it is no XML, holds what is not taken, or the reader has something against it.
+        InvalidRequestError: see `OpenDocument.feed`.
     """
     if len(text) > max_characters:
         got = f"the {kind} has {len(text)} characters, the limit is {max_characters}"
         raise InvalidRequestError(f"{got}; send less", param=param)
-    data = text.encode("utf-8", "replace")
-    parser = _parser(reader, _Place(data))
-    try:
-        parser.Parse(data, True)
-    except expat.ExpatError as error:
-        problem, line, column = expat.ErrorString(error.code), error.lineno, error.offset
-        raise InvalidRequestError(_told(kind, problem, line, column), param=param) from error
-    except XmlProblem as error:
-        line, column = parser.CurrentLineNumber, parser.CurrentColumnNumber
-        raise InvalidRequestError(_told(kind, str(error), line, column), param=param) from error
-
-
-def _told(kind: str, problem: str, line: int, column: int) -> str:
-    return f"the {kind} can't be read at line {line}, column {column + 1}: {problem}"
-
-
-def _parser(reader: XmlReader, place: _Place) -> expat.XMLParserType:
-    parser = expat.ParserCreate("utf-8")
-    depth = 0
-
-    def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal depth
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise XmlProblem(f"<{name}> lies within {MAX_DEPTH} others, the most there may be")
-        reader.start(name, attributes, place.moved_to(parser.CurrentByteIndex))
-
-    def end(name: str) -> None:
-        nonlocal depth
-        depth -= 1
-        reader.end(name, place.moved_to(parser.CurrentByteIndex))
-
-    def refuse_doctype(*_: object) -> None:
-        raise XmlProblem("document types and entities are not taken; leave <!DOCTYPE> out")
-
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = lambda text: reader.text(text, place.moved_to(parser.CurrentByteIndex))
-    parser.StartDoctypeDeclHandler = refuse_doctype
-    parser.EntityDeclHandler = refuse_doctype
-    return parser
+    document = OpenDocument(reader, kind, param)
+    document.feed(text)
+    document.finish()

@@ -36,6 +36,7 @@ def text_options_of(
     normalization: Normalization,
     lexicons: LexiconFields | None,
     pronunciations: Mapping[str, str] | None,
+    is_ssml: bool = False,
 ) -> TextOptions:
     """Make the options of a text out of a request's fields.
 
@@ -46,7 +47,12 @@ def text_options_of(
         LexiconLocator(each) if isinstance(each, str) else LexiconLocator(each.id, each.version)
         for each in lexicons or ()
     )
-    return TextOptions(language, normalization, rules_of_mapping(dict(pronunciations or {})), locators)
+    return TextOptions(language, normalization, is_ssml, rules_of_mapping(dict(pronunciations or {})), locators)
+
+
+def is_ssml_document(text: str) -> bool:
+    """Tell whether a text says itself that it is SSML: Riva's clients have no other way to say so."""
+    return text.lstrip()[:7].lower() in ("<speak>", "<speak ")
 
 
 def words_of_riva(custom_dictionary: str) -> dict[str, str]:

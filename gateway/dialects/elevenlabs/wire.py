@@ -189,7 +189,7 @@ def parse_speech_options(fields: Mapping[str, Any]) -> SpeechOptions:
     language = fields.get("language_code") or None
     return SpeechOptions(
         parse_elevenlabs_format(fields.get("output_format") or DEFAULT_ELEVENLABS_FORMAT),
-        TextOptions(language, _NORMALIZATIONS[normalization]),
+        TextOptions(language, _NORMALIZATIONS[normalization], is_ssml=_boolean(fields, "enable_ssml_parsing")),
         _seed(fields.get("seed")),
     )
 
@@ -234,8 +234,8 @@ def _addressed(message: dict[str, Any], context_id: str | None) -> dict[str, Any
     return message if context_id is None else {**message, "contextId": context_id}
 
 
-def _boolean(query: Mapping[str, str], name: str) -> bool:
-    given = query.get(name, "false").lower()
+def _boolean(query: Mapping[str, Any], name: str) -> bool:
+    given = str(query.get(name) or "false").lower()
     if given not in _BOOLEANS:
         raise InvalidRequestError(f"got {name} {given!r}, expected true or false", param=name)
     return _BOOLEANS[given]

@@ -11,7 +11,7 @@ from riva.proto import riva_audio_pb2, riva_tts_pb2
 
 from gateway.audio import OutputFormat, parse_riva_format
 from gateway.core import InlineVoice
-from gateway.dialects.common.text_fields import text_options_of, words_of_riva
+from gateway.dialects.common.text_fields import is_ssml_document, text_options_of, words_of_riva
 from gateway.errors import UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
 from gateway.text import Normalization
@@ -58,7 +58,11 @@ def read_request(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVo
         request.text,
         _read_voice(request, has_voice),
         text_options=text_options_of(
-            _language(request), Normalization.ON, None, words_of_riva(request.custom_dictionary)
+            _language(request),
+            Normalization.ON,
+            None,
+            words_of_riva(request.custom_dictionary),
+            is_ssml_document(request.text),
         ),
         request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
     )

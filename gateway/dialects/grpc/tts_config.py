@@ -101,7 +101,7 @@ def _read_format(asked: speech_pb2.AudioFormat) -> OutputFormat:
 def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
     lexicons = [LexiconObject(id=each.id, version=each.version or None) for each in config.lexicons]
     normalization = _read_normalization(config.text_normalization)
-    return text_options_of(config.language_code or None, normalization, lexicons, config.pronunciations)
+    return text_options_of(config.language_code or None, normalization, lexicons, config.pronunciations, config.ssml)
 
 
 def _read_normalization(value: int) -> Normalization:

@@ -78,6 +78,8 @@ class SpeechBody(BaseModel):
     part."""
     normalize: bool | None = None
     """`true` (default): written forms such as `3.50` become words; `false`: the text is spoken as it is written."""
+    ssml: bool | None = None
+    """`true`: `input` is SSML, or what may stand in its `<speak>`."""
     pronunciations: dict[str, str] | None = None
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str | LexiconObject] | None = None
@@ -140,7 +142,7 @@ def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder
 
 def _text_options(body: SpeechBody) -> TextOptions:
     normalization = Normalization.OFF if body.normalize is False else Normalization.ON
-    return text_options_of(body.language, normalization, body.lexicons, body.pronunciations)
+    return text_options_of(body.language, normalization, body.lexicons, body.pronunciations, body.ssml is True)
 
 
 def _read_stream_format(name: str | None) -> StreamFormat:

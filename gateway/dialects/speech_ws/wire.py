@@ -100,6 +100,8 @@ class ConfigFields(BaseModel):
     """`true`: take only the timbre of the recording, whatever `ref_text` says."""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """0 to 2**63-1: the same seed and text give the same speech."""
+    ssml: bool = False
+    """`true`: the text is SSML, or what may stand in its `<speak>`."""
     pronunciations: dict[str, str] | None = None
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str | LexiconObject] | None = None
@@ -153,7 +155,7 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
         has_word_times=fields.word_timestamps,
         granularity=fields.split_granularity or Granularity.SENTENCE,
         text_options=text_options_of(
-            _language(fields.language), Normalization.ON, fields.lexicons, fields.pronunciations
+            _language(fields.language), Normalization.ON, fields.lexicons, fields.pronunciations, fields.ssml
         ),
         seed=fields.seed,
     )

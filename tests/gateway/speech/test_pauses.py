@@ -123,3 +123,38 @@ async def test_a_session_keeps_a_pause_that_comes_between_two_turns(voices: list
     assert silences(samples) == [(SPEECH, 7200)]
     assert session.samples == len(samples) == 2 * SPEECH + 7200
     assert audio[-1].characters[-1].end_s == pytest.approx(len(samples) / 24000)
+
+
+async def test_prosody_changes_rate_and_volume_of_its_words_alone(voices: list[NamedVoice]) -> None:
+    pytest.importorskip("av", reason="the audio extra is not installed")
+    text = 'One.<prosody rate="50%" volume="-6dB">Two.</prosody>Three.<break time="300ms"/>'
+    result = SpeechResult()
+    pipeline = make_pipeline(FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav(), voices)
+    request = SpeechRequest(text, text_options=TextOptions("en", is_ssml=True))
+    chunks = [chunk async for chunk in pipeline.synthesize(request, result)]
+    samples = np.concatenate([chunk.samples for chunk in chunks])
+    assert len(samples) == 4 * SPEECH + 7200, "half as fast is twice as long, to the sample"
+    assert [span.begin_samples for span in result.spans] == [0, SPEECH, 3 * SPEECH]
+    loud, quiet = samples[FADE_SAMPLES : SPEECH - 10], samples[SPEECH + 2400 : 3 * SPEECH - 2400]
+    assert np.all(loud == 0.5)
+    assert np.median(quiet) == pytest.approx(0.5 * 10 ** (-6 / 20), rel=0.02)
+    assert np.all(samples[3 * SPEECH + FADE_SAMPLES : 4 * SPEECH - FADE_SAMPLES] == 0.5)
+    assert not samples[4 * SPEECH :].any()
+
+
+async def test_words_in_prosody_are_told_as_long_as_they_last(voices: list[NamedVoice]) -> None:
+    pytest.importorskip("av", reason="the audio extra is not installed")
+    result, gatherer = SpeechResult(), WordGatherer()
+    pipeline = make_pipeline(FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav(), voices)
+    request = SpeechRequest('<prosody rate="200%">One.</prosody>Two.', text_options=TextOptions(is_ssml=True))
+    speech = timed(pipeline.synthesize(request, result), result)
+    words = [word async for audio in speech for word in gatherer.push(audio.characters)] + gatherer.finish()
+    assert (words[-1].end_s, result.audio_s) == (pytest.approx(3.0), pytest.approx(3.0))
+
+
+async def test_bad_ssml_is_refused_before_anything_is_spoken(voices: list[NamedVoice]) -> None:
+    llm = FakeLLM(speech_deltas(TOKENS))
+    request = SpeechRequest("<speak>One.", text_options=TextOptions(is_ssml=True))
+    with pytest.raises(errors.InvalidRequestError, match="line 1, column 12"):
+        await anext(make_pipeline(llm, FakeToken2Wav(), voices).synthesize(request))
+    assert llm.utterances == []

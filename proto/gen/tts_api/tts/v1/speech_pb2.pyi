@@ -48,7 +48,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class SpeechConfig(_message.Message):
-    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s", "lexicons", "pronunciations")
+    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s", "lexicons", "pronunciations", "ssml")
     class PronunciationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class SpeechConfig(_message.Message):
     RUN_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
     LEXICONS_FIELD_NUMBER: _ClassVar[int]
     PRONUNCIATIONS_FIELD_NUMBER: _ClassVar[int]
+    SSML_FIELD_NUMBER: _ClassVar[int]
     voice: Voice
     audio_format: AudioFormat
     speed: float
@@ -78,7 +79,8 @@ class SpeechConfig(_message.Message):
     run_ahead_s: float
     lexicons: _containers.RepeatedCompositeFieldContainer[Lexicon]
     pronunciations: _containers.ScalarMap[str, str]
-    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ..., lexicons: _Optional[_Iterable[_Union[Lexicon, _Mapping]]] = ..., pronunciations: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    ssml: bool
+    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ..., lexicons: _Optional[_Iterable[_Union[Lexicon, _Mapping]]] = ..., pronunciations: _Optional[_Mapping[str, str]] = ..., ssml: bool = ...) -> None: ...
 
 class Lexicon(_message.Message):
     __slots__ = ("id", "version")

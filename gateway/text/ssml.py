@@ -1,0 +1,315 @@
+"""Reads SSML as it arrives: a strict subset, of which everything is obeyed or refused with its line and column.
+
+    <speak>
+      <p>Wait <break time="300ms"/> for <sub alias="doctor">Dr.</sub> Who.</p>
+      <p><prosody rate="slow">Room <say-as interpret-as="digits">42</say-as>.</prosody></p>
+    </speak>
+
+speak, p, s, break, sub, say-as, prosody (rate, volume) and lang are known; phonemes and everything else are refused.
+Text that does not begin with <speak> is taken for what stands in one. Gives `Stretch`es as `MarkupReader` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+from gateway.errors import InvalidRequestError
+from gateway.text.aliases import MAX_ALIAS, NO_PHONEMES
+from gateway.text.breaks import CLOSERS, NARROW_CLAUSE_MARKS, NARROW_TERMINATORS, WIDE_CLAUSE_MARKS, WIDE_TERMINATORS
+from gateway.text.endings import full_stop
+from gateway.text.language import primary_language
+from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, gain_of, rate_of
+from gateway.text.markup import Stretch
+from gateway.text.pauses import Pause, check_sum, pause_of
+from gateway.text.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
+from gateway.text.tags import InlineTags
+from gateway.text.xml import OpenDocument, XmlProblem
+
+Normalize = Callable[[str, str], str]
+"""Takes a text and its language; returns it in words."""
+MAX_SAID_AS = 200
+"""Characters between the tags of a `say-as`."""
+_SLICE = 256
+"""Characters read in one step."""
+_ROOT = "speak"
+_BEGINS = re.compile(r"\s*(?:<\?xml|<speak[\s/>]|<!doctype)", re.IGNORECASE)
+_MAY_BEGIN = re.compile(r"\s*(?:<(?:\?|\?x|\?xm|s|sp|spe|spea|speak)?)?", re.IGNORECASE)
+_BLOCKS = {"p": "\n\n", "s": " "}
+_WORDS = re.compile(r"\s+|\S+(?: \S+)*")
+_HAN = re.compile("[\u3400-\u9fff]")
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
+_CLOSERS_AND_BLANKS = CLOSERS + "“‘ \t\n"
+_MARKS = frozenset(NARROW_TERMINATORS + WIDE_TERMINATORS + NARROW_CLAUSE_MARKS + WIDE_CLAUSE_MARKS)
+_SILENT_ATTRIBUTES = ("version", "xml:lang", "onlangfailure", "xml:base")
+_ATTRIBUTES = {
+    "break": ("time", "strength"),
+    "sub": ("alias",),
+    "say-as": ("interpret-as", "format", "detail"),
+    "prosody": ("rate", "volume"),
+    "lang": ("xml:lang", "onlangfailure"),
+    "p": ("xml:lang",),
+    "s": ("xml:lang",),
+}
+_KNOWN = ", ".join((_ROOT, *_ATTRIBUTES))
+
+
+@dataclass(frozen=True)
+class _Element:
+    name: str
+    attributes: dict[str, str]
+    manner: Manner
+    """Of what stands in it."""
+    at: int
+
+
+class SsmlReader:
+    """Reads one text. Holds what is not certain yet: an unfinished tag, or what a `say-as` has not closed."""
+
+    def __init__(self, tags: InlineTags, language: str | None, normalize: Normalize) -> None:
+        """Begin a text.
+
+        Args:
+            tags: the model's own, which stay; pairs such as <strong> are elements.
+            language: of the whole text, if the request says it.
+            normalize: see `Normalize`.
+        """
+        self._own_tag = re.compile(tags.pattern)
+        self._language = language
+        self._normalize = normalize
+        self._document: OpenDocument | None = None
+        self._begun = ""
+        """Text of which it is not known yet whether it begins with <speak>."""
+        self._text, self._from = "", 0
+        """Read and not given yet, and where it begins."""
+        self._next = Stretch("", "")
+        """What is read at `_from`; its end is where the next event begins."""
+        self._stack: list[_Element] = []
+        self._inner = ""
+        """Of the open `say-as` or `sub`."""
+        self._ready: list[Stretch] = []
+        self._problem: InvalidRequestError | None = None
+        self._last_spoken = ""
+        """Empty at the beginning and behind a break, where no blank is wanted."""
+        self._mark = ""
+        """The last character since a border that is neither blank nor closes something."""
+
+    def push(self, piece: str) -> list[Stretch]:
+        """Take more text, of any length, and return what is certain."""
+        if self._problem is None:
+            self._text += piece
+            self._feed(piece)
+        return self._taken()
+
+    def flush(self) -> list[Stretch]:
+        """Return all that is left; elements may stay open, a tag may not. More may be pushed afterwards."""
+        if self._problem is None and self._document is None and self._begun.strip():
+            self._open(self._begun)
+        if self._problem is None and self._is_within_tag():
+            self._refuse("the text ends within a tag, a say-as or a sub")
+        if self._problem is None:
+            self._note(self._from + len(self._text), "")
+        return self._taken()
+
+    def reading(self, piece: str) -> Iterator[list[Stretch]]:
+        """See `TextReader.reading`."""
+        for at in range(0, len(piece), _SLICE):
+            yield self.push(piece[at : at + _SLICE])
+
+    def finishing(self) -> Iterator[list[Stretch]]:
+        """See `TextReader.finishing`."""
+        yield self.flush()
+
+    def finish(self) -> None:
+        """Say that the text is over: elements may not stay open; see `take_problem`."""
+        self.flush()
+        if self._problem is None and self._document is not None:
+            self._guarded(self._document.finish)
+
+    def take_problem(self) -> InvalidRequestError | None:
+        """Return what is wrong with the text; nothing behind it is read."""
+        return self._problem
+
+    def start(self, name: str, attributes: dict[str, str], at: int) -> None:
+        """See `XmlReader.start`."""
+        if self._stack and self._stack[-1].name in ("say-as", "sub", "break"):
+            raise XmlProblem(f"<{self._stack[-1].name}> may hold no other element")
+        above = self._stack[-1].manner if self._stack else PLAIN
+        element = _Element(name, attributes, self._manner_of(name, attributes, above), at)
+        self._stack.append(element)
+        self._inner = ""
+        if self._own_tag.fullmatch(f"<{name}>"):
+            self._note(at, f"<{name}>")
+        elif name == "break":
+            self._note(at, "", Pause(self._pause_of(attributes)))
+        elif name in ("say-as", "sub"):
+            self._note(at, "")
+        else:
+            self._note(at, *self._border(name, element.manner != above))
+
+    def end(self, name: str, at: int) -> None:
+        """See `XmlReader.end`."""
+        element = self._stack.pop()
+        manner = self._stack[-1].manner if self._stack else PLAIN
+        if self._own_tag.fullmatch(f"</{name}>"):
+            self._note(at, f"</{name}>")
+        elif name in ("say-as", "sub"):
+            self._said(element)
+        elif name != "break":
+            self._note(at, *self._border(name, element.manner != manner), manner=element.manner)
+
+    def text(self, text: str, at: int) -> None:
+        """See `XmlReader.text`."""
+        within = self._stack[-1].name if self._stack else ""
+        if within == "break" and text.strip():
+            raise XmlProblem("<break> may hold no text; write <break/>")
+        if within in ("say-as", "sub"):
+            self._inner += text
+            if len(self._inner) > MAX_SAID_AS:
+                raise XmlProblem(f"<{within}> holds more than {MAX_SAID_AS} characters; take less into it")
+            return
+        for part in _WORDS.finditer(text):
+            self._note(at + part.start(), " " if part[0].isspace() else part[0])
+
+    def _feed(self, piece: str) -> None:
+        if self._document is not None:
+            document = self._document
+            self._guarded(lambda: document.feed(piece))
+            return
+        self._begun += piece
+        if not _MAY_BEGIN.fullmatch(self._begun):
+            self._open(self._begun)
+
+    def _open(self, begun: str) -> None:
+        is_whole = _BEGINS.match(begun) is not None
+        self._document = document = OpenDocument(self, "SSML", "input", None if is_whole else _ROOT)
+        self._begun = ""
+        self._guarded(lambda: document.feed(begun))
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except InvalidRequestError as error:
+            self._problem = error
+
+    def _refuse(self, problem: str) -> None:
+        assert self._document is not None
+        self._problem = self._document.refusal(problem)
+
+    def _is_within_tag(self) -> bool:
+        is_held = bool(self._stack) and self._stack[-1].name in ("say-as", "sub")
+        return is_held or self._text.rfind("<") > self._text.rfind(">") or self._text.rfind("&") > self._text.rfind(";")
+
+    def _note(self, at: int, spoken: str, pause: Pause | None = None, manner: Manner | None = None) -> None:
+        """Note what is spoken from a position on; what was noted before ends there."""
+        if spoken == " " and (not self._last_spoken or self._last_spoken.isspace()):
+            spoken = ""
+        size = at - self._from
+        written, self._text, self._from = self._text[:size], self._text[size:], at
+        if written or self._next.spoken or self._next.pause is not None:
+            self._ready.append(replace(self._next, written=written))
+        manner = manner or (self._stack[-1].manner if self._stack else PLAIN)
+        self._next = Stretch("", spoken, pause, None if manner == PLAIN else manner)
+        self._last_spoken = "" if pause is not None else spoken[-1:] or self._last_spoken
+        self._mark = spoken.rstrip(_CLOSERS_AND_BLANKS)[-1:] or self._mark
+
+    def _border(self, name: str, is_other_manner: bool) -> tuple[str, Pause | None]:
+        """Return what is spoken at the border of an element, and whether the text is cut there."""
+        cut = Pause(0.0) if is_other_manner else None
+        mark, self._mark = self._mark, "" if name in _BLOCKS else self._mark
+        if name not in _BLOCKS or not mark:
+            return "", cut
+        if self._next.spoken == " ":
+            self._next = replace(self._next, spoken="")
+        return ("" if mark in _MARKS else full_stop(mark, None)) + _BLOCKS[name], cut
+
+    def _said(self, element: _Element) -> None:
+        """Have an element spoken in other words than it holds."""
+        inner = " ".join(self._inner.split())
+        if element.name == "sub":
+            spoken = element.attributes["alias"].strip()
+        else:
+            spoken = self._said_as(inner, element)
+        self._next = replace(self._next, spoken=spoken)
+        self._last_spoken = spoken[-1:] or self._last_spoken
+        self._mark = spoken.rstrip(_CLOSERS_AND_BLANKS)[-1:] or self._mark
+
+    def _said_as(self, inner: str, element: _Element) -> str:
+        language = element.manner.language or self._language
+        if language not in LANGUAGES:
+            language = CHINESE if _HAN.search(inner) else LANGUAGES[0]
+        kind, form = element.attributes["interpret-as"], element.attributes.get("format")
+        try:
+            return said_as(inner, kind, form, language, lambda text: self._normalize(text, language))
+        except NotReadableError as error:
+            raise XmlProblem(f"<say-as>: {error}") from error
+
+    def _manner_of(self, name: str, attributes: dict[str, str], above: Manner) -> Manner:
+        self._check_element(name, attributes)
+        manner = above
+        if "xml:lang" in attributes:
+            manner = replace(manner, language=_language_of(attributes["xml:lang"]))
+        try:
+            if "rate" in attributes:
+                manner = replace(manner, rate=manner.rate * rate_of(attributes["rate"]))
+            if "volume" in attributes:
+                manner = replace(manner, gain=manner.gain * gain_of(attributes["volume"]))
+        except ValueError as error:
+            raise XmlProblem(str(error)) from error
+        if not MIN_RATE <= manner.rate <= MAX_RATE:
+            raise XmlProblem(
+                f"the rates of <prosody> within each other make {manner.rate:.0%}; stay within 25% to 400%"
+            )
+        if manner.rate != 1 and find_spec("av") is None:
+            raise XmlProblem("another rate needs the extra audio on the server; leave it out")
+        return manner
+
+    def _check_element(self, name: str, attributes: dict[str, str]) -> None:
+        if name == "phoneme":
+            raise XmlProblem(f"<phoneme>: {NO_PHONEMES}")
+        if self._own_tag.fullmatch(f"<{name}>") and self._stack:
+            return
+        is_root = not self._stack
+        if is_root != (name == _ROOT) or (not is_root and name not in _ATTRIBUTES):
+            raise XmlProblem(f"<{name}> is not known here; known are {_KNOWN}, and <{_ROOT}> is the outermost")
+        known = _SILENT_ATTRIBUTES if is_root else _ATTRIBUTES[name]
+        unknown = [each for each in attributes if each not in known and not each.startswith(("xmlns", "xsi:"))]
+        if unknown:
+            raise XmlProblem(f"<{name}> has the attribute {unknown[0][:40]!r}, known are {', '.join(known)}")
+        needed = {"sub": "alias", "say-as": "interpret-as", "lang": "xml:lang"}.get(name)
+        if needed and not attributes.get(needed, "").strip():
+            raise XmlProblem(f"<{name}> lacks the attribute {needed}")
+        if len(attributes.get("alias", "")) > MAX_ALIAS:
+            raise XmlProblem(f"the alias has more than {MAX_ALIAS} characters")
+
+    def _pause_of(self, attributes: dict[str, str]) -> float:
+        try:
+            return pause_of(attributes.get("time"), attributes.get("strength"))
+        except InvalidRequestError as error:
+            raise XmlProblem(str(error)) from error
+
+    def _taken(self) -> list[Stretch]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+def check_ssml(text: str, language: str | None, tags: InlineTags | None = None) -> None:
+    """Refuse a whole text before any of it is spoken.
+
+    Raises:
+        InvalidRequestError: it is no SSML, or asks for what can't be had.
+    """
+    reader = SsmlReader(tags or InlineTags(), language, lambda text, _: text)
+    stretches = reader.push(text) + reader.flush()
+    reader.finish()
+    if (problem := reader.take_problem()) is not None:
+        raise problem
+    check_sum(sum(stretch.pause.seconds for stretch in stretches if stretch.pause is not None))
+
+
+def _language_of(tag: str) -> str:
+    if not _LANGUAGE.fullmatch(tag):
+        raise XmlProblem(f"got xml:lang {tag[:40]!r}, expected a BCP 47 tag such as en or zh-CN")
+    return primary_language(tag)

@@ -1,0 +1,172 @@
+"""SSML: what is spoken of it, what is refused with line and column, and that pieces change nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import InvalidRequestError
+from gateway.text import LIVE_TEXT, Normalization, SpokenSegment, TextFrontEnd, TextOptions
+from gateway.text.manner import Manner
+from gateway.text.ssml import check_ssml
+from tests.gateway.text.builders import Shouting
+
+FRONT_END = TextFrontEnd({"en": Shouting()}, lambda text: None)
+SSML = TextOptions("en", is_ssml=True)
+
+
+def spoken(text: str, size: int | None = None, options: TextOptions = SSML) -> list[SpokenSegment]:
+    stream = FRONT_END.open(options, LIVE_TEXT)
+    pieces = [text] if size is None else [text[at : at + size] for at in range(0, len(text), size)]
+    segments = [segment for piece in pieces for segment in stream.push(piece)] + stream.flush()
+    assert "".join(segment.text for segment in segments) == text
+    return [stream.prepare(segment) for segment in segments]
+
+
+def words(text: str) -> str:
+    return " ".join("".join(each.text + " " for each in spoken(text) if each.is_speakable).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<speak>Hello there.</speak>", "Hello there."),
+        ('<?xml version="1.0"?>\n<speak version="1.1" xmlns="http://x">\n Hello\n  there.\n</speak>', "Hello there."),
+        ("Hello <s>there</s> you.", "Hello. there. you."),
+        ("<speak><p>One</p><p>Two.</p></speak>", "One. Two."),
+        ('<p>He said "Yes."</p><p>No</p>', 'He said "Yes". No.'),
+        ('A <sub alias="doctor">Dr.</sub> is in.', "A doctor is in."),
+        ('Room <say-as interpret-as="digits">42</say-as>.', "Room four two."),
+        ("R&amp;D &lt;3 &#65;", "R&D <3 A."),
+        ("I have 5.", "I have FIVE."),
+        ("<speak>A [breath] <strong>b</strong>.</speak>", "A [breath] <strong>b</strong>."),
+        ("<speak>A<!-- not said --> b.</speak>", "A b."),
+        ("1 &lt; 2", "1 < 2."),
+    ],
+)
+def test_ssml_is_spoken(text: str, expected: str) -> None:
+    check_ssml(text, "en")
+    assert words(text) == expected
+
+
+def test_breaks_and_manners_cut_the_text() -> None:
+    text = (
+        '<speak>One.<break time="300ms"/> <prosody rate="slow" volume="-6dB">Two. <lang xml:lang="zh-CN">三。</lang>'
+        "</prosody> Four.</speak>"
+    )
+    said = [each for each in spoken(text) if each.is_speakable]
+    assert [(each.text.strip(), each.source.pause_s, each.language) for each in said] == [
+        ("One.", 0.3, "en"),
+        ("Two.", 0.0, "en"),
+        ("三。", 0.0, "zh"),
+        ("Four.", 0.0, "en"),
+    ]
+    slow = said[1].source.manner
+    assert slow is not None and (slow.rate, slow.gain) == (0.75, pytest.approx(0.501, abs=1e-3))
+    assert [each.source.manner for each in (said[0], said[3])] == [None, None]
+    assert said[2].source.manner == Manner("zh", slow.rate, slow.gain)
+
+
+def test_ssml_acts_where_normalisation_is_off_too() -> None:
+    options = TextOptions("en", Normalization.OFF, is_ssml=True)
+    said = spoken('I have 5<break time="1s"/> or <say-as interpret-as="digits">5</say-as>.', options=options)
+    assert [(each.text.strip(), each.source.pause_s) for each in said] == [("I have 5.", 1.0), ("or five.", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("<speak>One.", "line 1, column 12: no element found"),
+        ("<speak>One.</p></speak>", "line 1, column 14: mismatched tag"),
+        ("One.\nTwo <b>three</b>.", "line 2, column 5: <b> is not known here; known are speak, break"),
+        ("One & two", "line 1, column 6: not well-formed"),
+        ("A <speak>b</speak>", "column 3: <speak> is not known here"),
+        ('A <phoneme alphabet="ipa" ph="x">b</phoneme>', "column 3: <phoneme>: phonemes can't be spoken.*CosyVoice3"),
+        ('<break time="11s"/>', "column 1: got a break of 11s, the longest is 10s"),
+        ("<break>a</break>", "<break> may hold no text"),
+        ('<break size="1"/>', "<break> has the attribute 'size', known are time, strength"),
+        ("<sub>a</sub>", "<sub> lacks the attribute alias"),
+        ('<sub alias="a"><s>b</s></sub>', "<sub> may hold no other element"),
+        ('<say-as interpret-as="digits">a</say-as>', "<say-as>: got 'a', expected digits"),
+        ('<say-as interpret-as="x">a</say-as>', "got interpret-as 'x', expected one of cardinal"),
+        (f'<say-as interpret-as="digits">{"1" * 201}</say-as>', "holds more than 200 characters"),
+        ('<prosody pitch="high">a</prosody>', "has the attribute 'pitch', known are rate, volume"),
+        ('<prosody rate="9">a</prosody>', "got the rate '9', expected x-slow"),
+        ('<prosody rate="x-slow"><prosody rate="40%">a</prosody></prosody>', "make 20%"),
+        ('<prosody volume="+90dB">a</prosody>', "got the volume"),
+        ('<lang xml:lang="?">a</lang>', "expected a BCP 47 tag"),
+        ("<p>" * 40, "<p> lies within 32 others"),
+        ('<!DOCTYPE s [<!ENTITY a "b">]><speak>&a;</speak>', "document types and entities are not taken"),
+        ('<?xml version="1.0"?><!DOCTYPE speak SYSTEM "file:///etc/passwd"><speak/>', "document types and entities"),
+        ('a<break time="10s"/>' * 61, "610 s together"),
+    ],
+)
+def test_what_is_not_obeyed_is_refused_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told) as refused:
+        check_ssml(text, "en")
+    assert refused.value.param == "input"
+
+
+@pytest.mark.parametrize("text", ["One <bre", "One &am", '<say-as interpret-as="digits">5'])
+def test_a_flush_within_a_tag_is_refused(text: str) -> None:
+    stream = FRONT_END.open(SSML, LIVE_TEXT)
+    stream.push(text)
+    with pytest.raises(InvalidRequestError, match="ends within a tag"):
+        stream.flush()
+
+
+def test_text_may_go_on_behind_a_flush() -> None:
+    stream = FRONT_END.open(SSML, LIVE_TEXT)
+    segments = [*stream.push("<speak><p>One. "), *stream.flush(), *stream.push("Two</p></speak>"), *stream.flush()]
+    assert " ".join(stream.prepare(each).text.strip() for each in segments) == "One. Two."
+
+
+_PIECES = [
+    *(
+        "One",
+        " ",
+        ". ",
+        "two, ",
+        "<s>",
+        "</s>",
+        "<p>",
+        "</p>",
+        "\n ",
+        "&amp;",
+        '<break time="1s"/>',
+        "<break/>",
+        "三。",
+    ),
+    *('<sub alias="x y">z</sub>', '<say-as interpret-as="digits">42</say-as>', '<prosody rate="slow">', "</prosody>"),
+    *("<speak>", "</speak>", "<", "<!-- a -->", "[breath]", "5"),
+]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(_PIECES), max_size=15).map("".join), st.integers(1, 7))
+@example("<speak>One</speak>", 1)
+@example("<s/>One<p/>", 3)
+def test_ssml_is_read_alike_however_it_is_divided(text: str, size: int) -> None:
+    try:
+        check_ssml(text, "en")
+    except InvalidRequestError:
+        return
+
+    def told(segments: list[SpokenSegment]) -> list[object]:
+        return [(each.source.text, each.text, each.source.pause_s, each.source.manner) for each in segments]
+
+    assert told(spoken(text, size)) == told(spoken(text))
+
+
+@pytest.mark.parametrize("unit", ["a ", "<s>a</s>", "&amp;", "<break/>a", "\n"])
+def test_a_hundred_thousand_characters_are_checked_in_linear_time(unit: str) -> None:
+    text = unit * (100_000 // len(unit))
+    began_s = time.process_time()
+    try:
+        check_ssml(text, "en")
+    except InvalidRequestError as error:
+        assert "together" in str(error)
+    assert time.process_time() - began_s < 10, "0.5 s is usual; a quadratic reading takes minutes"
