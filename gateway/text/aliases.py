@@ -25,8 +25,8 @@ MAX_ALIAS = 400
 _KEY = 2
 """Characters by which rules are looked up."""
 NO_PHONEMES = (
-    "phonemes can't be spoken: CosyVoice2 checkpoints and the demo voice read words only, and CosyVoice3 checkpoints, "
-    "which read pinyin and CMU phonemes, are not served yet; give an alias, spelled as it is to be spoken"
+    "phonemes can't be spoken: CosyVoice2 checkpoints and the demo voice read words only; CosyVoice3 checkpoints read "
+    "pinyin and CMU phonemes, which this server does not send them yet; give an alias, spelled as it is to be spoken"
 )
 
 
