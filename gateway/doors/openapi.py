@@ -21,7 +21,12 @@ from gateway.errors import known_statuses
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REFERENCE = "#/components/schemas/{model}"
 _JSON_TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
-_MEANINGS = {"voice": "Name or id of a voice; where speech is made an alias too.", "model": "Name of the model."}
+_MEANINGS = {
+    "lexicon": "Id of a pronunciation dictionary, or the name of one of the operator's.",
+    "version": "Id of a version.",
+    "voice": "Name or id of a voice; where speech is made an alias too.",
+    "model": "Name of the model.",
+}
 _DESCRIPTIONS = {
     Door.OPENAI: "OpenAI's interface, for its clients and for whoever speaks HTTP.",
     Door.VOICES: "Creating, listing and deleting voices, with the fields of OpenAI's and vllm-omni's clients.",

@@ -1,6 +1,7 @@
 """Which shape an error has where no route made it: that of the door below whose prefix the caller asked.
 
-    /v1/text-to-speech, /v1/voices, /v2/voices, /v1/user ─► ElevenLabs'  {"detail": {...}}
+    /v1/text-to-speech, /v1/voices, /v2/voices, /v1/user,
+    /v1/pronunciation-dictionaries ───────────────────────► ElevenLabs'  {"detail": {...}}
     everything else ──────────────────────────────────────► OpenAI's     {"error": {...}}
 
 Here are the callers who may not come in, addresses and methods that nobody serves, and faults of our own.
