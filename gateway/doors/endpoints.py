@@ -87,6 +87,7 @@ _UPLOADED = {
 }
 _VOICE = {"id": "default", "name": "default", "description": "A man, calm and clear, American English."}
 _OBJECT = {"object": "audio.voice", **_VOICE}
+_CREATED = {"object": "audio.voice", **_UPLOADED}
 _DELETED = {"object": "audio.voice", "id": _UPLOADED["id"], "deleted": True, "success": True, "message": ""}
 _VOICES = {"voices": ["default"], "details": [{**_VOICE, "aliases": ["alloy"]}], "uploaded_voices": [_UPLOADED]}
 _ELEVENLABS_VOICE = {"voice_id": "default", "name": "default", "category": "premade", "labels": {}}
@@ -182,6 +183,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint("GET", _VOICE_PATH, Door.VOICES, "Show a voice.", example=_OBJECT),
     Endpoint("DELETE", _VOICE_PATH, Door.VOICES, "Delete a created voice.", example=_DELETED),
+    Endpoint("POST", f"{_VOICE_PATH}/share", Door.VOICES, "Let every key speak in a created voice.", example=_CREATED),
+    Endpoint(
+        "DELETE", f"{_VOICE_PATH}/share", Door.VOICES, "Let only its owner's key speak in it again.", example=_CREATED
+    ),
     Endpoint(
         WEBSOCKET, speech_ws.PATH, Door.OMNI, "Speak texts that are still being written, one utterance after the other."
     ),

@@ -10,6 +10,7 @@ from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 
 from gateway.host import Host
 from gateway.voices.directory import StoredVoice
+from gateway.voices.profile import NO_PROFILE
 from gateway.voices.registry import NamedVoice
 
 PROGRAM = "cosydit"
@@ -40,9 +41,9 @@ def describe(host: Host, languages: Sequence[str] = ()) -> Info:
 
 
 def _voice(host: Host, voice: NamedVoice | StoredVoice, languages: Sequence[str]) -> TtsVoice:
-    profile = getattr(voice, "profile", voice)
-    about = getattr(profile, "description", "")
-    own = getattr(profile, "language", None) or host.pipeline.front_end.language_of(voice.transcript)
+    profile = voice.profile if isinstance(voice, NamedVoice) else NO_PROFILE
+    about = profile.description
+    own = profile.language or host.pipeline.front_end.language_of(voice.transcript)
     return TtsVoice(
         name=voice.name,
         attribution=_ATTRIBUTION,

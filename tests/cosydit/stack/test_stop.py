@@ -22,6 +22,7 @@ from tests.workers import free_ports
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
 INTERRUPTED = 130
 LONG_S, SHORT_S = "30", "0"
@@ -59,7 +60,7 @@ def running(command: str, tmp_path: Path, ending_s: str, last_word: str) -> Iter
     ports = [str(port) for port in free_ports(6)]
     arguments = [sys.executable, "-m", "tests.cosydit.stack.fake_services", command, str(tmp_path), ending_s, *ports]
     with log.open("wb") as out:
-        process = subprocess.Popen(arguments, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(arguments, stdout=out, stderr=out, start_new_session=True, cwd=ROOT)
     started = Running(process, log)
     try:
         started.until(lambda: last_word in started.output)

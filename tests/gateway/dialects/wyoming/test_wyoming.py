@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from wyoming.tts import (
 from gateway.access.access import Access
 from gateway.access.caller import CallerLimits
 from gateway.errors import LLMInterruptedError
+from gateway.voices.profile import VoiceProfile
 from gateway.voices.registry import NamedVoice
 from servicekit.clock import SystemClock
 from tests.gateway.doors.wyoming_door import ANY_PORT, Heard, ask, listen, opened_wyoming
@@ -43,7 +44,7 @@ async def test_describe_lists_the_voices_with_languages_and_streaming(voices: Vo
     (program,) = Info.from_event(event).tts
     assert (program.name, program.installed, program.supports_synthesize_streaming) == ("cosydit", True, True)
     assert [(voice.name, voice.languages, voice.installed) for voice in program.voices] == [
-        ("anna", ["en"], True),
+        ("anna", ["de-DE"], True),
         ("default", ["en"], True),
     ]
 
@@ -56,14 +57,9 @@ async def test_the_operators_languages_are_those_of_every_voice(voices: Voices) 
     assert {tuple(voice.languages) for voice in program.voices} == {("zh", "en")}
 
 
-@dataclass(frozen=True)
-class DescribedVoice(NamedVoice):
-    description: str = "A woman, warm and quick."
-    language: str = "cy"
-
-
 async def test_a_voice_is_listed_as_it_is_described(voices: Voices) -> None:
-    described = DescribedVoice("anna", voices[0].audio_path, "I am anna.")
+    profile = VoiceProfile("A woman, warm and quick.", language="cy")
+    described = NamedVoice("anna", voices[0].audio_path, "I am anna.", profile)
     async with opened_wyoming(FakeLLM([]), FakeToken2Wav(), [described]) as door, door.client() as client:
         await ask(client, Describe())
         ((voice,),) = [each.voices for each in Info.from_event((await listen(client, "info")).events[0]).tts]
