@@ -212,7 +212,12 @@ class TextFrontEnd:
         guess = self._guess_language(self._tags.removed(text))
         # A few Han characters alone are Japanese among Japanese sentences.
         is_same = guess is None or (guess, earlier_language) == ("zh", "ja")
-        return earlier_language if is_same else guess
+        return (earlier_language or self._only_language) if is_same else guess
+
+    @property
+    def _only_language(self) -> str | None:
+        """The language that a short text is taken to be in: the checkpoint's, if it speaks but one."""
+        return self.languages[0] if self.languages is not None and len(self.languages) == 1 else None
 
     def _normalizer(self, options: TextOptions, language: str | None) -> Normalizer | None:
         if language is None:

@@ -21,6 +21,7 @@ from gateway.text import (
     normalizers,
 )
 from gateway.text.endings import ended
+from gateway.text.language import DeclaredLanguages
 from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
 
 SHOUTING = TextFrontEnd({"en": Shouting(), "pt-br": Shouting()}, lambda text: "en" if "the" in text else None)
@@ -52,6 +53,14 @@ def test_a_segment_is_normalised_and_knows_where_its_words_were_written() -> Non
     assert spoken.text == "I have FIVE of them."
     assert spoken.source_position(spoken.text.index("FIVE")) == len("The first one ends here. I have ")
     assert spoken.source_position(len(spoken.text)) == segment.end
+
+
+def test_a_text_too_short_to_guess_is_in_the_checkpoint_s_only_language() -> None:
+    for languages, spoken in ((("en",), "FIVE!"), (("en", "pt"), "5!"), (None, "5!")):
+        declared = None if languages is None else DeclaredLanguages(languages, lambda text: None)
+        stream = TextFrontEnd({"en": Shouting()}, lambda text: None, declared=declared).open(TextOptions(), WHOLE_TEXT)
+        (segment,) = [*stream.push("5!"), *stream.flush()]
+        assert stream.prepare(segment).text == spoken
 
 
 def test_tags_are_not_normalised() -> None:
