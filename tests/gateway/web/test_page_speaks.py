@@ -127,7 +127,7 @@ async def test_a_refusal_is_shown_as_the_server_words_it(browser: Any, tmp_path:
     async with visited(browser, tmp_path, llm) as visit:
         llm.deltas, llm.error = [], LLMInterruptedError("the LLM went away; try again")
         await visit.page.click("#play")
-        await visit.shows("#error[role=alert]", "The LLM went away; try again.")
+        await visit.shows("#error[role=alert]", "The speech LLM was interrupted; try again.")
         await visit.shows("#status", "Nothing was played.")
         assert await visit.page.is_enabled("#play")
 

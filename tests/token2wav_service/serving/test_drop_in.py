@@ -180,7 +180,7 @@ def test_a_whole_request_that_is_cancelled_stops_the_work(harness: Harness) -> N
 
 
 ERRORS = [
-    pytest.param(LLMUnavailableError("no LLM at http://x; start it"), "UNAVAILABLE: no LLM", id="LLM down"),
+    pytest.param(LLMUnavailableError("no LLM at http://x; start it"), "UNAVAILABLE: no speech LLM", id="LLM down"),
     pytest.param(TextTooLongError("too long; split it"), "INVALID_REQUEST: too long", id="text too long"),
 ]
 
