@@ -20,6 +20,7 @@ from token2wav_service.contract import DROP_IN_MODEL, SAMPLE_RATE_HZ, decode_err
 
 _HTTP_OK = 200
 _FINAL = "triton_final_response"
+_REPORT_WAIT_S = 1.0
 
 OnAudio = Callable[[bytes], None]
 """Takes signed 16-bit little endian mono PCM at 24 kHz."""
@@ -148,7 +149,11 @@ def _send(client: Any, inputs: list[Any], answers: queue.Queue[tuple[Any, Any]])
     try:
         client.async_stream_infer(DROP_IN_MODEL, inputs, enable_empty_final_response=True)
     except InferenceServerException as error:
-        answers.put((None, error))  # NOTE: behind the connection's own error, which says more, if there is one
+        # NOTE: tritonclient closes a broken stream a moment before it reports why, and its report says more than this
+        try:
+            answers.put(answers.get(timeout=_REPORT_WAIT_S))
+        except queue.Empty:
+            answers.put((None, error))
 
 
 def _check_http(response: httpx.Response) -> None:
