@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from llm_service.errors import VocabularyError
 
@@ -92,28 +93,28 @@ class SpeechVocabulary:
         """Rows of the only head used for speech; row i is LLM id `first_id + i`."""
         return SPEECH_TOKEN_COUNT + len(self.closing_tokens)
 
-    @property
+    @cached_property
     def end_ids(self) -> tuple[int, ...]:
         """LLM ids of the closing tokens."""
         first = self.first_id + SPEECH_TOKEN_COUNT
         return tuple(range(first, first + len(self.closing_tokens)))
 
-    @property
+    @cached_property
     def eos_id(self) -> int:
         """LLM id of `eos_token`."""
         return self.control_ids[self.eos_token]
 
-    @property
+    @cached_property
     def sos_id(self) -> int:
         """LLM id that begins every prompt."""
         return self.control_ids[SOS_TOKEN]
 
-    @property
+    @cached_property
     def task_id(self) -> int:
         """LLM id between text and speech."""
         return self.control_ids[TASK_TOKEN]
 
-    @property
+    @cached_property
     def control_ids(self) -> dict[str, int]:
         """LLM ids of all tokens behind the speech tokens."""
         tokens = (*self.closing_tokens, *self.outer_tokens)
