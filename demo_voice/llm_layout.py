@@ -25,7 +25,7 @@ from llm_service.vocab import (
     SPEECH_TOKEN_OFFSET,
     TASK_ID,
 )
-from servicekit.file_modes import usual_mode
+from servicekit.files import usual_mode
 
 FloatArray = npt.NDArray[np.float32]
 HalfArray = npt.NDArray[np.float16]

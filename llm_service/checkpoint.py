@@ -24,7 +24,7 @@ from llm_service.huggingface_layout import (
 from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_head import speech_rows
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
-from servicekit.file_modes import usual_mode
+from servicekit.files import usual_mode
 
 # Spread of the random logits: wide enough that an answer is neither uniform noise nor one repeated token.
 LOGIT_STD = 1.5

@@ -1,11 +1,33 @@
-"""Modes of files that others write for us."""
+"""Files written whole or not at all, and modes of files that others write for us."""
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+PART_SUFFIX = ".part"
+"""Of a file that is being written; one left behind belongs to a process that died."""
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Put `data` into `path` for this user alone: readers see the file as it was before, or all of it.
+
+    Raises:
+        OSError: the disk refuses; the file is as it was.
+    """
+    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=PART_SUFFIX, delete=False) as part:
+        try:
+            part.write(data)
+            part.flush()
+            os.fsync(part.fileno())
+            os.replace(part.name, path)
+        except BaseException:
+            os.unlink(part.name)
+            raise
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from demo_voice.unpack import (
     BundleSizes,
 )
 from servicekit.checkpoint_file import write_declaration
-from servicekit.file_modes import usual_mode
+from servicekit.files import usual_mode
 from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
 from token2wav_service.models.hift import HiFT
 

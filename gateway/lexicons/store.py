@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,6 +27,7 @@ from gateway.errors import (
 )
 from gateway.lexicons.forms import MAX_RULES
 from gateway.text.aliases import AliasRule
+from servicekit.files import write_private
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ DEFAULT_MAX_LEXICONS = 1000
 _MAX_SHARE = 0.1
 """Of all there may be, for one key."""
 _ID_BYTES, _VERSION_BYTES = 12, 8
-_SUFFIX, _PART_SUFFIX = ".json", ".part"
+_SUFFIX = ".json"
 _DIRECTORY_MODE = 0o700
 
 
@@ -246,15 +246,7 @@ class LexiconStore:
     def _write(self, lexicon: StoredLexicon) -> None:
         data = _LEXICONS.dump_json(lexicon, indent=1)
         try:
-            with NamedTemporaryFile(dir=self.path, prefix=".", suffix=_PART_SUFFIX, delete=False) as part:
-                try:
-                    part.write(data)
-                    part.flush()
-                    os.fsync(part.fileno())
-                    os.replace(part.name, self._file(lexicon.id))
-                except BaseException:
-                    os.unlink(part.name)
-                    raise
+            write_private(self._file(lexicon.id), data)
         except OSError as error:
             got = f"the pronunciation dictionary can't be written ({error.strerror})"
             raise LexiconStoreError(f"{got}; see the disk's space") from error

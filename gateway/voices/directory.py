@@ -14,13 +14,13 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import safetensors
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import ConfigError, VoiceFileError, VoiceNotFoundError, VoiceStoreError
 from gateway.voices.profile import VoiceProfile
+from servicekit.files import PART_SUFFIX, write_private
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ NOTE = "voice"
 """Header entry that holds a `StoredVoice` as JSON."""
 
 _ID_BYTES = 12
-_PART_SUFFIX = ".part"
 _PART_LIFE_S = 3600.0
 """A temporary file this old was left behind by a process that died."""
 _DIRECTORY_MODE = 0o700
@@ -186,15 +185,7 @@ class VoiceDirectory:
         note = _VOICES.dump_json(voice).decode()
         data = encode_voice_file(dataclasses.replace(file, notes={NOTE: note}))
         try:
-            with NamedTemporaryFile(dir=self._path, prefix=".", suffix=_PART_SUFFIX, delete=False) as part:
-                try:
-                    part.write(data)
-                    part.flush()
-                    os.fsync(part.fileno())
-                    os.replace(part.name, self._file(voice.id))
-                except BaseException:
-                    os.unlink(part.name)
-                    raise
+            write_private(self._file(voice.id), data)
         except OSError as error:
             raise VoiceStoreError(f"the voice can't be written ({error.strerror}); see the disk's space") from error
         self._look_again()
@@ -257,7 +248,7 @@ class VoiceDirectory:
         return voice_id, _Seen(stamp, _read_note(Path(entry.path), voice_id))
 
     def _remove_leftovers(self) -> None:
-        for path in self._path.glob(f".*{_PART_SUFFIX}"):
+        for path in self._path.glob(f".*{PART_SUFFIX}"):
             if path.stat().st_mtime < time.time() - _PART_LIFE_S:
                 path.unlink(missing_ok=True)
 

@@ -29,7 +29,7 @@ from llm_service.huggingface_layout import (
 from llm_service.qwen2 import check_tensors, decoder_tensors, qwen2_config, read_shape
 from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles, read_speech_head, read_vocabulary, speech_rows
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
-from servicekit.file_modes import usual_mode
+from servicekit.files import usual_mode
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from llm_service.export.trtllm_weights import padded_head_rows, rank_tensors
 from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import Qwen2Shape
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
-from servicekit.file_modes import usual_mode
+from servicekit.files import usual_mode
 
 CONFIG_FILE = "config.json"
 # The class that TensorRT-LLM reads config.json as; the build is told of our own class beside it.
