@@ -13,7 +13,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -49,6 +49,30 @@ async def read_body(request: Request, max_bytes: int, param: str) -> bytes:
         if len(parts) > max_bytes:
             raise TextTooLongError(f"the request body passes {max_bytes} bytes; send less text", param=param)
     return bytes(parts)
+
+
+CLIENT_LEFT = 400
+"""Status of an answer that nobody reads any more; for logs."""
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def answering(handler: Handler, refusal: Callable[[GatewayError], Response]) -> Handler:
+    """Wrap a handler so that what it raises becomes an answer in the dialect's own shape.
+
+    Args:
+        handler: answers one request.
+        refusal: makes the answer to an error.
+    """
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_LEFT)
+        except GatewayError as error:
+            return refusal(error)
+
+    return answer
 
 
 async def sent(sending: Awaitable[None], timeout_s: float) -> None:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import StreamedAnswer, language_headers, read_body
+from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, language_headers, read_body
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
     LexiconLocatorFields,
@@ -32,7 +32,6 @@ from gateway.speech.request import SpeechRequest, decode_text
 PATH = "/v1/text-to-speech/{voice}"
 _JSON = "application/json"
 _UNPROCESSABLE = 422
-_CLIENT_LEFT = 400
 
 
 class SpeechBody(BaseModel):
@@ -101,7 +100,7 @@ class SpeechEndpoint:
             body = SpeechBody.model_validate_json(decode_text(await read_body(request, self._max_body_bytes, "text")))
             answer: ASGIApp = self._answer(request, body)
         except ClientDisconnect:
-            answer = Response(status_code=_CLIENT_LEFT)
+            answer = Response(status_code=CLIENT_LEFT)
         except ValidationError as error:
             answer = _unprocessable(error)
         except GatewayError as error:

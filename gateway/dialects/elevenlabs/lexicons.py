@@ -7,19 +7,18 @@ the store's (`gateway.lexicons`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from gateway.dialects.common.answers import read_body
+from gateway.dialects.common.answers import Handler, answering, read_body
 from gateway.dialects.common.multipart import MEDIA_TYPE, FormTooLargeError, read_form
 from gateway.dialects.elevenlabs.wire import error_response, invalid_fields
 from gateway.errors import (
-    GatewayError,
     InvalidRequestError,
     LexiconProtectedError,
     UnsupportedOptionError,
@@ -34,13 +33,11 @@ from gateway.text.aliases import AliasRule
 
 PATH = "/v1/pronunciation-dictionaries"
 _PLS = "application/pls+xml"
-_CLIENT_LEFT = 400
 _MAX_FIELDS = 16
 _DEFAULT_PAGE, _LARGEST_PAGE = 30, 100
 _OPERATOR = "operator"
 _SORTS = {"creation_time_unix": "created_at", "name": "name"}
 
-Handler = Callable[[Request], Awaitable[Response]]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -197,15 +194,7 @@ class _Lexicons:
 
 
 def _answering(handler: Handler) -> Handler:
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_LEFT)
-        except GatewayError as error:
-            return error_response(error)
-
-    return answer
+    return answering(handler, error_response)
 
 
 def _without(rules: tuple[AliasRule, ...], words: set[str]) -> tuple[AliasRule, ...]:

@@ -7,14 +7,15 @@ side, so that clients of either find theirs. Parses and refuses; everything else
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from math import ceil
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
+from gateway.dialects.common.answers import Handler, answering
 from gateway.dialects.common.multipart import MEDIA_TYPE, FormPart, FormTooLargeError, read_form
 from gateway.dialects.openai.errors import error_response
 from gateway.errors import (
@@ -54,9 +55,6 @@ _FROM_RECORDING = "audio_sample"
 """The one `type` of OpenAI's that we make."""
 _FINAL_ERRORS = (VoiceExistsError, VoiceStoreFullError)
 """Clients repeat 409 and 429 on their own; for these it can't help."""
-_CLIENT_LEFT = 400
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def routes(host: Callable[[], Host], caller_of: Callable[[Request], str] | None = None) -> list[BaseRoute]:
@@ -115,17 +113,7 @@ class _Voices:
 
 
 def _answering(handler: Handler) -> Handler:
-    """Wrap a handler so that what it raises becomes an OpenAI-shaped answer."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_LEFT)
-        except GatewayError as error:
-            return _refusal(error)
-
-    return answer
+    return answering(handler, _refusal)
 
 
 def _refusal(error: GatewayError) -> Response:

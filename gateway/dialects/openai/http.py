@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import StreamedAnswer, language_headers, read_body
+from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, language_headers, read_body
 from gateway.dialects.openai.errors import error_response, model_not_found
 from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
 from gateway.dialects.openai.speech import audio_events, bare_audio
@@ -32,7 +32,6 @@ MODEL_ID = "cosydit"
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EVENT_STREAM = "text/event-stream"
-_CLIENT_LEFT = 400
 _NO_CONTENT = 204
 
 
@@ -103,7 +102,7 @@ class SpeechEndpoint:
             raw = await read_body(request, self._max_body_bytes, "input")
             answer: ASGIApp = self._answer(raw, request_id)
         except ClientDisconnect:
-            answer = Response(status_code=_CLIENT_LEFT)
+            answer = Response(status_code=CLIENT_LEFT)
         except GatewayError as error:
             answer = error_response(error, request_id)
         await answer(scope, receive, send)
