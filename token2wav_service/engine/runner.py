@@ -42,9 +42,13 @@ class ModelFacts:
     hop_multiple: int = 1
     """Chunks but the first and the last should speak a multiple of so many tokens."""
 
+    def new_tokens(self, tokens: int, is_last: bool) -> int:
+        """Return how many of a chunk's `tokens` tokens it speaks; the rest only lets it look ahead."""
+        return tokens if is_last else tokens - self.lookahead_tokens
+
     def new_frames(self, tokens: int, is_last: bool) -> int:
         """Return the mel frames that a chunk of `tokens` tokens makes."""
-        return self.frames_per_token * (tokens if is_last else tokens - self.lookahead_tokens)
+        return self.frames_per_token * self.new_tokens(tokens, is_last)
 
 
 V = TypeVar("V", bound=VoiceState)

@@ -172,10 +172,6 @@ class BlockStreamFlow:
             _, (state,) = self.forward([chunk])
         return replace(state, end_token=len(ids), pending=ids[state.first_token :])
 
-    def new_frames(self, tokens: int, is_last: bool) -> int:
-        """Return the mel frames that a chunk of `tokens` tokens makes."""
-        return self.stride * (tokens if is_last else tokens - self.lookahead)
-
     def forward(self, rows: Sequence[Row], mask: BlockMask = STREAMING) -> tuple[list[Tensor], list[BlockState]]:
         """Run one chunk of every row.
 
