@@ -26,8 +26,7 @@ OF_OTHERS = {
 
 def source_files(*packages: str) -> Iterator[Path]:
     for package in packages:
-        # NOTE: Triton loads each model's folder as a path of its own, so these are no modules of the package.
-        yield from (path for path in (ROOT / package).rglob("*.py") if "model_repository" not in path.parts)
+        yield from (ROOT / package).rglob("*.py")
 
 
 def module_of(path: Path) -> str:

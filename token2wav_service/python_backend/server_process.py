@@ -12,15 +12,29 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+ENTRY_PARAMETER = "entry"
+"""Parameter of a model's config.pbtxt that names the code behind it."""
+
+
+def read_entry(model_config_json: str) -> tuple[str, str]:
+    """Return the module and the name in it of what loads the model.
+
+    Args:
+        model_config_json: `args["model_config"]` of the python backend's `initialize`.
+    """
+    entry = str(json.loads(model_config_json)["parameters"][ENTRY_PARAMETER]["string_value"])
+    module, _, name = entry.partition(":")
+    return module, name
+
 
 def read_parameters(model_config_json: str) -> dict[str, str]:
-    """Return the model's parameters by name.
+    """Return the model's own parameters by name: all but its entry.
 
     Args:
         model_config_json: `args["model_config"]` of the python backend's `initialize`.
     """
     parameters = json.loads(model_config_json).get("parameters", {})
-    return {name: str(value["string_value"]) for name, value in parameters.items()}
+    return {name: str(value["string_value"]) for name, value in parameters.items() if name != ENTRY_PARAMETER}
 
 
 def is_decoupled(model_config_json: str) -> bool:

@@ -1,4 +1,4 @@
-"""Assembles a model repository from the templates in `token2wav_service/model_repository` and a set of settings.
+"""Assembles a model repository from the configurations in `token2wav_service/model_repository` and a set of settings.
 
 `python -m token2wav_service.serving.assemble --output DIR NAME=VALUE...`; names are in `settings.py`.
 """
@@ -20,6 +20,8 @@ from token2wav_service.serving.settings import SETTINGS, ModelConfigMessage, Set
 
 TEMPLATES = Path(__file__).parent.parent / "model_repository"
 CONFIG_NAME = "config.pbtxt"
+MODEL_FILE = Path(__file__).parent.parent / "python_backend" / "model.py"
+_VERSION = "1"
 _USAGE_ERROR = 2
 
 
@@ -54,10 +56,7 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
-        shutil.copytree(
-            templates, staging / "new", ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "__init__.py")
-        )
-        _apply(staging / "new", values)
+        _write(staging / "new", templates, values)
         _swap(staging / "new", output, staging / "old")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -111,14 +110,17 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _apply(repository: Path, values: Mapping[str, str]) -> None:
-    configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_NAME}")}
+def _write(repository: Path, templates: Path, values: Mapping[str, str]) -> None:
+    configs = {path.parent.name: read_config(path) for path in templates.glob(f"*/{CONFIG_NAME}")}
     for setting in SETTINGS:
         for target in setting.targets if setting.name in values else ():
             target.apply(configs[target.model], values[setting.name])
     for model, config in configs.items():
+        version = repository / model / _VERSION
+        version.mkdir(parents=True)
         text = text_format.MessageToString(config, as_utf8=True)
         (repository / model / CONFIG_NAME).write_text(text, encoding="utf-8")
+        shutil.copy(MODEL_FILE, version / MODEL_FILE.name)
 
 
 def _refuse_foreign_folder(output: Path) -> None:

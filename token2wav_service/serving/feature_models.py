@@ -46,6 +46,9 @@ class AudioTokenizerModel:
         """Answer each request of a batch, an error included."""
         return [_answer(self._pb_utils, request, self._tokenize) for request in requests]
 
+    def finalize(self) -> None:
+        """End: nothing is open."""
+
     def _tokenize(self, inputs: RequestInputs) -> dict[str, Tensor]:
         waves = inputs.float_rows("reference_wav")
         lengths = inputs.integers("reference_wav_len")
@@ -73,6 +76,9 @@ class SpeakerEmbeddingModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request of a batch, an error included."""
         return [_answer(self._pb_utils, request, self._embed) for request in requests]
+
+    def finalize(self) -> None:
+        """End: nothing is open."""
 
     def _embed(self, inputs: RequestInputs) -> dict[str, Tensor]:
         waves = inputs.float_rows("reference_wav")

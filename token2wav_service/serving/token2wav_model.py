@@ -77,7 +77,7 @@ class _Lease:
 
 
 class Token2WavModel:
-    """Behind `model_repository/token2wav_dit/1/model.py`: one asynchronous decoupled instance."""
+    """Behind the Triton model `token2wav_dit`: one asynchronous decoupled instance."""
 
     def __init__(
         self,
