@@ -20,7 +20,7 @@ from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import BreakFinder
 from gateway.text.endings import ended
 from gateway.text.language import DeclaredLanguages, LanguageGuesser
-from gateway.text.markup import BareText, Markup, MarkupReader
+from gateway.text.markup import MarkupReader
 from gateway.text.normalizer import NormalizedText, Normalizer, clauses, unchanged
 from gateway.text.normalizers import load_normalizers
 from gateway.text.options import Normalization, TextOptions
@@ -28,6 +28,7 @@ from gateway.text.pauses import check_sum
 from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.ssml import SsmlReader
+from gateway.text.stretches import BareText, Markup
 from gateway.text.tags import InlineTags, TextPart
 from gateway.text.turns import Steps, TextTurns, finished
 from llm_service.vocab import INLINE_TAGS

@@ -22,9 +22,9 @@ from gateway.text.breaks import CLOSERS, NARROW_CLAUSE_MARKS, NARROW_TERMINATORS
 from gateway.text.endings import full_stop
 from gateway.text.language import primary_language
 from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, gain_of, rate_of
-from gateway.text.markup import Stretch
 from gateway.text.pauses import Pause, check_sum, pause_of
 from gateway.text.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
+from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
 from gateway.text.xml import OpenDocument, XmlProblem
 

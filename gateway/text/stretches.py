@@ -1,0 +1,150 @@
+"""A text as it was written beside what is spoken of it: stretches, and the way back from speech to writing.
+
+What reads a text (`gateway.text.markup`, `gateway.text.ssml`) yields stretches; `Markup` cuts the written text where
+the text without markup is cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gateway.errors import InvalidRequestError
+from gateway.text.alignment import Alignment, Span
+from gateway.text.manner import Manner
+from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.pauses import Pause
+from gateway.text.splitter import Segment
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A piece of the text and what is spoken for it; either may be empty."""
+
+    written: str
+    spoken: str
+    pause: Pause | None = None
+    """Silence behind it, maybe of no length; the text is cut there."""
+    manner: Manner | None = None
+    """How it is spoken; None: like anything else."""
+
+
+@dataclass(frozen=True)
+class BareText:
+    """Text without markup, and the break that follows it."""
+
+    text: str
+    has_pause: bool
+
+
+class TextReader(Protocol):
+    """Tells what of a written text is spoken."""
+
+    def reading(self, piece: str) -> Iterator[list[Stretch]]:
+        """Take more text, of any length, and yield what is certain, in small steps."""
+        ...
+
+    def finishing(self) -> Iterator[list[Stretch]]:
+        """Yield all that is left, as if the text ended here; more may be read afterwards."""
+        ...
+
+    def take_problem(self) -> InvalidRequestError | None:
+        """Return what is wrong with the text read since the last call."""
+        ...
+
+
+class Markup:
+    """One text without its markup, and the way back from it to what was written."""
+
+    def __init__(self, reader: TextReader) -> None:
+        """Begin a text with what reads it."""
+        self._reader = reader
+        self._stretches: deque[Stretch] = deque()
+        """Read and in no segment yet."""
+        self._received = self._start = 0
+
+    @property
+    def pending_characters(self) -> int:
+        """Characters received that belong to no segment yet."""
+        return self._received - self._start
+
+    def reading(self, piece: str) -> Iterator[BareText]:
+        """Take more text and yield what is certain of it without markup, in small steps and in parts between breaks."""
+        self._received += len(piece)
+        for stretches in self._reader.reading(piece):
+            yield from self._noted(stretches)
+
+    def finishing(self) -> Iterator[BareText]:
+        """Yield all that is left, as if the text ended here; more may be read afterwards."""
+        for stretches in self._reader.finishing():
+            yield from self._noted(stretches)
+
+    def take_problem(self) -> InvalidRequestError | None:
+        """See `TextReader.take_problem`."""
+        return self._reader.take_problem()
+
+    def as_written(self, cut: Segment) -> Segment:
+        """Return a segment of the text as it was written, for the next one of the text without markup."""
+        taken, missing = list[Stretch](), len(cut.text)
+        while missing:
+            stretch = self._stretches.popleft()
+            if len(stretch.spoken) > missing:
+                head, tail = _parted(stretch, missing)
+                self._stretches.appendleft(tail)
+                stretch = head
+            taken.append(stretch)
+            missing -= len(stretch.spoken)
+        return self._segment(taken)
+
+    def with_rest(self, segments: list[Segment]) -> list[Segment]:
+        """Return the segments with what is left, which has nothing to speak, at the end of the last one."""
+        if not self._stretches:
+            return segments
+        *before, last = segments or [Segment("", self._start)]
+        bare = last.bare or unchanged(last.text)
+        written = "".join(stretch.written for stretch in self._stretches)
+        self._stretches.clear()
+        self._start += len(written)
+        alignment = Alignment((*bare.alignment.spans, Span(len(written), 0)))
+        return [*before, replace(last, text=last.text + written, bare=NormalizedText(bare.text, alignment))]
+
+    def with_pause(self, segments: list[Segment]) -> list[Segment]:
+        """Return the segments before a break with the break at the end of the last one."""
+        taken = list[Stretch]()
+        while not taken or taken[-1].pause is None:
+            taken.append(self._stretches.popleft())
+        *before, last = segments or [Segment("", self._start, unchanged(""))]
+        behind = self._segment(taken)
+        spans = (*(last.bare or unchanged(last.text)).alignment.spans, Span(len(behind.text), 0))
+        bare = NormalizedText((last.bare or unchanged(last.text)).text, Alignment(spans))
+        pause = taken[-1].pause
+        return [*before, replace(last, text=last.text + behind.text, bare=bare, pause=pause, pause_from=len(last.text))]
+
+    def _segment(self, taken: list[Stretch]) -> Segment:
+        written = "".join(stretch.written for stretch in taken)
+        manner = next((stretch.manner for stretch in taken if stretch.spoken.strip()), None)
+        start, self._start = self._start, self._start + len(written)
+        if manner is None and all(stretch.written == stretch.spoken for stretch in taken):
+            return Segment(written, start)
+        spans = tuple(Span(len(stretch.written), len(stretch.spoken)) for stretch in taken)
+        bare = "".join(stretch.spoken for stretch in taken)
+        return Segment(written, start, NormalizedText(bare, Alignment(spans)), manner=manner)
+
+    def _noted(self, stretches: list[Stretch]) -> list[BareText]:
+        self._stretches.extend(stretches)
+        parts, spoken = list[BareText](), list[str]()
+        for stretch in stretches:
+            spoken.append(stretch.spoken)
+            if stretch.pause is not None:
+                parts.append(BareText("".join(spoken), has_pause=True))
+                spoken = []
+        return [*parts, BareText("".join(spoken), has_pause=False)]
+
+
+def _parted(stretch: Stretch, spoken: int) -> tuple[Stretch, Stretch]:
+    """Cut a stretch behind so many characters spoken; of one that was replaced, the first part has all written."""
+    written = spoken if stretch.written == stretch.spoken else len(stretch.written)
+    head = replace(stretch, written=stretch.written[:written], spoken=stretch.spoken[:spoken], pause=None)
+    return head, replace(stretch, written=stretch.written[written:], spoken=stretch.spoken[spoken:])
