@@ -30,6 +30,7 @@ from demo_voice.packing import FloatArray, unpacked
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointDeclaration
+from servicekit.file_sums import write_sums
 from token2wav_service.checkpoint.loader import (
     FLOW_WEIGHTS,
     FLOW_YAML,
@@ -141,7 +142,7 @@ def _digest_of(directory: Path) -> str | None:
 
 
 def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> None:
-    """Write token2wav/, llm/ and voices/; nothing appears before everything is made.
+    """Write token2wav/, llm/, voices/ and their SHA256SUMS; nothing appears before everything is made.
 
     Args:
         directory: made; must not be there yet.
@@ -167,6 +168,7 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
         write_speech_bounds(made / "llm", sizes.bounds)
         shutil.copytree(voices, made / "voices")
         shutil.copyfile(bundle / CHECKPOINT_FILE, made / CHECKPOINT_FILE)
+        write_sums(made)
         made.rename(directory)
 
 

@@ -20,7 +20,8 @@ from llm_service.config import (
     parse_embedded_config,
     parse_server_config,
 )
-from llm_service.errors import LLMServiceError
+from llm_service.errors import CheckpointError, LLMServiceError
+from servicekit.file_sums import FileSumsError, check_files
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
 from servicekit.tracing import ENDPOINT_VARIABLE
 
@@ -77,9 +78,18 @@ def _run(backend: Backend, config: ServerConfig) -> None:
 
         serve(config, backend.embedded_config)
         return
+    _check_weights(config.model_dir)
     command = backend.command(config)
     logging.getLogger(__name__).info("running %s", shlex.join(command))
     os.execvp(command[0], command)
+
+
+def _check_weights(model_dir: Path) -> None:
+    """Compare the weights that another program will load with the checkpoint's list."""
+    try:
+        check_files(sorted(model_dir.glob("*.safetensors")))
+    except (FileSumsError, OSError) as err:
+        raise CheckpointError(str(err)) from err
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,6 +20,7 @@ from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError, VocabularyError
 from llm_service.huggingface_layout import FIRST_ID_KEY
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary, vocabulary_of_ids, vocabulary_of_table
+from servicekit.file_sums import FileSumsError, check_file
 
 HEAD_WEIGHT = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
@@ -61,7 +62,7 @@ def read_speech_head(model_dir: Path) -> SpeechHead:
     vocabulary = read_vocabulary(model_dir)
     path = model_dir / SPEECH_HEAD_FILE
     if path.is_file():
-        return _checked(load_file(path), path, vocabulary)
+        return _checked(read_tensors(path), path, vocabulary)
     return head_of(TensorFiles(model_dir), model_dir, vocabulary)
 
 
@@ -125,7 +126,8 @@ class TensorFiles(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         with safe_open(self._homes[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
-            return tensor
+        check_finite({name: tensor}, self._homes[name])
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._homes)
@@ -134,7 +136,53 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         return len(self._homes)
 
 
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a whole safetensors file.
+
+    Raises:
+        CheckpointError: it can't be read, is not the file that the checkpoint lists, or holds NaN.
+    """
+    check_weight_file(path)
+    try:
+        tensors = dict(load_file(path))
+    except (SafetensorError, OSError) as err:
+        raise CheckpointError(f"{path} can't be read: {err}; download or make it again") from err
+    check_finite(tensors, path)
+    return tensors
+
+
+def check_weight_file(path: Path) -> None:
+    """Compare a file with the checkpoint's list.
+
+    Raises:
+        CheckpointError: it is not the file that the checkpoint lists, or can't be read.
+    """
+    try:
+        check_file(path)
+    except (FileSumsError, OSError) as err:
+        raise CheckpointError(str(err)) from err
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], where: Path) -> None:
+    """Refuse weights that are not finite; a whole vocabulary's bias may be minus infinity where nothing is spoken.
+
+    Raises:
+        CheckpointError: some hold NaN or infinity; the first few are named.
+    """
+    bad = sorted(name for name, tensor in tensors.items() if not _is_usable(name, tensor))
+    if bad:
+        raise CheckpointError(
+            f"{where}: {len(bad)} weights hold NaN or infinity, e.g. {bad[:3]}; download or make it again"
+        )
+
+
+def _is_usable(name: str, tensor: torch.Tensor) -> bool:
+    fits = torch.isfinite(tensor) | (tensor == -torch.inf) if name == HEAD_BIAS else torch.isfinite(tensor)
+    return bool(fits.all())
+
+
 def _names(path: Path) -> list[str]:
+    check_weight_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-_BLOCK_BYTES = 1 << 20
+from servicekit.file_sums import sha256_of_file
 
 
 class FileHashes:
@@ -33,15 +33,6 @@ class FileHashes:
         self._known[str(path.resolve())] = [*stamp, found]
         write_text(self._memory, json.dumps(self._known, indent=1, sort_keys=True) + "\n")
         return found
-
-
-def sha256_of_file(path: Path) -> str:
-    """Return a file's SHA-256 as hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def sha256_of_json(content: object) -> str:

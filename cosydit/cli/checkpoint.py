@@ -1,4 +1,4 @@
-"""`cosydit checkpoint`: makes a random checkpoint, unpacks the demo voice, says what one can do, and checks one."""
+"""`cosydit checkpoint`: makes a random one, unpacks the demo voice, says what one can do, seals one, and checks one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from servicekit.file_sums import SUMS_FILE, write_sums
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `checkpoint make-random`, `unpack-demo`, `declare` and `verify`."""
+    """Add `checkpoint make-random`, `unpack-demo`, `declare`, `seal` and `verify`."""
     parser = subparsers.add_parser(
         "checkpoint", help="make a random checkpoint, unpack the demo voice, verify one, ..."
     )
@@ -38,6 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     declare.add_argument("--languages", metavar="LANGUAGE[,...]", help=f"such as en,zh; any: nobody knows; {unknown}")
     declare.add_argument("--tags", metavar="TAG[,...]", help=f"such as [breath],[sigh]; none: no tags; {unknown}")
     declare.set_defaults(run=_declare)
+    seal = actions.add_parser("seal", help=f"list the SHA-256 of every weight in {SUMS_FILE}; services check it")
+    seal.add_argument("directory", type=Path, help="with token2wav/, llm/ and voices/")
+    seal.set_defaults(run=_seal)
     verify = actions.add_parser("verify", help="load every part of a checkpoint and say what is wrong with it")
     verify.add_argument("directory", type=Path, help="what make-random wrote, or a token2wav directory alone")
     _add_family(verify, None, "what it must be of; left out, its description file says it")
@@ -108,6 +113,18 @@ def _declared_fields(args: argparse.Namespace) -> dict[str, object]:
         fields["tags"] = [] if args.tags == "none" else args.tags.split(",")
     named = {"name": args.name, "family": args.family}
     return fields | {name: value for name, value in named.items() if value is not None}
+
+
+def _seal(args: argparse.Namespace) -> int:
+    try:
+        if not args.directory.is_dir():
+            raise NotADirectoryError(f"{args.directory} is no directory")
+        path = write_sums(args.directory)
+    except OSError as err:
+        print(f"cosydit checkpoint: {err}", file=sys.stderr)
+        return 1
+    print(f"wrote {path}: {len(path.read_text('utf-8').splitlines())} weight files")
+    return 0
 
 
 def _verify(args: argparse.Namespace) -> int:

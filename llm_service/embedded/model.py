@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from torch.nn import functional
 from transformers import AttentionInterface, Qwen2Model
 
 from llm_service.embedded.kv_cache import CacheShape, SlotCache
 from llm_service.errors import CheckpointError
-from llm_service.speech_head import read_speech_head, read_vocabulary
+from llm_service.speech_head import check_finite, check_weight_file, read_speech_head, read_vocabulary
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 
 logger = logging.getLogger(__name__)
@@ -68,18 +69,21 @@ class SpeechLanguageModel:
         """Load a checkpoint directory.
 
         Raises:
-            CheckpointError: the directory is incomplete or of another shape.
+            CheckpointError: the directory is incomplete, damaged, of another shape, or holds NaN.
         """
         if not (model_dir / "config.json").is_file():
             raise CheckpointError(f"{model_dir / 'config.json'} is missing; give a Hugging Face checkpoint directory")
         AttentionInterface.register(ATTENTION_NAME, _slot_attention)
         torch_dtype: torch.dtype = getattr(torch, dtype)
+        for path in sorted(model_dir.glob("*.safetensors")):
+            check_weight_file(path)
         try:
             decoder: Any = _Decoder.from_pretrained(
                 model_dir, dtype=torch_dtype, local_files_only=True, attn_implementation=ATTENTION_NAME
             )
-        except (OSError, ValueError) as err:
-            raise CheckpointError(f"{model_dir} can't be loaded: {err}") from err
+        except (OSError, ValueError, RuntimeError, SafetensorError) as err:
+            raise CheckpointError(f"{model_dir} can't be loaded: {err}; download or make it again") from err
+        check_finite(dict(decoder.named_parameters()), model_dir)
         head = read_speech_head(model_dir)
         if not head.has_bias:
             logger.warning("%s stores no bias of the speech head; it has none", model_dir)

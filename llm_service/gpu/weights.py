@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
 from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
 from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors, read_shape
-from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles
+from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles, read_tensors
 from llm_service.vocab import SPEECH_TOKEN_COUNT, VocabularyError, vocabulary_of_ids, vocabulary_of_table
 
 logger = logging.getLogger(__name__)
@@ -172,7 +171,7 @@ def _head(files: TensorFiles, config: Mapping[str, Any], ids: SpeechIds, where: 
     """Return weight [rows, C] and bias [rows] of the speech rows, wherever the directory has them."""
     path = where / SPEECH_HEAD_FILE
     if path.is_file():
-        parts = load_file(path)
+        parts = read_tensors(path)
         weight, bias = parts.get("weight"), parts.get("bias")
     else:
         name = HEAD_WEIGHT if HEAD_WEIGHT in files else EMBEDDING

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from servicekit.file_sums import FileSumsError, check_file
 from token2wav_service.checkpoint.family import (
     FLOW_WEIGHTS,
     HIFT_WEIGHTS,
@@ -213,16 +214,19 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read a flat state dict (torch.save, or safetensors by its suffix) without executing pickled code.
 
     Raises:
-        CheckpointError: missing, unreadable or not flat.
+        CheckpointError: missing, unreadable, damaged, not the file that the checkpoint lists, or not flat.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; `cosydit checkpoint verify` lists what a checkpoint needs")
     try:
+        check_file(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return dict(load_file(path))
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileSumsError as err:
+        raise CheckpointError(str(err)) from err
     except Exception as err:  # torch.load raises many kinds for a damaged file
         raise CheckpointError(f"{path} can't be read as a state dict: {err}") from err
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
@@ -234,12 +238,17 @@ def load_weights(module: M, state: Mapping[str, Tensor], origin: Path) -> M:
     """Load a state dict strictly and cast it to float32.
 
     Raises:
-        CheckpointError: keys or shapes differ; the first few are named.
+        CheckpointError: keys or shapes differ, or weights are not finite; the first few are named.
     """
     expected = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     got = {key: tuple(value.shape) for key, value in state.items()}
     if expected != got:
         raise CheckpointError(f"{origin}: {_difference(expected, got)}")
+    bad = sorted(key for key, value in state.items() if not bool(torch.isfinite(value).all()))
+    if bad:
+        raise CheckpointError(
+            f"{origin}: {len(bad)} weights hold NaN or infinity, e.g. {bad[:3]}; download or make it again"
+        )
     module.load_state_dict({key: value.float() for key, value in state.items()}, strict=True)
     return module.eval().requires_grad_(False)
 

@@ -12,7 +12,7 @@ import numpy as np
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidPromptError
 from token2wav_service.features.mel import s3_log_mel
-from token2wav_service.features.onnx_session import open_session
+from token2wav_service.features.onnx_session import check_weights, open_session
 from token2wav_service.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class GpuSpeechTokenizer:
     def __init__(self, path: Path, device: str) -> None:
         import s3tokenizer
 
+        check_weights(path)
         self._package = s3tokenizer
         self._device = device
         self._model: Any = s3tokenizer.load_model(str(path)).to(device).eval()

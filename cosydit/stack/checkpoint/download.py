@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cosydit.stack.checkpoint.hubs import HubError, HubName, ModelHub
+from servicekit.file_sums import write_sums
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def download_models(
     is_offline: bool,
     models: Sequence[ModelSource] = OFFICIAL_MODELS,
 ) -> list[str]:
-    """Make every part complete at its locked commit; what already is stays untouched.
+    """Make every part complete at its locked commit, and list the sums of its weights; what already is stays untouched.
 
     Args:
         directory: the checkpoint directory, made if missing.
@@ -135,6 +136,8 @@ def download_models(
         _fetch(directory / source.subdirectory, source, lock[source.name], hubs)
         record[source.name] = lock[source.name].revision
         _write_json(directory / RECORD_NAME, record)
+    if needed:
+        write_sums(directory)
     return [source.name for source in needed]
 
 

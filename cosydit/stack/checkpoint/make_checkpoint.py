@@ -11,6 +11,7 @@ from pathlib import Path
 from llm_service.checkpoint import OFFICIAL_LLM, SMALL_LLM, make_random_llm
 from llm_service.vocab import COSYVOICE2, COSYVOICE3
 from servicekit.checkpoint_file import CheckpointDeclaration, write_declaration
+from servicekit.file_sums import write_sums
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
 from token2wav_service.checkpoint.make_voices import VOICE_SECONDS, make_numbered_voices, make_voices
@@ -51,7 +52,9 @@ def make_random_checkpoint(
     voices: NumberedVoices | None = None,
     family: Family = Family.STEP_AUDIO2,
 ) -> None:
-    """Write token2wav/, llm/, voices/, checkpoint.json and README.md; nothing appears before everything is made.
+    """Write token2wav/, llm/, voices/, their SHA256SUMS, checkpoint.json and README.md.
+
+    Nothing appears before everything is made.
 
     Args:
         directory: made if missing.
@@ -88,3 +91,4 @@ def _make(directory: Path, seed: int, size: CheckpointSize, voices: NumberedVoic
     write_declaration(directory, CheckpointDeclaration(name="random weights", family=family.value))
     card = MODEL_CARD.format(family=family.value, size=size.value, seed=seed)
     (directory / "README.md").write_text(card, encoding="utf-8")
+    write_sums(directory)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llm_service.errors import LLMServiceError
-from llm_service.speech_head import read_vocabulary
+from llm_service.speech_head import check_finite, check_weight_file, read_vocabulary
 from llm_service.text_encoder import load_text_encoder
 from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointFileError, declaration_path, find_declaration
 from token2wav_service.checkpoint.family import (
@@ -148,6 +148,8 @@ def _check_llm(directory: Path) -> None:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; download or make the LLM directory again")
     read_vocabulary(directory)
+    for weights in sorted(directory.glob("*.safetensors")):
+        check_weight_file(weights)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, output_loading_info=True)
     except Exception as err:  # transformers and safetensors raise many kinds for a damaged directory
@@ -156,6 +158,7 @@ def _check_llm(directory: Path) -> None:
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     if wrong:
         raise CheckpointError(f"{directory}: {len(wrong)} weights are missing or of another shape, e.g. {wrong[:3]}")
+    check_finite(dict(loaded[0].named_parameters()), directory)
 
 
 def _check_voice(directory: Path, name: str) -> None:
