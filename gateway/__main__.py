@@ -55,7 +55,7 @@ def main() -> int:
 
     server = DrainingServer(
         uvicorn.Config(
-            TelemetryMiddleware(guarded(app, access, http_rules(config.access)), telemetry),
+            TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry),
             host=config.host,
             port=config.port,
             log_config=None,

@@ -5,6 +5,7 @@ GatewayError
  +- AccessError                    this caller may not
  |   +- UnauthenticatedError       no API key, or none that is known
  |   +- ForeignOriginError         a web page of another site asks
+ |   +- ForeignHostError           asked under a name that is not this machine's
  |   +- LimitError                 not now
  |       +- StreamLimitError       as many streams as the caller may have are open
  |       +- AudioLimitError        the caller's seconds of audio are used up
@@ -81,6 +82,10 @@ class UnauthenticatedError(AccessError):
 
 class ForeignOriginError(AccessError):
     """A web page of another site asks, which its visitor may not know of."""
+
+
+class ForeignHostError(AccessError):
+    """The request names another host; its sender may be a web page that had the name point here."""
 
 
 class LimitError(AccessError):
@@ -309,6 +314,7 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     AccessError: WireStatus("permission_denied", 403, "PERMISSION_DENIED", ErrorCode.INVALID_REQUEST),
     UnauthenticatedError: WireStatus("invalid_api_key", 401, "UNAUTHENTICATED", ErrorCode.INVALID_REQUEST),
     ForeignOriginError: WireStatus("foreign_origin", 403, "PERMISSION_DENIED", ErrorCode.INVALID_REQUEST),
+    ForeignHostError: WireStatus("foreign_host", 403, "PERMISSION_DENIED", ErrorCode.INVALID_REQUEST),
     LimitError: WireStatus("limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     StreamLimitError: WireStatus("stream_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     AudioLimitError: WireStatus("audio_limit_reached", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),

@@ -1,13 +1,13 @@
 """The guard of the HTTP and WebSocket door, as plain ASGI: what streams through is not touched.
 
-    CORS ─► origin ─► key ─► body limit ─► application
+    CORS ─► origin and host ─► key ─► body limit ─► application
 
 Refuses before a byte of the body is read. `metered_speaker` holds callers to their limits on speech.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from gateway.access.access import Access
 from gateway.access.caller import Caller, address_of, calling
-from gateway.access.origins import OriginPolicy
+from gateway.access.origins import HostNames, OriginPolicy
 from gateway.dialects.common.json_socket import refuse as refuse_socket
 from gateway.dialects.http.errors import refusal
 from gateway.errors import AccessError, GatewayError, UploadTooLargeError
@@ -36,6 +36,7 @@ class HttpRules:
 
     origins: OriginPolicy
     max_upload_bytes: int
+    hosts: HostNames = field(default_factory=lambda: HostNames(is_checked=False))
 
 
 def guarded(app: ASGIApp, access: Access, rules: HttpRules) -> ASGIApp:
@@ -75,6 +76,7 @@ class AccessMiddleware:
     def _admit(self, scope: Scope) -> Caller:
         headers, method = Headers(scope=scope), scope.get("method")
         self._rules.origins.check(method, headers.get("origin"), headers.get("host"))
+        self._rules.hosts.check(headers.get("host"))
         address = address_of(scope.get("client"))
         if method in _OPEN_METHODS and _is_open(scope["path"]):
             return Caller(address)

@@ -1,4 +1,4 @@
-"""Which web pages may make a browser call the gateway. Pure.
+"""Which web pages may make a browser call the gateway, and under which names. Pure.
 
 A browser sends forms and opens WebSockets to any address on behalf of any page, also to a gateway that only its own
 machine can reach. It tells the page's origin then; programs that are no browsers tell none.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
-from gateway.errors import ConfigError, ForeignOriginError
+from gateway.errors import ConfigError, ForeignHostError, ForeignOriginError
 
 ANY_ORIGIN = "*"
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -60,6 +60,40 @@ class OriginPolicy:
         if parts is None or host is None or parts != _split(f"{origin.partition('://')[0]}://{host}"):
             return False
         return self._trusts_names or _is_fixed(parts[0])
+
+
+class HostNames:
+    """The names under which a gateway answers that is open to its own machine.
+
+    Whoever owns a name can have it point to 127.0.0.1; a browser then takes the gateway's answers for that site's own
+    and lets its pages read them. An address in place of a name can't be bent so.
+    """
+
+    def __init__(self, allowed: tuple[str, ...] = (), *, is_checked: bool) -> None:
+        """Keep the list.
+
+        Args:
+            allowed: names beside localhost and addresses, without ports; case does not matter.
+            is_checked: False lets every name in.
+        """
+        self._allowed = frozenset(name.lower() for name in allowed)
+        self._is_checked = is_checked
+
+    def check(self, host: str | None) -> None:
+        """Refuse a request under a foreign name; browsers always send one.
+
+        Args:
+            host: the header.
+
+        Raises:
+            ForeignHostError: the name is neither listed nor this machine's.
+        """
+        if not self._is_checked or host is None:
+            return
+        parts = _split(f"http://{host}")
+        if parts is None or not (_is_fixed(parts[0]) or parts[0] in self._allowed):
+            got = f"asked as {host[:_SHOWN_CHARACTERS]!r}, which is not this machine's name"
+            raise ForeignHostError(f"{got}; ask as localhost, or the operator can allow it with --allowed-host")
 
 
 def _is_origin(text: str) -> bool:

@@ -17,7 +17,7 @@ from gateway.access.caller import DEFAULT_UNSPOKEN_CHARACTERS, CallerLimits
 from gateway.access.connections import ConnectionLimits, Connections, RefusableSocket
 from gateway.access.http_middleware import HttpRules
 from gateway.access.keys import ApiKey, KeyBook, parse_keys
-from gateway.access.origins import OriginPolicy
+from gateway.access.origins import ANY_ORIGIN, HostNames, OriginPolicy
 from gateway.errors import ConfigError
 from servicekit.clock import Clock
 
@@ -93,6 +93,10 @@ class AccessSettings:
     limits: CallerLimits = field(default_factory=CallerLimits)
     """Of a key whose line names none; without keys, of each address."""
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which a gateway without keys answers on a loopback address, beside localhost and addresses."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Whose word on where a request comes from is taken."""
     tls: TlsFiles | None = None
     wire: WireLimits = field(default_factory=WireLimits)
 
@@ -163,6 +167,20 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="whose web pages may call, such as https://app.example; may be repeated; * is all",
     )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="under which a gateway on 127.0.0.1 without keys may be asked, beside localhost; may be repeated",
+    )
+    group.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="whose X-Forwarded-For and -Proto are believed; may be repeated; * is anyone's",
+    )
     group.add_argument("--tls-cert", type=Path, default=None, help="PEM file; HTTPS and gRPC over TLS")
     group.add_argument("--tls-key", type=Path, default=None, help="PEM file of its private key")
     _add_wire_options(group)
@@ -183,6 +201,8 @@ def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) ->
         is_insecure=args.insecure_no_keys,
         limits=limits,
         allowed_origins=tuple(args.allowed_origin),
+        allowed_hosts=tuple(args.allowed_host),
+        trusted_proxies=tuple(args.trusted_proxy),
         tls=_tls_files(args.tls_cert, args.tls_key),
         wire=WireLimits(
             args.max_upload_bytes,
@@ -245,10 +265,17 @@ def _positive_float(text: str) -> float:
     return value
 
 
-def http_rules(settings: AccessSettings) -> HttpRules:
-    """Return the rules of `guarded`."""
+def http_rules(settings: AccessSettings, host: str) -> HttpRules:
+    """Return the rules of `guarded`.
+
+    Args:
+        settings: of the gateway.
+        host: the address that it listens on.
+    """
     origins = OriginPolicy(settings.allowed_origins, trusts_names=settings.has_keys)
-    return HttpRules(origins, settings.wire.max_upload_bytes)
+    is_private = not settings.has_keys and is_loopback(host) and ANY_ORIGIN not in settings.allowed_origins
+    hosts = HostNames(settings.allowed_hosts, is_checked=is_private)
+    return HttpRules(origins, settings.wire.max_upload_bytes, hosts)
 
 
 def _connection_limits(wire: WireLimits) -> ConnectionLimits:
@@ -268,6 +295,8 @@ def uvicorn_options(settings: AccessSettings) -> dict[str, Any]:
         "ws_max_size": wire.max_socket_message_bytes,
         "limit_concurrency": wire.max_connections,
         "server_header": False,
+        "proxy_headers": bool(settings.trusted_proxies),
+        "forwarded_allow_ips": list(settings.trusted_proxies),
     }
     if tls is not None:
         options |= {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}

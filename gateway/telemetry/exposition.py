@@ -1,18 +1,26 @@
 """Where metrics are read: a route of the HTTP door, or a port of their own, which also tells whether the loop turns.
 
 The port is served by threads of its own, so that it answers while the doors are full and while the event loop stands
-still: a task of the loop notes the time, and these threads compare.
+still: a task of the loop notes the time, and these threads compare. There are few of them: a connection above their
+number takes the place of the oldest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
+import sys
+import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +31,8 @@ from servicekit.clock import Clock
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+logger = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 1.0
 MAX_SILENCE_S = 15.0
@@ -93,11 +103,13 @@ def metrics_port(registry: CollectorRegistry, heartbeat: Heartbeat, host: str, p
         ConfigError: the port can't be had.
     """
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = _MetricsServer(host, port)
     except OSError as error:
         got = f"metrics can't be served on {host}:{port} ({error})"
         raise ConfigError(f"{got}; stop what listens there, or give another --metrics-port") from error
-    server.set_app(_with_liveness(server.get_app(), heartbeat))
+    server.set_app(_with_liveness(make_wsgi_app(registry), heartbeat))
+    thread = threading.Thread(target=server.serve_forever, name="metrics-port", daemon=True)
+    thread.start()
     try:
         yield server.server_port
     finally:
@@ -106,9 +118,59 @@ def metrics_port(registry: CollectorRegistry, heartbeat: Heartbeat, host: str, p
         thread.join()
 
 
-def _with_liveness(metrics: WSGIApplication | None, heartbeat: Heartbeat) -> WSGIApplication:
-    assert metrics is not None
+MAX_CONNECTIONS = 32
+"""Of the metrics port, each with a thread; scrapers and probes need a few."""
+PEER_TIMEOUT_S = 5.0
+"""For each read and write of a connection there."""
 
+
+class _Handler(WSGIRequestHandler):
+    timeout = PEER_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing of each request."""
+
+
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, and never more than a few."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, host: str, port: int) -> None:
+        self._lock = threading.Lock()
+        self._open = OrderedDict[int, socket.socket]()
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection; above the limit the oldest makes room."""
+        with self._lock:
+            self._open[id(request)] = request
+            oldest = self._open.popitem(last=False)[1] if len(self._open) > MAX_CONNECTIONS else None
+            if oldest is not None:
+                _shut(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.pop(id(request), None)
+            super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Take a peer that left or was too slow for what it is."""
+        logger.debug("a connection to the metrics port broke off: %r", sys.exc_info()[1])
+
+
+def _shut(connection: socket.socket) -> None:
+    """Have the thread of a connection find it closed."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _with_liveness(metrics: WSGIApplication, heartbeat: Heartbeat) -> WSGIApplication:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] != LIVE_PATH:
             return metrics(environ, start_response)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 
 import grpc
 import httpx
@@ -19,7 +23,14 @@ from gateway.config import parse_args
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
 from gateway.host import Host
-from gateway.telemetry.exposition import BEAT_INTERVAL_S, MAX_SILENCE_S, Heartbeat, beating, metrics_port
+from gateway.telemetry.exposition import (
+    BEAT_INTERVAL_S,
+    MAX_CONNECTIONS,
+    MAX_SILENCE_S,
+    Heartbeat,
+    beating,
+    metrics_port,
+)
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice
@@ -175,6 +186,20 @@ def test_the_port_of_metrics_answers_until_it_is_closed_and_a_taken_one_is_said_
             pass
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S)
+
+
+def test_idle_connections_to_the_port_of_metrics_take_few_threads_and_keep_nobody_out() -> None:
+    (port,) = free_ports(1)
+    heartbeat, before = Heartbeat(ManualClock()), threading.active_count()
+    with metrics_port(GatewayMetrics().registry, heartbeat, "127.0.0.1", port), ExitStack() as idle:
+        for _ in range(4 * MAX_CONNECTIONS):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+            assert threading.active_count() - before <= 3 * MAX_CONNECTIONS
+        assert ask_livez(port) == (200, "ok\n")
+        until = time.monotonic() + PATIENCE_S
+        while threading.active_count() - before > MAX_CONNECTIONS + 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert threading.active_count() - before <= MAX_CONNECTIONS + 1
 
 
 def ask_livez(port: int) -> tuple[int, str]:

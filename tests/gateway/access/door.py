@@ -170,7 +170,7 @@ def _routes(host: Host) -> list[BaseRoute]:
 async def _serving_http(
     app: Starlette, access: Access, settings: AccessSettings, telemetry: Telemetry | None
 ) -> AsyncIterator[int]:
-    door = guarded(app, access, http_rules(settings))
+    door = guarded(app, access, http_rules(settings, "127.0.0.1"))
     if telemetry is not None:
         door = TelemetryMiddleware(door, telemetry)
     config = uvicorn.Config(door, port=0, log_level="critical", **uvicorn_options(settings))

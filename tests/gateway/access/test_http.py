@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.access.caller import CallerFilter
+from gateway.access.caller import CallerFilter, CallerLimits
 from gateway.access.settings import AccessSettings
 from gateway.client import ClientError, speak_over_http
 from gateway.voices.registry import NamedVoice
@@ -237,6 +237,38 @@ async def test_foreign_pages_neither_send_forms_nor_open_sockets(voices: Voices)
             assert denied.value.response.status_code == 403
             async with socket(door, path, origin=APP):
                 pass
+
+
+async def test_without_keys_only_this_machines_names_are_answered(voices: Voices) -> None:
+    async with opened_door(voices, AccessSettings(allowed_hosts=("tts.example",))) as door:
+        port = httpx.URL(door.url).port
+        for host, status in (
+            *((f"{name}:{port}", 200) for name in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]", "tts.example")),
+            *(
+                (host, 403)
+                for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "[::")
+            ),
+        ):
+            answer = await door.http.get("/v1/audio/voices", headers={"host": host})
+            assert answer.status_code == status, (host, answer.text)
+        assert (answer.json()["error"]["code"], "--allowed-host" in answer.text) == ("foreign_host", True)
+        for path in SOCKETS:
+            with pytest.raises(InvalidStatus) as denied:
+                await connect(f"ws://evil.example:{port}{path}", proxy=None, host="127.0.0.1", port=port)
+            assert denied.value.response.status_code == 403
+    async with opened_door(voices) as door:
+        assert (await door.http.get("/v1/audio/voices", headers={**BEARER, "host": "tts.example"})).status_code == 200
+
+
+@pytest.mark.parametrize("trusted", [(), ("127.0.0.1",)])
+async def test_callers_say_where_they_come_from_only_through_a_trusted_proxy(
+    voices: Voices, trusted: tuple[str, ...]
+) -> None:
+    settings = AccessSettings(limits=CallerLimits(audio_s_per_hour=1), trusted_proxies=trusted)
+    async with opened_door(voices, settings) as door:
+        answers = [await door.speak({"x-forwarded-for": f"192.0.2.{number}"}) for number in range(2)]
+        assert [answer.status_code for answer in answers] == ([200, 200] if trusted else [200, 429])
+        assert door.access.usage("127.0.0.1").streams == 0
 
 
 async def test_browsers_of_listed_origins_may_ask_and_read_even_refusals(voices: Voices) -> None:

@@ -55,7 +55,7 @@ def log() -> Iterator[Log]:
 async def ask_everything() -> None:
     """Send a key in the queries of a request and of a WebSocket, and a long path, to a real server."""
     settings = AccessSettings(fixed_keys=keys())
-    door = guarded(Starlette(), open_access(settings, ManualClock()), http_rules(settings))
+    door = guarded(Starlette(), open_access(settings, ManualClock()), http_rules(settings, "127.0.0.1"))
     server = uvicorn.Server(uvicorn.Config(door, port=0, log_config=None, **uvicorn_options(settings)))
     serving = asyncio.create_task(server.serve())
     while not server.started:

@@ -77,7 +77,9 @@ async def opened_door(voices: list[NamedVoice], settings: LexiconSettings) -> As
     pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=clock), front_end=front_end)
     with ThreadPoolExecutor(1) as executor:
         host = replace(make_host(pipeline, registry, executor, clock=clock), lexicons=lexicons)
-        app = guarded(Starlette(routes=dialect_routes(lambda: host, 200_000)), access, http_rules(access_settings))
+        app = guarded(
+            Starlette(routes=dialect_routes(lambda: host, 200_000)), access, http_rules(access_settings, "127.0.0.1")
+        )
         async with (
             served(app) as url,
             serving_grpc(host, GrpcSettings(port=0), access) as port,
