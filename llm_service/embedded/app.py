@@ -249,7 +249,14 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingParams:
-    """Fill in defaults; without max_tokens an answer may take all the room there is."""
+    """Fill in defaults; without max_tokens an answer may take all the room there is.
+
+    Raises:
+        RequestRefused: the answer must be longer than there is room.
+    """
+    if fields.min_tokens > max(room_tokens, 1):
+        got = f"min_tokens is {fields.min_tokens}, and there is room for {room_tokens} tokens"
+        raise RequestRefused(f"{got}; ask for fewer, or shorten the prompt", param="min_tokens")
     given = {
         "temperature": fields.temperature,
         "top_p": fields.top_p,

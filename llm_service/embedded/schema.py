@@ -16,6 +16,8 @@ MAX_STOP_LENGTH = 256  # characters
 MAX_TEMPERATURE = 10.0
 MAX_REPETITION_PENALTY = 10.0
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
+MAX_COUNT = (1 << 31) - 1
+"""Of tokens or rows; what engines hold such numbers in."""
 
 TokenId = Annotated[int, Field(ge=0, lt=max(each.table_rows for each in VOCABULARIES))]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -46,11 +48,11 @@ class GenerationFields(_Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Literal[1] = 1
-    max_tokens: Annotated[int, Field(ge=1)] | None = None  # default: all the room there is
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None  # default: all the room there is
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 or -1: no limit
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None  # 0 or -1: no limit
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # least share of the likeliest token's probability
     repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
@@ -58,7 +60,9 @@ class GenerationFields(_Strict):
     stop_token_ids: list[TokenId] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None  # nothing else comes out
     banned_token_ids: list[TokenId] | None = None  # never come out
-    continued_tokens: Annotated[int, Field(ge=0)] = 0  # at the prompt's end: tokens of this answer, drawn elsewhere
+    continued_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = (
+        0  # at the prompt's end: tokens of this answer, drawn elsewhere
+    )
     ignore_eos: bool = False  # end tokens can't come out at all
     skip_special_tokens: bool = True  # false: the end token is handed out too
     return_token_ids: bool = False  # vLLM's way to ask for ids beside the text

@@ -20,6 +20,7 @@ from token2wav_service.checkpoint.loader import load_flow, load_hift, read_flow_
 from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
 from token2wav_service.checkpoint.write_description import flow_yaml, hift_arguments
 from token2wav_service.config import SourcePhase
+from token2wav_service.errors import CheckpointError
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.models.config import FlowConfig, HiFTConfig
@@ -115,6 +116,15 @@ def test_written_sizes_are_read_back(tmp_path: Path) -> None:
 
     assert read_flow_config(tmp_path / "flow.yaml") == SMALL_FLOW
     assert read_hift_config(tmp_path) == SMALL_HIFT
+
+
+@pytest.mark.parametrize(
+    "text", ["flow: " + "[" * 20_000, "flow:\n" + "".join(" " * n + "a:\n" for n in range(1, 3000))]
+)
+def test_a_description_nested_thousands_of_levels_deep_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "flow.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"flow\.yaml is nested too deeply"):
+        read_flow_config(tmp_path / "flow.yaml")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -45,11 +45,13 @@ def read_description(path: Path, trees: tuple[str, ...]) -> dict[str, Any]:
         trees: names of top-level keys; each must be there.
 
     Raises:
-        CheckpointError: missing, not YAML, another kind of tag, a tree is not there or refers to nothing.
+        CheckpointError: missing, not YAML, too deep, another kind of tag, a tree is not there or refers to nothing.
     """
     try:
         values = yaml.load(_read_bytes(path), Loader=_ValuesOnlyLoader)
         return {name: _resolve(values[name], values, 0) for name in trees}
+    except RecursionError as err:
+        raise CheckpointError(f"{path} is nested too deeply to be a model's description; download it again") from err
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as err:
         raise CheckpointError(
             f"{path}: expected the keys {list(trees)} in the official nesting, got {err!r}; "

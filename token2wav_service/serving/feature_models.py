@@ -11,11 +11,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from token2wav_service.errors import InvalidRequestError, StreamAbortedError
+from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
+from token2wav_service.errors import InvalidPromptError, InvalidRequestError, StreamAbortedError
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.responder import PbUtils, Tensor, error_response, error_text, make_response
 from token2wav_service.python_backend.server_process import read_parameters
 from token2wav_service.types import FloatArray, IntArray
+
+MIN_SAMPLES = 400
+"""One window of the speaker encoder's spectrum, 25 ms."""
+MAX_SAMPLES = 30 * PROMPT_SAMPLE_RATE_HZ
+"""Where the speech tokenizer's positions end."""
 
 
 class FeatureExtractor(Protocol):
@@ -52,7 +58,7 @@ class AudioTokenizerModel:
     def _tokenize(self, inputs: RequestInputs) -> dict[str, Tensor]:
         waves = inputs.float_rows("reference_wav")
         lengths = inputs.integers("reference_wav_len")
-        rows = [self._extractor.tokens(samples) for samples in trim_rows(waves, lengths)]
+        rows = [self._extractor.tokens(_bounded(samples)) for samples in trim_rows(waves, lengths)]
         if len({len(row) for row in rows}) > 1:
             raise InvalidRequestError(
                 f"one request holds prompts of {sorted({len(row) for row in rows})} tokens, which no tensor can carry: "
@@ -82,7 +88,7 @@ class SpeakerEmbeddingModel:
 
     def _embed(self, inputs: RequestInputs) -> dict[str, Tensor]:
         waves = inputs.float_rows("reference_wav")
-        rows = [self._extractor.speaker_embedding(samples) for samples in waves]
+        rows = [self._extractor.speaker_embedding(_bounded(samples)) for samples in waves]
         return {"prompt_spk_embedding": np.stack(rows).astype(np.float16)}
 
 
@@ -100,6 +106,20 @@ def trim_rows(waves: FloatArray, lengths: Tensor) -> Iterator[FloatArray]:
                 f"reference_wav_len is {length}: expected 1 to {len(samples)}, the samples in reference_wav"
             )
         yield samples[:length]
+
+
+def _bounded(samples: FloatArray) -> FloatArray:
+    """Return samples of a length that features can be computed of.
+
+    Raises:
+        InvalidPromptError: they are too few or too many.
+    """
+    if not MIN_SAMPLES <= len(samples) <= MAX_SAMPLES:
+        raise InvalidPromptError(
+            f"the prompt has {len(samples)} samples at {PROMPT_SAMPLE_RATE_HZ} Hz, expected {MIN_SAMPLES} to "
+            f"{MAX_SAMPLES}; give 3 to 10 seconds of speech"
+        )
+    return samples
 
 
 def _load_extractor(model_config_json: str) -> FeatureExtractor:

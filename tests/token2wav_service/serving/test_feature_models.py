@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.token2wav_service.serving.fakes import FakePbUtils, FakeRequest
+from tests.workers import random_checkpoint
+from token2wav_service.checkpoint.family import open_features
 from token2wav_service.serving.feature_models import AudioTokenizerModel, SpeakerEmbeddingModel
 from token2wav_service.types import FloatArray, IntArray
 
@@ -57,6 +59,29 @@ def test_a_bad_request_is_an_error_and_the_others_are_answered(request_: FakeReq
     bad, good = AudioTokenizerModel(FakePbUtils(), FakeExtractor()).execute([request_, tokenizer_request([1.0], [640])])
     assert bad.error.message().startswith("INVALID_REQUEST: ")
     assert good.error is None
+
+
+@pytest.mark.parametrize("samples", [1, 399, 480_001, 300 * 16_000])
+def test_a_prompt_that_is_too_short_or_too_long_is_its_callers_fault(samples: int) -> None:
+    wave = np.full((1, samples), 0.25, np.float32)
+    tokens = FakeRequest({"reference_wav": wave, "reference_wav_len": np.array([[samples]], np.int32)})
+    (answer,) = AudioTokenizerModel(FakePbUtils(), FakeExtractor()).execute([tokens])
+    (embedding,) = SpeakerEmbeddingModel(FakePbUtils(), FakeExtractor()).execute([FakeRequest({"reference_wav": wave})])
+    for each in (answer, embedding):
+        assert each.error.message().startswith(f"INVALID_PROMPT: the prompt has {samples} samples at 16000 Hz")
+
+
+@pytest.mark.parametrize("samples", [400, 480_000])
+def test_the_shortest_and_the_longest_prompt_give_features(
+    samples: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    extractor = open_features(random_checkpoint(tmp_path_factory) / "token2wav")
+    wave = (0.1 * np.random.default_rng(0).standard_normal((1, samples))).astype(np.float32)
+    tokens = FakeRequest({"reference_wav": wave, "reference_wav_len": np.array([[samples]], np.int32)})
+    (answer,) = AudioTokenizerModel(FakePbUtils(), extractor).execute([tokens])
+    assert answer.named()["prompt_speech_tokens"].shape == (1, -(-(samples // 160) // 4))
+    (answer,) = SpeakerEmbeddingModel(FakePbUtils(), extractor).execute([FakeRequest({"reference_wav": wave})])
+    assert np.isfinite(answer.named()["prompt_spk_embedding"]).all()
 
 
 def test_a_cancelled_request_is_not_computed() -> None:
