@@ -52,6 +52,7 @@ from servicekit.checkpoint_file import (
     read_declaration,
 )
 from servicekit.clock import Clock, SystemClock
+from servicekit.patience import LoopLag
 
 
 @asynccontextmanager
@@ -137,18 +138,22 @@ def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
 def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):
-            return TokenStreamClient(address, wire, config.llm_deadlines, clock)
-        return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock)
+            return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag)
+        return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock, lag)
 
     def token2wav_client(address: str) -> Token2WavClient:
-        return Token2WavClient(address, config.token2wav_deadlines)
+        return Token2WavClient(address, config.token2wav_deadlines, lag)
 
-    settings = config.routing
+    def fleet(service: str) -> Fleet:
+        return Fleet(service, settings, clock, stood_still_within=lag.is_recent)
+
+    settings, lag = config.routing, LoopLag()
     llm_found = llm_sources(config.llm_url, settings)
     token2wav_found = token2wav_sources(config.token2wav_url, settings)
     return Routes(
-        RoutedSpeechLM(Fleet(LLM, settings, clock), llm_found, llm_client, clock),
-        RoutedToken2Wav(Fleet(TOKEN2WAV, settings, clock), token2wav_found, token2wav_client, clock),
+        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock),
+        RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),
+        lag,
     )
 
 

@@ -33,6 +33,7 @@ GatewayError
  +- LLMError
  |   +- LLMUnavailableError        can't be reached
  |   |   +- LLMBusyError           says that it is overloaded or starting
+ |   |   +- LLMUnconnectedError    can't be reached in time; an LLMDeadlineError too
  |   +- LLMRejectedError           answered 4xx: request and server do not fit
  |   +- LLMFailedError             answered 5xx
  |   +- LLMInterruptedError        went away in mid-stream
@@ -238,6 +239,10 @@ class LLMProtocolError(LLMError):
 
 class LLMDeadlineError(LLMError):
     """The LLM service did not answer in time."""
+
+
+class LLMUnconnectedError(LLMUnavailableError, LLMDeadlineError):
+    """The LLM service could not be reached in time."""
 
 
 class EmptySpeechError(LLMError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.errors import NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.replica import ReplicaStatus
 from gateway.token2wav.routed import RoutedToken2Wav
+from servicekit.patience import LoopLag
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,18 @@ class Routes:
 
     llm: RoutedSpeechLM
     token2wav: RoutedToken2Wav
+    lag: LoopLag = field(default_factory=LoopLag)
+    """Of the event loop; counts while the routes are open."""
 
     def start(self) -> None:
         """Begin to look for replicas and to probe them, inside the running event loop."""
+        self.lag.start()
         self.llm.start()
         self.token2wav.start()
 
     async def close(self) -> None:
         """Drop all connections."""
+        self.lag.stop()
         await self.llm.close()
         await self.token2wav.close()
 

@@ -22,7 +22,7 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.sse import EventLines, event_data
 from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock, SystemClock
-from servicekit.timeouts import timeout
+from servicekit.patience import LoopLag, Patience, patient_timeout
 from servicekit.trace_context import trace_headers
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class SpeechLMClient:
         model: str | None = None,
         deadlines: LLMDeadlines | None = None,
         clock: Clock | None = None,
+        lag: LoopLag | None = None,
     ) -> None:
         """Keep the settings; nothing is opened or sent yet.
 
@@ -73,6 +74,7 @@ class SpeechLMClient:
             model: the name to ask for; None asks the server for the first one it lists.
             deadlines: defaults suit a local server.
             clock: for the total deadline.
+            lag: of the event loop that this client runs in; what it stood still counts against no deadline.
         """
         self._base_url = base_url.rstrip("/")
         self._wire = wire
@@ -80,6 +82,7 @@ class SpeechLMClient:
         self._listed_model: str | None = None
         self._deadlines = deadlines or LLMDeadlines()
         self._clock = clock or SystemClock()
+        self._patience = Patience(lag)
         self._session: aiohttp.ClientSession | None = None
         self._answers: set[aiohttp.ClientResponse] = set()
 
@@ -102,13 +105,15 @@ class SpeechLMClient:
         """Tell whether the server's health endpoint says that it takes requests, which is 200.
 
         Raises:
-            LLMUnavailableError: there is no answer.
+            LLMUnavailableError: there is no answer; `LLMUnconnectedError` if there was none in time.
         """
         limit = aiohttp.ClientTimeout(total=self._deadlines.ready_s)
         try:
             async with self._http().get(f"{self._base_url}/health", timeout=limit, allow_redirects=False) as response:
                 await response.read()
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        except asyncio.TimeoutError as error:
+            raise self._unconnected(error) from error
+        except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
         return response.status == _HTTP_OK
 
@@ -123,7 +128,7 @@ class SpeechLMClient:
             return
         ends_at = self._clock.now() + self._deadlines.total_s
         async with self._opened(utterance, sampling, seed, ends_at) as response:
-            body, reader = _EventBody(response), self._wire.reader()
+            body, reader = _EventBody(response, self._patience), self._wire.reader()
             limit_s = self._deadlines.first_token_s
             while lines := await self._next(body, limit_s, ends_at):
                 for line in lines:
@@ -166,8 +171,14 @@ class SpeechLMClient:
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> aiohttp.ClientResponse:
         url, headers = self._base_url + path, trace_headers()
+        connecting = self._patience.begin(self._deadlines.connect_s)
         try:
             return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
+        except aiohttp.ServerTimeoutError as error:
+            # NOTE: our own loop may have stood still, or the server is busy with the others: neither is its absence.
+            if connecting() <= 0:
+                raise self._unconnected(error) from error
+            logger.info("trying to connect to the LLM again after %r", error)
         except aiohttp.ClientConnectorError as error:
             raise self._unreachable(error) from error
         except _STALE_CONNECTION as error:
@@ -177,6 +188,8 @@ class SpeechLMClient:
             raise self._unreachable(error) from error
         try:
             return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
+        except aiohttp.ServerTimeoutError as error:
+            raise self._unconnected(error) from error
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
 
@@ -203,7 +216,7 @@ class SpeechLMClient:
     async def _within(self, step: Awaitable[T], limit_s: float, ends_at: float) -> T:
         limit_s = self._capped(limit_s, ends_at)
         try:
-            async with timeout(limit_s):
+            async with patient_timeout(limit_s, self._patience.begin(limit_s)):
                 return await step
         except asyncio.TimeoutError as error:
             raise self._overdue(limit_s) from error
@@ -231,6 +244,10 @@ class SpeechLMClient:
         got = f"LLM at {self._base_url} can't be reached ({cause!r})"
         return errors.LLMUnavailableError(f"{got}; start the LLM service or correct its URL")
 
+    def _unconnected(self, error: BaseException) -> errors.LLMUnconnectedError:
+        got = f"LLM at {self._base_url} can't be reached in time ({error!r})"
+        return errors.LLMUnconnectedError(f"{got}; start the LLM service or correct its URL")
+
     def _interrupted(self, what: str) -> errors.LLMInterruptedError:
         return errors.LLMInterruptedError(f"LLM at {self._base_url}: {what}; try again, and see the LLM service's log")
 
@@ -246,8 +263,9 @@ class _EventBody:
     `asyncio.wait_for` would make a task for each event.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, patience: Patience) -> None:
         self._response = response
+        self._patience = patience
         self._lines = EventLines()
         self._is_overdue = False
 
@@ -269,18 +287,23 @@ class _EventBody:
 
     async def _wait(self, limit_s: float) -> list[bytes]:
         lines: list[bytes] = []
-        timer = asyncio.get_running_loop().call_later(limit_s, self._close_overdue)
+        self._more_s = self._patience.begin(limit_s)
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._close_overdue)
         try:
             while not lines and not self._lines.is_done:
                 piece = await self._response.content.readany()
                 if not piece:
                     return self._lines.end()
                 lines = self._lines.feed(piece)
+            self._patience.progressed()
             return lines
         finally:
-            timer.cancel()
+            self._timer.cancel()
 
     def _close_overdue(self) -> None:
+        if (more_s := self._more_s()) > 0:
+            self._timer = asyncio.get_running_loop().call_later(more_s, self._close_overdue)
+            return
         self._is_overdue = True
         self._response.close()
 

@@ -19,7 +19,7 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock, SystemClock
-from servicekit.timeouts import timeout
+from servicekit.patience import LoopLag, Patience, patient_timeout
 from servicekit.trace_context import trace_headers
 
 SCHEME = "grpc://"
@@ -40,7 +40,12 @@ class TokenStreamClient:
     """An answer that is asked for again with its seed and its first tokens goes on with the very same tokens."""
 
     def __init__(
-        self, address: str, wire: LLMWire, deadlines: LLMDeadlines | None = None, clock: Clock | None = None
+        self,
+        address: str,
+        wire: LLMWire,
+        deadlines: LLMDeadlines | None = None,
+        clock: Clock | None = None,
+        lag: LoopLag | None = None,
     ) -> None:
         """Keep the settings; nothing is opened or sent yet.
 
@@ -49,11 +54,13 @@ class TokenStreamClient:
             wire: makes the prompt.
             deadlines: defaults suit a local server.
             clock: for the total deadline.
+            lag: see `SpeechLMClient`.
         """
         self._address = address
         self._wire = wire
         self._deadlines = deadlines or LLMDeadlines()
         self._clock = clock or SystemClock()
+        self._patience = Patience(lag)
         self._channel: Any = None
 
     async def close(self) -> None:
@@ -131,8 +138,10 @@ class TokenStreamClient:
     async def _next(self, call: Any, limit_s: float, ends_at: float, has_begun: bool) -> Any:
         limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
         try:
-            async with timeout(limit_s):
-                return await call.read()
+            async with patient_timeout(limit_s, self._patience.begin(limit_s)):
+                message = await call.read()
+            self._patience.progressed()
+            return message
         except asyncio.TimeoutError as error:
             got = f"LLM at {self._address}: nothing came within {limit_s:.1f} s"
             raise errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
@@ -168,7 +177,9 @@ class TokenStreamClient:
     def _unreachable(self, error: BaseException) -> errors.LLMUnavailableError:
         details = error.details() if isinstance(error, grpc.aio.AioRpcError) else repr(error)
         got = f"LLM at {self._address} can't be reached ({details})"
-        return errors.LLMUnavailableError(f"{got}; start the LLM service with --grpc-port or correct its URL")
+        is_late = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        kind = errors.LLMUnconnectedError if is_late else errors.LLMUnavailableError
+        return kind(f"{got}; start the LLM service with --grpc-port or correct its URL")
 
     def _interrupted(self, what: str) -> errors.LLMInterruptedError:
         return errors.LLMInterruptedError(f"LLM at {self._address}: {what}; try again, and see the LLM service's log")

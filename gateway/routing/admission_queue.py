@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from gateway.routing.replica import Place
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 P = TypeVar("P")
@@ -20,6 +21,7 @@ class QueueEntry(Generic[P]):
     rank: int
     on_leased: Callable[[P], None]
     avoid: frozenset[str]
+    spared: frozenset[Place] = frozenset()
 
     def leave(self) -> None:
         """Wait no longer; harmless for one that has its slot."""
@@ -37,12 +39,17 @@ class AdmissionQueue(Generic[P]):
         return sum(map(len, self._by_rank))
 
     def ahead_of(self, rank: int) -> int:
-        """Count those whose turn would come before that of a newcomer; rank 0 is the first."""
-        return sum(map(len, self._by_rank[: rank + 1]))
+        """Count those whose turn would come before that of a newcomer; rank 0 is the first.
 
-    def join(self, rank: int, on_leased: Callable[[P], None], avoid: frozenset[str]) -> QueueEntry[P]:
+        Those that can't have any place but must wait for another one do not count.
+        """
+        return sum(not entry.spared for entries in self._by_rank[: rank + 1] for entry in entries)
+
+    def join(
+        self, rank: int, on_leased: Callable[[P], None], avoid: frozenset[str], spared: frozenset[Place] = frozenset()
+    ) -> QueueEntry[P]:
         """Wait behind all of the same rank."""
-        entry = QueueEntry(self, rank, on_leased, avoid)
+        entry = QueueEntry(self, rank, on_leased, avoid, spared)
         self._by_rank[rank][entry] = None
         return entry
 
@@ -50,7 +57,7 @@ class AdmissionQueue(Generic[P]):
         """Take an entry out; harmless if it is out."""
         self._by_rank[entry.rank].pop(entry, None)
 
-    @property
-    def first(self) -> QueueEntry[P] | None:
-        """Whose turn it is."""
-        return next((entry for entries in self._by_rank for entry in entries), None)
+    def in_order(self) -> Iterator[QueueEntry[P]]:
+        """Yield all who wait, the next one first."""
+        for entries in self._by_rank:
+            yield from entries

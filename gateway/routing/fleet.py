@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 
 from gateway.errors import OverloadedError
 from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
-from gateway.routing.replica import LoadReport, Replica
-from gateway.routing.replicas import NOBODY, ReplicaSet
+from gateway.routing.health import Failure
+from gateway.routing.replica import LoadReport, Place, Replica
+from gateway.routing.replicas import NOBODY, NOWHERE, ReplicaSet
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.slot_forecast import OpenStreams, SlotForecast, StreamDurations
 from servicekit.clock import Clock
@@ -32,6 +33,7 @@ class SlotLease:
         """Made by `Fleet`."""
         self._fleet = fleet
         self.replica = replica
+        self.place = replica.place
         self.opened_s = opened_s
         self.on_ejected: Callable[[], None] | None = None
         """Called when the replica is ejected while the stream is here."""
@@ -54,12 +56,13 @@ class SlotLease:
         """
         self._fleet.end(self, is_whole)
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str, failure: Failure = Failure.WRONG) -> None:
         """Give it back because the replica failed."""
         if not self.is_open:
             return
         self.on_ejected = None
-        self._fleet.note_failure(self.address, why)
+        # NOTE: only a probe tells that nobody is there; a stream may have been told to leave.
+        self._fleet.note_failure(self.address, why, Failure.SLOW if failure is Failure.SLOW else Failure.WRONG)
         self._fleet.end(self, is_whole=False)
 
     def refuse(self) -> None:
@@ -76,7 +79,12 @@ class Fleet:
     """Admits streams to the replicas of one service."""
 
     def __init__(
-        self, service: str, settings: RoutingSettings, clock: Clock, draw: random.Random | None = None
+        self,
+        service: str,
+        settings: RoutingSettings,
+        clock: Clock,
+        draw: random.Random | None = None,
+        stood_still_within: Callable[[float], bool] = lambda window_s: False,
     ) -> None:
         """Begin without replicas.
 
@@ -85,6 +93,7 @@ class Fleet:
             settings: limits of waiting, failing and ejecting; see `RoutingSettings`.
             clock: of everything here.
             draw: chooses among replicas that other gateways use too; None: another one in every process.
+            stood_still_within: whether this process's own event loop stood still in the last so many seconds.
         """
         self.service = service
         self.settings = settings
@@ -92,6 +101,7 @@ class Fleet:
         self.refused_total = 0
         """Streams that were told to come back later."""
         self._clock = clock
+        self._stood_still_within = stood_still_within
         self._leases: dict[str, set[SlotLease]] = {}
         """Address of a replica -> the slots that this gateway's streams have there."""
         self._queue = AdmissionQueue[SlotLease]()
@@ -115,13 +125,21 @@ class Fleet:
             replica.reported(report)
             self._serve_queue()
 
-    def note_failure(self, address: str, why: str) -> None:
-        """Note that a probe or a stream failed through a replica's fault; streams of one that is ejected are told."""
+    def note_failure(self, address: str, why: str, failure: Failure = Failure.WRONG) -> None:
+        """Note that a probe or a stream failed through a replica's fault; streams of one that is ejected are told.
+
+        Slowness is no failure while the replica works for others, or if our own event loop stood still. The streams of
+        an ejected replica stay where they are if there is no other one to go to.
+        """
         replica = self.replicas.find(address)
-        if replica is not None and replica.health.failed(why):
-            for slot in list(self._leases.get(address, ())):
-                if slot.on_ejected is not None:
-                    slot.on_ejected()
+        if replica is None:
+            return
+        if failure is Failure.GONE:
+            replica.begin_life()
+        if failure is Failure.SLOW and self._is_excused(replica):
+            replica.health.was_slow(why)
+        elif replica.health.failed(why) and self.replicas.has_other(than=frozenset((address,))):
+            self._tell_ejected(address)
 
     def check(self, priority: int, patience_s: float | None = None) -> None:
         """Refuse what would have to wait too long for its slot.
@@ -142,6 +160,7 @@ class Fleet:
         on_leased: Callable[[SlotLease], None],
         avoid: frozenset[str] = NOBODY,
         is_begun: bool = False,
+        spared: frozenset[Place] = NOWHERE,
     ) -> SlotLease | QueueEntry[SlotLease]:
         """Ask for a slot.
 
@@ -150,16 +169,17 @@ class Fleet:
             on_leased: called with the slot if there is none now; not before this has returned.
             avoid: replicas that come last, because they just failed the stream.
             is_begun: the stream is under way: it goes before all others and is never refused.
+            spared: places that the stream must not come back to.
 
         Raises:
             OverloadedError: no slot is expected to come free within `admission_wait_s`, or too many wait.
         """
         rank = 0 if is_begun else priority
-        if not self._queue.ahead_of(rank) and (replica := self.replicas.choose_with_room(avoid)) is not None:
+        if not self._queue.ahead_of(rank) and (replica := self.replicas.choose_with_room(avoid, spared)) is not None:
             return self._take_slot(replica)
         if not is_begun:
             self._check_queue(rank)
-        return self._queue.join(rank, on_leased, avoid)
+        return self._queue.join(rank, on_leased, avoid, spared)
 
     def end(self, slot: SlotLease, is_whole: bool = True, is_full: bool = False) -> None:
         """Take a slot back; harmless the second time.
@@ -192,6 +212,15 @@ class Fleet:
         retry_s = self.retry_after_s(priority)
         got = f"all {self.service} replicas are full and {len(self._queue)} streams wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
+
+    def _is_excused(self, replica: Replica) -> bool:
+        window_s = replica.progress_window_s
+        return replica.health.progressed_within(window_s) or self._stood_still_within(window_s)
+
+    def _tell_ejected(self, address: str) -> None:
+        for slot in list(self._leases.get(address, ())):
+            if slot.on_ejected is not None:
+                slot.on_ejected()
 
     def _check_queue(self, rank: int, patience_s: float | None = None) -> None:
         expected_s = self._forecast.nth_s(self._queue.ahead_of(rank), self._open_streams)
@@ -226,11 +255,19 @@ class Fleet:
             return  # NOTE: a slot that nobody wants any more comes back from within the loop, which sees it
         self._is_serving_queue = True
         try:
-            while (entry := self._queue.first) is not None:
-                replica = self.replicas.choose_with_room(entry.avoid)
-                if replica is None:
-                    return
+            while (turn := self._next_turn()) is not None:
+                entry, replica = turn
                 self._queue.leave(entry)
                 entry.on_leased(self._take_slot(replica))
         finally:
             self._is_serving_queue = False
+
+    def _next_turn(self) -> tuple[QueueEntry[SlotLease], Replica] | None:
+        """Return who gets a slot now; a stream that waits for one place only keeps nobody from the others."""
+        for entry in self._queue.in_order():
+            replica = self.replicas.choose_with_room(entry.avoid, entry.spared)
+            if replica is not None:
+                return entry, replica
+            if not entry.spared:
+                return None
+        return None

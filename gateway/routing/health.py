@@ -13,6 +13,18 @@ from enum import Enum
 from gateway.routing.settings import RoutingSettings
 from servicekit.clock import Clock
 
+
+class Failure(Enum):
+    """What kind of failure a probe or a stream met."""
+
+    WRONG = "wrong"
+    """It answered wrongly, or broke off."""
+    SLOW = "slow"
+    """It did not answer in time."""
+    GONE = "gone"
+    """Nobody is there: what comes back has lost all that it knew."""
+
+
 _LONGEST_REASON = 300
 """Characters; a failure may tell of one before it."""
 
@@ -42,6 +54,7 @@ class Health:
         self._failures_in_row = 0
         self._ejections_in_row = 0
         self._ejected_until_s: float | None = None
+        self._progress_s = float("-inf")
         self.failures_total = 0
         self.ejections_total = 0
         self.last_failure = ""
@@ -67,8 +80,17 @@ class Health:
 
     def succeeded(self) -> None:
         """Note that it did some of its work well: audio or tokens came."""
+        self._progress_s = self._clock.now()
         self._failures_in_row = 0
         self._ejections_in_row = 0
+
+    def progressed_within(self, window_s: float) -> bool:
+        """Tell whether it did some of its work in the last so many seconds."""
+        return self._clock.now() - self._progress_s <= window_s
+
+    def was_slow(self, why: str) -> None:
+        """Note that something took too long, which is no failure: it works for others."""
+        self.last_failure = why[:_LONGEST_REASON]
 
     def failed(self, why: str) -> bool:
         """Note that a probe or a stream failed through its fault; True if it is ejected for that."""

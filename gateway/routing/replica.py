@@ -8,6 +8,10 @@ from gateway.routing.health import Health, ReplicaState
 from gateway.routing.settings import RoutingSettings
 from servicekit.clock import Clock
 
+Place = tuple[str, int]
+"""A replica's address, and how many lives it had before: one that is started again knows nothing of its streams."""
+_LEAST_PROGRESS_S = 5.0
+_STEPS_OF_PROGRESS = 3.0
 COST_MEMORY_S = 10.0
 """A measurement is forgotten after so long without work: one made under load would keep an idle replica idle."""
 
@@ -67,6 +71,7 @@ class Replica:
         """Exchanges under way here that need no slot."""
         self.opened_total = 0
         self.failovers_total = 0
+        self._lives = 0
         self._clock = clock
         self._report = LoadReport()
         self._ours_at_report = 0
@@ -79,6 +84,20 @@ class Replica:
     def state(self) -> ReplicaState:
         """What it is good for now."""
         return self.health.state
+
+    @property
+    def place(self) -> Place:
+        """Its address in this life."""
+        return self.address, self._lives
+
+    @property
+    def progress_window_s(self) -> float:
+        """One that did some of its work within so many seconds is slow at most."""
+        return max(_LEAST_PROGRESS_S, _STEPS_OF_PROGRESS * (self._step_s or 0.0))
+
+    def begin_life(self) -> None:
+        """Note that what answers from now on has lost the streams of before."""
+        self._lives += 1
 
     @property
     def streams(self) -> int:
@@ -135,6 +154,8 @@ class Replica:
 
     def reported(self, report: LoadReport) -> None:
         """Note what it says of itself."""
+        if report.steps < self._report.steps:
+            self.begin_life()
         if report.step_s is not None and report.steps != self._report.steps:
             self._step_s = report.step_s
             self.measured(report.step_s / max(1, report.step_streams))

@@ -13,7 +13,7 @@ from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import ReplicaStatus
 from gateway.routing.waiting import wait_for_replica
-from gateway.routing.watch import ReplicaClient, Watch
+from gateway.routing.watch import ReplicaClient, Watch, failure_of
 from servicekit.clock import Clock
 
 FIRST_PAUSE_S = 0.05
@@ -102,7 +102,7 @@ def give_back(slot: SlotLease, error: BaseException | None, is_begun: bool = Fal
         slot.refuse()
     elif isinstance(error, errors.Token2WavStoppingError):
         slot.leave_draining()
-    elif error is not None and is_sickness(error):
-        slot.fail(str(error))
+    elif isinstance(error, errors.GatewayError) and is_sickness(error):
+        slot.fail(str(error), failure_of(error))
     else:
         slot.end(is_whole=is_begun)

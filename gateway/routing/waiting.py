@@ -6,8 +6,8 @@ import asyncio
 
 from gateway.errors import GatewayError, LLMUnavailableError, Token2WavUnavailableError
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replica import Replica
-from gateway.routing.replicas import NOBODY
+from gateway.routing.replica import Place, Replica
+from gateway.routing.replicas import NOBODY, NOWHERE
 from servicekit.clock import Clock
 from servicekit.timeouts import timeout
 
@@ -24,7 +24,12 @@ def unavailable(fleet: Fleet) -> GatewayError:
 
 
 async def wait_for_slot(
-    fleet: Fleet, priority: int, wait_s: float, avoid: frozenset[str] = NOBODY, is_begun: bool = False
+    fleet: Fleet,
+    priority: int,
+    wait_s: float,
+    avoid: frozenset[str] = NOBODY,
+    is_begun: bool = False,
+    spared: frozenset[Place] = NOWHERE,
 ) -> SlotLease:
     """Wait for a stream's slot; see `Fleet.ask`.
 
@@ -40,7 +45,7 @@ async def wait_for_slot(
         else:
             coming.set_result(slot)
 
-    answer = fleet.ask(priority, on_leased, avoid, is_begun)
+    answer = fleet.ask(priority, on_leased, avoid, is_begun, spared)
     if isinstance(answer, SlotLease):
         return answer
     try:

@@ -7,10 +7,16 @@ import logging
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from gateway.errors import GatewayError
+from gateway.errors import (
+    GatewayError,
+    LLMDeadlineError,
+    LLMUnavailableError,
+    Token2WavDeadlineError,
+    Token2WavUnavailableError,
+)
 from gateway.routing.discovery import Found, Source, merged
 from gateway.routing.fleet import Fleet
-from gateway.routing.health import ReplicaState
+from gateway.routing.health import Failure, ReplicaState
 from gateway.routing.replica import LoadReport
 
 logger = logging.getLogger(__name__)
@@ -104,7 +110,7 @@ class Watch(Generic[C]):
         try:
             self.fleet.reported(address, await self.client(address).probe())
         except GatewayError as error:
-            self.fleet.note_failure(address, str(error))
+            self.fleet.note_failure(address, str(error), failure_of(error))
         except Exception as error:
             logger.exception("probe of %s failed", address)
             self.fleet.note_failure(address, repr(error))
@@ -115,3 +121,11 @@ class Watch(Generic[C]):
         if now is not before and now is not None:
             level = logging.WARNING if now is ReplicaState.EJECTED else logging.INFO
             logger.log(level, "%s replica %s is %s", self.fleet.service, address, now.value)
+
+
+def failure_of(error: GatewayError) -> Failure:
+    """Say what kind of failure of a replica an error is."""
+    if isinstance(error, (LLMDeadlineError, Token2WavDeadlineError)):
+        return Failure.SLOW
+    is_gone = isinstance(error, (LLMUnavailableError, Token2WavUnavailableError))
+    return Failure.GONE if is_gone else Failure.WRONG

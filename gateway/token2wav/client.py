@@ -26,6 +26,7 @@ from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.token2wav.triton_call import TritonCall, bytes_tensor, text_of
+from servicekit.patience import LoopLag, Patience
 from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
 logger = logging.getLogger(__name__)
@@ -57,11 +58,15 @@ class Token2WavDeadlines:
 class Token2WavClient:
     """Registers voices and opens streams; one per event loop, closed by its owner."""
 
-    def __init__(self, url: str, deadlines: Token2WavDeadlines | None = None, model: str = TOKEN2WAV_MODEL) -> None:
-        """Connect lazily to `url` (host:port of Triton's gRPC service)."""
+    def __init__(self, url: str, deadlines: Token2WavDeadlines | None = None, lag: LoopLag | None = None) -> None:
+        """Connect lazily to `url` (host:port of Triton's gRPC service).
+
+        What the running event loop stood still, which `lag` counts, counts against no chunk's deadline.
+        """
         self._url = url
         self._deadlines = deadlines or Token2WavDeadlines()
-        self._model = model
+        self._model = TOKEN2WAV_MODEL
+        self._patience = Patience(lag)
         self._connected: Any = None
 
     async def close(self) -> None:
@@ -155,7 +160,9 @@ class Token2WavClient:
         }
         call.send(Operation.OPEN, "open", tensors)
         result = await call.first_result("stream_id", self._deadlines.open_s)
-        return Token2WavCallStream(call, text_of(_required(result, "stream_id")), self._deadlines.push_s)
+        return Token2WavCallStream(
+            call, text_of(_required(result, "stream_id")), self._deadlines.push_s, self._patience
+        )
 
     def _client(self) -> Any:
         if self._connected is None:
@@ -166,11 +173,12 @@ class Token2WavClient:
 class Token2WavCallStream:
     """An open stream on its own bidirectional call; made by `Token2WavClient.open_stream`."""
 
-    def __init__(self, call: TritonCall, stream_id: str, push_deadline_s: float) -> None:
-        """Start to read the call's responses."""
+    def __init__(self, call: TritonCall, stream_id: str, push_deadline_s: float, patience: Patience) -> None:
+        """Start to read the call's responses; `patience` is that of all streams at the server."""
         self._call = call
         self._stream_id = stream_id
         self._push_deadline_s = push_deadline_s
+        self._patience = patience
         self._waiting: dict[str, _Push] = {}
         self._failure: errors.GatewayError | None = None
         self._summary: dict[str, Any] | None = None
@@ -199,7 +207,7 @@ class Token2WavCallStream:
             return push.future
         request_id = f"push-{chunk.index}"
         self._waiting[request_id] = push
-        push.watch(self._push_deadline_s, self._expire)
+        push.watch(self._push_deadline_s, self._patience, self._expire)
         self._call.send(Operation.PUSH, request_id, _chunk_tensors(self._stream_id, chunk))
         return push.future
 
@@ -233,6 +241,7 @@ class Token2WavCallStream:
         samples = result.as_numpy("waveform")
         push = self._waiting.pop(result.get_response().id, None) if samples is not None else None
         if push is not None:
+            self._patience.progressed()
             push.succeed(np.ascontiguousarray(samples, dtype=np.float32).ravel())
 
     def _expire(self, push: _Push) -> None:
@@ -256,8 +265,16 @@ class _Push:
         self.future = future
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, deadline_s: float, on_expiry: Callable[[_Push], None]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(deadline_s, on_expiry, self)
+    def watch(self, deadline_s: float, patience: Patience, on_expiry: Callable[[_Push], None]) -> None:
+        more_s = patience.begin(deadline_s)
+
+        def passed() -> None:
+            if (extra_s := more_s()) > 0:
+                self._timer = asyncio.get_running_loop().call_later(extra_s, passed)
+            else:
+                on_expiry(self)
+
+        self._timer = asyncio.get_running_loop().call_later(deadline_s, passed)
 
     def succeed(self, samples: FloatArray) -> None:
         self._settle()

@@ -22,13 +22,14 @@ from enum import Enum
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray
 from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
+from gateway.routing.fleet import SlotLease
 from gateway.routing.router import is_replica_fault
 from gateway.token2wav.replica import StreamLease
 
 logger = logging.getLogger(__name__)
 
-LeaseAgain = Callable[[frozenset[str], GatewayError], Awaitable[StreamLease]]
-"""Leases anew, away from some addresses if possible; the error is why, and raised if it can't be done in time."""
+LeaseAgain = Callable[[SlotLease, GatewayError], Awaitable[StreamLease]]
+"""Leases anew, away from the slot that was lost if possible; the error is why, and raised if it can't be done."""
 _REPLAYED_AT_ONCE = 3
 """Chunks on their way in a replay: one runs, one waits, one travels."""
 
@@ -186,7 +187,7 @@ class FailoverStream:
             raise error
         self._failovers_left -= 1
         lost.slot.replica.failovers_total += 1
-        lease = await self._lease_again(frozenset((lost.slot.address,)), error)
+        lease = await self._lease_again(lost.slot, error)
         logger.warning(
             "stream_id=%s goes on at %s as stream_id=%s after %d samples: %s",
             lost.stream.stream_id,

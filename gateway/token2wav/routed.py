@@ -16,9 +16,11 @@ from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replicas import NOBODY
+from gateway.routing.health import Failure
+from gateway.routing.replicas import NOBODY, NOWHERE
 from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, Router, give_back, is_replica_fault, is_sickness
 from gateway.routing.waiting import wait_for_replica, wait_for_slot
+from gateway.routing.watch import failure_of
 from gateway.token2wav.failover_stream import FailoverStream
 from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient
 from gateway.token2wav.voice_file_cache import VoiceFileCache
@@ -84,8 +86,8 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
             OverloadedError: no slot is free, and none will be in time.
         """
 
-        async def lease_again(avoid: frozenset[str], lost: errors.GatewayError) -> StreamLease:
-            return await self._lease(voice_id, seed, priority, avoid, lost)
+        async def lease_again(lost_at: SlotLease, error: errors.GatewayError) -> StreamLease:
+            return await self._lease(voice_id, seed, priority, lost_at, error)
 
         with self.voice_file_cache.in_use(voice_id):
             lease = await self._lease(voice_id, seed, priority)
@@ -104,13 +106,13 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         voice_id: str,
         seed: int,
         priority: int,
-        avoid: frozenset[str] = NOBODY,
+        lost_at: SlotLease | None = None,
         lost: errors.GatewayError | None = None,
     ) -> StreamLease:
         """Open a stream at the best replica that takes it; `lost` is why one that was open must move."""
         settings = self.fleet.settings
         wait_s = settings.admission_wait_s if lost is None else settings.failover_s
-        search = _LeaseSearch(self._clock.now() + wait_s, avoid, lost)
+        search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost)
         while True:
             slot = await self._wait_for_slot(priority, search)
             replica = self._watch.client(slot.address)
@@ -128,7 +130,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     async def _wait_for_slot(self, priority: int, search: _LeaseSearch) -> SlotLease:
         wait_s = max(0.0, search.ends_s - self._clock.now())
         try:
-            return await wait_for_slot(self.fleet, priority, wait_s, search.avoid, search.is_begun)
+            return await wait_for_slot(self.fleet, priority, wait_s, search.avoid, search.is_begun, search.spared)
         except (errors.OverloadedError, errors.Token2WavUnavailableError):
             # NOTE: what went wrong first says more than that nothing else was to be had.
             if search.trouble is not None and not _is_full(search.trouble):
@@ -164,7 +166,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
                     done = await do(self._watch.client(chosen.address))
             except errors.GatewayError as error:
                 if is_sickness(error):
-                    self.fleet.note_failure(chosen.address, str(error))
+                    self.fleet.note_failure(chosen.address, str(error), failure_of(error))
                 if not _is_full(error) and not is_replica_fault(error):
                     raise
                 if chosen.address in avoid:
@@ -178,10 +180,14 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
 class _LeaseSearch:
     """The search for a replica that takes one stream: who was asked, what went wrong, how long it may take."""
 
-    def __init__(self, ends_s: float, avoid: frozenset[str], lost: errors.GatewayError | None) -> None:
+    def __init__(self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None) -> None:
         self.ends_s = ends_s
-        self.avoid = avoid
+        self.avoid = NOBODY if lost_at is None else frozenset((lost_at.address,))
         """Addresses of replicas that come last."""
+        # NOTE: to play a stream again where it was too slow already would only add to the load.
+        is_slow = lost_at is not None and lost is not None and failure_of(lost) is Failure.SLOW
+        self.spared = frozenset((lost_at.place,)) if is_slow and lost_at is not None else NOWHERE
+        """Where the stream must not come back to."""
         self.trouble = lost
         """What went wrong last."""
         self.is_begun = lost is not None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import count
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from gateway import errors
 from gateway.core import SpeechTokenDelta, Utterance
-from gateway.llm.client import SpeechLMClient
+from gateway.llm.client import LLMDeadlines, SpeechLMClient
 from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits
 from llm_service.vocab import END_IDS, SOS_ID, TASK_ID, llm_id_from_speech_id
+from servicekit.patience import LoopLag
 from tests.gateway.fakes import DONE, CharacterEncoder, chat_event, token_event
 from tests.gateway.llm.server import (
     CHAT_WIRE,
@@ -194,3 +197,60 @@ async def test_text_too_long_for_one_generation_is_the_callers_error() -> None:
     with pytest.raises(errors.TextTooLongError):
         await collect(client, Utterance("abcdefgh", "", ()))
     await client.close()
+
+
+async def test_an_answer_is_waited_for_while_the_server_gives_tokens_to_others() -> None:
+    first_token_s = 0.4
+    end, asked = asyncio.Event(), count()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        is_slow = next(asked) == 0
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while is_slow and not end.is_set():
+            await end.wait()
+        for _ in range(8):
+            await response.write(token_event([1]))
+            await asyncio.sleep(first_token_s / 4)
+        await response.write(token_event([2], "stop") + DONE)
+        return response
+
+    deadlines = LLMDeadlines(first_token_s=first_token_s, between_tokens_s=first_token_s)
+    async with client_of(answer, deadlines=deadlines) as client:
+        slow = asyncio.create_task(collect(client))
+        await asyncio.sleep(first_token_s / 8)
+        await collect(client)
+        assert not slow.done()
+        end.set()
+        assert (await slow)[-1].finish_reason == "stop"
+
+
+async def test_a_connection_that_our_own_standstill_made_late_is_tried_again() -> None:
+    body = ScriptedBody([token_event([1], "stop"), DONE])
+    lag = LoopLag()
+    async with client_of(body.answer, lag=lag) as client:
+        session = client._http()
+        request, asked = session.request, []
+
+        async def late_once(*args: Any, **options: Any) -> Any:
+            asked.append(args)
+            if len(asked) == 1:
+                lag.note(5.0, asyncio.get_running_loop().time())
+                raise aiohttp.ServerTimeoutError("Connection timeout")
+            return await request(*args, **options)
+
+        session.request = late_once  # type: ignore[method-assign,assignment]
+        assert await collect(client) == [SpeechTokenDelta((1,), "stop")]
+        assert len(asked) == 2
+
+
+async def test_a_connection_that_does_not_come_is_neither_tried_again_nor_a_deadline_for_callers() -> None:
+    async with client_of(ScriptedBody([]).answer) as client:
+
+        async def late(*args: Any, **options: Any) -> Any:
+            raise aiohttp.ServerTimeoutError("Connection timeout")
+
+        client._http().request = late  # type: ignore[method-assign,assignment]
+        with pytest.raises(errors.LLMUnconnectedError) as failure:
+            await collect(client)
+    assert errors.wire_status(failure.value).code == "llm_unavailable"

@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import OverloadedError
 from gateway.routing.admission_queue import QueueEntry
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.health import ReplicaState
+from gateway.routing.health import Failure, ReplicaState
 from gateway.routing.replica import COST_MEMORY_S, LoadReport
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.waiting import wait_for_slot
@@ -154,14 +154,69 @@ def test_draining_and_ejected_replicas_get_no_new_streams() -> None:
     assert states == {"a": ReplicaState.DRAINING, "b": ReplicaState.EJECTED, "c": ReplicaState.READY}
 
 
-def test_the_streams_of_an_ejected_replica_are_told() -> None:
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_streams_of_an_ejected_replica_are_told_if_there_is_another_one(others: int) -> None:
     world = World("a")
     told = []
     for name in ("one", "two"):
         world.slot().on_ejected = lambda name=name: told.append(name)
+    if others:
+        world.fleet.set_replicas({"a": True, "b": True})
+        world.fleet.reported("b", LoadReport(slots=2))
     for _ in range(3):
         world.fleet.note_failure("a", "no answer")
-    assert sorted(told) == ["one", "two"]
+    assert world.fleet.replicas.state_of("a") is ReplicaState.EJECTED
+    assert sorted(told) == (["one", "two"] if others else [])
+
+
+def test_a_replica_that_is_slow_while_it_works_for_others_is_not_ejected() -> None:
+    world = World("a")
+    slot = world.slot()
+    for _ in range(10):
+        slot.worked()
+        world.clock.seconds += 3.0
+        world.fleet.note_failure("a", "no answer in time", Failure.SLOW)
+    assert world.fleet.replicas.state_of("a") is ReplicaState.READY
+    world.clock.seconds += 3.0
+    for _ in range(3):
+        world.fleet.note_failure("a", "no answer in time", Failure.SLOW)
+    assert world.fleet.replicas.state_of("a") is ReplicaState.EJECTED
+
+
+def test_a_replica_with_long_steps_may_take_a_few_of_them() -> None:
+    world = World("a")
+    slot = world.slot()
+    world.measured("a", step_s=10.0)
+    slot.worked()
+    world.clock.seconds += 25.0
+    for _ in range(3):
+        world.fleet.note_failure("a", "no answer in time", Failure.SLOW)
+    assert world.fleet.replicas.state_of("a") is ReplicaState.READY
+
+
+@pytest.mark.parametrize(("failure", "is_ejected"), [(Failure.SLOW, False), (Failure.WRONG, True)])
+def test_what_seems_slow_while_our_own_loop_stands_still_does_not_count(failure: Failure, is_ejected: bool) -> None:
+    fleet = Fleet("token2wav", SETTINGS, ManualClock(), stood_still_within=lambda window_s: True)
+    fleet.set_replicas({"a": True})
+    fleet.reported("a", LoadReport(slots=1))
+    for _ in range(3):
+        fleet.note_failure("a", "no answer", failure)
+    assert (fleet.replicas.state_of("a") is ReplicaState.EJECTED) == is_ejected
+
+
+def test_a_stream_waits_for_the_next_life_of_a_place_and_others_do_not_wait_for_it() -> None:
+    world = World("a", slots=4)
+    lost = world.slot()
+    lost.fail("too slow", Failure.SLOW)
+    waits = world.fleet.ask(
+        USUAL, lambda slot: world.given_slots.append(("moved", slot)), is_begun=True, spared=frozenset((lost.place,))
+    )
+    assert isinstance(waits, QueueEntry)
+    assert isinstance(world.ask("newcomer"), SlotLease)
+    world.fleet.reported("a", LoadReport(slots=4, steps=7))
+    assert not world.names
+    world.fleet.reported("a", LoadReport(slots=4, steps=1))  # it was started again
+    assert world.names == ["moved"]
 
 
 def test_a_replica_that_discovery_drops_is_forgotten_with_its_last_stream() -> None:

@@ -30,6 +30,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     status: str = ""
     status_error: str | None = None
     is_silent: bool = False
+    silent_tokens: int | None = None
+    """Chunks of so many tokens wait for the end of the silence."""
     ends_early: bool = False
     open_streams: int = 0
     time_left_s: float | None = math.nan
@@ -51,7 +53,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 is_open = is_open or (operation == "open" and self.open_error is None)
                 self.open_streams += operation == "open" and self.open_error is None
                 answer = self._answer(operation, request.id, tensors)
-                if self.is_silent and operation != "open":
+                is_held = len(tensors.get("token_ids", ())) == self.silent_tokens
+                if (self.is_silent or is_held) and operation != "open":
                     await self.silence.wait()
                 if self.ends_early and operation == "push":
                     return

@@ -219,3 +219,18 @@ async def test_a_voice_without_answer_passes_its_deadline() -> None:
         with pytest.raises(errors.Token2WavDeadlineError):
             await client.register_voice(b"x")
         await client.close()
+
+
+async def test_a_chunk_is_waited_for_while_the_server_makes_audio_for_others() -> None:
+    push_s = 0.3
+    async with serving(fake := FakeTriton(silent_tokens=1)) as (url, _):
+        client = Token2WavClient(url, Token2WavDeadlines(push_s=push_s))
+        async with client.open_stream("v1", 0) as slow, client.open_stream("v1", 1) as other:
+            late = slow.push(TokenChunk(0, 0, (1,), False))
+            for index in range(8):
+                await asyncio.sleep(push_s / 4)
+                await other.push(TokenChunk(index, 0, (1, 2), False))
+            assert not late.done()
+            fake.silence.set()
+            assert len((await late).samples)
+        await client.close()

@@ -522,3 +522,33 @@ async def test_a_stream_knows_the_hops_that_its_server_wants() -> None:
     replicas[0].hop_multiple = 25
     async with routed(*replicas) as router, router.open_stream(await _voice(router), 1) as stream:
         assert stream.hop_multiple == 25
+
+
+async def test_a_stream_is_not_played_again_where_it_was_too_slow_but_where_that_was_started_anew() -> None:
+    (replica,) = _replicas("a", answers=1, step_s=0.01)
+    async with routed(replica) as router:
+        async with router.open_stream(await _voice(router), SEED) as stream:
+            heard = [await stream.push(chunks(3)[0])]
+            late = [stream.push(chunk) for chunk in chunks(3)[1:]]
+            replica.answers = 100
+            replica.streams[0].die(Token2WavDeadlineError("no audio for chunk 1"))
+            await asyncio.sleep(0.2)
+            assert replica.opened_total == 1 and not late[0].done()
+            replica.steps = 0
+            heard += [await push for push in late]
+        assert np.array_equal(_joined(heard), _expected(3))
+        assert replica.opened_total == 2
+
+
+async def test_a_stream_that_was_too_slow_at_one_replica_goes_on_at_another() -> None:
+    replicas = _replicas("a", "b", answers=1)
+    async with routed(*replicas) as router:
+        async with router.open_stream(await _voice(router), SEED) as stream:
+            heard = [await stream.push(chunks(3)[0])]
+            slow = _serving(replicas)
+            late = [stream.push(chunk) for chunk in chunks(3)[1:]]
+            next(replica for replica in replicas if replica is not slow).answers = 100
+            slow.streams[0].die(Token2WavDeadlineError("no audio for chunk 1"))
+            heard += [await push for push in late]
+        assert np.array_equal(_joined(heard), _expected(3))
+        assert slow.opened_total == 1
