@@ -432,7 +432,19 @@ start_streaming_client() {
   local -a texts=(--voices-dir "$(checkpoint_dir)/voices")
   if [[ -n $MANIFEST ]]; then texts=(--manifest-path "$MANIFEST"); fi
   start_client "$PYTHON" -m benchmarks.streaming_grpc --server-addr 127.0.0.1 --server-port "$1" --metrics-port "$2" \
-    --mode "$mode" --num-tasks "$NUM_TASKS" "${texts[@]}" --log-dir "$3"
+    --model-name "$(drop_in_model)" --mode "$mode" --num-tasks "$NUM_TASKS" "${texts[@]}" --log-dir "$3"
+}
+
+# Prints what the drop-in is called for the checkpoint's family.
+drop_in_model() {
+  local family
+  for family in cosyvoice2 cosyvoice3; do
+    if [[ -f $(checkpoint_dir)/token2wav/$family.yaml ]]; then
+      echo "$family"
+      return
+    fi
+  done
+  echo cosyvoice2_dit
 }
 
 checkpoint_dir() {

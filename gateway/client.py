@@ -116,6 +116,7 @@ def speak_over_grpc(
     on_audio: OnAudio,
     clock: Clock,
     timeout_s: float,
+    model: str = DROP_IN_MODEL,
 ) -> SpeechTiming:
     """Speak `text` through the drop-in model, with the original runtime's tensors.
 
@@ -123,6 +124,7 @@ def speak_over_grpc(
         url: host:port of Triton's gRPC service.
         reference: [N] mono float32 samples in +-1 at 16 kHz; None leaves the voice to the server.
         timeout_s: longest silence of the server.
+        model: name of the drop-in, which differs between families of checkpoints.
 
     Raises:
         ClientError: refused, failed, broken off, or not reachable.
@@ -135,7 +137,7 @@ def speak_over_grpc(
         client.start_stream(callback=lambda result, error: answers.put((result, error)))
         is_whole = False
         try:
-            _send(client, _drop_in_inputs(text, reference, reference_text), answers)
+            _send(client, model, _drop_in_inputs(text, reference, reference_text), answers)
             while not is_whole:
                 is_whole = _hear_answer(url, answers, meter, timeout_s)
         finally:
@@ -143,11 +145,11 @@ def speak_over_grpc(
     return meter.timing()
 
 
-def _send(client: Any, inputs: list[Any], answers: queue.Queue[tuple[Any, Any]]) -> None:
+def _send(client: Any, model: str, inputs: list[Any], answers: queue.Queue[tuple[Any, Any]]) -> None:
     from tritonclient.utils import InferenceServerException
 
     try:
-        client.async_stream_infer(DROP_IN_MODEL, inputs, enable_empty_final_response=True)
+        client.async_stream_infer(model, inputs, enable_empty_final_response=True)
     except InferenceServerException as error:
         # NOTE: tritonclient closes a broken stream a moment before it reports why, and its report says more than this
         try:

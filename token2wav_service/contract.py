@@ -27,6 +27,8 @@ from enum import Enum
 
 TOKEN2WAV_MODEL = "token2wav_dit"
 DROP_IN_MODEL = "cosyvoice2_dit"
+DROP_IN_MODELS = {"flow.yaml": DROP_IN_MODEL, "cosyvoice2.yaml": "cosyvoice2", "cosyvoice3.yaml": "cosyvoice3"}
+"""What the original runtime calls the drop-in for each family, by the file that describes the family's flow."""
 AUDIO_TOKENIZER_MODEL = "audio_tokenizer"
 SPEAKER_EMBEDDING_MODEL = "speaker_embedding"
 

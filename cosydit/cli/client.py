@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from servicekit.extras import install_command
+from token2wav_service.contract import DROP_IN_MODEL
 
 if TYPE_CHECKING:
     from cosydit.cli.spoken_file import SpeechProgress
@@ -36,8 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     http.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway")
     http.add_argument("--voice", default="default", help="name of a voice the gateway knows")
     http.add_argument("--seed", type=int, default=None, help="makes the speech repeatable")
-    grpc = doors.add_parser("grpc", help="the drop-in Triton model cosyvoice2_dit")
+    grpc = doors.add_parser("grpc", help="the drop-in Triton model")
     grpc.add_argument("--url", default="127.0.0.1:8001", help="host:port of Triton's gRPC service")
+    grpc.add_argument("--model-name", default=DROP_IN_MODEL, help="cosyvoice2_dit, cosyvoice2 or cosyvoice3")
     grpc.add_argument("--reference-wav", type=Path, default=None, help="audio file of the voice to clone")
     grpc.add_argument("--reference-text", default=None, help="what is said in the reference")
     for door in (http, grpc):
@@ -103,7 +105,14 @@ def _grpc_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
 
     def speak(on_audio: OnAudio) -> SpeechTiming:
         return speak_over_grpc(
-            args.url, args.text, reference, args.reference_text, on_audio, SystemClock(), args.timeout_s
+            args.url,
+            args.text,
+            reference,
+            args.reference_text,
+            on_audio,
+            SystemClock(),
+            args.timeout_s,
+            args.model_name,
         )
 
     return speak

@@ -10,6 +10,8 @@ import pytest
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from cosydit.stack.stack import LocalStack
+from gateway.client import speak_over_grpc
+from servicekit.clock import SystemClock
 from tests.e2e.conftest import RunningStack, make_options
 from token2wav_service.checkpoint.family import Family
 
@@ -28,4 +30,10 @@ def test_cosyvoice3_speaks_through_the_whole_stack(tmp_path: Path) -> None:
         assert len(first.content) % (2 * 960) == 0
         assert any(first.content)
         assert len(again.content) == len(first.content)
+        heard = list[bytes]()
+        address = running.options.token2wav_url
+        timing = speak_over_grpc(
+            address, "Hello there.", None, None, heard.append, SystemClock(), timeout_s=120, model="cosyvoice3"
+        )
+        assert timing.audio_s > 0.5 and len(b"".join(heard)) == round(timing.audio_s * 48000)
         running.wait_idle()

@@ -16,7 +16,15 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from token2wav_service.serving.settings import SETTINGS, ModelConfigMessage, SettingsError, resolve_settings
+from token2wav_service.contract import DROP_IN_MODEL, DROP_IN_MODELS
+from token2wav_service.serving.settings import (
+    SETTINGS,
+    Field,
+    ModelConfigMessage,
+    Parameter,
+    SettingsError,
+    resolve_settings,
+)
 
 TEMPLATES = Path(__file__).parent.parent / "model_repository"
 CONFIG_NAME = "config.pbtxt"
@@ -52,19 +60,26 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
         SettingsError: unknown names, missing or bad values; or `output` holds something that is no repository.
     """
     values = resolve_settings(given)
+    drop_in = find_drop_in_name(Path(values["model_dir"]))
     _refuse_foreign_folder(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
-        _write(staging / "new", templates, values)
+        _write(staging / "new", templates, values, drop_in)
         _swap(staging / "new", output, staging / "old")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return [
-        AppliedSetting(s.name, values[s.name], s.name in given, tuple(target.describe() for target in s.targets))
+        AppliedSetting(s.name, values[s.name], s.name in given, tuple(_place(target, drop_in) for target in s.targets))
         for s in SETTINGS
         if s.name in values
     ]
+
+
+def find_drop_in_name(model_dir: Path) -> str:
+    """Return what the drop-in is called for the family of a checkpoint, which holds the files of one family."""
+    named = (name for description, name in DROP_IN_MODELS.items() if (model_dir / description).is_file())
+    return next(named, DROP_IN_MODEL)
 
 
 def read_config(path: Path) -> ModelConfigMessage:
@@ -110,16 +125,22 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _write(repository: Path, templates: Path, values: Mapping[str, str]) -> None:
+def _place(target: Parameter | Field, drop_in: str) -> str:
+    return f"{drop_in if target.model == DROP_IN_MODEL else target.model}: {target.describe()}"
+
+
+def _write(repository: Path, templates: Path, values: Mapping[str, str], drop_in: str) -> None:
     configs = {path.parent.name: read_config(path) for path in templates.glob(f"*/{CONFIG_NAME}")}
     for setting in SETTINGS:
         for target in setting.targets if setting.name in values else ():
             target.apply(configs[target.model], values[setting.name])
-    for model, config in configs.items():
-        version = repository / model / _VERSION
+    configs[DROP_IN_MODEL].name = drop_in
+    for config in configs.values():
+        model = repository / config.name
+        version = model / _VERSION
         version.mkdir(parents=True)
         text = text_format.MessageToString(config, as_utf8=True)
-        (repository / model / CONFIG_NAME).write_text(text, encoding="utf-8")
+        (model / CONFIG_NAME).write_text(text, encoding="utf-8")
         shutil.copy(MODEL_FILE, version / MODEL_FILE.name)
 
 

@@ -46,7 +46,7 @@ class Parameter:
         config.parameters[self.key].string_value = value
 
     def describe(self) -> str:
-        return f"{self.model}: parameters[{self.key}]"
+        return f"parameters[{self.key}]"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Field:
         self.write(config, value)
 
     def describe(self) -> str:
-        return f"{self.model}: {self.path}"
+        return self.path
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import (
     AUDIO_TOKENIZER_MODEL,
@@ -54,6 +55,21 @@ def test_every_model_has_the_file_that_triton_loads_and_names_code_that_is_there
     assert (tmp_path / "out" / model / "1" / "model.py").read_bytes() == MODEL_FILE.read_bytes()
     entry = configs(tmp_path / "out")[model].parameters[ENTRY_PARAMETER].string_value
     assert callable(pkgutil.resolve_name(entry))
+
+
+@pytest.mark.parametrize("family", Family)
+def test_the_drop_in_is_called_what_the_original_calls_it_for_the_checkpoints_family(
+    family: Family, tmp_path: Path, required: dict[str, str]
+) -> None:
+    expected = {Family.STEP_AUDIO2: "cosyvoice2_dit", Family.COSYVOICE2: "cosyvoice2", Family.COSYVOICE3: "cosyvoice3"}
+    (tmp_path / "token2wav" / family.files.description).touch()
+    applied = assemble(tmp_path / "out", required | {"BLS_INSTANCE_NUM": "3"})
+    folders = {path.name for path in (tmp_path / "out").iterdir()}
+    assert folders == {TOKEN2WAV_MODEL, expected[family], AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL}
+    config = read_config(tmp_path / "out" / expected[family] / "config.pbtxt")
+    assert (config.name, config.instance_group[0].count) == (expected[family], 3)
+    instances = next(one for one in applied if one.name == "BLS_INSTANCE_NUM")
+    assert instances.places[0] == f"{expected[family]}: instance_group[0].count"
 
 
 def test_the_defaults_are_the_originals(tmp_path: Path, required: dict[str, str]) -> None:
