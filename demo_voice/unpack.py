@@ -30,6 +30,7 @@ from demo_voice.packing import FloatArray, unpacked
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointDeclaration
+from servicekit.files import writing
 from servicekit.file_sums import write_sums
 from token2wav_service.checkpoint.loader import (
     FLOW_WEIGHTS,
@@ -104,6 +105,7 @@ def provide(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> bo
 
     Raises:
         BundleError: a file of the bundle is missing or damaged, or the directory holds something else.
+        OSError: the directory can't be written.
     """
     digest = _digest(bundle, voices)
     found = _digest_of(directory)
@@ -114,7 +116,8 @@ def provide(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> bo
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         made = Path(scratch) / "made"
-        unpack(made, bundle, voices)
+        with writing(directory):
+            unpack(made, bundle, voices)
         (made / DIGEST_FILE).write_text(digest + "\n", encoding="utf-8")
         if directory.exists():
             directory.rename(Path(scratch) / "old")

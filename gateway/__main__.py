@@ -25,6 +25,7 @@ from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
 from servicekit.heap import exempt_startup_objects
 from servicekit.logs import TEXT_FORMAT, LogFormat, configure_logging
+from servicekit.startup import failing_plainly
 
 KEEP_ALIVE_S = 75
 """Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""
@@ -53,9 +54,10 @@ def main() -> int:
         if host.shutdown is not None:
             await host.shutdown.drain()
 
+    door = TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry)
     server = DrainingServer(
         uvicorn.Config(
-            TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry),
+            failing_plainly(door, ConfigError),
             host=config.host,
             port=config.port,
             log_config=None,

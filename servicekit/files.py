@@ -1,8 +1,9 @@
-"""Files written whole or not at all, and modes of files that others write for us."""
+"""Files written whole or not at all; and of those that others write for us, the modes and the writers' errors."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,3 +41,23 @@ def usual_mode(path: Path) -> Iterator[Path]:
     mode = stat.S_IMODE(path.stat().st_mode)
     yield path
     path.chmod(mode)
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Take the errors of torch's and safetensors' writers for what they are: a full disk, or one that can't be written.
+
+    Raises:
+        OSError: instead of theirs, with the room that is left.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not (type(error).__name__ == "SafetensorError" or isinstance(error, RuntimeError)):
+            raise
+        where = next(folder for folder in (directory, *directory.absolute().parents) if folder.is_dir())
+        free_mib = shutil.disk_usage(where).free // (1 << 20)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise OSError(
+            f"{directory} can't be written ({reason}); {free_mib} MiB are free there, and files may be limited in size"
+        ) from error

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from servicekit.extras import missing_extra
 
+logger = logging.getLogger(__name__)
+
 SUBCOMMANDS = (
     "cosydit.cli.say",
     "cosydit.cli.serve",
@@ -43,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (hint := missing_extra(error)) is None:
             raise
         print(f"cosydit {args.command}: {hint}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        # A full disk, a port that is taken, a folder that may not be written: nothing that a trace explains.
+        logger.info("cosydit %s failed", args.command, exc_info=True)
+        print(f"cosydit {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("cosydit: interrupted", file=sys.stderr)

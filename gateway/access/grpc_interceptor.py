@@ -85,7 +85,10 @@ class _Room:
 
 def presented_key(metadata: Any) -> bytes | None:
     """Return the key that came with a call, if one did: a bearer token, else ElevenLabs' header."""
-    given = {key: value for key, value in metadata if isinstance(value, str)}
+    given: dict[str, str] = {}
+    for key, value in metadata:
+        if isinstance(value, str):
+            given.setdefault(key, value)  # the first counts, as over HTTP
     scheme, _, token = given.get("authorization", "").strip().partition(" ")
     key = token.strip() if scheme.lower() == _BEARER else given.get("xi-api-key", "").strip()
     return key.encode("utf-8", "surrogateescape") or None

@@ -1,8 +1,8 @@
 """Hosts the gRPC dialects: one asynchronous server with health, reflection and message limits.
 
     TextToSpeechService ─┐
-    RivaSpeechSynthesis ─┴─ ErrorInterceptor ─┬─ AccessInterceptor ─ TelemetryInterceptor ─ grpc.aio.Server ─ host:port
-    health, reflection ───────────────────────┘
+    RivaSpeechSynthesis ─┼─ ErrorInterceptor ── AccessInterceptor ── TelemetryInterceptor ── grpc.aio.Server
+    health, reflection ──┘
 
 Knows nothing of HTTP or of how the gateway's parts are made.
 """
@@ -42,6 +42,7 @@ DEFAULT_GRACE_S = 10.0
 _PING_INTERVAL_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
 _SERVICES = (tts_grpc.SERVICE_NAME, riva_grpc.SERVICE_NAME)
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 # The stubs have no types.
 _add_tts: Callable[[tts_grpc.TextToSpeechServicer, grpc.aio.Server], None] = (
     tts_service_pb2_grpc.add_TextToSpeechServiceServicer_to_server
@@ -116,7 +117,7 @@ def _make_server(
     _add_riva(riva_grpc.RivaServicer(host), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    shown = (*_SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+    shown = (*_SERVICES, _HEALTH, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(shown, server)
     return server, health
 
@@ -128,7 +129,7 @@ def _interceptors(access: Access | None, telemetry: Telemetry | None) -> list[gr
         interceptors.append(TelemetryInterceptor(telemetry))
     if access is not None:
         interceptors.append(AccessInterceptor(access))
-    return [*interceptors, ErrorInterceptor(list(_SERVICES))]
+    return [*interceptors, ErrorInterceptor([*_SERVICES, _HEALTH, reflection.SERVICE_NAME])]
 
 
 def _bind(server: grpc.aio.Server, settings: GrpcSettings) -> int:

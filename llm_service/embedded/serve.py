@@ -31,6 +31,7 @@ from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigE
 from llm_service.gpu.schedule import SchedulePolicy
 from servicekit.clock import Clock, SystemClock
 from servicekit.heap import exempt_startup_objects
+from servicekit.startup import failing_plainly
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
     app = build_app(server_config, embedded_config, SystemClock())
     exempt_startup_objects()
     uvicorn.run(
-        app,
+        failing_plainly(app, ConfigError),
         host=server_config.host,
         port=server_config.port,
         log_config=None,

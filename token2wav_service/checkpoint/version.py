@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint.family import Family, find_family
 from token2wav_service.errors import CheckpointError
-from token2wav_service.hashes import sha256_of_file, sha256_of_json
+from token2wav_service.hashes import sha256_of_json
 
 FEATURE_CODE_VERSION = 1
 """Raised when our own front end (resampling, mel, cutting to length) makes other numbers from the same prompt."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx
 
+from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import build
@@ -29,7 +30,7 @@ from token2wav_service.export.onnx_file import OPSETS, check_interface, write_gr
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.shapes import ShapeSettings
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.hashes import FileHashes, sha256_of_code, sha256_of_file, sha256_of_json
+from token2wav_service.hashes import FileHashes, sha256_of_code, sha256_of_json
 
 HASH_MEMORY = ".hashes.json"
 _CODE = ("modules.py", "precision.py", "onnx_file.py")

@@ -105,7 +105,7 @@ def _serve(process: TritonProcess, drain_timeout_s: float) -> int:
         signal.signal(number, on_signal)
     with process, _watched(process, on_lost):
         while process.returncode is None and not stopping.wait(_POLL_INTERVAL_S):
-            pass
+            process.hide_shared_memory()
         if not stopping.is_set():
             logger.error("the server ended by itself with status %s", process.returncode)
             return process.returncode or _SERVER_FAILED

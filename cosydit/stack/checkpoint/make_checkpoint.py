@@ -11,6 +11,7 @@ from pathlib import Path
 from llm_service.checkpoint import OFFICIAL_LLM, SMALL_LLM, make_random_llm
 from llm_service.vocab import COSYVOICE2, COSYVOICE3
 from servicekit.checkpoint_file import CheckpointDeclaration, write_declaration
+from servicekit.files import writing
 from servicekit.file_sums import write_sums
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, SMALL_SIZES, make_random_token2wav
@@ -73,7 +74,8 @@ def make_random_checkpoint(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         made = Path(scratch) / "checkpoint"
-        _make(made, seed, size, voices or NumberedVoices(), family)
+        with writing(directory):
+            _make(made, seed, size, voices or NumberedVoices(), family)
         if directory.exists():
             shutil.copytree(made, directory, dirs_exist_ok=True)
         else:

@@ -7,6 +7,7 @@ metadata. Anything else is an INTERNAL error that tells nothing. Messages that c
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class _Malformed:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Guards the methods of some services; their implementations must be coroutine functions."""
+    """Guards the methods of some services; they must be coroutine functions or asynchronous generators."""
 
     def __init__(self, service_names: list[str]) -> None:
         """Keep which services, by their full names."""
@@ -62,7 +63,8 @@ def _guarded_handler(handler: Any, method: str) -> Any:
         (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
     }
     make_handler, behavior = kinds[handler.request_streaming, handler.response_streaming]
-    guarded = _guarded(behavior, method, handler.request_streaming)
+    guard: Callable[..., Any] = _guarded_generator if inspect.isasyncgenfunction(behavior) else _guarded
+    guarded = guard(behavior, method, handler.request_streaming)
     return make_handler(guarded, deserializer, handler.response_serializer)
 
 
@@ -81,6 +83,17 @@ def _guarded(behavior: Behavior, method: str, is_streaming: bool) -> Behavior:
         except Exception:
             logger.exception("%s failed", method)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
+
+    return call
+
+
+def _guarded_generator(behavior: Callable[[Any, Any], AsyncIterator[Any]], method: str, is_streaming: bool) -> Any:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for answer in behavior(_parsed_each(request) if is_streaming else _parsed(request), context):
+                yield answer
+        except GatewayError as error:
+            await _refuse(context, error, method)
 
     return call
 

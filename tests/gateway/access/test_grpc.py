@@ -11,8 +11,10 @@ import pytest
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
+from starlette.datastructures import Headers
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 
+from gateway.access import http_middleware
 from gateway.access.grpc_interceptor import MAX_WATCHES, _Room, _within, address_of_peer, presented_key
 from gateway.access.settings import AccessSettings
 from gateway.voices.registry import NamedVoice
@@ -74,6 +76,13 @@ async def test_every_method_lets_a_known_key_in(voices: Voices, metadata: Metada
         for begin in calls(door, metadata).values():
             await finish(begin)
         assert len(door.llm.utterances) == 4
+
+
+@pytest.mark.parametrize("first", [KEY, "wrong"])
+def test_of_two_keys_the_first_counts_at_both_doors(first: str) -> None:
+    pairs = [("authorization", f"Bearer {first}"), ("authorization", "Bearer other")]
+    raw = [(name.encode(), value.encode()) for name, value in pairs]
+    assert presented_key(pairs) == first.encode() == http_middleware.presented_key(Headers(raw=raw))
 
 
 async def test_a_call_that_sends_nothing_is_refused_at_once(voices: Voices) -> None:

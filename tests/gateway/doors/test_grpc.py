@@ -58,6 +58,23 @@ async def test_reflection_shows_the_services_and_their_messages(voices: list[Nam
     assert b"SpeechConfig" in described.file_descriptor_response.file_descriptor_proto[0]
 
 
+@pytest.mark.parametrize(
+    "method",
+    ["grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "grpc.health.v1.Health/Check"],
+)
+async def test_bytes_that_are_no_message_are_the_callers_fault_everywhere(
+    voices: list[NamedVoice], method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        for data in (b"\xff\xff\xff", b"\x0a\x02\xff\xfe"):
+            if "Check" in method:
+                call = door.channel.unary_stream(f"/{method}")(data)
+            else:
+                call = door.channel.stream_stream(f"/{method}")(iter([data]))
+            assert (await failure_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.parametrize("megabytes", [5, 7])
 async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], megabytes: int) -> None:
     settings = GrpcSettings(port=0, max_message_bytes=6 * 2**20)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 from typing import IO
@@ -24,7 +28,12 @@ from token2wav_service.serving.process.installation import (
     lay_out_backends,
     server_environment,
 )
-from token2wav_service.serving.process.server import TritonProcess, TritonStartError, check_shared_memory
+from token2wav_service.serving.process.server import (
+    TritonProcess,
+    TritonStartError,
+    check_shared_memory,
+    sweep_leftovers,
+)
 
 REPOSITORY = Path(installation_module.__file__).parents[2] / "model_repository"
 MIB = 1024 * 1024
@@ -115,6 +124,50 @@ def test_a_model_that_does_not_load_is_a_start_error_with_the_log(tmp_path: Path
         process.wait_ready(WAIT_S)
     assert "no such luck" in (tmp_path / "log").read_text()
     assert process.returncode is not None
+
+
+@pytest.mark.servers
+def test_shared_memory_is_private_and_a_killed_servers_leftovers_are_swept(tmp_path: Path) -> None:
+    repository = broken_repository(tmp_path / "repo")
+    model = repository / "broken" / "1" / "model.py"
+    model.write_text("class TritonPythonModel:\n    def execute(self, requests):\n        return []\n")
+    process = TritonProcess(options(repository), log_path=tmp_path / "log")
+    process.start()
+    try:
+        process.wait_ready(WAIT_S)
+        regions = list(Path("/dev/shm").glob(f"{process.shm_prefix}*"))
+        assert regions and {stat.S_IMODE(each.stat().st_mode) for each in regions} == {0o600}
+        sweep_leftovers()
+        assert all(each.exists() for each in regions), "those of a living server"
+        folder = Path(tempfile.gettempdir()) / process.shm_prefix
+        assert process._lock is not None
+        os.close(process._lock)  # as when the launcher is killed
+        process._lock = None
+        process.kill()
+        wait_until(lambda: process.returncode is not None, WAIT_S)
+        wait_until(lambda: bool(sweep_leftovers()) or not folder.exists(), WAIT_S)
+        assert not any(each.exists() for each in regions)
+    finally:
+        process.stop()
+
+
+def test_what_is_not_a_servers_or_is_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("cosydit-triton-unlocked", "another"):
+        (tmp_path / name).mkdir()
+    dead = tmp_path / "cosydit-triton-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    with (tmp_path / "another" / "lock").open("wb") as held:
+        (tmp_path / "cosydit-triton-alive").mkdir()
+        (tmp_path / "cosydit-triton-alive" / "lock").hardlink_to(tmp_path / "another" / "lock")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert sweep_leftovers() == ["cosydit-triton-dead"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "another",
+        "cosydit-triton-alive",
+        "cosydit-triton-unlocked",
+    ]
 
 
 def test_the_command_line_prints_the_command_on_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,11 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor
 
+from servicekit.file_sums import sha256_of_file
 from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
 from token2wav_service.export.tensorrt.build import EngineRequest
 from token2wav_service.export.tensorrt.certify import Case, ReferenceCertifier
 from token2wav_service.graphs.spec import ShapeRange
-from token2wav_service.hashes import sha256_of_file
 from token2wav_service.runtime.tensorrt.api import TensorRT
 from token2wav_service.runtime.tensorrt.manifest import EngineProfile, GpuHost
 from token2wav_service.runtime.tensorrt.types import BuildOptions

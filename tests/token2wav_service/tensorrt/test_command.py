@@ -13,6 +13,7 @@ import torch
 
 from cosydit.cli import build_engines as command
 from cosydit.stack.engines import next_engine_command, report_engines
+from servicekit.file_sums import sha256_of_file
 from tests.token2wav_service.tensorrt.executors import ModuleExecutor
 from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
 from tests.token2wav_service.tensorrt.small import HOST, tensorrt
@@ -26,7 +27,6 @@ from token2wav_service.export.tensorrt.certify import make_certifier, sizes_to_m
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.hashes import sha256_of_file
 from token2wav_service.runtime.tensorrt.api import TensorRT
 from token2wav_service.runtime.tensorrt.manifest import GpuHost, probe_gpu, read_manifests, tensorrt_version
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from servicekit.file_sums import sha256_of_file
 from tests.token2wav_service.engine.factory import (
     ManualClock,
     SeededExtractor,
@@ -34,7 +35,6 @@ from token2wav_service.export.tensorrt.build import EngineRequest, ensure_engine
 from token2wav_service.export.tensorrt.certify import Case, ReferenceCertifier
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.hashes import sha256_of_file
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import fold_weight_norm

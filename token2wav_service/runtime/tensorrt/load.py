@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from servicekit.file_sums import sha256_of_file
 from token2wav_service.checkpoint import loader
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.hashes import sha256_of_file
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT
 from token2wav_service.runtime.slots.fused_solver import FusedSolver

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import http.client
 import logging
 import os
@@ -37,6 +38,7 @@ __all__ = [
     "TritonStartError",
     "check_shared_memory",
     "free_ports",
+    "sweep_leftovers",
     "triton_server",
 ]
 
@@ -45,6 +47,10 @@ logger = logging.getLogger(__name__)
 SHM_HEADROOM_BYTES = 16 * MIB
 """Room for regions to grow: several prompts of 18 s (1.2 MB each) and chunks of audio in flight."""
 _SHM_DIR = Path("/dev/shm")
+_WORK_PREFIX = "cosydit-triton-"
+_LOCK_FILE = "lock"
+_PRIVATE_MODE = 0o600
+"""Callers' voices and texts are in it. Triton makes it readable for everybody, whatever the umask says."""
 _STOP_MARGIN_S = 5.0
 """What the server may take beyond its own exit timeout before it is killed."""
 _DRAIN_FLAG = "draining"
@@ -91,7 +97,9 @@ class TritonProcess:
         self._preexec = _stop_with_parent if ends_with_caller else None
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir: Path | None = None
-        self._shm_prefix = ""
+        self.shm_prefix = ""
+        """Of the names of the server's folder and shared memory; empty before `start`."""
+        self._lock: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -112,10 +120,12 @@ class TritonProcess:
         if self._process is not None:
             raise TritonStartError("this server was started before: make a new TritonProcess")
         check_shared_memory(self.options.model_repository)
-        self._work_dir = Path(tempfile.mkdtemp(prefix="cosydit-triton-"))
-        self._shm_prefix = self._work_dir.name
+        sweep_leftovers()
+        self._work_dir = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX))
+        self._lock = _locked(self._work_dir)
+        self.shm_prefix = self._work_dir.name
         backends = lay_out_backends(self._installation, self._work_dir)
-        command = server_command(self._installation, self.options, backends, self._shm_prefix)
+        command = server_command(self._installation, self.options, backends, self.shm_prefix)
         env = server_environment(self._installation) | self._extra_env
         env |= {DRAIN_FLAG_VARIABLE: str(self._work_dir / _DRAIN_FLAG)}
         logger.info("starting tritonserver: %s", " ".join(command))
@@ -133,11 +143,19 @@ class TritonProcess:
         """
         deadline = self._clock.now() + timeout_s
         while not self.is_ready():
+            self.hide_shared_memory()
             if self.returncode is not None:
                 raise TritonStartError(f"tritonserver exited with status {self.returncode}{self._log_tail()}")
             if self._clock.now() >= deadline:
                 raise TritonStartError(f"tritonserver is not ready after {timeout_s:.0f} s{self._log_tail()}")
             time.sleep(_POLL_INTERVAL_S)
+        self.hide_shared_memory()
+
+    def hide_shared_memory(self) -> None:
+        """Make the shared memory of the server's models readable by their user alone; to be called again and again."""
+        for region in _SHM_DIR.glob(f"{self.shm_prefix}*") if self.shm_prefix else ():
+            with contextlib.suppress(OSError):
+                region.chmod(_PRIVATE_MODE)
 
     def is_ready(self) -> bool:
         """Ask the server once whether all its models are ready."""
@@ -196,6 +214,7 @@ class TritonProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=() if self._lock is None else (self._lock,),
                 preexec_fn=self._preexec,
             )
 
@@ -205,11 +224,11 @@ class TritonProcess:
             self._process.wait()
 
     def _clean_up(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if self._work_dir is not None:
-            shutil.rmtree(self._work_dir, ignore_errors=True)
-        if self._shm_prefix and _SHM_DIR.is_dir():
-            for region in _SHM_DIR.glob(f"{self._shm_prefix}*"):
-                region.unlink(missing_ok=True)
+            _remove(self._work_dir)
 
     def _log_tail(self) -> str:
         if self.log_path is None or not self.log_path.exists():
@@ -231,6 +250,39 @@ def triton_server(
     with TritonProcess(options, log_path=log_path, extra_env=extra_env) as process:
         process.wait_ready(ready_timeout_s)
         yield process
+
+
+def sweep_leftovers() -> list[str]:
+    """Remove folders and shared memory of servers that were killed with their launcher; those that live keep theirs.
+
+    Returns:
+        The names of the folders that were removed.
+    """
+    swept = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{_WORK_PREFIX}*"):
+        with contextlib.suppress(OSError), (folder / _LOCK_FILE).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            logger.info("removing what a killed server left in %s and %s", folder, _SHM_DIR)
+            _remove(folder)
+            swept.append(folder.name)
+    return swept
+
+
+def _locked(folder: Path) -> int:
+    """Mark a folder as in use for as long as we, the server or a model process live; return the lock's descriptor."""
+    unlocked = folder / f".{_LOCK_FILE}"
+    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unlocked.rename(folder / _LOCK_FILE)  # only now can a sweep see it
+    return descriptor
+
+
+def _remove(folder: Path) -> None:
+    """Remove a server's folder, and the shared memory that bears its name."""
+    for region in _SHM_DIR.glob(f"{folder.name}*"):
+        with contextlib.suppress(OSError):
+            region.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_shared_memory(model_repository: Path, shm_dir: Path = _SHM_DIR) -> None:

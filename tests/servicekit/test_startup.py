@@ -1,0 +1,78 @@
+"""What keeps a server or a command from starting is said in a line: a port that is taken, a full disk."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from servicekit.startup import failing_plainly
+from tests.workers import random_checkpoint
+
+TOLD = "the port is taken; give another"
+LIMIT_BYTES = 2_000_000
+PATIENCE_S = 120
+
+
+def application(error: Exception) -> Starlette:
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        raise error
+        yield
+
+    return Starlette(lifespan=lifespan)
+
+
+@pytest.mark.parametrize(("error", "is_plain"), [(ValueError(TOLD), True), (KeyError(TOLD), False)])
+async def test_an_expected_error_at_the_start_is_one_line_and_others_keep_their_trace(
+    error: Exception, is_plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = uvicorn.Server(uvicorn.Config(failing_plainly(application(error), ValueError), port=0, log_config=None))
+    with caplog.at_level(logging.ERROR), pytest.raises(SystemExit):
+        await server.serve()
+    assert (TOLD in caplog.text, "Traceback" in caplog.text) == (True, not is_plain)
+    assert not server.started
+
+
+def run(*command: str, limit_bytes: int | None = None) -> tuple[int, str]:
+    def limit() -> None:
+        if limit_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        preexec_fn=limit,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("option", ["--grpc-port", "--port", "--metrics-port", "--wyoming-port"])
+def test_a_gateway_whose_port_is_taken_names_it(tmp_path_factory: pytest.TempPathFactory, option: str) -> None:
+    checkpoint = random_checkpoint(tmp_path_factory)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ports = {"--port": "0", "--grpc-port": "0", "--wyoming-port": "0", option: port}
+        given = [word for pair in ports.items() for word in pair]
+        folders = ["--tokenizer-dir", str(checkpoint / "llm"), "--voices-dir", str(checkpoint / "voices")]
+        status, output = run("gateway", *folders, *given)
+    assert (status != 0, port in output, "Traceback" in output) == (True, True, False), output
+
+
+@pytest.mark.parametrize("action", ["make-random", "unpack-demo"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, action: str) -> None:
+    status, output = run("cosydit.cli.main", "checkpoint", action, str(tmp_path / "made"), limit_bytes=LIMIT_BYTES)
+    assert (status, "can't be written" in output, "Traceback" in output) == (1, True, False), output
+    assert list(tmp_path.iterdir()) == []
