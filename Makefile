@@ -6,8 +6,9 @@ TOOLS := .cosydit/tools
 FAST ?= -m "not slow and not servers"   # what `make test-fast` runs
 BUILD := build==1.6.1
 SBOM := cyclonedx-bom==7.5.0
+AUDIT := pip-audit==2.9.0
 
-.PHONY: help install check test test-fast test-random build docs sbom clean
+.PHONY: help install check test test-fast test-random build docs sbom audit clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +39,9 @@ sbom: $(TOOLS)/sbom  ## what .venv holds, as dist/sbom.cdx.json (CycloneDX)
 	$(TOOLS)/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 	  --output-file dist/sbom.cdx.json $(PYTHON)
 
+audit: $(TOOLS)/audit  ## known weaknesses of what .venv holds; asks the databases of PyPI and OSV
+	$(TOOLS)/audit/bin/pip-audit --path $$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
 clean:  ## remove what build, docs and sbom wrote
 	rm -rf build dist $(TOOLS)
 
@@ -47,3 +51,6 @@ $(TOOLS)/build:
 
 $(TOOLS)/sbom:
 	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(SBOM)
+
+$(TOOLS)/audit:
+	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(AUDIT)

@@ -47,6 +47,11 @@ def test_every_image_tag_is_this_version() -> None:
     assert tags == {PROJECT["version"]}
 
 
+def test_workflows_name_every_action_by_its_commit() -> None:
+    used = [use for path in (ROOT / ".github").rglob("*.yml") for use in re.findall(r"uses: *(\S+)", path.read_text())]
+    assert used and not [use for use in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", use)]
+
+
 def test_every_package_is_marked_as_typed() -> None:
     packages = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / "tests"}
     assert len(packages) >= 6

@@ -48,7 +48,7 @@ def read_description(path: Path, trees: tuple[str, ...]) -> dict[str, Any]:
         CheckpointError: missing, not YAML, too deep, another kind of tag, a tree is not there or refers to nothing.
     """
     try:
-        values = yaml.load(_read_bytes(path), Loader=_ValuesOnlyLoader)
+        values = yaml.load(_read_bytes(path), Loader=_ValuesOnlyLoader)  # noqa: S506  # a SafeLoader
         return {name: _resolve(values[name], values, 0) for name in trees}
     except RecursionError as err:
         raise CheckpointError(f"{path} is nested too deeply to be a model's description; download it again") from err
