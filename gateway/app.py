@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from gateway.access.access import Access
-from gateway.access.metered_speaker import MeteredSpeaker
+from gateway.access.caller import current_caller
+from gateway.access.metered_speaker import OURSELVES, MeteredSpeaker
 from gateway.access.settings import open_access
 from gateway.audio import load_codecs
 from gateway.config import GatewayConfig
@@ -79,7 +80,7 @@ async def open_gateway(
     access = access or open_access(config.access, clock)
     lexicons = open_lexicons(config.lexicons, access.key_of_call)
     voices = _open_voices(config, routes.token2wav, clock, access)
-    gate = Gate(routes.llm, routes.token2wav)
+    gate = Gate(routes.llm, routes.token2wav, clock, lambda: (current_caller() or OURSELVES).name)
     declaration = _declaration(config)
     pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)
     readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice)

@@ -347,6 +347,7 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
     LexiconStoreFullError: WireStatus("lexicon_store_full", 429, "RESOURCE_EXHAUSTED", ErrorCode.RESOURCE_EXHAUSTED),
     LLMError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),
     LLMUnavailableError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
+    LLMUnconnectedError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     LLMBusyError: WireStatus("llm_unavailable", 503, "UNAVAILABLE", ErrorCode.UNAVAILABLE),
     LLMRejectedError: WireStatus("llm_rejected", 502, "INTERNAL", ErrorCode.INTERNAL),
     LLMFailedError: WireStatus("llm_failed", 502, "INTERNAL", ErrorCode.INTERNAL),

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 
 from gateway.errors import NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
+from gateway.routing.places import Ends, Place, Places
 from gateway.routing.replica import ReplicaStatus
 from gateway.token2wav.routed import RoutedToken2Wav
+from servicekit.clock import Clock
 from servicekit.patience import LoopLag
+from servicekit.timeouts import timeout
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,23 @@ class Routes:
 class Gate:
     """Implements `core.Admission` over both services' replicas."""
 
-    def __init__(self, llm: RoutedSpeechLM, token2wav: RoutedToken2Wav) -> None:
-        """Admit a stream when some replica has a free slot."""
+    def __init__(
+        self, llm: RoutedSpeechLM, token2wav: RoutedToken2Wav, clock: Clock, caller: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Admit a stream when both services can serve it in time.
+
+        Args:
+            llm: the LLM's replicas.
+            token2wav: those of token2wav; a stream needs a slot at one of them.
+            clock: of the waiting.
+            caller: names who asks now; places are shared fairly among them.
+        """
         self._llm = llm
         self._token2wav = token2wav
+        self._caller = caller
+        self.places = Places(llm.fleet.settings, clock, self._limit, self._ends)
+        for service in (llm, token2wav):
+            service.speed.on_measured = self.places.serve
         self._speaking = 0
         self._waited_for = 0
         self._is_draining = False
@@ -74,16 +90,75 @@ class Gate:
         """See `core.Admission.admitted`."""
         if self._is_draining and not is_under_way:
             raise NotReadyError("this gateway is being stopped; ask another one")
-        self._token2wav.fleet.check(priority, patience_s)
-        self._speaking += 1
         self._count(1)
         try:
-            await self._token2wav.until_usable()
-            await self._llm.until_usable()
-            yield
+            async with self._placed(priority, patience_s):
+                self._token2wav.fleet.check(priority, patience_s)
+                await self._token2wav.until_usable()
+                await self._llm.until_usable()
+                yield
         finally:
-            self._speaking -= 1
             self._count(-1)
+
+    def _limit(self) -> float:
+        """Return how many streams at once both services can serve in time."""
+        return min(self._token2wav.fleet.replicas.all_slots(), self._limit_of_speed())
+
+    def _limit_of_speed(self) -> float:
+        return min(self._token2wav.speed.limit, self._llm.speed.limit)
+
+    def _ends(self) -> Ends:
+        """Return how fast streams end when all places are taken: where speed sets their number, each gets the least."""
+        speech_s, least_speed = self._token2wav.speed.stream_speech_s, self._llm.fleet.settings.least_speed
+        speeds = [speed for each in (self._llm, self._token2wav) if (speed := each.speed.speed)]
+        if speech_s is None or not speeds or not least_speed or self._limit_of_speed() > self._limit():
+            return Ends()
+        proven = max(1.0, min(self._llm.speed.proven, self._token2wav.speed.proven))
+        apart_s = speech_s / (proven * least_speed)
+        return Ends(max(speech_s / min(*speeds, least_speed), self._speaking * apart_s), apart_s)
+
+    @asynccontextmanager
+    async def _placed(self, priority: int, patience_s: float | None) -> AsyncIterator[None]:
+        """Hold a place for one stream, waiting for it if it comes in time."""
+        place = await self._wait_for_place(priority, patience_s)
+        is_whole = False
+        self._count_speaking(1)
+        try:
+            yield
+            is_whole = True
+        finally:
+            self._count_speaking(-1)
+            self.places.give_back(place, is_whole)
+
+    async def _wait_for_place(self, priority: int, patience_s: float | None) -> Place:
+        coming: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+
+        def on_given(place: Place) -> None:
+            if coming.done():
+                self.places.give_back(place, is_whole=False)
+            else:
+                coming.set_result(place)
+
+        caller = self._caller()
+        answer = self.places.ask(caller, priority, on_given, patience_s)
+        if isinstance(answer, Place):
+            return answer
+        try:
+            async with timeout(self.places.wait_s(patience_s)):
+                return await coming
+        except BaseException as error:
+            self.places.leave(answer)
+            # NOTE: a place may have come together with the end of the wait.
+            if coming.done() and not coming.cancelled():
+                self.places.give_back(coming.result(), is_whole=False)
+            if isinstance(error, asyncio.TimeoutError):
+                raise self.places.overloaded(caller, priority) from error
+            raise
+
+    def _count_speaking(self, change: int) -> None:
+        self._speaking += change
+        for service in (self._llm, self._token2wav):
+            service.speed.set_streams(self._speaking)
 
     def drain(self) -> None:
         """Admit no more streams; those under way go on."""

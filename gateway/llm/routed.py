@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from gateway.routing.replica import LoadReport
 from gateway.routing.router import Router, give_back
 from gateway.routing.waiting import wait_for_slot
 from servicekit.clock import Clock
-from token2wav_service.contract import DEFAULT_PRIORITY
+from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN_RATE_HZ
 
 
 class LLMReplicaClient(Protocol):
@@ -96,13 +96,22 @@ class RoutedSpeechLM(Router[LLMReplica]):
         async with aclosing(
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
         ) as deltas:
-            while (delta := await ejection.unless(anext(deltas, None))) is not None:
+            while (delta := await self._timed(ejection.unless(anext(deltas, None)))) is not None:
                 if delta.token_ids:
                     self._note_progress(slot, answer, pace, delta)
                 yield delta
 
+    async def _timed(self, coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
+        """Wait for something of the replica's, and count the time as one in which the LLM is waited for."""
+        self.speed.begin_wait()
+        try:
+            return await coming
+        finally:
+            self.speed.end_wait()
+
     def _note_progress(self, slot: SlotLease, answer: Answer, pace: TokenPace, delta: SpeechTokenDelta) -> None:
         slot.worked()
+        self.speed.made(len(delta.token_ids) / TOKEN_RATE_HZ)
         if (token_s := pace.note(len(delta.token_ids))) is not None:
             slot.replica.measured(token_s)
         answer.note_tokens(delta.token_ids)

@@ -21,6 +21,7 @@ def add_routing_options(parser: argparse.ArgumentParser) -> None:
         ("--ejection-s", defaults.ejection_s, "seconds without new streams for a sick replica, doubled each time"),
         ("--max-ejection-s", defaults.max_ejection_s, "and at most"),
         ("--admission-wait-s", defaults.admission_wait_s, "seconds a request may wait for a slot; longer is refused"),
+        ("--least-speed", defaults.least_speed, "times real time for each stream, or no other one is let in; 0: any"),
         ("--failover-s", defaults.failover_s, "seconds a stream may stand still while another replica is sought"),
     ):
         group.add_argument(name, type=float, default=default, help=meaning)

@@ -5,6 +5,7 @@ Knows nothing of who waits for a slot.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -111,6 +112,13 @@ class ReplicaSet:
         """
         usable = [replica for replica in self.usable() if replica.has_room and replica.place not in spared]
         return self._first(usable, avoid)
+
+    def all_slots(self) -> float:
+        """Count the slots that this gateway's streams have or may have; inf if that is unknown."""
+        free = [replica.free_slots for replica in self.usable()]
+        if not free or None in free:
+            return math.inf
+        return sum(replica.ours for replica in self._replicas.values()) + sum(slots or 0 for slots in free)
 
     def has_other(self, than: frozenset[str]) -> bool:
         """Tell whether any replica can be had beside those."""

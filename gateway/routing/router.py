@@ -12,6 +12,7 @@ from gateway import errors
 from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import ReplicaStatus
+from gateway.routing.speed import SpeedMeter
 from gateway.routing.waiting import wait_for_replica
 from gateway.routing.watch import ReplicaClient, Watch, failure_of
 from servicekit.clock import Clock
@@ -60,6 +61,8 @@ class Router(Generic[C]):
             clock: of all deadlines.
         """
         self.fleet = fleet
+        self.speed = SpeedMeter(clock, fleet.settings.least_speed)
+        """Of all replicas together."""
         self._clock = clock
         self._watch = Watch(fleet, sources, make_client)
 

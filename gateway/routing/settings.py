@@ -24,6 +24,8 @@ class RoutingSettings:
     max_ejection_s: float = 30.0
     admission_wait_s: float = 2.0
     """A request waits at most so long for a free slot or a live replica, and is refused at once where that won't do."""
+    least_speed: float = 1.0
+    """Times real time that each stream must get of both services, as measured, for one more to be let in; 0: any."""
     max_waiting: int = 1024
     """Requests that wait for a slot at most."""
     failover_s: float = 30.0
@@ -38,6 +40,8 @@ class RoutingSettings:
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"got {name} {getattr(self, name)}, expected more than 0")
+        if not self.least_speed >= 0:
+            raise ConfigError(f"got least_speed {self.least_speed}, expected 0 or more")
         if self.max_ejection_s < self.ejection_s:
             raise ConfigError(
                 f"got max_ejection_s {self.max_ejection_s}, expected ejection_s ({self.ejection_s}) or more"

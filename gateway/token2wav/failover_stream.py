@@ -24,7 +24,9 @@ from gateway.core import AudioChunk, FloatArray
 from gateway.errors import GatewayError, Token2WavInterruptedError, Token2WavUnavailableError
 from gateway.routing.fleet import SlotLease
 from gateway.routing.router import is_replica_fault
+from gateway.routing.speed import SpeedMeter
 from gateway.token2wav.replica import StreamLease
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +63,18 @@ class _ReplicaStream:
 class FailoverStream:
     """Implements `core.Token2WavStream` on one lease after the other."""
 
-    def __init__(self, lease: StreamLease, lease_again: LeaseAgain, max_failovers: int) -> None:
+    def __init__(self, lease: StreamLease, lease_again: LeaseAgain, max_failovers: int, speed: SpeedMeter) -> None:
         """Begin on an open lease; `close` must be called.
 
         Args:
             lease: the first.
             lease_again: gives the next ones.
             max_failovers: moves in a row without new audio; then the stream fails: no replica can make its chunks.
+            speed: is told what the stream waits for and gets.
         """
         self._lease_again = lease_again
         self._max_failovers = max_failovers
+        self._speed = speed
         self._failovers_left = max_failovers
         self._chunks: list[TokenChunk] = []
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
@@ -97,6 +101,8 @@ class FailoverStream:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             return _failed(future, self._failure)
+        if not self._waiting:
+            self._speed.begin_wait()
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
         if self._state is StreamState.STREAMING:
@@ -114,6 +120,8 @@ class FailoverStream:
             self._fail(Token2WavInterruptedError(f"stream {self.stream_id} was closed before its audio came"))
             is_cut = error is not None or self._current.answered < len(self._chunks)
             await self._current.lease.close(self._current.error, is_cut)
+            if not is_cut:
+                self._speed.ended(self._delivered_samples / SAMPLE_RATE_HZ)
 
     def _begin(self, lease: StreamLease) -> _ReplicaStream:
         at_replica = _ReplicaStream(lease, self._delivered_samples)
@@ -148,6 +156,9 @@ class FailoverStream:
             return
         samples: FloatArray = audio.samples[dropped:] if dropped else audio.samples
         self._delivered_samples += len(samples)
+        self._speed.made(len(samples) / SAMPLE_RATE_HZ)
+        if not self._waiting:
+            self._speed.end_wait()
         self._failovers_left = self._max_failovers
         if not future.done():
             future.set_result(AudioChunk(audio.index, samples, audio.is_last))
@@ -212,6 +223,8 @@ class FailoverStream:
         self._state = StreamState.FAILED
         self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self._speed.end_wait()
         for future in waiting.values():
             _failed(future, self._failure)
 

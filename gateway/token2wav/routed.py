@@ -91,7 +91,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
 
         with self.voice_file_cache.in_use(voice_id):
             lease = await self._lease(voice_id, seed, priority)
-            stream = FailoverStream(lease, lease_again, self.fleet.settings.max_failovers)
+            stream = FailoverStream(lease, lease_again, self.fleet.settings.max_failovers, self.speed)
             failure: BaseException | None = None
             try:
                 yield stream

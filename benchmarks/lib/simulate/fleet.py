@@ -137,7 +137,7 @@ class _GatewayProcess:
         )
         self._voices = VoiceRegistry(self.token2wav)
         pipeline_settings = PipelineSettings(ChunkSettings(dynamic_chunk_strategy="deadline").policy())
-        gate = Gate(self.llm, self.token2wav)
+        gate = Gate(self.llm, self.token2wav, clock)
         speaker = StreamSpeaker(self.llm, self.token2wav, self._voices, pipeline_settings, clock, gate)
         self.door = PipelineDoor(SpeechPipeline(speaker, pipeline_settings), process, costs)
 

@@ -21,6 +21,7 @@ from gateway.speech.session import SessionAudio, SpeechSession
 from gateway.speech.speaker import StreamSpeaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import NamedVoice, VoiceRegistry
+from servicekit.clock import SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
 
@@ -40,7 +41,9 @@ async def test_a_full_fleet_refuses_before_the_voice_or_the_llm_is_asked(tmp_pat
     settings = dataclasses.replace(QUICK, admission_wait_s=0.05)
     async with routed_llm(llm) as llms, routed(replica, settings=settings) as token2wav:
         voices = VoiceRegistry(token2wav, [NamedVoice("anna", tmp_path / "anna.wav", "I am anna.")])
-        pipeline = SpeechPipeline(StreamSpeaker(llms, token2wav, voices, admission=Gate(llms, token2wav)))
+        pipeline = SpeechPipeline(
+            StreamSpeaker(llms, token2wav, voices, admission=Gate(llms, token2wav, SystemClock()))
+        )
         voice = (await token2wav.register_voice(b"other")).voice_id
         async with token2wav.open_stream(voice, 1):
             await asyncio.sleep(0.1)
@@ -54,7 +57,7 @@ async def test_a_full_fleet_refuses_before_the_voice_or_the_llm_is_asked(tmp_pat
 async def test_without_an_llm_nobody_is_let_in() -> None:
     llm, replica = ScriptedLLM("l", is_dead=True), ScriptedToken2Wav("a")
     async with routed_llm(llm) as llms, routed(replica) as token2wav:
-        gate = Gate(llms, token2wav)
+        gate = Gate(llms, token2wav, SystemClock())
         await until(lambda: llms.fleet.replicas.choose() is None, "the ejection")
         with pytest.raises(LLMUnavailableError):
             async with gate.admitted(USUAL):
@@ -79,7 +82,7 @@ async def test_without_token2wav_all_are_refused_at_the_same_time_whatever_voice
 async def test_a_session_between_two_turns_is_waited_for_and_speaks_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "anna.wav").write_bytes(b"anna")
     async with routed_llm(ScriptedLLM("l")) as llms, routed(ScriptedToken2Wav("a")) as token2wav:
-        gate = Gate(llms, token2wav)
+        gate = Gate(llms, token2wav, SystemClock())
         pipeline = _pipeline(llms, token2wav, tmp_path, gate)
         session = SpeechSession(pipeline, SpeechRequest("", "anna"))
         session.write("This is the first sentence.")
@@ -106,7 +109,7 @@ async def test_a_writer_who_is_silent_for_long_keeps_no_gateway_from_stopping(
     (tmp_path / "anna.wav").write_bytes(b"anna")
     monkeypatch.setattr("gateway.speech.session.WAITED_FOR_S", 0.05)
     async with routed_llm(ScriptedLLM("l")) as llms, routed(ScriptedToken2Wav("a")) as token2wav:
-        gate = Gate(llms, token2wav)
+        gate = Gate(llms, token2wav, SystemClock())
         session = SpeechSession(_pipeline(llms, token2wav, tmp_path, gate), SpeechRequest("", "anna"))
         session.write("This is the first sentence.")
         session.flush()
@@ -123,7 +126,7 @@ async def test_a_writer_who_is_silent_for_long_keeps_no_gateway_from_stopping(
 async def test_a_drained_gateway_is_not_ready_and_lets_streams_end() -> None:
     llm, replica = ScriptedLLM("l"), ScriptedToken2Wav("a")
     async with routed_llm(llm) as llms, routed(replica) as token2wav:
-        gate = Gate(llms, token2wav)
+        gate = Gate(llms, token2wav, SystemClock())
         readiness = _ready()
         shutdown = Shutdown(gate, readiness, delay_s=0.1, timeout_s=5.0)
         async with gate.admitted(USUAL):
@@ -143,7 +146,7 @@ async def test_a_drained_gateway_is_not_ready_and_lets_streams_end() -> None:
 
 async def test_draining_ends_in_time_even_if_a_stream_does_not() -> None:
     async with routed_llm(ScriptedLLM("l")) as llms, routed(ScriptedToken2Wav("a")) as token2wav:
-        gate = Gate(llms, token2wav)
+        gate = Gate(llms, token2wav, SystemClock())
         async with gate.admitted(USUAL):
             await Shutdown(gate, _ready(), delay_s=0.0, timeout_s=0.05).drain()
 
@@ -157,7 +160,9 @@ def _pipeline(
     llms: RoutedSpeechLM, token2wav: RoutedToken2Wav, folder: Path, gate: Gate | None = None
 ) -> SpeechPipeline:
     voices = VoiceRegistry(token2wav, [NamedVoice("anna", folder / "anna.wav", "I am anna.")])
-    return SpeechPipeline(StreamSpeaker(llms, token2wav, voices, admission=gate or Gate(llms, token2wav)))
+    return SpeechPipeline(
+        StreamSpeaker(llms, token2wav, voices, admission=gate or Gate(llms, token2wav, SystemClock()))
+    )
 
 
 async def _say(pipeline: SpeechPipeline) -> None:

@@ -1,0 +1,150 @@
+"""How fast one service makes speech for each stream, and for how many streams at once that would do. Pure.
+
+    speed = seconds of speech made / seconds that streams waited for it          (all streams together)
+
+`n` streams of that speed share the service; were it to do one after the other, `n * speed` streams would get real time.
+It is taken to serve twice as many, as services work in batches, until it is seen at its limit; that is remembered for
+a while, and so is what it was seen to serve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from servicekit.clock import Clock
+
+MIN_BUSY_S = 0.1
+MIN_SPEECH_S = 2.0
+"""A measurement takes so much work, or else `MAX_BUSY_S`."""
+MAX_BUSY_S = 3.0
+_KEPT = 0.5
+"""What a measurement leaves of the weight of those before."""
+_AT_ITS_LIMIT = 2.0
+"""A service slower than so many times the least speed works all the time: what it made then is what it can make."""
+_HOPED_FOR = 2.0
+_MEMORY_S = 60.0
+"""In so long a limit that was seen doubles, and what was served once halves, until it is seen again."""
+_NEWEST_SHARE = 0.1
+
+_MOST_DOUBLINGS = 20.0
+
+
+class SpeedMeter:
+    """Measures one service; told of everything when it happens."""
+
+    def __init__(self, clock: Clock, least_speed: float) -> None:
+        """Begin without a measurement.
+
+        Args:
+            clock: of the measurements.
+            least_speed: times real time that every stream needs; 0: no speed is too low.
+        """
+        self.on_measured: Callable[[], None] = lambda: None
+        """Called after each measurement."""
+        self._clock = clock
+        self._least_speed = least_speed
+        self._streams = 0
+        self._waiting = 0
+        self._at_s = clock.now()
+        self._speech_s = self._new_speech_s = 0.0
+        self._waited_s = self._busy_s = 0.0
+        self._stream_waits_s = 0.0
+        """Seconds waited, each counted as often as there were streams at the time."""
+        self._speed: float | None = None
+        self._streams_at_speed = 0.0
+        self._floor, self._ceiling = 0.0, math.inf
+        self._floor_s = self._ceiling_s = 0.0
+        self._stream_speech_s: float | None = None
+
+    @property
+    def speed(self) -> float | None:
+        """Times real time for each stream as measured last; None before the first measurement."""
+        return self._speed
+
+    @property
+    def limit(self) -> float:
+        """Streams at once that would get the least speed; inf as long as nothing is known."""
+        if self._speed is None or not self._least_speed:
+            return math.inf
+        ratio = self._speed / self._least_speed
+        hoped_for = self._streams_at_speed * ratio * min(max(1.0, ratio), _HOPED_FOR)
+        floor = self._floor / self._grown_since(self._floor_s)
+        return min(max(hoped_for, floor), self._ceiling * self._grown_since(self._ceiling_s))
+
+    @property
+    def proven(self) -> float:
+        """Streams at once that are known to get the least speed, also if they were served one after the other."""
+        if self._speed is None or not self._least_speed:
+            return math.inf
+        floor = self._floor / self._grown_since(self._floor_s)
+        return max(self._streams_at_speed * self._speed / self._least_speed, floor)
+
+    @property
+    def stream_speech_s(self) -> float | None:
+        """Seconds of speech of a whole stream, in the mean of the newest; None before the first has ended."""
+        return self._stream_speech_s
+
+    def set_streams(self, streams: int) -> None:
+        """Note how many streams use the service."""
+        self._advance()
+        self._streams = streams
+
+    def begin_wait(self) -> None:
+        """Note that a stream waits for the service now."""
+        self._advance()
+        self._waiting += 1
+
+    def end_wait(self) -> None:
+        """Note that it waits no longer."""
+        self._advance()
+        self._waiting -= 1
+        if self._is_enough():
+            self._measure()
+
+    def made(self, speech_s: float) -> None:
+        """Note seconds of speech that the service has made."""
+        self._speech_s += speech_s
+        self._new_speech_s += speech_s
+
+    def ended(self, speech_s: float) -> None:
+        """Note that a stream has ended well, with so many seconds of speech."""
+        before_s = speech_s if self._stream_speech_s is None else self._stream_speech_s
+        self._stream_speech_s = before_s + _NEWEST_SHARE * (speech_s - before_s)
+
+    def _advance(self) -> None:
+        now_s = self._clock.now()
+        if self._waiting:
+            waited_s = self._waiting * (now_s - self._at_s)
+            self._busy_s += now_s - self._at_s
+            self._waited_s += waited_s
+            self._stream_waits_s += waited_s * max(self._streams, 1)
+        self._at_s = now_s
+
+    def _is_enough(self) -> bool:
+        is_much = self._busy_s >= MIN_BUSY_S and self._new_speech_s >= MIN_SPEECH_S
+        return is_much or self._busy_s >= MAX_BUSY_S
+
+    def _measure(self) -> None:
+        self._speed = self._speech_s / self._waited_s
+        self._streams_at_speed = self._stream_waits_s / self._waited_s
+        if self._least_speed:
+            self._learn(self._streams_at_speed * self._speed / self._least_speed)
+        self._speech_s *= _KEPT
+        self._waited_s *= _KEPT
+        self._stream_waits_s *= _KEPT
+        self._busy_s = self._new_speech_s = 0.0
+        self.on_measured()
+
+    def _learn(self, streams: float) -> None:
+        """Note that the service did the work of so many streams."""
+        assert self._speed is not None
+        now_s = self._clock.now()
+        is_at_its_limit = self._speed < _AT_ITS_LIMIT * self._least_speed
+        if is_at_its_limit or streams > self._floor / self._grown_since(self._floor_s):
+            self._floor, self._floor_s = streams, now_s
+        if is_at_its_limit or streams > self._ceiling:
+            self._ceiling, self._ceiling_s = streams, now_s
+
+    def _grown_since(self, at_s: float) -> float:
+        return math.pow(2.0, min((self._clock.now() - at_s) / _MEMORY_S, _MOST_DOUBLINGS))

@@ -1,0 +1,109 @@
+"""More requests than the services can serve: who is let in, who is refused and told when to come back; virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
+from tests.gateway.lifecycle.storm import Storm, percentile, stormy
+
+SPEECH_S = 8.0
+WARM_UP = 3
+
+
+async def _warm_up(storm: Storm) -> None:
+    for _ in range(WARM_UP):
+        await storm.ask()
+    storm.spoken.clear()
+    storm.token2wav.opened = 0
+
+
+@pytest.mark.parametrize("slow", ["llm_capacity", "token2wav_capacity"])
+@pytest.mark.parametrize("slots", [64, 400])
+def test_of_300_at_once_all_that_are_let_in_end_in_real_time(tmp_path: Path, slow: str, slots: int) -> None:
+    capacity = 10.0
+
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, slots=slots, **{slow: capacity}) as storm:
+            await _warm_up(storm)
+            await asyncio.gather(*(storm.ask() for _ in range(300)))
+            storm.check()
+            assert capacity / 2 <= len(storm.admitted) <= 3 * capacity
+            assert percentile([one.total_s or 0.0 for one in storm.admitted], 0.95) < 3 * SPEECH_S
+            assert all(one.retry_s is not None and one.retry_s >= 1.0 for one in storm.refused)
+
+    run_virtually(run)
+
+
+@pytest.mark.parametrize("times", [1, 4, 16, pytest.param(64, marks=pytest.mark.slow)])
+def test_under_any_load_the_services_do_most_of_what_they_can_and_nobody_waits_for_long(
+    tmp_path: Path, times: int
+) -> None:
+    capacity, lasts_s = 20.0, 60.0
+
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=capacity, slots=64) as storm:
+            await _warm_up(storm)
+            began_s = clock.now()
+            every_s = SPEECH_S / capacity / times
+            await storm.arrive(int(lasts_s / every_s), every_s)
+            took_s = clock.now() - began_s
+            storm.check()
+            assert len(storm.admitted) * SPEECH_S / capacity >= 0.8 * lasts_s
+            assert took_s < lasts_s + 3 * SPEECH_S
+            assert percentile([one.first_s or 0.0 for one in storm.admitted], 0.95) < 4.0
+
+    run_virtually(run)
+
+
+def test_whoever_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=20.0, slots=64) as storm:
+            await _warm_up(storm)
+            first_returns: list[bool] = []
+
+            async def come_back() -> None:
+                one, tries = await storm.ask(), 0
+                while one.retry_s is not None:
+                    await asyncio.sleep(one.retry_s)
+                    one = await storm.ask()
+                    tries += 1
+                    if tries == 1:
+                        first_returns.append(one.retry_s is None)
+
+            await asyncio.gather(*(come_back() for _ in range(150)))
+            storm.check()
+            assert len(first_returns) > 50
+            assert sum(first_returns) >= 0.8 * len(first_returns)
+
+    run_virtually(run)
+
+
+def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: Path) -> None:
+    async def quiet_p95_s(clock: VirtualClock, flood: int) -> float:
+        async with stormy(clock, tmp_path, llm_capacity=40.0, slots=16) as storm:
+            await _warm_up(storm)
+            flooding = asyncio.create_task(storm.arrive(200 * flood, 0.05, "loud"))
+            await storm.arrive(20, 2.0, "quiet")
+            await flooding
+            storm.check()
+            quiet = [one for one in storm.spoken if one.caller == "quiet"]
+            assert not [one for one in quiet if one.retry_s is not None]
+            return percentile([one.first_s or 0.0 for one in quiet], 0.95)
+
+    alone_s = run_virtually(lambda clock: quiet_p95_s(clock, 0))
+    assert run_virtually(lambda clock: quiet_p95_s(clock, 4)) < alone_s + 1.0
+
+
+def test_fast_services_refuse_nobody(tmp_path: Path) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=4000.0, token2wav_capacity=4000.0) as storm:
+            await _warm_up(storm)
+            await asyncio.gather(*(storm.ask() for _ in range(300)))
+            storm.check()
+            assert not storm.refused
+
+    run_virtually(run)

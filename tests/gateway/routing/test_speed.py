@@ -1,0 +1,92 @@
+"""How many streams at once a service is taken to serve, from what it was seen to do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gateway.routing.speed import SpeedMeter
+from tests.gateway.fakes import ManualClock
+
+
+class Service:
+    """Serves some streams for a while, at a speed."""
+
+    def __init__(self, least_speed: float = 1.0) -> None:
+        self.clock = ManualClock()
+        self.meter = SpeedMeter(self.clock, least_speed)
+        self.measured = 0
+        self.meter.on_measured = self._note
+
+    def _note(self) -> None:
+        self.measured += 1
+
+    def serve(self, streams: int, speed: float, seconds: float = 4.0) -> None:
+        self.meter.set_streams(streams)
+        for _ in range(streams):
+            self.meter.begin_wait()
+        self.clock.seconds += seconds
+        self.meter.made(streams * speed * seconds)
+        for _ in range(streams):
+            self.meter.end_wait()
+        self.meter.set_streams(0)
+
+    def serve_until_known(self, streams: int, speed: float) -> None:
+        for _ in range(8):
+            self.serve(streams, speed)
+
+
+def test_a_service_that_was_never_measured_has_no_limit() -> None:
+    service = Service()
+    assert (service.meter.limit, service.meter.speed) == (math.inf, None)
+    service.serve(1, speed=1.0, seconds=0.01)
+    assert service.measured == 0
+
+
+def test_a_service_at_its_limit_serves_as_many_as_get_the_least_speed() -> None:
+    service = Service()
+    service.serve_until_known(40, speed=0.25)
+    assert service.meter.limit == pytest.approx(10.0, rel=0.02)
+    service = Service(least_speed=0.5)
+    service.serve_until_known(40, speed=0.25)
+    assert service.meter.limit == pytest.approx(20.0, rel=0.02)
+
+
+def test_a_service_faster_than_needed_is_taken_to_serve_twice_what_is_sure() -> None:
+    service = Service()
+    service.serve_until_known(2, speed=10.0)
+    assert service.meter.proven == pytest.approx(20.0)
+    assert service.meter.limit == pytest.approx(40.0)
+    service.serve_until_known(40, speed=10.0)
+    assert service.meter.limit == pytest.approx(800.0)
+
+
+def test_a_limit_that_was_seen_is_remembered_and_forgotten_slowly() -> None:
+    service = Service()
+    service.serve_until_known(40, speed=0.25)
+    service.serve_until_known(1, speed=8.0)
+    assert service.meter.limit < 20.0
+    service.clock.seconds += 600.0
+    assert service.meter.limit == pytest.approx(16.0, rel=0.02)
+
+
+def test_what_was_served_once_is_served_again_after_a_quiet_time() -> None:
+    service = Service()
+    service.serve_until_known(100, speed=4.0)
+    service.serve_until_known(1, speed=4.0)
+    assert service.meter.limit > 200.0
+
+
+def test_time_in_which_nobody_waits_does_not_count() -> None:
+    service = Service()
+    for _ in range(8):
+        service.serve(4, speed=3.0)
+        service.clock.seconds += 100.0
+    assert service.meter.speed == pytest.approx(3.0)
+
+
+def test_without_a_least_speed_there_is_no_limit() -> None:
+    service = Service(least_speed=0.0)
+    service.serve_until_known(40, speed=0.01)
+    assert service.meter.limit == math.inf
