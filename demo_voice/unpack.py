@@ -30,8 +30,8 @@ from demo_voice.packing import FloatArray, unpacked
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointDeclaration
-from servicekit.files import writing
 from servicekit.file_sums import write_sums
+from servicekit.files import writing
 from token2wav_service.checkpoint.loader import (
     FLOW_WEIGHTS,
     FLOW_YAML,

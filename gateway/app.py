@@ -194,7 +194,7 @@ def _make_pipeline(
         observer = telemetry.observer
         watch_replicas(telemetry.metrics.registry, routes.llm.snapshot, routes.token2wav.snapshot)
     speaker = StreamSpeaker(routes.llm, routes.token2wav, voices, settings, clock, gate, observer)
-    front_end = load_text_front_end(bounds.segment_letters, declaration, lexicons)
+    front_end = load_text_front_end(bounds.segment_letters, declaration, lexicons, config.refuses_styles)
     return SpeechPipeline(MeteredSpeaker(speaker, access, observer), settings, front_end, observer)
 
 

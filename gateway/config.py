@@ -39,7 +39,7 @@ DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
 _UNBOUNDED = 0
-_WARN, _REFUSE = "warn", "refuse"
+_WARN, _REFUSE, _IGNORE = "warn", "refuse", "ignore"
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ class GatewayConfig:
     """checkpoint.json; None: see `servicekit.checkpoint_file.find_declaration`, asked of `tokenizer_dir`."""
     refuses_foreign: bool = False
     """Whether text in a language that the checkpoint does not declare is refused; else it is spoken with a warning."""
+    refuses_styles: bool = False
+    """Whether an instruction on how to speak is refused where the checkpoint takes none; else it is left alone."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
     lexicons: LexiconSettings = field(default_factory=LexiconSettings)
@@ -143,6 +145,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         carry_tokens=args.carry_tokens,
         checkpoint_file=args.checkpoint_file,
         refuses_foreign=args.undeclared_language == _REFUSE,
+        refuses_styles=args.unsupported_style == _REFUSE,
         max_body_bytes=args.max_body_bytes,
         voices=voice_settings(args),
         lexicons=lexicon_settings(args),
@@ -196,6 +199,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint-file", type=Path, metavar="CHECKPOINT.JSON", default=None, help=declared)
     foreign = "text in a language that the checkpoint does not declare is spoken with a warning, or refused"
     parser.add_argument("--undeclared-language", choices=(_WARN, _REFUSE), default=_WARN, help=foreign)
+    style = "instructions and styles that the checkpoint does not take are left alone, and named, or refused"
+    parser.add_argument("--unsupported-style", choices=(_IGNORE, _REFUSE), default=_IGNORE, help=style)
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )

@@ -78,6 +78,8 @@ class Utterance:
     """Speech tokens 0..6560 of the voice prompt."""
     spoken_tokens: tuple[int, ...] = ()
     """Speech tokens 0..6560 of `text` that an LLM spoke before it was lost; the answer goes on from there."""
+    instruction: str = ""
+    """How to speak `text`, for checkpoints that take one; empty: none."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ Pure: an encoder is passed in, and nothing here knows of HTTP, models or audio. 
 
     sos | prompt text | target text | task_id | prompt speech tokens     -> the model goes on with speech tokens
 
-Neither text has blank space at its ends there. In CosyVoice3's input an instruction and `<|endofprompt|>` stand before
-the prompt text.
+Neither text has blank space at its ends there. An instruction on how to speak and `<|endofprompt|>` stand before the
+prompt text; in CosyVoice3's input there always is one, which a caller's own continues.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def build_prompt(
     target_text: str,
     prompt_speech_tokens: Sequence[int],
     vocabulary: SpeechVocabulary = COSYVOICE2,
+    instruction: str = "",
 ) -> SpeechPrompt:
     """Build the input as token ids.
 
@@ -86,6 +87,7 @@ def build_prompt(
         target_text: what to say.
         prompt_speech_tokens: the voice prompt's speech ids, 0..6560.
         vocabulary: the model's numbering; the encoder's.
+        instruction: how to speak, for checkpoints that take one; the family's own stands before it.
 
     Raises:
         EmptyTextError: the target text has no tokens.
@@ -95,15 +97,18 @@ def build_prompt(
     target_ids = _encode_target(encode, target_text, vocabulary)
     speech_ids = [vocabulary.llm_id(int(token)) for token in prompt_speech_tokens]
     prompt_ids = _encode_text(encode, prompt_text, vocabulary)
-    begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary))
+    begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary, instruction))
     return SpeechPrompt((*begin, *prompt_ids, *target_ids, vocabulary.task_id, *speech_ids), len(target_ids))
 
 
-def instruction_ids(encode: Encode, vocabulary: SpeechVocabulary) -> tuple[int, ...]:
-    """Return the ids of what a family wants before every text; none for CosyVoice2."""
-    if not vocabulary.instruction:
-        return ()
-    return (*encode(vocabulary.instruction), vocabulary.endofprompt_id)
+def instruction_ids(encode: Encode, vocabulary: SpeechVocabulary, instruction: str = "") -> tuple[int, ...]:
+    """Return the ids that stand before every text; without an instruction none for CosyVoice2.
+
+    Source of the form: the specification of the flows, section 10: CosyVoice3's own instruction, a blank and the
+    caller's, then `<|endofprompt|>`.
+    """
+    whole = _whole_instruction(vocabulary, instruction)
+    return (*_checked(encode(whole), vocabulary), vocabulary.endofprompt_id) if whole else ()
 
 
 def target_text_tokens(encode: Encode, target_text: str, vocabulary: SpeechVocabulary = COSYVOICE2) -> int:
@@ -116,6 +121,7 @@ def build_chat_messages(
     target_text: str,
     prompt_speech_tokens: Sequence[int],
     vocabulary: SpeechVocabulary = COSYVOICE2,
+    instruction: str = "",
 ) -> list[dict[str, str]]:
     """Build the chat form, for servers that take no token ids; the server's chat template adds sos and task_id.
 
@@ -127,17 +133,18 @@ def build_chat_messages(
     prompt_text, target_text = _as_spoken(prompt_text), _as_spoken(target_text)
     if not target_text:
         raise EmptyTextError("the target text is empty; send at least one word")
-    if contains_protected_token(prompt_text + target_text):
+    if contains_protected_token(prompt_text + target_text) or contains_protected_token(instruction):
         raise UnsafeTextError("the text spells a control token of the form <|...|>; remove it")
-    messages = [{"role": "user", "content": chat_prefix(vocabulary) + prompt_text + target_text}]
+    messages = [{"role": "user", "content": chat_prefix(vocabulary, instruction) + prompt_text + target_text}]
     if prompt_speech_tokens:
         messages.append({"role": "assistant", "content": format_speech_tokens(map(int, prompt_speech_tokens))})
     return messages
 
 
-def chat_prefix(vocabulary: SpeechVocabulary) -> str:
+def chat_prefix(vocabulary: SpeechVocabulary, instruction: str = "") -> str:
     """Return what `instruction_ids` gives, as text for servers that encode it themselves."""
-    return f"{vocabulary.instruction}<|endofprompt|>" if vocabulary.instruction else ""
+    whole = _whole_instruction(vocabulary, instruction)
+    return f"{whole}<|endofprompt|>" if whole else ""
 
 
 def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = None) -> GenerationBounds:
@@ -159,6 +166,10 @@ def generation_bounds(target_text_tokens: int, limits: LengthLimits | None = Non
         )
     max_tokens = min(target_text_tokens * limits.max_speech_per_text_token, limits.max_speech_tokens)
     return GenerationBounds(min_tokens, max(max_tokens, 1))
+
+
+def _whole_instruction(vocabulary: SpeechVocabulary, instruction: str) -> str:
+    return " ".join(part for part in (vocabulary.instruction, _as_spoken(instruction)) if part)
 
 
 def _encode_target(encode: Encode, target_text: str, vocabulary: SpeechVocabulary) -> list[int]:

@@ -19,6 +19,7 @@ _COSYVOICE2_LANGUAGES = ("zh", "en", "ja", "ko")
 _COSYVOICE3_LANGUAGES = (*_COSYVOICE2_LANGUAGES, "de", "es", "fr", "it", "ru")
 
 FamilyName = Literal["step_audio2", "cosyvoice2", "cosyvoice3"]
+InstructForm = Literal["endofprompt"]
 
 
 class CheckpointFileError(Exception):
@@ -40,8 +41,8 @@ class CheckpointDeclaration(BaseModel):
     refused or warned of."""
     tags: tuple[str, ...] | None = None
     """Inline tags that the LLM acts on, such as `[breath]`; None: those of CosyVoice2."""
-    instruct: str | None = None
-    """How an instruction stands before a text; None: it takes none. Not used yet."""
+    instruct: InstructForm | None = None
+    """How an instruction stands before a text: with `<|endofprompt|>` between them. None: the LLM takes none."""
     phonemes: str | None = None
     """The alphabet of pronunciations in a text; None: it takes none. Not used yet."""
 
@@ -113,7 +114,7 @@ def declaration_path(directory: Path) -> Path | None:
 def official_declaration(family: FamilyName) -> CheckpointDeclaration:
     """Return what the official checkpoint of a family does, by its authors' word."""
     languages = _COSYVOICE3_LANGUAGES if family == "cosyvoice3" else _COSYVOICE2_LANGUAGES
-    return CheckpointDeclaration(family=family, languages=languages)
+    return CheckpointDeclaration(family=family, languages=languages, instruct="endofprompt")
 
 
 def write_declaration(directory: Path, declaration: CheckpointDeclaration) -> Path:

@@ -32,13 +32,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     demo = actions.add_parser("unpack-demo", help="unpack the bundled demo voice; does nothing if it lies there")
     demo.add_argument("directory", type=Path, help="made if missing")
     demo.set_defaults(run=_unpack_demo)
-    declare = actions.add_parser("declare", help="write checkpoint.json: which languages and tags a checkpoint knows")
+    declare = actions.add_parser("declare", help="write checkpoint.json: what a checkpoint can do")
     declare.add_argument("directory", type=Path, help="with token2wav/, llm/ and voices/")
     declare.add_argument("--name", help="for people")
     _add_family(declare, None, "left out, its description file says it")
     unknown = "left out, what the file says now, else what the official checkpoint of its family knows"
     declare.add_argument("--languages", metavar="LANGUAGE[,...]", help=f"such as en,zh; any: nobody knows; {unknown}")
     declare.add_argument("--tags", metavar="TAG[,...]", help=f"such as [breath],[sigh]; none: no tags; {unknown}")
+    instruct = "endofprompt: the LLM takes an instruction before <|endofprompt|>; none: it takes none"
+    declare.add_argument("--instruct", choices=("endofprompt", "none"), help=f"{instruct}; {unknown}")
     declare.set_defaults(run=_declare)
     seal = actions.add_parser("seal", help=f"list the SHA-256 of every weight in {SUMS_FILE}; services check it")
     seal.add_argument("directory", type=Path, help="with token2wav/, llm/ and voices/")
@@ -111,6 +113,8 @@ def _declared_fields(args: argparse.Namespace) -> dict[str, object]:
         fields["languages"] = None if args.languages == "any" else args.languages.split(",")
     if args.tags is not None:
         fields["tags"] = [] if args.tags == "none" else args.tags.split(",")
+    if args.instruct is not None:
+        fields["instruct"] = None if args.instruct == "none" else args.instruct
     named = {"name": args.name, "family": args.family}
     return fields | {name: value for name, value in named.items() if value is not None}
 

@@ -100,10 +100,8 @@ class LLMWire:
         if self._form is PromptForm.TOKENS:
             ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
             return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
-        heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
-        messages = build_chat_messages(utterance.reference_text, utterance.text, heard, self._vocabulary)
         visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
-        return WireRequest("/v1/chat/completions", body | visible | {"messages": messages})
+        return WireRequest("/v1/chat/completions", body | visible | {"messages": self._messages(utterance)})
 
     def token_prompt(self, utterance: Utterance) -> TokenPrompt:
         """Make the prompt of one utterance as LLM ids.
@@ -115,7 +113,7 @@ class LLMWire:
         heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
         try:
             texts = (utterance.reference_text, utterance.text)
-            prompt = build_prompt(self._encoder.encode, *texts, heard, self._vocabulary)
+            prompt = build_prompt(self._encoder.encode, *texts, heard, self._vocabulary, utterance.instruction)
             bounds = self._bounds(prompt.target_text_tokens, utterance)
         except EmptyTextError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
@@ -124,6 +122,15 @@ class LLMWire:
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
         return TokenPrompt(tuple(prompt.token_ids), _rest_of(bounds, len(utterance.spoken_tokens)))
+
+    def _messages(self, utterance: Utterance) -> list[dict[str, str]]:
+        """Write the chat form; our own server takes an instruction apart from the text, others before it."""
+        heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
+        texts = (utterance.reference_text, utterance.text)
+        if self.backend is LLMBackend.EMBEDDED and utterance.instruction:
+            system = {"role": "system", "content": utterance.instruction}
+            return [system, *build_chat_messages(*texts, heard, self._vocabulary)]
+        return build_chat_messages(*texts, heard, self._vocabulary, utterance.instruction)
 
     def is_spoken_out(self, utterance: Utterance) -> bool:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
@@ -145,6 +152,8 @@ class LLMWire:
     def _bounds(self, text_tokens: int, utterance: Utterance) -> GenerationBounds:
         """Bound the answer by the text's tokens, and more closely by the voice's pace."""
         bounds = generation_bounds(text_tokens, self._limits)
+        if utterance.instruction:  # which may ask for another pace
+            return bounds
         longest = longest_speech(utterance.text, utterance.reference_text, utterance.reference_tokens)
         return replace(bounds, max_tokens=max(bounds.min_tokens, min(bounds.max_tokens, longest)))
 

@@ -22,6 +22,9 @@ from token2wav_service.contract import SAMPLES_PER_TOKEN
 logger = logging.getLogger(__name__)
 
 Push = asyncio.Future[AudioChunk]
+_INSTRUCTED = Utterance("", "", ())
+"""Behind an instruction the LLM does not go on from the voice's prompt, which would drown it; token2wav alone gives the
+voice. So the authors of both models do."""
 
 _END_RECORD = (
     "request %s ended: stream_id=%s finish_reason=%s tokens=%d chunks=%d audio=%.2fs ttfa=%s total=%.3fs seed=%d"
@@ -78,7 +81,12 @@ class SpeechJob:
         self.result.has_manners = self.result.has_manners or segment.source.manner is not None
         self.result.note_pause(segment.source.pause_s)
         self._segment_tokens = []
-        utterance = replace(self.result.carry.continued(self._voice), text=segment.text)
+        self.result.carry = self.result.carry.under(segment.instruction)
+        utterance = replace(
+            self.result.carry.continued(_INSTRUCTED if segment.instruction else self._voice),
+            text=segment.text,
+            instruction=segment.instruction,
+        )
         return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
 
     def _note_language(self, segment: SpokenSegment) -> None:

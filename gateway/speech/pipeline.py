@@ -90,6 +90,7 @@ class SpeechPipeline:
                 await asyncio.to_thread(check_ssml, request.text, request.text_options.primary_language)
             if self._settings.refuses_foreign:
                 await self._check_languages(request)
+            self._front_end.check_audio_tags(request.text, request.text_options)
             text = self._front_end.open(request.text_options, WHOLE_TEXT)
         async with aclosing(self._speaker.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:

@@ -55,6 +55,8 @@ class ProsodyCarry:
     limits: CarryLimits = field(default_factory=CarryLimits)
     parts: tuple[SpokenPart, ...] = ()
     """Oldest first."""
+    instruction: str = ""
+    """What the LLM was told of how to speak them."""
 
     @property
     def text(self) -> str:
@@ -77,6 +79,10 @@ class ProsodyCarry:
         while kept and not self._fits(kept):
             kept.pop(0)
         return replace(self, parts=tuple(kept))
+
+    def under(self, instruction: str) -> ProsodyCarry:
+        """Return the carry for a segment with an instruction; speech under another one is not gone on from."""
+        return self if instruction == self.instruction else ProsodyCarry(self.limits, instruction=instruction)
 
     def continued(self, utterance: Utterance) -> Utterance:
         """Return an utterance that goes on from the carried speech.

@@ -29,6 +29,7 @@ from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.ssml import SsmlReader
 from gateway.text.stretches import BareText, Markup
+from gateway.text.styles import AUDIO_TAGS_FIELD, StyleRule, audio_tags, instruction_of
 from gateway.text.tags import InlineTags, TextPart
 from gateway.text.turns import Steps, TextTurns, finished
 from llm_service.vocab import INLINE_TAGS
@@ -75,6 +76,8 @@ class SpokenSegment:
     """Whether there is anything to say; skip the segment if not (the LLM would make something up)."""
     foreign: str | None = None
     """Its language where the checkpoint does not declare that, as far as can be told: primary subtag of BCP 47."""
+    instruction: str = ""
+    """How to speak it, as the LLM is told; empty: as the voice does."""
 
     def source_position(self, spoken_position: int) -> int:
         """Return the position in all the text received for one in `text`.
@@ -97,6 +100,7 @@ class TextFrontEnd:
         declared: DeclaredLanguages | None = None,
         silent_tags: Iterable[str] = (),
         lexicons: LexiconSource | None = None,
+        styles: StyleRule | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -108,8 +112,10 @@ class TextFrontEnd:
             declared: the checkpoint's languages; None: nobody knows them.
             silent_tags: those of `tags` that the checkpoint does not know; normalising takes them out.
             lexicons: where dictionaries are found; None: there are none.
+            styles: whether ways of speaking can be asked for; None: they are left alone.
         """
         self._declared = declared
+        self._styles = styles or StyleRule()
         self._silent_tags = frozenset(silent_tags)
         self._lexicons = lexicons or NoLexicons()
         self._segment_letters = segment_letters
@@ -122,17 +128,42 @@ class TextFrontEnd:
         """Refuse options that no text can be opened with.
 
         Raises:
-            GatewayError: a pronunciation dictionary that can't be had.
+            GatewayError: a pronunciation dictionary or a way of speaking that can't be had.
         """
+        if options.style is not None:
+            self._styles.check(options.style.field)
         self._lexicons.lexicons_for(options)
+
+    def check_audio_tags(self, text: str, options: TextOptions) -> None:
+        """Refuse a whole text for an audio tag, before any of it is spoken.
+
+        Raises:
+            UnsupportedOptionError: it asks for a way of speaking, which is to be refused here.
+        """
+        if self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text)):
+            self._styles.check(AUDIO_TAGS_FIELD)
+
+    def ignored(self, options: TextOptions, text: str = "") -> tuple[str, ...]:
+        """Return the fields of a request that change nothing, as this checkpoint takes no instructions.
+
+        Args:
+            options: of the text.
+            text: all of it, if it is known by now.
+        """
+        if self._styles.is_declared:
+            return ()
+        has_tag = self._reads_audio_tags(options) and any(tag.style for tag in audio_tags(text))
+        return (*([options.style.field] if options.style else ()), *([AUDIO_TAGS_FIELD] if has_tag else ()))
 
     def open(self, options: TextOptions, settings: SplitSettings) -> TextStream:
         """Begin a text.
 
         Raises:
             ConfigError: settings that can't work.
-            GatewayError: a pronunciation dictionary that can't be had.
+            GatewayError: a pronunciation dictionary or a way of speaking that can't be had.
         """
+        if options.style is not None:
+            self._styles.check(options.style.field)
         lexicons = self._lexicons.lexicons_for(options)
         if options.aliases:
             lexicons = (Lexicon(options.aliases), *lexicons)
@@ -148,7 +179,18 @@ class TextFrontEnd:
     def _markup_of(self, options: TextOptions) -> Markup | None:
         if options.is_ssml:
             return Markup(SsmlReader(self._tags, options.primary_language, self._in_words))
-        return Markup(MarkupReader(self._tags)) if options.normalization is Normalization.ON else None
+        if options.normalization is not Normalization.ON:
+            return None
+        return Markup(MarkupReader(self._tags, self._styles if options.has_audio_tags else None))
+
+    def _reads_audio_tags(self, options: TextOptions) -> bool:
+        return options.has_audio_tags and not options.is_ssml and options.normalization is Normalization.ON
+
+    def _instruction(self, segment: Segment, options: TextOptions, language: str | None) -> str:
+        style = options.style.words if options.style is not None else None
+        if segment.manner is not None:
+            style = segment.manner.style or style
+        return instruction_of(style, language) if style and self._styles.is_declared else ""
 
     def _in_words(self, text: str, language: str) -> str:
         normalizer = self._normalizers.get(language)
@@ -196,7 +238,8 @@ class TextFrontEnd:
         spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
-        return SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign)
+        instruction = self._instruction(segment, options, language)
+        return SpokenSegment(segment, spoken.text, spoken.alignment, language, is_speakable, foreign, instruction)
 
     @property
     def languages(self) -> tuple[str, ...] | None:
@@ -371,6 +414,7 @@ def load_text_front_end(
     segment_letters: int | None = None,
     declaration: CheckpointDeclaration | None = None,
     lexicons: LexiconSource | None = None,
+    refuses_styles: bool = False,
 ) -> TextFrontEnd:
     """Load every normaliser and the language model: once per process, and without network.
 
@@ -378,6 +422,7 @@ def load_text_front_end(
         segment_letters: see `TextFrontEnd`.
         declaration: the checkpoint's languages and tags; None: unknown languages, CosyVoice2's tags.
         lexicons: see `TextFrontEnd`.
+        refuses_styles: whether instructions are refused where the checkpoint takes none; else they are left alone.
     """
     guesser, declaration = LanguageGuesser(), declaration or CheckpointDeclaration()
     languages, tags = declaration.languages, INLINE_TAGS if declaration.tags is None else declaration.tags
@@ -389,12 +434,13 @@ def load_text_front_end(
         DeclaredLanguages(languages, guesser.surely) if languages is not None else None,
         set(INLINE_TAGS) - set(tags),
         lexicons,
+        StyleRule(declaration.instruct is not None, refuses_styles),
     )
 
 
-def plain_front_end(segment_letters: int | None = None) -> TextFrontEnd:
+def plain_front_end(segment_letters: int | None = None, styles: StyleRule | None = None) -> TextFrontEnd:
     """Return a front end that cuts texts but normalises nothing and guesses no language."""
-    return TextFrontEnd({}, lambda text: None, segment_letters=segment_letters)
+    return TextFrontEnd({}, lambda text: None, segment_letters=segment_letters, styles=styles)
 
 
 def _after(earlier: NormalizedText, later: NormalizedText) -> NormalizedText:

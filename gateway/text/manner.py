@@ -1,4 +1,4 @@
-"""How a stretch of text is spoken where SSML says so: its language, its pace and its volume. Pure."""
+"""How a stretch of text is spoken where the text says so: its language, pace, volume and style. Pure."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class Manner:
     """Times as fast, at the same pitch: 0.25 to 4."""
     gain: float = 1.0
     """What samples are multiplied by, 0 to 4."""
+    style: str | None = None
+    """As `styles.Style.words`; None: as elsewhere in the text."""
 
 
 PLAIN = Manner()

@@ -12,12 +12,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from gateway.errors import InvalidRequestError
 from gateway.text.breaks import CLOSERS, NARROW_CLAUSE_MARKS, NARROW_TERMINATORS, WIDE_CLAUSE_MARKS, WIDE_TERMINATORS
 from gateway.text.endings import full_stop
+from gateway.text.manner import Manner
 from gateway.text.pauses import Pause, read_break
 from gateway.text.stretches import Stretch
+from gateway.text.styles import AUDIO_TAGS_FIELD, AudioTag, StyleRule, audio_tag_at
 from gateway.text.tags import InlineTags
 
 _HTML = (
@@ -100,9 +103,17 @@ _UNFINISHED_LINE_START = re.compile(
 class MarkupReader:
     """Reads one text. Holds what is not certain yet, which is bounded."""
 
-    def __init__(self, tags: InlineTags) -> None:
-        """Begin a text; `tags` are the model's own, which stay."""
+    def __init__(self, tags: InlineTags, styles: StyleRule | None = None) -> None:
+        """Begin a text.
+
+        Args:
+            tags: the model's own, which stay.
+            styles: what becomes of audio tags; None: they are text like any other.
+        """
         self._tags = tags
+        self._styles = styles
+        self._manner: Manner | None = None
+        """Of what follows, where an audio tag says so."""
         self._own_tag = re.compile(tags.pattern)
         self._text = ""
         self._held: list[Stretch] = []
@@ -141,7 +152,7 @@ class MarkupReader:
     def finishing(self) -> Iterator[list[Stretch]]:
         """Do what `flush` does form by form, to the end."""
         yield from self._read(is_complete=True)
-        held, self._held, self._last = self._held, [], ""
+        held, self._held, self._last, self._manner = self._held, [], "", None
         self._begin_line()
         yield held
 
@@ -162,7 +173,8 @@ class MarkupReader:
         at = 0
         while at < len(self._text) and (form := self._next_form(at, is_complete)) is not None:
             end, spoken = form
-            yield self._given(self._text[at:end], spoken)
+            given = self._given(self._text[at:end], spoken)
+            yield given if self._manner is None else [replace(each, manner=self._manner) for each in given]
             at = end
         self._text = self._text[at:]
 
@@ -209,6 +221,9 @@ class MarkupReader:
         text = self._text
         if own := self._own_tag.match(text, at):
             return own.end(), own[0]
+        if self._styles is not None and (tag := audio_tag_at(text, at)) is not None:
+            is_unfinished = tag.end == len(text) and not is_complete
+            return None if is_unfinished else (tag.end, self._spoken_of_audio_tag(tag, self._styles))
         if footnote := _FOOTNOTE.match(text, at):
             is_unfinished = footnote.end() == len(text) and text[-1] == "]"
             return None if is_unfinished and not is_complete else (footnote.end(), "")
@@ -216,6 +231,19 @@ class MarkupReader:
             return link.end(), _INLINE.sub("", link["text"]).strip() or link["url"] or ""
         may_go_on = _UNFINISHED_LINK.fullmatch(text, at) or self._tags.unfinished_from(text) == at
         return None if may_go_on and not is_complete else (at + 1, text[at])
+
+    def _spoken_of_audio_tag(self, tag: AudioTag, styles: StyleRule) -> str:
+        """Obey an audio tag, from here on; where the checkpoint can't, it is refused or goes."""
+        if tag.pause_s:
+            self._break = Pause(tag.pause_s)
+        elif not tag.sound and styles.is_declared:
+            self._manner, self._break = Manner(style=tag.style), Pause(0.0)
+        elif not tag.sound:
+            try:
+                styles.check(AUDIO_TAGS_FIELD)
+            except InvalidRequestError as error:
+                self._problem = self._problem or error
+        return tag.sound
 
     def _angle(self, at: int, is_complete: bool) -> _Form | None:
         """Tags go, their text stays; what opens no known tag is read."""

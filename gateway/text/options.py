@@ -9,6 +9,7 @@ from enum import Enum
 from gateway.errors import InvalidRequestError
 from gateway.text.aliases import AliasRule
 from gateway.text.language import primary_language
+from gateway.text.styles import Style
 
 AUTO = "auto"
 """As a language: have it guessed."""
@@ -86,6 +87,10 @@ class TextOptions:
     """The request's own rules, asked before any dictionary."""
     lexicons: tuple[LexiconLocator, ...] = ()
     """Dictionaries, in order; the operator's default one comes behind them."""
+    style: Style | None = None
+    """How to speak; None: as the voice does."""
+    has_audio_tags: bool = False
+    """Words in brackets such as [whispers] say how to speak what follows; see `styles`."""
 
     def __post_init__(self) -> None:
         if self._tag is not None and not _LANGUAGE_TAG.fullmatch(self._tag):

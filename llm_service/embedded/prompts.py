@@ -39,18 +39,21 @@ class PromptReader:
     def from_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Return sos, the user's text, task_id, and the assistant's speech tokens: what the chat template gives.
 
-        The user's text stays text whatever it spells, but for the family's own instruction at its start.
+        An instruction, which is what a system message says, stands before the user's text with `<|endofprompt|>`
+        between them. Both stay text whatever they spell, but for the family's own instruction at the user's start.
 
         Raises:
             RequestRefused: the assistant's content is not speech tokens, or the text can't be encoded.
         """
         vocabulary, encode = self._encoder.vocabulary, self._encoder.encode_apart
-        instruction = instruction_ids(encode, vocabulary)
+        asked = messages[0].content if messages[0].role == "system" else ""
+        user, *assistant = messages[messages[0].role == "system" :]
         try:
-            text_ids = encode(messages[0].content.removeprefix(chat_prefix(vocabulary)))
+            instruction = instruction_ids(encode, vocabulary, asked)
+            text_ids = encode(user.content.removeprefix(chat_prefix(vocabulary)))
         except UnsafeTextError as err:
             raise RequestRefused(str(err), param="messages.0.content") from err
-        speech = messages[1].content if len(messages) > 1 else ""
+        speech = assistant[0].content if assistant else ""
         parser = SpeechTokenTextParser(vocabulary)
         try:
             speech_ids = parser.feed(speech)

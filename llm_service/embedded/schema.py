@@ -97,21 +97,24 @@ class CompletionRequest(GenerationFields):
 
 
 class ChatMessage(_Strict):
-    """One message; an assistant's content is speech tokens as text, to be continued."""
+    """One message; an assistant's content is speech tokens as text, to be continued, and a system's how to speak."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["system", "user", "assistant"]
     content: str
 
 
 class ChatCompletionRequest(GenerationFields):
-    """POST /v1/chat/completions: a user message, and maybe an assistant message with the prompt speech tokens."""
+    """POST /v1/chat/completions: a user message, and maybe an assistant message with the prompt speech tokens.
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2)]
+    A system message before them is an instruction on how to speak; other servers take it within the user's content.
+    """
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=3)]
 
     @model_validator(mode="after")
     def _roles_alternate(self) -> ChatCompletionRequest:
         roles = [message.role for message in self.messages]
-        if roles not in (["user"], ["user", "assistant"]):
+        if roles[roles[:1] == ["system"] :] not in (["user"], ["user", "assistant"]):
             raise ValueError(f"messages have the roles {roles}; expected a user message, then at most one assistant's")
         return self
 

@@ -1,4 +1,4 @@
-"""CosyVoice3 through both services and the gateway: another LLM numbering, another flow, another vocoder."""
+"""CosyVoice2 and CosyVoice3 through both services and the gateway: other LLM numberings, flows and vocoders."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from token2wav_service.checkpoint.family import Family
 pytestmark = pytest.mark.servers
 
 
-def test_cosyvoice3_speaks_through_the_whole_stack(tmp_path: Path) -> None:
-    make_random_checkpoint(tmp_path / "checkpoint", 0, family=Family.COSYVOICE3)
+@pytest.mark.parametrize("family", [Family.COSYVOICE2, Family.COSYVOICE3], ids=lambda family: family.value)
+def test_a_family_speaks_through_the_whole_stack_and_takes_instructions(tmp_path: Path, family: Family) -> None:
+    make_random_checkpoint(tmp_path / "checkpoint", 0, family=family)
     options = make_options(CheckpointLayout.under(tmp_path / "checkpoint"), tmp_path / "work")
     with LocalStack(options, with_gateway=True) as stack:
         running = RunningStack(stack)
@@ -33,7 +34,10 @@ def test_cosyvoice3_speaks_through_the_whole_stack(tmp_path: Path) -> None:
         heard = list[bytes]()
         address = running.options.token2wav_url
         timing = speak_over_grpc(
-            address, "Hello there.", None, None, heard.append, SystemClock(), timeout_s=120, model="cosyvoice3"
+            address, "Hello there.", None, None, heard.append, SystemClock(), timeout_s=120, model=family.value
         )
         assert timing.audio_s > 0.5 and len(b"".join(heard)) == round(timing.audio_s * 48000)
+        kind = httpx.post(url, json={**body, "instructions": "Be kind."}, timeout=120, trust_env=False)
+        assert kind.status_code == 200 and "x-ignored-fields" not in kind.headers
+        assert any(kind.content) and kind.content != first.content
         running.wait_idle()

@@ -20,6 +20,7 @@ from gateway.host import Host, HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from llm_service.vocab import COSYVOICE2, llm_id_from_speech_id
 from servicekit.checkpoint_file import CheckpointDeclaration
@@ -152,11 +153,15 @@ def speech_deltas(count: int, per_delta: int = 1, finish_reason: str | None = "s
 
 
 def make_pipeline(
-    llm: FakeLLM, token2wav: FakeToken2Wav, voices: list[NamedVoice], settings: PipelineSettings | None = None
+    llm: FakeLLM,
+    token2wav: FakeToken2Wav,
+    voices: list[NamedVoice],
+    settings: PipelineSettings | None = None,
+    front_end: TextFrontEnd | None = None,
 ) -> SpeechPipeline:
     """Put a pipeline together from fakes."""
     speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
-    return SpeechPipeline(speaker, settings)
+    return SpeechPipeline(speaker, settings, front_end)
 
 
 class CharacterEncoder:

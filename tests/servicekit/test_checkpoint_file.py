@@ -49,6 +49,7 @@ def test_an_official_directory_needs_none(
     (tmp_path / "token2wav" / description).touch()
     found = find_declaration(tmp_path / part)
     assert (found.family, found.languages, found.tags) == (family, languages, None)
+    assert found.instruct == "endofprompt", "the LLM of all three takes instructions"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ def test_an_official_directory_needs_none(
         pytest.param('{"languages": ["en-US"]}', "en-US", id="a region"),
         pytest.param('{"languages": []}', "empty list", id="no language at all"),
         pytest.param('{"tags": ["breath"]}', "breath", id="no form of a tag"),
+        pytest.param('{"instruct": "prose"}', "endofprompt", id="no form of an instruction"),
     ],
 )
 def test_what_can_not_be_read_is_named(tmp_path: Path, text: str, word: str) -> None:
@@ -71,16 +73,17 @@ def test_what_can_not_be_read_is_named(tmp_path: Path, text: str, word: str) -> 
 
 def test_the_demo_voice_and_random_checkpoints_declare_themselves(tmp_path_factory: pytest.TempPathFactory) -> None:
     demo = find_declaration(demo_checkpoint(tmp_path_factory) / "llm")
-    assert (demo.name, demo.languages, demo.tags) == ("demo-voice", ("en",), ())
+    assert (demo.name, demo.languages, demo.tags, demo.instruct) == ("demo-voice", ("en",), (), None)
     made = read_declaration(random_checkpoint(tmp_path_factory) / "checkpoint.json")
     assert (made.family, made.languages) == ("step_audio2", None)
 
 
 def test_the_command_declares_and_keeps_what_it_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "declare", str(tmp_path), "--languages", "en,zh", "--name", "mine"]) == 0
-    assert main(["checkpoint", "declare", str(tmp_path), "--tags", "[breath],[sigh]"]) == 0
+    assert main(["checkpoint", "declare", str(tmp_path), "--tags", "[breath],[sigh]", "--instruct", "none"]) == 0
     found = read_declaration(tmp_path / "checkpoint.json")
     assert (found.name, found.languages, found.tags) == ("mine", ("en", "zh"), ("[breath]", "[sigh]"))
+    assert found.instruct is None
     assert main(["checkpoint", "declare", str(tmp_path), "--languages", "any", "--tags", "none"]) == 0
     found = read_declaration(tmp_path / "checkpoint.json")
     assert (found.languages, found.tags) == (None, ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect, Request
@@ -131,6 +131,14 @@ LANGUAGE_WARNING_KEY = "x-language-warning"
 def language_headers(result: SpeechResult) -> dict[str, str]:
     """Return the warning of an answer whose text is in a language that the checkpoint does not declare, if it is."""
     return {LANGUAGE_WARNING_KEY: language_warning(result.foreign)} if result.foreign else {}
+
+
+IGNORED_FIELDS_KEY = "x-ignored-fields"
+
+
+def ignored_headers(fields: Sequence[str]) -> dict[str, str]:
+    """Return the header that names what of a request changed nothing, if anything did not."""
+    return {IGNORED_FIELDS_KEY: ", ".join(fields)} if fields else {}
 
 
 logger = logging.getLogger(__name__)

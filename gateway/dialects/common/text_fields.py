@@ -12,6 +12,7 @@ from gateway.lexicons.forms import rules_of_mapping
 from gateway.text import Normalization, TextOptions
 from gateway.text.aliases import NO_PHONEMES
 from gateway.text.options import LexiconLocator
+from gateway.text.styles import Style
 
 _IPA = re.compile("[\u0250-\u02af\u02b0-\u02ff\u0300-\u036f\u1d00-\u1dbfæðøŋœθβχ]|\\{@?[A-Z]")
 """Letters that only phonetic alphabets have, and Riva's ARPABET in braces."""
@@ -37,6 +38,7 @@ def text_options_of(
     lexicons: LexiconFields | None,
     pronunciations: Mapping[str, str] | None,
     is_ssml: bool = False,
+    style: Style | None = None,
 ) -> TextOptions:
     """Make the options of a text out of a request's fields.
 
@@ -47,7 +49,8 @@ def text_options_of(
         LexiconLocator(each) if isinstance(each, str) else LexiconLocator(each.id, each.version)
         for each in lexicons or ()
     )
-    return TextOptions(language, normalization, is_ssml, rules_of_mapping(dict(pronunciations or {})), locators)
+    rules = rules_of_mapping(dict(pronunciations or {}))
+    return TextOptions(language, normalization, is_ssml, rules, locators, style)
 
 
 def is_ssml_document(text: str) -> bool:

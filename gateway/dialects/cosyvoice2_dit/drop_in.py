@@ -22,6 +22,8 @@ from gateway.core import AudioChunk, FloatArray, InlineVoice
 from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
 from gateway.errors import GatewayError, public_text, wire_status
 from gateway.speech.request import SpeechRequest
+from gateway.text import TextOptions
+from gateway.text.styles import style_of
 from token2wav_service.contract import DEFAULT_PRIORITY, ErrorCode, encode_error
 from token2wav_service.errors import InvalidRequestError
 from token2wav_service.python_backend.inputs import RequestInputs
@@ -34,6 +36,9 @@ CANCEL_POLL_INTERVAL_S = 0.05
 PRIORITY_PARAMETER = "priority_class"
 """Request parameter that names our scheduling class; the python backend does not show Triton's own priority."""
 SEED_PARAMETER = "seed"
+STYLE_PARAMETER = "style"
+"""How to speak; refused where the checkpoint takes no instructions, as a response has no place to say that it is not
+obeyed."""
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 _CANCELLED = encode_error(ErrorCode.CANCELLED, "the request was cancelled by its caller")
@@ -116,6 +121,7 @@ class RequestReader:
             voice=self._read_voice(inputs),
             seed=None if seed is None else _integer(seed, SEED_PARAMETER),
             priority=_integer(parameters.get(PRIORITY_PARAMETER, DEFAULT_PRIORITY), PRIORITY_PARAMETER),
+            text_options=TextOptions(style=style_of(style=str(parameters.get(STYLE_PARAMETER) or ""))),
         )
 
     def _read_voice(self, inputs: RequestInputs) -> str | InlineVoice:

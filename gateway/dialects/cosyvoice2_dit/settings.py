@@ -16,11 +16,13 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import plain_front_end
 from gateway.text.carry import CarryLimits
+from gateway.text.styles import StyleRule
 from gateway.token2wav.client import Token2WavClient
 from gateway.voices.registry import VoiceRegistry, load_voices
 from llm_service.config import LLMBackend
 from llm_service.prompt import load_text_encoder
 from llm_service.speech_bounds import load_speech_bounds
+from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,18 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
     try:
         settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
         speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, named), settings)
-        yield SpeechPipeline(speaker, settings, plain_front_end(bounds.segment_letters))
+        styles = StyleRule(_declaration(config).instruct is not None, refuses=True)
+        yield SpeechPipeline(speaker, settings, plain_front_end(bounds.segment_letters, styles))
     finally:
         await llm.close()
         await token2wav.close()
+
+
+def _declaration(config: DropInConfig) -> CheckpointDeclaration:
+    try:
+        return find_declaration(config.llm_tokenizer_dir)
+    except CheckpointFileError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _bound(text: str) -> int | None:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, language_headers, read_body
+from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, language_headers, read_body
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
     LexiconLocatorFields,
@@ -40,6 +40,8 @@ class SpeechBody(BaseModel):
     model_config = ConfigDict(title="ElevenLabsSpeechBody", use_attribute_docstrings=True)
     text: str
     """The text; at most 100,000 characters (`--max-text-characters`)."""
+    model_id: str | None = None
+    """Of any name; `eleven_v3` has audio tags such as `[whispers]` in the text obeyed."""
     language_code: str | None = None
     """BCP 47 tag such as `en` or `zh-CN`; by default it is guessed from the text."""
     apply_text_normalization: str | None = None
@@ -125,6 +127,7 @@ class SpeechEndpoint:
         media_type = self._media_type or order.output.audio_format.media_type
         headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
         host = self._host()
+        headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, body.text))
         return StreamedAnswer(
             self._make(host, order),
             headers,

@@ -1,7 +1,7 @@
 """What ElevenLabs' protocols put on the wire: options of the URL, messages in and out, errors. Pure.
 
-Fields that have no meaning here (model, stability of the voice, logging, ...) are taken and
-left alone: clients send them on their own.
+Fields that have no meaning here (stability of the voice, logging, ...) are taken and left alone: clients send them on
+their own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _MAX_CONTEXT_ID = 256
 _MAX_SCHEDULE = 64
 _MAX_BUFFERED_CHARACTERS = 500
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_MODELS_WITH_AUDIO_TAGS = "eleven_v3"
+"""How the names of ElevenLabs' models begin that read audio tags; others speak them."""
 _NORMALIZATIONS = {"auto": Normalization.ON, "on": Normalization.ON, "off": Normalization.OFF}
 
 
@@ -189,7 +191,12 @@ def parse_speech_options(fields: Mapping[str, Any]) -> SpeechOptions:
     language = fields.get("language_code") or None
     return SpeechOptions(
         parse_elevenlabs_format(fields.get("output_format") or DEFAULT_ELEVENLABS_FORMAT),
-        TextOptions(language, _NORMALIZATIONS[normalization], is_ssml=_boolean(fields, "enable_ssml_parsing")),
+        TextOptions(
+            language,
+            _NORMALIZATIONS[normalization],
+            is_ssml=_boolean(fields, "enable_ssml_parsing"),
+            has_audio_tags=str(fields.get("model_id") or "").startswith(_MODELS_WITH_AUDIO_TAGS),
+        ),
         _seed(fields.get("seed")),
     )
 

@@ -16,7 +16,7 @@ from riva.proto import riva_tts_pb2
 
 from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
-from gateway.dialects.common.answers import sent
+from gateway.dialects.common.answers import ignored_headers, sent
 from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaOrder, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.host import Host
@@ -58,6 +58,7 @@ class RivaServicer:
         """
         order = read_request(request, self._has_voice)
         asked = order.speech.within(context.time_remaining())
+        await _tell_ignored(self._host, order, context)
         result, answer = SpeechResult(), _Answer(request, order)
         audio, words = bytearray(), list[WordTime]()
         async with TurnEncoder(order.output, self._host.executor) as encoder:
@@ -118,6 +119,8 @@ class _OnlineCall:
 
     async def speak(self, request: Request, order: RivaOrder) -> None:
         """Speak one text to its end."""
+        if self._before is None:
+            await _tell_ignored(self._host, order, self._context)
         encoder = await self._encoder_for(order)
         asked = order.speech.within(self._context.time_remaining())
         result, answer = self._continued(order.speech), _Answer(request, order)
@@ -166,6 +169,12 @@ class _OnlineCall:
         if self._before is None or self._before[0].voice != speech.voice:
             return SpeechResult()
         return SpeechResult(carry=self._before[1].carry)
+
+
+async def _tell_ignored(host: Host, order: RivaOrder, context: Any) -> None:
+    """Name what of a request changes nothing, in the metadata before its first answer."""
+    if ignored := host.pipeline.front_end.ignored(order.speech.text_options):
+        await context.send_initial_metadata(tuple(ignored_headers(ignored).items()))
 
 
 class _Answer:

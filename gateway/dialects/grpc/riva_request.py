@@ -15,6 +15,7 @@ from gateway.dialects.common.text_fields import is_ssml_document, text_options_o
 from gateway.errors import UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
 from gateway.text import Normalization
+from gateway.text.styles import Style, style_of
 from gateway.voices.draft import prompt_voice, wav_of_pcm16
 from gateway.voices.profile import DEFAULT_VOICE
 from gateway.voices.recordings import container_of
@@ -25,6 +26,14 @@ MODEL_NAME = "cosydit"
 _CLIENTS_LANGUAGE = "en-US"
 """What clients send whose users did not say a language."""
 _NOT_LATIN_LETTER = re.compile("[^\\W\\d_\u0000-\u024f\u1e00-\u1eff]")
+_EMOTIONS = {
+    **{name: name for name in ("angry", "calm", "disgusted", "fearful", "happy", "sad")},
+    "neutral": "",
+    "disgust": "disgusted",
+    "pleasantsurprise": "surprised",
+    "pleasantsurprised": "surprised",
+}
+"""What the names of Riva's voices end in, as in `Magpie-Multilingual.EN-US.Aria.Happy`, and the style that it means."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # RIFF or RF64 (WAV), FLAC, Ogg, MP3 with and without tags.
 _FILE_BEGINS = re.compile(rb"RIFF|RF64|fLaC|OggS|ID3|\xff[\xe0-\xff]", re.DOTALL)
@@ -54,28 +63,43 @@ def read_request(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVo
     if request.custom_configuration:
         got = f"custom_configuration has {len(request.custom_configuration)} settings, this model has none"
         raise UnsupportedOptionError(f"{got}; leave it out", param="custom_configuration")
+    voice, style = _read_voice(request, has_voice)
     speech = SpeechRequest(
         request.text,
-        _read_voice(request, has_voice),
+        voice,
         text_options=text_options_of(
             _language(request),
             Normalization.ON,
             None,
             words_of_riva(request.custom_dictionary),
             is_ssml_document(request.text),
+            style,
         ),
         request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
     )
     return RivaOrder(speech, _read_format(request), request.enable_word_time_offsets)
 
 
-def _read_voice(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoice) -> str | InlineVoice:
+def _read_voice(
+    request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoice
+) -> tuple[str | InlineVoice, Style | None]:
+    """Return the voice, and the emotion that its name ends in."""
+    name, emotion = _parted(request.voice_name, has_voice)
+    style = style_of(voice_name=emotion)
     if request.HasField("zero_shot_data"):
-        return _read_prompt(request.zero_shot_data)
-    name, prefix = request.voice_name, f"{MODEL_NAME}."
+        return _read_prompt(request.zero_shot_data), style
+    prefix = f"{MODEL_NAME}."
     if name.startswith(prefix) and not has_voice(name):
-        return name.removeprefix(prefix)
-    return name or DEFAULT_VOICE
+        name = name.removeprefix(prefix)
+    return (DEFAULT_VOICE if name in ("", MODEL_NAME) and not has_voice(name) else name), style
+
+
+def _parted(name: str, has_voice: HasVoice) -> tuple[str, str]:
+    """Part the name of a voice from that of an emotion behind it; a voice of the whole name goes before."""
+    voice, _, emotion = name.rpartition(".")
+    if has_voice(name) or emotion.lower() not in _EMOTIONS:
+        return name, ""
+    return voice, _EMOTIONS[emotion.lower()]
 
 
 def _read_prompt(prompt: riva_tts_pb2.ZeroShotData) -> InlineVoice:

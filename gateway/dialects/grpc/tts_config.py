@@ -14,6 +14,7 @@ from gateway.dialects.common.text_fields import LexiconObject, text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, draw_seed
 from gateway.text import Normalization, TextOptions
+from gateway.text.styles import style_of
 from gateway.voices.draft import prompt_voice
 from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ
@@ -101,7 +102,10 @@ def _read_format(asked: speech_pb2.AudioFormat) -> OutputFormat:
 def _read_text_options(config: speech_pb2.SpeechConfig) -> TextOptions:
     lexicons = [LexiconObject(id=each.id, version=each.version or None) for each in config.lexicons]
     normalization = _read_normalization(config.text_normalization)
-    return text_options_of(config.language_code or None, normalization, lexicons, config.pronunciations, config.ssml)
+    style = style_of(style=config.style)
+    return text_options_of(
+        config.language_code or None, normalization, lexicons, config.pronunciations, config.ssml, style
+    )
 
 
 def _read_normalization(value: int) -> Normalization:

@@ -131,7 +131,10 @@ class _Answer:
         ):
             assert order.speech.seed is not None
             started = speech_pb2.SpeechStarted(
-                request_id=order.speech.request_id, seed=order.speech.seed, audio_format=order.format_message
+                request_id=order.speech.request_id,
+                seed=order.speech.seed,
+                audio_format=order.format_message,
+                ignored_fields=self._host.pipeline.front_end.ignored(order.speech.text_options),
             )
             await self._write(started=started)
             async for frame in frames:

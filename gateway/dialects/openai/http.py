@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, language_headers, read_body
+from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, language_headers, read_body
 from gateway.dialects.openai.errors import error_response, model_not_found
 from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
 from gateway.dialects.openai.speech import audio_events, bare_audio
@@ -69,7 +69,8 @@ def model_routes(host: Callable[[], Host]) -> list[BaseRoute]:
         tags = INLINE_TAGS if declared.tags is None else declared.tags
         facts: dict[str, Any] = {"id": MODEL_ID, "object": "model", "created": created, "owned_by": MODEL_ID}
         facts |= {"name": declared.name, "family": declared.family}
-        return facts | {"languages": declared.languages, "tags": tags}
+        facts |= {"languages": declared.languages, "tags": tags}
+        return facts | {"instruct": declared.instruct, "phonemes": declared.phonemes}
 
     async def list_models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [model()]})
@@ -114,7 +115,7 @@ class SpeechEndpoint:
         result = SpeechResult()
         return StreamedAnswer(
             make(host, order, result),
-            _headers(order),
+            _headers(order, host),
             lambda error: error_response(error, request_id),
             request_id,
             host.limits.reader_timeout_s,
@@ -122,7 +123,7 @@ class SpeechEndpoint:
         )
 
 
-def _headers(order: SpeechOrder) -> dict[str, str]:
+def _headers(order: SpeechOrder, host: Host) -> dict[str, str]:
     is_sse = order.stream_format is StreamFormat.SSE
     headers = {
         "content-type": _EVENT_STREAM if is_sse else order.output.audio_format.media_type,
@@ -132,9 +133,8 @@ def _headers(order: SpeechOrder) -> dict[str, str]:
         "cache-control": "no-store",
         "x-accel-buffering": "no",  # nginx in between would wait for 8 KiB
     }
-    if order.ignored_fields:
-        headers["x-ignored-fields"] = ", ".join(order.ignored_fields)
-    return headers
+    ignored = (*host.pipeline.front_end.ignored(order.speech.text_options), *order.ignored_fields)
+    return headers | ignored_headers(ignored)
 
 
 def _request_id(request: Request) -> str:

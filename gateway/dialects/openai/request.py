@@ -1,7 +1,6 @@
 """Reads the body of POST /v1/audio/speech: what its fields may be, and what they mean to the pipeline. Pure.
 
-Fields that this server has no use for are accepted and reported: clients send their own beside OpenAI's, and the
-examples of OpenAI's documentation send `instructions`, which the model can't follow.
+Fields that this server has no use for are accepted and reported, as clients send their own beside OpenAI's.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from gateway.dialects.common.text_fields import LexiconObject, text_options_of
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest, decode_text, draw_seed
 from gateway.text import Normalization, TextOptions
+from gateway.text.styles import style_of
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class SpeechBody(BaseModel):
     stream_format: str | None = None
     """`audio` (default): the bytes as they are; `sse`: in server-sent events."""
     instructions: str | None = None
-    """Taken and left alone: the model has no ear for it. `x-ignored-fields` names it."""
+    """How to speak, 1000 characters at most. Where the checkpoint takes none, `x-ignored-fields` names it, or it is
+    refused (`--unsupported-style`)."""
     seed: int | None = None
     """0 to 2**63-1: the same seed and text give the same speech. By default it is drawn; `x-seed` tells it."""
     priority: int | None = None
@@ -84,6 +85,8 @@ class SpeechBody(BaseModel):
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str | LexiconObject] | None = None
     """Pronunciation dictionaries by id or name, or `{"id": ..., "version": ...}`; applied in order, 8 at most."""
+    style: str | None = None
+    """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class SpeechOrder:
     speed: float
     stream_format: StreamFormat
     ignored_fields: tuple[str, ...]
-    """Names of fields that change nothing; fit for a header."""
+    """Names of fields that no checkpoint has a use for; fit for a header."""
 
 
 def default_format(available: Collection[AudioFormat]) -> AudioFormat:
@@ -142,7 +145,8 @@ def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder
 
 def _text_options(body: SpeechBody) -> TextOptions:
     normalization = Normalization.OFF if body.normalize is False else Normalization.ON
-    return text_options_of(body.language, normalization, body.lexicons, body.pronunciations, body.ssml is True)
+    style = style_of(instructions=body.instructions, style=body.style)
+    return text_options_of(body.language, normalization, body.lexicons, body.pronunciations, body.ssml is True, style)
 
 
 def _read_stream_format(name: str | None) -> StreamFormat:
@@ -155,8 +159,7 @@ def _read_stream_format(name: str | None) -> StreamFormat:
 
 
 def _ignored_fields(body: SpeechBody) -> tuple[str, ...]:
-    names = ["instructions"] if body.instructions else []
-    names += [name for name in body.model_extra or {} if _FIELD_NAME.fullmatch(name)]
+    names = [name for name in body.model_extra or {} if _FIELD_NAME.fullmatch(name)]
     return tuple(names[:_MAX_NAMED_FIELDS])
 
 

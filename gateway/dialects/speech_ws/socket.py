@@ -115,7 +115,10 @@ class SpeechSocket:
         self._host.pipeline.front_end.check(config.text_options)
         open_encoder(config.output, config.speed).close()
         self._config = config
-        await self._socket.send({"type": "session.configured", "session_id": self._session_id, **config.description})
+        told: dict[str, Any] = {"type": "session.configured", "session_id": self._session_id, **config.description}
+        if ignored := self._host.pipeline.front_end.ignored(config.text_options):
+            told["ignored_fields"] = ignored
+        await self._socket.send(told)
 
     def _take(self, text: object) -> None:
         if not isinstance(text, str):

@@ -28,6 +28,7 @@ from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, Normalization, TextOptions
 from gateway.text.splitter import CutBounds, SplitSettings
+from gateway.text.styles import style_of
 from gateway.voices.draft import prompt_voice
 from gateway.voices.profile import DEFAULT_VOICE
 
@@ -91,7 +92,8 @@ class ConfigFields(BaseModel):
     language: str | None = None
     """A BCP 47 tag, or a name such as `English`; `auto` (default): guessed from the text."""
     instructions: str | None = None
-    """Refused unless empty: the model can't follow it."""
+    """How to speak, 1000 characters at most. Where the checkpoint takes none, `session.configured` names it in
+    `ignored_fields`, or it is refused (`--unsupported-style`)."""
     ref_audio: str | None = None
     """A voice for this session only: an audio file as base64 or as a `data:` URL; addresses are refused."""
     ref_text: str | None = None
@@ -106,6 +108,8 @@ class ConfigFields(BaseModel):
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str | LexiconObject] | None = None
     """Pronunciation dictionaries by id or name, or `{"id": ..., "version": ...}`; applied in order, 8 at most."""
+    style: str | None = None
+    """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,12 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
         has_word_times=fields.word_timestamps,
         granularity=fields.split_granularity or Granularity.SENTENCE,
         text_options=text_options_of(
-            _language(fields.language), Normalization.ON, fields.lexicons, fields.pronunciations, fields.ssml
+            _language(fields.language),
+            Normalization.ON,
+            fields.lexicons,
+            fields.pronunciations,
+            fields.ssml,
+            style_of(instructions=fields.instructions, style=fields.style),
         ),
         seed=fields.seed,
     )
@@ -183,8 +192,6 @@ def word_times(characters: tuple[CharacterTime, ...], began_s: float, speed: flo
 
 
 def _check(fields: ConfigFields) -> None:
-    if fields.instructions:
-        raise UnsupportedOptionError("instructions are not supported; leave them out", param="instructions")
     is_pcm = fields.response_format in (None, AudioFormat.PCM.value)
     if fields.stream_audio and not is_pcm:
         got = f"got response_format {fields.response_format!r} with stream_audio"

@@ -32,6 +32,7 @@ from gateway.host import (
     DEFAULT_SEND_TIMEOUT_S,
     HostLimits,
 )
+from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, make_host, make_pipeline
@@ -93,6 +94,11 @@ class Client:
         assert isinstance(message, dict)
         return message
 
+    async def receive_any(self) -> dict[str, Any]:
+        """Receive a message; of one that is audio only, say that it is."""
+        message = await asyncio.wait_for(self.connection.recv(), PATIENCE_S)
+        return {"type": "audio"} if isinstance(message, bytes) else dict(json.loads(message))
+
     async def until_final(self, *context_ids: str | None) -> dict[str | None, list[dict[str, Any]]]:
         """Receive until every context has ended; return each one's messages."""
         heard: dict[str | None, list[dict[str, Any]]] = {context_id: [] for context_id in context_ids}
@@ -135,9 +141,10 @@ async def opened_door(
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
     send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,
+    front_end: TextFrontEnd | None = None,
 ) -> AsyncIterator[Door]:
     """Start the server and stop it again."""
-    pipeline = make_pipeline(llm, token2wav, voices)
+    pipeline = make_pipeline(llm, token2wav, voices, front_end=front_end)
     limits = HostLimits(
         run_ahead_s=run_ahead_s,
         reader_timeout_s=reader_timeout_s,

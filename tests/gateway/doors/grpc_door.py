@@ -18,6 +18,7 @@ from gateway.host import HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
+from gateway.text import TextFrontEnd
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 from tests.gateway.fakes import UNPACED, FakeLLM, FakeToken2Wav, make_host
@@ -60,11 +61,12 @@ async def opened_grpc(
     settings: GrpcSettings = ANY_PORT,
     clock: Clock | None = None,
     limits: HostLimits = UNPACED,
+    front_end: TextFrontEnd | None = None,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; nothing may be left running behind it."""
     clock = clock or SystemClock()
     registry = VoiceRegistry(token2wav, voices)
-    pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=clock))
+    pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=clock), front_end=front_end)
     readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
     with ThreadPoolExecutor(1) as executor:
         host = make_host(pipeline, registry, executor, readiness=readiness, clock=clock, limits=limits)

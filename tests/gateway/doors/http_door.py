@@ -17,7 +17,7 @@ from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
-from gateway.text import load_text_front_end
+from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NO_ALIASES, NamedVoice, VoiceAliases, VoiceRegistry
 from gateway.voices.store import VoiceStore
 from servicekit.checkpoint_file import CheckpointDeclaration
@@ -67,9 +67,11 @@ async def opened_door(
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S,
     declaration: CheckpointDeclaration | None = None,
     settings: PipelineSettings | None = None,
+    front_end: TextFrontEnd | None = None,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; with a declaration, texts are normalised and their languages told."""
-    front_end = load_text_front_end(None, declaration) if declaration is not None else None
+    if front_end is None and declaration is not None:
+        front_end = load_text_front_end(None, declaration)
 
     @asynccontextmanager
     async def open_host() -> AsyncIterator[Host]:

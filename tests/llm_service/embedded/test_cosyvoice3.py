@@ -12,6 +12,7 @@ from gateway.core import Sampling, Utterance
 from gateway.errors import LLMProtocolError
 from gateway.llm.wire import LLMWire, PromptForm
 from llm_service.checkpoint import make_random_llm
+from llm_service.config import LLMBackend
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.prompts import PromptReader
@@ -30,6 +31,7 @@ from llm_service.vocab import (
     COSYVOICE3,
     SPEECH_TOKEN_COUNT,
     SpeechTokenTextParser,
+    SpeechVocabulary,
     vocabulary_of_ids,
     vocabulary_of_table,
 )
@@ -85,6 +87,32 @@ def test_an_instruction_stands_before_every_text(llm_dir: Path) -> None:
     assert user["content"] == f"{INSTRUCTION}<|endofprompt|>Hi.there"
     messages = [ChatMessage(role="user", content=user["content"]), ChatMessage(role="assistant", content="<|s_5|>")]
     assert list(PromptReader(llm_dir).from_chat(messages)) == expected
+
+
+@pytest.mark.parametrize("vocabulary", [COSYVOICE2, COSYVOICE3], ids=lambda each: each.name)
+@pytest.mark.parametrize("backend", [LLMBackend.EMBEDDED, LLMBackend.VLLM])
+def test_an_instruction_of_the_caller_s_stands_behind_the_family_s(
+    tmp_path: Path, vocabulary: SpeechVocabulary, backend: LLMBackend
+) -> None:
+    make_random_llm(tmp_path, seed=3, vocabulary=vocabulary)
+    encoder, before = load_text_encoder(tmp_path), "" if vocabulary is COSYVOICE2 else f"{INSTRUCTION} "
+    spoken = [*encoder.encode(f"{before}Be kind."), 151646, *encoder.encode("Hi.")]
+    expected = (vocabulary.sos_id, *spoken, vocabulary.task_id, vocabulary.first_id + 5)
+    utterance = Utterance("Hi. ", "", (5,), instruction=" Be kind.")
+    assert LLMWire(encoder).token_prompt(utterance).token_ids == expected
+    chat = LLMWire(encoder, backend, PromptForm.CHAT).request(utterance, Sampling(), 1, "m").body["messages"]
+    if backend is LLMBackend.EMBEDDED:
+        messages = [ChatMessage(**message) for message in chat]
+        assert PromptReader(tmp_path).from_chat(messages) == expected
+    else:
+        content = {"role": "user", "content": f"{before}Be kind.<|endofprompt|>Hi."}
+        assert chat == [content, {"role": "assistant", "content": "<|s_5|>"}]
+
+
+def test_the_bound_of_an_instructed_answer_knows_no_pace(llm_dir: Path) -> None:
+    wire = LLMWire(load_text_encoder(llm_dir))
+    plain, slow = Utterance("Hello there.", "", ()), Utterance("Hello there.", "", (), instruction="Be slow.")
+    assert wire.token_prompt(plain).bounds.max_tokens < wire.token_prompt(slow).bounds.max_tokens == 12 * 20
 
 
 def test_a_text_can_not_bring_a_tag_of_its_own(llm_dir: Path) -> None:

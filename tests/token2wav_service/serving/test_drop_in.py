@@ -16,8 +16,10 @@ import pytest
 
 from gateway.core import AudioChunk, InlineVoice
 from gateway.dialects.cosyvoice2_dit import drop_in
-from gateway.errors import GatewayError, LLMUnavailableError, TextTooLongError
+from gateway.errors import GatewayError, LLMUnavailableError, TextTooLongError, UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
+from gateway.text import WHOLE_TEXT, TextOptions, plain_front_end
+from gateway.text.styles import Style, StyleRule
 from tests import ROOT
 from tests.token2wav_service.serving.fakes import FakePbUtils, FakeRequest
 
@@ -128,6 +130,20 @@ def test_priority_class_and_seed_reach_the_pipeline(harness: Harness) -> None:
     harness.ask(speech_request({"priority_class": 2, "seed": "17"}))
     (request,) = harness.pipeline.requests
     assert (request.priority, request.seed) == (2, 17)
+
+
+def test_a_style_reaches_the_pipeline(harness: Harness) -> None:
+    harness.ask(speech_request({"style": "happy"}))
+    harness.ask(speech_request())
+    asked, plain = (request.text_options.style for request in harness.pipeline.requests)
+    assert asked is not None and (asked.words, plain) == ("happy", None)
+
+
+def test_a_style_is_refused_where_the_checkpoint_takes_none() -> None:
+    options = TextOptions(style=Style("happy"))
+    plain_front_end(styles=StyleRule(is_declared=True, refuses=True)).open(options, WHOLE_TEXT)
+    with pytest.raises(UnsupportedOptionError, match="got style, but this checkpoint takes no instructions"):
+        plain_front_end(styles=StyleRule(refuses=True)).open(options, WHOLE_TEXT)
 
 
 def test_a_cancelled_request_stops_the_work(harness: Harness) -> None:

@@ -11,6 +11,7 @@ from gateway.audio import AudioFormat
 from gateway.dialects.openai.request import SpeechOrder, StreamFormat, default_format, read_order
 from gateway.errors import InvalidRequestError
 from gateway.text import Normalization
+from gateway.text.styles import Style
 
 
 def order_of(default: AudioFormat = AudioFormat.MP3, **fields: object) -> SpeechOrder:
@@ -36,6 +37,7 @@ def test_null_means_left_out() -> None:
         "priority",
         "language",
         "normalize",
+        "style",
     ]
     given, bare = order_of(**dict.fromkeys(optional)), order_of()
 
@@ -57,7 +59,8 @@ def test_a_voice_may_be_an_object() -> None:
 def test_fields_without_effect_are_named() -> None:
     order = order_of(instructions="Whisper.", x_seed=1, extra={"a": [1]})
 
-    assert order.ignored_fields == ("instructions", "x_seed", "extra")
+    assert order.ignored_fields == ("x_seed", "extra")
+    assert order.speech.text_options.style == Style("Whisper.", "instructions")
 
 
 def test_names_that_no_header_can_carry_are_left_out() -> None:

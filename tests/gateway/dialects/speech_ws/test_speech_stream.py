@@ -211,7 +211,7 @@ async def test_a_failure_is_told_and_the_connection_goes_on(voices: Voices) -> N
         pytest.param({"type": "session.config", "response_format": "ogg"}, "response_format", id="format"),
         pytest.param({"type": "session.config", "stream_audio": True, "response_format": "mp3"}, "pcm", id="streamed"),
         pytest.param({"type": "session.config", "word_timestamps": True}, "stream_audio", id="word times"),
-        pytest.param({"type": "session.config", "instructions": "sing"}, "instructions", id="instructions"),
+        pytest.param({"type": "session.config", "instructions": "sing", "style": "a"}, "instructions", id="styles"),
         pytest.param({"type": "session.config", "speed": 9}, "speed", id="speed"),
         pytest.param({"type": "session.config", "seed": -1}, "seed", id="seed"),
         pytest.param({"type": "session.config", "language": "?"}, "language", id="language"),

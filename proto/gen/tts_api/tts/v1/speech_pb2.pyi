@@ -48,7 +48,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class SpeechConfig(_message.Message):
-    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s", "lexicons", "pronunciations", "ssml")
+    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s", "lexicons", "pronunciations", "ssml", "style")
     class PronunciationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class SpeechConfig(_message.Message):
     LEXICONS_FIELD_NUMBER: _ClassVar[int]
     PRONUNCIATIONS_FIELD_NUMBER: _ClassVar[int]
     SSML_FIELD_NUMBER: _ClassVar[int]
+    STYLE_FIELD_NUMBER: _ClassVar[int]
     voice: Voice
     audio_format: AudioFormat
     speed: float
@@ -80,7 +81,8 @@ class SpeechConfig(_message.Message):
     lexicons: _containers.RepeatedCompositeFieldContainer[Lexicon]
     pronunciations: _containers.ScalarMap[str, str]
     ssml: bool
-    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ..., lexicons: _Optional[_Iterable[_Union[Lexicon, _Mapping]]] = ..., pronunciations: _Optional[_Mapping[str, str]] = ..., ssml: bool = ...) -> None: ...
+    style: str
+    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ..., lexicons: _Optional[_Iterable[_Union[Lexicon, _Mapping]]] = ..., pronunciations: _Optional[_Mapping[str, str]] = ..., ssml: bool = ..., style: _Optional[str] = ...) -> None: ...
 
 class Lexicon(_message.Message):
     __slots__ = ("id", "version")
@@ -117,14 +119,16 @@ class AudioFormat(_message.Message):
     def __init__(self, encoding: _Optional[_Union[AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., bit_rate_kbps: _Optional[int] = ...) -> None: ...
 
 class SpeechStarted(_message.Message):
-    __slots__ = ("request_id", "seed", "audio_format")
+    __slots__ = ("request_id", "seed", "audio_format", "ignored_fields")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     audio_format: AudioFormat
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ...) -> None: ...
+    ignored_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., ignored_fields: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SpeechAudio(_message.Message):
     __slots__ = ("content", "end_s", "characters", "is_turn_end")
