@@ -75,13 +75,13 @@ async def open_gateway(
         ConfigError: the gateway can't work with a directory or value of `config`.
     """
     clock = clock or SystemClock()
-    encoder = load_text_encoder(config.tokenizer_dir)
+    declaration = _declaration(config)
+    encoder = load_text_encoder(config.tokenizer_dir, declaration)
     routes = _open_routes(config, _llm_wire(config, encoder), clock)
     access = access or open_access(config.access, clock)
     lexicons = open_lexicons(config.lexicons, access.key_of_call)
     voices = _open_voices(config, routes.token2wav, clock, access)
     gate = Gate(routes.llm, routes.token2wav, clock, lambda: (current_caller() or OURSELVES).name)
-    declaration = _declaration(config)
     pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)
     readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice)
     try:

@@ -29,8 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_service.qwen2 import Qwen2Shape, qwen2_config
+from llm_service.tags import PHONEME_TOKENS
 from llm_service.vocab import (
     COSYVOICE2,
+    COSYVOICE3,
     ENDOFTEXT_ID,
     INLINE_TAGS,
     SPEECH_TOKEN_COUNT,
@@ -119,9 +121,15 @@ def generation_config(vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, An
     }
 
 
+def text_tokens(vocabulary: SpeechVocabulary = COSYVOICE2) -> tuple[str, ...]:
+    """Return the special tokens of a family's text tokenizer, in the order of their ids."""
+    more = ("<|endofsystem|>", *PHONEME_TOKENS) if vocabulary is COSYVOICE3 else ()
+    return (ENDOFTEXT, *INLINE_TOKENS, *more)
+
+
 def special_ids(vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, int]:
-    """Return the ids of the tokens that are not plain text; of a family's own text tags only those of CosyVoice2."""
-    ids = {token: ENDOFTEXT_ID + index for index, token in enumerate((ENDOFTEXT, *INLINE_TOKENS))}
+    """Return the ids of the tokens that are not plain text."""
+    ids = {token: ENDOFTEXT_ID + index for index, token in enumerate(text_tokens(vocabulary))}
     ids |= {speech_token_text(index): vocabulary.llm_id(index) for index in range(SPEECH_TOKEN_COUNT)}
     return ids | vocabulary.control_ids
 
@@ -142,7 +150,7 @@ def special_tokens_map(vocabulary: SpeechVocabulary = COSYVOICE2) -> dict[str, A
     return {
         "eos_token": vocabulary.eos_token,
         "pad_token": ENDOFTEXT,
-        "additional_special_tokens": list(INLINE_TOKENS),
+        "additional_special_tokens": list(text_tokens(vocabulary)[1:]),
     }
 
 

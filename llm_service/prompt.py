@@ -122,8 +122,18 @@ def build_chat_messages(
     prompt_speech_tokens: Sequence[int],
     vocabulary: SpeechVocabulary = COSYVOICE2,
     instruction: str = "",
+    spells_protected: Callable[[str], bool] = contains_protected_token,
 ) -> list[dict[str, str]]:
     """Build the chat form, for servers that take no token ids; the server's chat template adds sos and task_id.
+
+    Args:
+        prompt_text: see `build_prompt`.
+        target_text: see `build_prompt`.
+        prompt_speech_tokens: see `build_prompt`.
+        vocabulary: see `build_prompt`.
+        instruction: see `build_prompt`.
+        spells_protected: tells whether the server would take a part of a text for a token that no text may become;
+            `TextEncoder.spells_protected`.
 
     Raises:
         EmptyTextError: the target text is blank.
@@ -133,8 +143,8 @@ def build_chat_messages(
     prompt_text, target_text = _as_spoken(prompt_text), _as_spoken(target_text)
     if not target_text:
         raise EmptyTextError("the target text is empty; send at least one word")
-    if contains_protected_token(prompt_text + target_text) or contains_protected_token(instruction):
-        raise UnsafeTextError("the text spells a control token of the form <|...|>; remove it")
+    if spells_protected(prompt_text + target_text) or spells_protected(instruction):
+        raise UnsafeTextError("the text spells a control token of the form <|...|> or an undeclared tag; remove it")
     messages = [{"role": "user", "content": chat_prefix(vocabulary, instruction) + prompt_text + target_text}]
     if prompt_speech_tokens:
         messages.append({"role": "assistant", "content": format_speech_tokens(map(int, prompt_speech_tokens))})

@@ -1,19 +1,22 @@
 """Encodes a user's text so that it can't become anything but text.
 
-Wraps a tokenizer directory through the `tokenizers` library. Control and speech tokens spelled in a text are encoded as
-plain characters; the text tokenizer's inline tags (`[breath]`, `<laughter>`, `<strong>`, ...) keep their ids. Knows
-nothing of prompts or models; imports no torch and no transformers.
+Wraps a tokenizer directory through the `tokenizers` library. Of the tokenizer's own tokens beside plain text, only the
+tags that the checkpoint declares (`[breath]`, `<laughter>`, `<strong>`, ...) keep their ids; all others, control and
+speech tokens among them, are encoded as the characters that they are spelled with. Knows nothing of prompts or models;
+imports no torch and no transformers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from llm_service.errors import CheckpointError, UnsafeTextError, VocabularyError
+from llm_service.tags import acting_tags
 from llm_service.vocab import (
     CONTROL_TOKENS,
     COSYVOICE2,
@@ -23,19 +26,35 @@ from llm_service.vocab import (
     speech_token_text,
     vocabulary_of_ids,
 )
+from servicekit.checkpoint_file import CheckpointDeclaration, CheckpointFileError, find_declaration
 
 TOKENIZER_FILE = "tokenizer.json"
+_SPEECH_TOKEN = re.compile(r"<\|s_\d+\|>")
 
 
 class TextEncoder:
     """Text to LLM ids, all of them below the speech tokens and none a control token."""
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: SpeechVocabulary = COSYVOICE2) -> None:
-        """Wrap a tokenizer whose special flags say what is protected; use `load_text_encoder`."""
+    def __init__(
+        self, tokenizer: Tokenizer, vocabulary: SpeechVocabulary = COSYVOICE2, protected: Collection[str] = ()
+    ) -> None:
+        """Wrap a tokenizer whose special flags say what is protected; use `load_text_encoder`.
+
+        Args:
+            tokenizer: encodes.
+            vocabulary: its numbering.
+            protected: the tokens that no text may become, beside the speech tokens.
+        """
         self._tokenizer = tokenizer
         self.vocabulary = vocabulary
-        ids = (tokenizer.token_to_id(token) for token in CONTROL_TOKENS)
+        protected = {*CONTROL_TOKENS, *protected}
+        ids = (tokenizer.token_to_id(token) for token in protected)
         self._protected_ids = frozenset(token_id for token_id in ids if token_id is not None)
+        self._protected = re.compile("|".join(map(re.escape, sorted(protected))))
+
+    def spells_protected(self, text: str) -> bool:
+        """Tell whether a text spells a token that no text may become; other servers' tokenizers would make it one."""
+        return contains_protected_token(text) or self._protected.search(text) is not None
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; spelled control or speech tokens become plain characters.
@@ -62,27 +81,34 @@ class TextEncoder:
         for token_id in ids:
             if token_id >= self.vocabulary.first_id or token_id in self._protected_ids:
                 raise UnsafeTextError(
-                    f"the text encodes to control token {token_id}; remove markup of the form <|...|>"
+                    f"the text encodes to control token {token_id}; remove markup of the form <|...|> or [...]"
                 )
         return ids
 
 
-def load_text_encoder(tokenizer_dir: Path) -> TextEncoder:
+def load_text_encoder(tokenizer_dir: Path, declaration: CheckpointDeclaration | None = None) -> TextEncoder:
     """Load `tokenizer.json` from a directory and find out, by its numbering, whose it is.
 
+    Args:
+        tokenizer_dir: of the LLM.
+        declaration: says which tags act; None: what `find_declaration` finds there.
+
     Raises:
-        CheckpointError: the file is missing or unreadable, or numbers a token otherwise than `vocab` says.
+        CheckpointError: the file is missing or unreadable, or numbers a token otherwise than `vocab` says; or what the
+            checkpoint declares can't be read.
     """
     description = _read_description(tokenizer_dir)
+    tags = frozenset(acting_tags(declaration or _found_declaration(tokenizer_dir)))
     for token in description.get("added_tokens", []):
-        token["special"] = contains_protected_token(str(token["content"]))
+        token["special"] = str(token["content"]) not in tags
     try:
         tokenizer = Tokenizer.from_str(json.dumps(description))
     except Exception as err:  # the library raises bare Exception
         raise CheckpointError(f"{tokenizer_dir / TOKENIZER_FILE} is no tokenizer: {err}") from err
     vocabulary = check_numbering(tokenizer, tokenizer_dir)
     tokenizer.encode_special_tokens = True  # special tokens spelled in a text are text
-    return TextEncoder(tokenizer, vocabulary)
+    protected = [str(token["content"]) for token in description.get("added_tokens", []) if token["special"]]
+    return TextEncoder(tokenizer, vocabulary, [each for each in protected if not _SPEECH_TOKEN.fullmatch(each)])
 
 
 def check_numbering(tokenizer: Tokenizer, tokenizer_dir: Path) -> SpeechVocabulary:
@@ -101,6 +127,13 @@ def check_numbering(tokenizer: Tokenizer, tokenizer_dir: Path) -> SpeechVocabula
         if found != token_id:
             raise CheckpointError(f"{tokenizer_dir}: {token} has id {found}, expected {token_id}; wrong tokenizer?")
     return vocabulary
+
+
+def _found_declaration(tokenizer_dir: Path) -> CheckpointDeclaration:
+    try:
+        return find_declaration(tokenizer_dir)
+    except CheckpointFileError as err:
+        raise CheckpointError(str(err)) from err
 
 
 def _read_description(tokenizer_dir: Path) -> dict[str, list[dict[str, object]]]:

@@ -20,6 +20,7 @@ _COSYVOICE3_LANGUAGES = (*_COSYVOICE2_LANGUAGES, "de", "es", "fr", "it", "ru")
 
 FamilyName = Literal["step_audio2", "cosyvoice2", "cosyvoice3"]
 InstructForm = Literal["endofprompt"]
+PhonemeForm = Literal["cosyvoice3"]
 
 
 class CheckpointFileError(Exception):
@@ -43,8 +44,8 @@ class CheckpointDeclaration(BaseModel):
     """Inline tags that the LLM acts on, such as `[breath]`; None: those of CosyVoice2."""
     instruct: InstructForm | None = None
     """How an instruction stands before a text: with `<|endofprompt|>` between them. None: the LLM takes none."""
-    phonemes: str | None = None
-    """The alphabet of pronunciations in a text; None: it takes none. Not used yet."""
+    phonemes: PhonemeForm | None = None
+    """How phonemes stand in a text: as CMU phones and pinyin in brackets. None: the LLM reads words only."""
 
     @field_validator("languages")
     @classmethod
@@ -114,7 +115,8 @@ def declaration_path(directory: Path) -> Path | None:
 def official_declaration(family: FamilyName) -> CheckpointDeclaration:
     """Return what the official checkpoint of a family does, by its authors' word."""
     languages = _COSYVOICE3_LANGUAGES if family == "cosyvoice3" else _COSYVOICE2_LANGUAGES
-    return CheckpointDeclaration(family=family, languages=languages, instruct="endofprompt")
+    phonemes: PhonemeForm | None = "cosyvoice3" if family == "cosyvoice3" else None
+    return CheckpointDeclaration(family=family, languages=languages, instruct="endofprompt", phonemes=phonemes)
 
 
 def write_declaration(directory: Path, declaration: CheckpointDeclaration) -> Path:

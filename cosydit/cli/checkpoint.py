@@ -41,6 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     declare.add_argument("--tags", metavar="TAG[,...]", help=f"such as [breath],[sigh]; none: no tags; {unknown}")
     instruct = "endofprompt: the LLM takes an instruction before <|endofprompt|>; none: it takes none"
     declare.add_argument("--instruct", choices=("endofprompt", "none"), help=f"{instruct}; {unknown}")
+    phonemes = "cosyvoice3: the LLM reads CMU phones and pinyin in brackets; none: it reads words only"
+    declare.add_argument("--phonemes", choices=("cosyvoice3", "none"), help=f"{phonemes}; {unknown}")
     declare.set_defaults(run=_declare)
     seal = actions.add_parser("seal", help=f"list the SHA-256 of every weight in {SUMS_FILE}; services check it")
     seal.add_argument("directory", type=Path, help="with token2wav/, llm/ and voices/")
@@ -113,8 +115,9 @@ def _declared_fields(args: argparse.Namespace) -> dict[str, object]:
         fields["languages"] = None if args.languages == "any" else args.languages.split(",")
     if args.tags is not None:
         fields["tags"] = [] if args.tags == "none" else args.tags.split(",")
-    if args.instruct is not None:
-        fields["instruct"] = None if args.instruct == "none" else args.instruct
+    for name in ("instruct", "phonemes"):
+        if (form := getattr(args, name)) is not None:
+            fields[name] = None if form == "none" else form
     named = {"name": args.name, "family": args.family}
     return fields | {name: value for name, value in named.items() if value is not None}
 

@@ -28,7 +28,7 @@ from llm_service.prompt import (
     generation_bounds,
     target_text_tokens,
 )
-from llm_service.vocab import SpeechTokenTextParser, SpeechVocabulary, VocabularyError
+from llm_service.vocab import SpeechTokenTextParser, SpeechVocabulary, VocabularyError, contains_protected_token
 
 _ENDED = "stop"
 _GOOD_ENDS = (_ENDED, "length")
@@ -124,13 +124,26 @@ class LLMWire:
         return TokenPrompt(tuple(prompt.token_ids), _rest_of(bounds, len(utterance.spoken_tokens)))
 
     def _messages(self, utterance: Utterance) -> list[dict[str, str]]:
-        """Write the chat form; our own server takes an instruction apart from the text, others before it."""
+        """Write the chat form; our own server takes an instruction apart from the text, others before it.
+
+        Raises:
+            InvalidTextError: a text spells a token that no text may become.
+        """
+        try:
+            return self._checked_messages(utterance)
+        except PromptError as error:
+            raise errors.InvalidTextError(str(error), param="input") from error
+
+    def _checked_messages(self, utterance: Utterance) -> list[dict[str, str]]:
         heard = (*utterance.reference_tokens, *utterance.spoken_tokens)
         texts = (utterance.reference_text, utterance.text)
         if self.backend is LLMBackend.EMBEDDED and utterance.instruction:
             system = {"role": "system", "content": utterance.instruction}
             return [system, *build_chat_messages(*texts, heard, self._vocabulary)]
-        return build_chat_messages(*texts, heard, self._vocabulary, utterance.instruction)
+        # NOTE: our own server encodes texts as this encoder does; others would take any spelled token for one.
+        is_own = self.backend is LLMBackend.EMBEDDED
+        spells_protected = contains_protected_token if is_own else self._encoder.spells_protected
+        return build_chat_messages(*texts, heard, self._vocabulary, utterance.instruction, spells_protected)
 
     def is_spoken_out(self, utterance: Utterance) -> bool:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""

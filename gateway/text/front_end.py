@@ -32,6 +32,7 @@ from gateway.text.stretches import BareText, Markup
 from gateway.text.styles import AUDIO_TAGS_FIELD, StyleRule, audio_tags, instruction_of
 from gateway.text.tags import InlineTags, TextPart
 from gateway.text.turns import Steps, TextTurns, finished
+from llm_service.tags import acting_tags
 from llm_service.vocab import INLINE_TAGS
 from servicekit.checkpoint_file import CheckpointDeclaration
 
@@ -425,7 +426,7 @@ def load_text_front_end(
         refuses_styles: whether instructions are refused where the checkpoint takes none; else they are left alone.
     """
     guesser, declaration = LanguageGuesser(), declaration or CheckpointDeclaration()
-    languages, tags = declaration.languages, INLINE_TAGS if declaration.tags is None else declaration.tags
+    languages, tags = declaration.languages, acting_tags(declaration)
     return TextFrontEnd(
         load_normalizers(),
         guesser.guess,

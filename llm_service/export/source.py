@@ -15,7 +15,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 
 from llm_service.errors import CheckpointError
-from llm_service.huggingface_layout import ENDOFTEXT, INLINE_TOKENS, special_tokens_map, tokenizer_config
+from llm_service.huggingface_layout import special_tokens_map, text_tokens, tokenizer_config
 from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_head import SpeechHead
 from llm_service.text_encoder import TOKENIZER_FILE, check_numbering, load_text_encoder
@@ -89,13 +89,12 @@ def build_tokenizer_files(text_tokenizer_dir: Path, vocabulary: SpeechVocabulary
         CheckpointError: the text tokenizer is missing, or the ids do not come out as `vocab` says.
     """
     tokenizer = _text_tokenizer(text_tokenizer_dir)
-    tokenizer.add_special_tokens([_token(token) for token in (ENDOFTEXT, *INLINE_TOKENS)])
+    tokenizer.add_special_tokens([_token(token) for token in text_tokens(vocabulary)])
     last = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if last != vocabulary.first_id - 1:
         raise CheckpointError(
             f"{text_tokenizer_dir}: with its special tokens the text tokenizer ends at id {last}, expected "
-            f"{vocabulary.first_id - 1}; give the tokenizer that the checkpoint came with (of CosyVoice3, the one of "
-            "its Hugging Face form, which has the family's own tags)"
+            f"{vocabulary.first_id - 1}; give the tokenizer that the checkpoint came with"
         )
     speech = [speech_token_text(index) for index in range(SPEECH_TOKEN_COUNT)]
     tokenizer.add_tokens([_token(token) for token in (*speech, *vocabulary.control_ids)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llm_service.checkpoint import OFFICIAL_LLM, SMALL_LLM, make_random_llm
 from llm_service.vocab import COSYVOICE2, COSYVOICE3
-from servicekit.checkpoint_file import CheckpointDeclaration, InstructForm, write_declaration
+from servicekit.checkpoint_file import CheckpointDeclaration, write_declaration
 from servicekit.file_sums import write_sums
 from servicekit.files import writing
 from token2wav_service.checkpoint.family import Family
@@ -90,8 +90,10 @@ def _make(directory: Path, seed: int, size: CheckpointSize, voices: NumberedVoic
     make_random_llm(directory / "llm", seed, SMALL_LLM if is_small else OFFICIAL_LLM, vocabulary)
     make_voices(directory / "voices", seed)
     make_numbered_voices(directory / "voices", seed, voices.count, voices.seconds)
-    instruct: InstructForm | None = None if family is Family.STEP_AUDIO2 else "endofprompt"
-    write_declaration(directory, CheckpointDeclaration(name="random weights", family=family.value, instruct=instruct))
+    instruct = None if family is Family.STEP_AUDIO2 else "endofprompt"
+    phonemes = "cosyvoice3" if family is Family.COSYVOICE3 else None
+    declared = {"name": "random weights", "family": family.value, "instruct": instruct, "phonemes": phonemes}
+    write_declaration(directory, CheckpointDeclaration.model_validate(declared))
     card = MODEL_CARD.format(family=family.value, size=size.value, seed=seed)
     (directory / "README.md").write_text(card, encoding="utf-8")
     write_sums(directory)
