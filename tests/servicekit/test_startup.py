@@ -26,7 +26,8 @@ PATIENCE_S = 120
 def application(error: Exception) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        raise error
+        for each in (error,):
+            raise each
         yield
 
     return Starlette(lifespan=lifespan)

@@ -12,7 +12,6 @@ import pytest
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
-from gateway.core import Utterance
 from gateway.llm.wire import LLMWire
 from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NamedVoice
@@ -27,7 +26,6 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 from tests.workers import made_once
 
 Voices = list[NamedVoice]
-Prompt = Callable[[Utterance], tuple[int, ...]]
 HAPPY, SOFT = "Please say a sentence very happily.", "Please say a sentence in a very soft voice."
 END = 151646
 PATH = "/v1/text-to-speech/default?output_format=pcm_24000"
