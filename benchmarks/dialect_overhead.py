@@ -51,8 +51,11 @@ async def measure(requests: int, warm_up: int) -> dict[str, list[float]]:
         asking: dict[str, Request] = {PIPELINE: partial(ask_pipeline, host)}
         for dialect in (*DIALECTS, *STREAMING_DIALECTS):
             asking[dialect.name] = await stack.enter_async_context(dialect.serve(host))
-        rounds = [{name: await ask() for name, ask in asking.items()} for _ in range(warm_up + requests)]
-    return {name: [each[name] for each in rounds[warm_up:]] for name in asking}
+        samples_s: dict[str, list[float]] = {name: [] for name in asking}
+        for _ in range(warm_up + requests):
+            for name, ask in asking.items():
+                samples_s[name].append(await ask())
+    return {name: samples[warm_up:] for name, samples in samples_s.items()}
 
 
 def overhead_table(samples_s: Mapping[str, Sequence[float]]) -> str:
