@@ -78,7 +78,7 @@ def _as_wav(audio: bytes, container: Container) -> bytes:
 def _decoded(audio: bytes, container: Container) -> bytes:
     import av
 
-    with av.open(io.BytesIO(audio), format=container.demuxer) as file:
+    with av.open(io.BytesIO(audio), mode="r", format=container.demuxer) as file:
         if not file.streams.audio:
             raise InvalidVoicePromptError(f"the {container.name} file holds no sound; send a recording of speech")
         stream = file.streams.audio[0]

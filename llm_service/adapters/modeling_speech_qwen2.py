@@ -32,6 +32,7 @@ class SpeechQwen2ForCausalLM(Qwen2ForCausalLM):  # type: ignore[no-untyped-call]
 
     def __init__(self, config: Any) -> None:
         """Make the model; its weights come from `from_pretrained`."""
-        super().__init__(config)
+        untyped: Any = super()
+        untyped.__init__(config)
         self.lm_head = SpeechHead(config)
         self.post_init()  # type: ignore[no-untyped-call]
