@@ -94,6 +94,6 @@ async def _until_spoken_to(llm: PatientLLM) -> None:
 
 async def _listen(door: Door) -> list[int]:
     body = {**GOOD, "input": NEIGHBOUR}
-    async with httpx.AsyncClient(base_url=door.url, timeout=60, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=door.url, timeout=600, trust_env=False) as http:
         response = await http.post("/v1/audio/speech", json=body)
     return np.frombuffer(response.content, "<i2").tolist()
