@@ -64,12 +64,12 @@ class Answer:
         self.avoid = NOBODY
         self.ends_s = None
 
-    def note_loss(self, error: BaseException, slot: SlotLease, now_s: float, failover_s: float) -> None:
+    def note_loss(self, error: BaseException, slot: SlotLease, now_s: float, rescue_s: float) -> None:
         """Decide whether to ask again; raise the error if not."""
         if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
             raise error
         if self.ends_s is None:
-            self.ends_s = now_s + failover_s
+            self.ends_s = now_s + rescue_s
         # NOTE: one that could not even be asked costs nothing; time alone bounds that.
         self._failovers_left -= not isinstance(error, errors.LLMUnavailableError)
         if self._failovers_left < 0 or now_s >= self.ends_s:

@@ -63,8 +63,8 @@ class RoutedSpeechLM(Router[LLMReplica]):
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
 
-        An answer that breaks off is asked for again, with the tokens so far as its beginning, until `failover_s` have
-        gone by without a token, or too many replicas in a row broke off without one.
+        An answer that breaks off is asked for again, with the tokens so far as its beginning, until `rescue_s` of
+        the fleet have gone by without a token, or too many replicas in a row broke off without one.
         """
         answer = Answer(utterance, seed, self.fleet.settings.max_failovers)
         while True:
@@ -86,7 +86,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
                 yield deltas
         except BaseException as caught:
             error = caught
-            answer.note_loss(caught, slot, self._clock.now(), self.fleet.settings.failover_s)
+            answer.note_loss(caught, slot, self._clock.now(), self.fleet.rescue_s)
         finally:
             give_back(slot, error, is_begun=True)
 

@@ -114,6 +114,13 @@ class Fleet:
         """Streams that wait for a slot."""
         return len(self._queue)
 
+    @property
+    def rescue_s(self) -> float:
+        """Seconds that a stream which has lost its replica may stand still; an only one takes time to start again."""
+        settings = self.settings
+        is_only = len(self.replicas.addresses) <= 1
+        return max(settings.failover_s, settings.restart_wait_s) if is_only else settings.failover_s
+
     def set_replicas(self, found: Mapping[str, bool]) -> None:
         """Take over what discovery found; see `ReplicaSet.update`."""
         self.replicas.update(found)

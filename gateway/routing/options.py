@@ -23,6 +23,7 @@ def add_routing_options(parser: argparse.ArgumentParser) -> None:
         ("--admission-wait-s", defaults.admission_wait_s, "seconds a request may wait for a slot; longer is refused"),
         ("--least-speed", defaults.least_speed, "times real time for each stream, or no other one is let in; 0: any"),
         ("--failover-s", defaults.failover_s, "seconds a stream may stand still while another replica is sought"),
+        ("--restart-wait-s", defaults.restart_wait_s, "the same where there is no other: until the only one is back"),
     ):
         group.add_argument(name, type=float, default=default, help=meaning)
     for name, count, meaning in (

@@ -30,6 +30,8 @@ class RoutingSettings:
     """Requests that wait for a slot at most."""
     failover_s: float = 30.0
     """A stream under way stands still at most so long while it looks for another replica."""
+    restart_wait_s: float = 120.0
+    """And at most so long if its service has no other replica: until that one is started again."""
     max_failovers: int = 3
     """Times that one stream is built anew, and one answer of the LLM is asked for anew."""
     voice_shelf_bytes: int = 64 * MIB

@@ -110,8 +110,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         lost: errors.GatewayError | None = None,
     ) -> StreamLease:
         """Open a stream at the best replica that takes it; `lost` is why one that was open must move."""
-        settings = self.fleet.settings
-        wait_s = settings.admission_wait_s if lost is None else settings.failover_s
+        wait_s = self.fleet.settings.admission_wait_s if lost is None else self.fleet.rescue_s
         search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost)
         while True:
             slot = await self._wait_for_slot(priority, search)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
@@ -15,6 +17,7 @@ from cosydit.stack.process import ServiceProcess, busy_ports
 from cosydit.stack.stack import LocalStack, triton_spec
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
+from gateway.core import FloatArray
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
 from gateway.host import Host
 from gateway.routing.settings import RoutingSettings
@@ -24,6 +27,9 @@ from tests.e2e.conftest import RunningStack, make_options, wait_until
 pytestmark = pytest.mark.servers
 
 LONG_TEXT = "A long text keeps both services busy while one of them goes away. " * 8
+
+IMPATIENT = RoutingSettings(failover_s=1.0, restart_wait_s=1.0, admission_wait_s=1.0)
+SAME_AUDIO_DB = 45.0
 
 
 @pytest.fixture
@@ -35,14 +41,14 @@ def mortal(checkpoint: CheckpointLayout, tmp_path: Path) -> Iterator[RunningStac
 
 
 @asynccontextmanager
-async def _gateway(running: RunningStack) -> AsyncIterator[Host]:
+async def _gateway(running: RunningStack, routing: RoutingSettings = IMPATIENT) -> AsyncIterator[Host]:
     options = running.options
     config = GatewayConfig(
         tokenizer_dir=options.checkpoint.llm_dir,
         voices_dir=options.checkpoint.voices_dir,
         llm_url=options.llm_url,
         token2wav_url=options.token2wav_url,
-        routing=RoutingSettings(failover_s=1.0, admission_wait_s=1.0),
+        routing=routing,
     )
     async with open_gateway(config) as gateway:
         yield gateway
@@ -90,3 +96,31 @@ async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal
             async for _ in gateway.pipeline.synthesize(SpeechRequest("Back again.", seed=0), result):
                 pass
             assert result.audio_samples > 0
+
+
+async def test_a_stream_goes_on_at_its_sample_when_the_only_token2wav_is_started_again(mortal: RunningStack) -> None:
+    triton = mortal.stack.services[1]
+    async with _gateway(mortal, RoutingSettings()) as gateway:
+        unbroken = await _samples(gateway, asyncio.Event())
+        has_begun = asyncio.Event()
+        speaking = asyncio.create_task(_samples(gateway, has_begun))
+        await has_begun.wait()
+        await asyncio.to_thread(_kill, triton)
+        ports = (mortal.options.ports.triton_http, mortal.options.ports.triton_grpc)
+        await asyncio.to_thread(wait_until, lambda: not busy_ports(ports), "the end of the killed server")
+        with ServiceProcess(triton_spec(mortal.options)) as again:
+            await asyncio.to_thread(again.wait_ready, 120)
+            heard = await speaking
+    assert len(heard) == len(unbroken)
+    noise = np.mean((heard - unbroken) ** 2)
+    assert noise == 0 or 10 * np.log10(np.mean(unbroken**2) / noise) >= SAME_AUDIO_DB
+
+
+async def _samples(gateway: Host, has_begun: asyncio.Event) -> FloatArray:
+    """Speak a text that takes long; say when its first audio has come."""
+    pieces = []
+    async for audio in gateway.pipeline.synthesize(SpeechRequest(LONG_TEXT, seed=0)):
+        pieces.append(audio.samples)
+        if len(audio.samples):
+            has_begun.set()
+    return np.concatenate(pieces)

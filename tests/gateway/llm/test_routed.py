@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import pytest
 
+from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import (
     LLMBusyError,
@@ -24,6 +25,7 @@ from gateway.errors import (
 )
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.health import ReplicaState
+from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import MAX_SEED
 from servicekit.timeouts import timeout
 from tests.gateway.routing.fakes import QUICK, ScriptedLLM, routed_llm, until
@@ -217,3 +219,21 @@ async def test_waiting_for_a_usable_replica_ends_with_why_there_is_none() -> Non
         await until(lambda: router.fleet.replicas.state_of("a") is ReplicaState.EJECTED, "the ejection")
         with pytest.raises(LLMUnavailableError, match="a can't be reached"):
             await router.until_usable()
+
+
+def test_an_answer_waits_for_the_only_replica_to_be_started_again() -> None:
+    llm = ScriptedLLM("a", breaks_after=5, error=LOST)
+
+    async def answer(clock: VirtualClock) -> list[int]:
+        def come_back() -> None:
+            llm.is_dead, llm.error = False, None
+
+        async with routed_llm(llm, settings=RoutingSettings(), clock=clock) as router:
+            asyncio.get_running_loop().call_later(90.0, come_back)
+            llm_dies = asyncio.get_running_loop().call_later(0.01, setattr, llm, "is_dead", True)
+            heard = _tokens(await _answer(router))
+            llm_dies.cancel()
+        return heard
+
+    assert run_virtually(answer) == list(range(20))
+    assert llm.utterances[-1].spoken_tokens == tuple(range(5))

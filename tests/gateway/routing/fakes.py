@@ -29,7 +29,7 @@ from token2wav_service.contract import ServerStatus
 
 SAMPLES_PER_TOKEN = 4
 QUICK = RoutingSettings(
-    probe_interval_s=0.02, ejection_s=0.05, max_ejection_s=0.2, admission_wait_s=0.3, failover_s=1.0
+    probe_interval_s=0.02, ejection_s=0.05, max_ejection_s=0.2, admission_wait_s=0.3, failover_s=1.0, restart_wait_s=1.0
 )
 WAIT_S = 5.0
 
@@ -269,10 +269,12 @@ class ScriptedLLM:
 
 
 @asynccontextmanager
-async def routed_llm(*replicas: ScriptedLLM, settings: RoutingSettings = QUICK) -> AsyncIterator[RoutedSpeechLM]:
+async def routed_llm(
+    *replicas: ScriptedLLM, settings: RoutingSettings = QUICK, clock: Clock | None = None
+) -> AsyncIterator[RoutedSpeechLM]:
     """Route over scripted LLMs, all of them probed once."""
     by_address = {replica.address: replica for replica in replicas}
-    clock = SystemClock()
+    clock = clock or SystemClock()
     router = RoutedSpeechLM(
         Fleet(LLM, settings, clock), [StaticReplicas(list(by_address))], by_address.__getitem__, clock
     )

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 
+from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.core import AudioChunk, FloatArray, Token2WavStream
 from gateway.errors import (
     OverloadedError,
@@ -23,6 +24,7 @@ from gateway.errors import (
 )
 from gateway.routing.health import ReplicaState
 from gateway.routing.replica import LoadReport
+from gateway.routing.settings import RoutingSettings
 from gateway.token2wav.routed import RoutedToken2Wav
 from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
 
@@ -552,3 +554,31 @@ async def test_a_stream_that_was_too_slow_at_one_replica_goes_on_at_another() ->
             heard += [await push for push in late]
         assert np.array_equal(_joined(heard), _expected(3))
         assert slow.opened_total == 1
+
+
+async def _speak_over_a_restart(clock: VirtualClock, replicas: list[ScriptedToken2Wav], away_s: float) -> FloatArray:
+    async with routed(*replicas, settings=RoutingSettings(), clock=clock) as router:
+        async with router.open_stream(await _voice(router), SEED) as stream:
+            heard = [await stream.push(chunk) for chunk in chunks(5)[:2]]
+            for replica in replicas:
+                replica.die()
+            late = [stream.push(chunk) for chunk in chunks(5)[2:]]
+            await asyncio.sleep(away_s)
+            for replica in replicas:
+                replica.voices.clear()
+                replica.is_dead = False
+            heard += [await push for push in late]
+        return _joined(heard)
+
+
+def test_a_stream_waits_for_its_only_replica_to_be_started_again_and_goes_on_at_its_sample() -> None:
+    replicas = _replicas("a")
+    audio = run_virtually(lambda clock: _speak_over_a_restart(clock, replicas, away_s=90.0))
+    assert np.array_equal(audio, _expected(5))
+    assert replicas[0].imported and not replicas[0].open
+
+
+@pytest.mark.parametrize(("addresses", "away_s"), [("a", 130.0), ("ab", 90.0)])
+def test_the_wait_for_a_restart_is_bounded_and_shorter_where_others_might_help(addresses: str, away_s: float) -> None:
+    with pytest.raises(Token2WavUnavailableError):
+        run_virtually(lambda clock: _speak_over_a_restart(clock, _replicas(*addresses), away_s))
