@@ -81,7 +81,7 @@ async def open_gateway(
     access = access or open_access(config.access, clock)
     lexicons = open_lexicons(config.lexicons, access.key_of_call)
     voices = _open_voices(config, routes.token2wav, clock, access)
-    gate = Gate(routes.llm, routes.token2wav, clock, lambda: (current_caller() or OURSELVES).name)
+    gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
     pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)
     readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice)
     try:
@@ -158,8 +158,12 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     )
 
 
+def _caller_name() -> str:
+    return (current_caller() or OURSELVES).name
+
+
 def _open_voices(config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock, access: Access) -> VoiceRegistry:
-    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call)
+    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call, _caller_name)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices

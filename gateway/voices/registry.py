@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
 from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError, VoiceStoreError
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
+from gateway.voices.inline_budget import InlineVoiceBudget
 from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
@@ -62,6 +64,8 @@ class VoiceRegistry:
         store: VoiceStore | None = None,
         aliases: VoiceAliases = NO_ALIASES,
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
+        budget: InlineVoiceBudget | None = None,
+        caller: Callable[[], str] = lambda: "",
     ) -> None:
         """Register nothing yet.
 
@@ -72,7 +76,11 @@ class VoiceRegistry:
             store: the callers'; None if they may create none.
             aliases: other names; callers can't give them to their voices.
             viewer: tells on whose behalf the call under way looks created voices up.
+            budget: of voices that come with requests; None: there is no bound.
+            caller: names who brings them.
         """
+        self._budget = budget
+        self._caller = caller
         self._token2wav = token2wav
         self._voices = {voice.name: voice for voice in voices or []}
         self._max_cached = max_cached
@@ -152,6 +160,7 @@ class VoiceRegistry:
         Raises:
             VoiceNotFoundError: no voice has that name, or it was deleted just now.
             InvalidVoicePromptError: token2wav can't use its audio.
+            VoiceRateError: the caller brings new voices too fast.
             VoiceStoreError: its file can't be used.
             Token2WavError: anything else that went wrong there.
         """
@@ -275,10 +284,22 @@ class VoiceRegistry:
                 self._remember(key, task.result())
 
         if key not in self._registrations:
-            task = asyncio.create_task(self._register(source), name=f"register-{key}")
+            task = asyncio.create_task(self._registering(source), name=f"register-{key}")
             task.add_done_callback(note_end)
             self._registrations[key] = task
         return self._registrations[key]
+
+    def _registering(self, source: NamedVoice | StoredVoice | InlineVoice) -> Coroutine[Any, Any, RegisteredVoice]:
+        """Make the registration of a voice; one that a caller brings counts, and waits for its caller's others."""
+        if self._budget is None or not isinstance(source, InlineVoice):
+            return self._register(source)
+        caller, audio = self._caller(), source.audio
+        self._budget.take(caller, len(audio) if isinstance(audio, bytes) else audio.nbytes)
+        return self._register_in_turn(source, self._budget.turn(caller))
+
+    async def _register_in_turn(self, source: InlineVoice, turn: asyncio.Lock) -> RegisteredVoice:
+        async with turn:
+            return await self._register(source)
 
     async def _register(self, source: NamedVoice | StoredVoice | InlineVoice) -> RegisteredVoice:
         if isinstance(source, InlineVoice):

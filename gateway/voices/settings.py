@@ -10,6 +10,7 @@ from pathlib import Path
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.voices.directory import Viewer, VoiceDirectory
+from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import VoiceLimits, VoiceStore
@@ -24,6 +25,8 @@ class VoiceSettings:
     """Where created voices are kept; None: callers can't create voices."""
     limits: VoiceLimits = field(default_factory=VoiceLimits)
     aliases: VoiceAliases = field(default_factory=VoiceAliases)
+    inline: InlineVoiceLimits = field(default_factory=InlineVoiceLimits)
+    """Of voices that come with requests."""
     is_shared: bool = False
     """Whether every key may speak in every created voice; each stays its owner's."""
 
@@ -34,6 +37,7 @@ def open_registry(
     token2wav: VoiceService,
     clock: Clock,
     key_of_call: Callable[[], str | None] = lambda: None,
+    caller: Callable[[], str] = lambda: "",
 ) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
 
@@ -43,6 +47,7 @@ def open_registry(
         token2wav: where voices are registered.
         clock: measures the rate of creations.
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
+        caller: names who calls; voices that come with requests are counted by it.
 
     Raises:
         ConfigError: a directory that can't be used; see `load_voices` and `VoiceDirectory`.
@@ -52,16 +57,20 @@ def open_registry(
     if settings.created_dir is not None:
         store = VoiceStore(VoiceDirectory(settings.created_dir), token2wav, settings.limits, clock)
 
+    budget = InlineVoiceBudget(settings.inline, clock)
+
     def viewer() -> Viewer:
         return Viewer(key_of_call(), settings.is_shared)
 
-    return VoiceRegistry(token2wav, named, store=store, aliases=settings.aliases, viewer=viewer)
+    return VoiceRegistry(
+        token2wav, named, store=store, aliases=settings.aliases, viewer=viewer, budget=budget, caller=caller
+    )
 
 
 def add_voice_options(parser: argparse.ArgumentParser) -> None:
     """Add what `voice_settings` reads."""
     group = parser.add_argument_group("voices")
-    limits = VoiceLimits()
+    limits, inline = VoiceLimits(), InlineVoiceLimits()
     group.add_argument(
         "--created-voices-dir", type=Path, default=None, help="keeps voices that callers create; None: they can't"
     )
@@ -69,6 +78,8 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
         ("--max-created-voices", limits.max_voices, "most voices kept"),
         ("--max-voice-bytes", limits.max_audio_bytes, "largest recording"),
         ("--voice-creations-per-minute", limits.creations_per_minute, "most attempts of one caller to create a voice"),
+        ("--inline-voices-per-minute", inline.voices_per_minute, "most new voices that one caller's requests bring"),
+        ("--inline-voice-bytes-per-minute", inline.bytes_per_minute, "most bytes of their recordings"),
     ):
         group.add_argument(name, type=_positive_int, default=default, help=meaning)
     group.add_argument(
@@ -96,6 +107,7 @@ def voice_settings(args: argparse.Namespace) -> VoiceSettings:
         args.created_voices_dir,
         VoiceLimits(args.max_voice_bytes, args.max_created_voices, args.voice_creations_per_minute),
         VoiceAliases(_read_aliases(args.voice_alias), not args.no_openai_voices),
+        InlineVoiceLimits(args.inline_voices_per_minute, args.inline_voice_bytes_per_minute),
         args.share_created_voices,
     )
 

@@ -18,6 +18,7 @@ from gateway.audio.pcm import to_pcm16
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
 from gateway.speech.running_ahead import running_ahead
+from gateway.voices.inline_budget import InlineVoiceLimits
 from gateway.voices.registry import VoiceAliases
 from gateway.voices.settings import VoiceSettings
 from gateway.voices.store import VoiceLimits
@@ -71,10 +72,10 @@ def test_the_chunk_strategy_is_a_setting() -> None:
 def test_what_concerns_voices_is_a_setting() -> None:
     given = ["--created-voices-dir", "made", "--max-created-voices", "5", "--max-voice-bytes", "6"]
     given += ["--voice-creations-per-minute", "7", "--voice-alias", "alloy=anna", "--voice-alias", "boss = mia"]
+    given += ["--inline-voices-per-minute", "8", "--inline-voice-bytes-per-minute", "9"]
     settings = parse_args([*REQUIRED, *given, "--no-openai-voices"]).voices
-    assert settings == VoiceSettings(
-        Path("made"), VoiceLimits(6, 5, 7), VoiceAliases({"alloy": "anna", "boss": "mia"}, has_openai_names=False)
-    )
+    aliases = VoiceAliases({"alloy": "anna", "boss": "mia"}, has_openai_names=False)
+    assert settings == VoiceSettings(Path("made"), VoiceLimits(6, 5, 7), aliases, InlineVoiceLimits(8, 9))
     assert parse_args(REQUIRED).voices == VoiceSettings(None, VoiceLimits(), VoiceAliases({}, has_openai_names=True))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -9,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.token2wav_service.engine.factory import MODEL_VERSION, SPEAKER_DIMENSIONS, make_engine, make_prompt
-from token2wav_service.engine.voices import MAX_VOICE_FILE_BYTES, VoiceStore
+from token2wav_service.engine.voices import MAX_VOICE_FILE_BYTES, VOICE_NICENESS, BoundedPool, VoiceStore
 from token2wav_service.errors import InvalidVoiceFileError, VoiceModelMismatchError, VoiceNotFoundError
 from token2wav_service.types import VoiceFeatures, VoicePrompt
 from token2wav_service.voice_file import VoiceFile, decode_voice_file, encode_voice_file
@@ -97,3 +101,21 @@ def test_bytes_that_are_no_voice_file_are_refused() -> None:
 def test_a_voice_that_is_not_cached_cant_be_exported() -> None:
     with pytest.raises(VoiceNotFoundError, match="register"):
         make_engine().voices.export_file("nobody")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives each thread a priority of its own")
+def test_voices_are_made_behind_audio_also_in_the_threads_of_numerical_libraries() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def of_a_thread_started_here() -> int:
+        with ThreadPoolExecutor(1) as library:
+            return library.submit(niceness).result()
+
+    before, pool = niceness(), BoundedPool(1, 8, "voices")
+    try:
+        expected = max(before, VOICE_NICENESS)
+        assert [pool.submit(ask).result() for ask in (niceness, of_a_thread_started_here)] == [expected, expected]
+        assert niceness() == of_a_thread_started_here() == before
+    finally:
+        pool.shutdown()

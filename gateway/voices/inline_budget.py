@@ -1,0 +1,75 @@
+"""How many new voices one caller may bring along with its requests, and how large they may be together.
+
+A voice that token2wav knows already costs nothing and counts for nothing. A new one takes its place among all streams:
+seconds of computing, and up to 170 MB of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from gateway.errors import VoiceRateError
+from gateway.voices.store import WINDOW_S
+from servicekit.clock import Clock
+
+_MAX_CALLERS = 4096
+"""Remembered; the one seen longest ago is forgotten first."""
+
+
+@dataclass(frozen=True)
+class InlineVoiceLimits:
+    """Of one caller, in any minute."""
+
+    voices_per_minute: int = 30
+    bytes_per_minute: int = 32 * 1024 * 1024
+    """Of recordings as they come; samples count 4 bytes each."""
+
+
+class InlineVoiceBudget:
+    """Remembers who brought which voices within the last minute; lives in one event loop."""
+
+    def __init__(self, limits: InlineVoiceLimits, clock: Clock) -> None:
+        """Begin with nothing brought."""
+        self._limits = limits
+        self._clock = clock
+        self._brought: OrderedDict[str, deque[tuple[float, int]]] = OrderedDict()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def take(self, caller: str, recording_bytes: int) -> None:
+        """Count a new voice, before anything is computed for it.
+
+        Raises:
+            VoiceRateError: too many voices, or too much of them, within the last minute.
+        """
+        now_s = self._clock.now()
+        brought = self._brought.setdefault(caller, deque())
+        self._brought.move_to_end(caller)
+        while len(self._brought) > _MAX_CALLERS:
+            self._brought.popitem(last=False)
+        while brought and brought[0][0] <= now_s - WINDOW_S:
+            brought.popleft()
+        if brought and (wait_s := self._wait_s(brought, recording_bytes, now_s)) > 0:
+            limits = self._limits
+            got = f"more than {limits.voices_per_minute} new voices or {limits.bytes_per_minute} bytes of them a minute"
+            raise VoiceRateError(f"{got} from one caller; try again in {wait_s:.0f} s", retry_after_s=wait_s)
+        brought.append((now_s, recording_bytes))
+
+    def turn(self, caller: str) -> asyncio.Lock:
+        """Return what is held while a voice of a caller's is made: one at a time, so that others come in between."""
+        lock = self._turns.get(caller)
+        if lock is None:
+            lock = self._turns[caller] = asyncio.Lock()
+        return lock
+
+    def _wait_s(self, brought: deque[tuple[float, int]], recording_bytes: int, now_s: float) -> float:
+        """Return how long until there is room; a recording that is larger than all room may come alone."""
+        count, total = len(brought), sum(size for _, size in brought)
+        wait_s = 0.0
+        for at_s, size in brought:
+            if count < self._limits.voices_per_minute and total + recording_bytes <= self._limits.bytes_per_minute:
+                break
+            count, total, wait_s = count - 1, total - size, at_s + WINDOW_S - now_s
+        return wait_s
