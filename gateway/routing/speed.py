@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from servicekit.clock import Clock
 
@@ -18,16 +19,34 @@ MIN_BUSY_S = 0.1
 MIN_SPEECH_S = 2.0
 """A measurement takes so much work, or else `MAX_BUSY_S`."""
 MAX_BUSY_S = 3.0
-_KEPT = 0.5
-"""What a measurement leaves of the weight of those before."""
+_NEWEST_SHARE = 0.5
+"""Of the newest measurement in the mean."""
 _AT_ITS_LIMIT = 2.0
 """A service slower than so many times the least speed works all the time: what it made then is what it can make."""
 _HOPED_FOR = 2.0
 _MEMORY_S = 60.0
 """In so long a limit that was seen doubles, and what was served once halves, until it is seen again."""
-_NEWEST_SHARE = 0.1
+_NEWEST_STREAMS_SHARE = 0.1
 
 _MOST_DOUBLINGS = 20.0
+
+
+@dataclass
+class _Sums:
+    """What a service did in some time."""
+
+    speech_s: float = 0.0
+    waited_s: float = 0.0
+    stream_waits_s: float = 0.0
+    """Seconds waited, each counted as often as there were streams at the time."""
+
+    @property
+    def speed(self) -> float:
+        return self.speech_s / self.waited_s
+
+    @property
+    def streams(self) -> float:
+        return self.stream_waits_s / self.waited_s
 
 
 class SpeedMeter:
@@ -47,10 +66,9 @@ class SpeedMeter:
         self._streams = 0
         self._waiting = 0
         self._at_s = clock.now()
-        self._speech_s = self._new_speech_s = 0.0
-        self._waited_s = self._busy_s = 0.0
-        self._stream_waits_s = 0.0
-        """Seconds waited, each counted as often as there were streams at the time."""
+        self._new = _Sums()
+        """Since the last measurement."""
+        self._busy_s = 0.0
         self._speed: float | None = None
         self._streams_at_speed = 0.0
         self._floor, self._ceiling = 0.0, math.inf
@@ -104,43 +122,41 @@ class SpeedMeter:
 
     def made(self, speech_s: float) -> None:
         """Note seconds of speech that the service has made."""
-        self._speech_s += speech_s
-        self._new_speech_s += speech_s
+        self._new.speech_s += speech_s
 
     def ended(self, speech_s: float) -> None:
         """Note that a stream has ended well, with so many seconds of speech."""
         before_s = speech_s if self._stream_speech_s is None else self._stream_speech_s
-        self._stream_speech_s = before_s + _NEWEST_SHARE * (speech_s - before_s)
+        self._stream_speech_s = before_s + _NEWEST_STREAMS_SHARE * (speech_s - before_s)
 
     def _advance(self) -> None:
         now_s = self._clock.now()
         if self._waiting:
             waited_s = self._waiting * (now_s - self._at_s)
             self._busy_s += now_s - self._at_s
-            self._waited_s += waited_s
-            self._stream_waits_s += waited_s * max(self._streams, 1)
+            self._new.waited_s += waited_s
+            self._new.stream_waits_s += waited_s * max(self._streams, 1)
         self._at_s = now_s
 
     def _is_enough(self) -> bool:
-        is_much = self._busy_s >= MIN_BUSY_S and self._new_speech_s >= MIN_SPEECH_S
+        is_much = self._busy_s >= MIN_BUSY_S and self._new.speech_s >= MIN_SPEECH_S
         return is_much or self._busy_s >= MAX_BUSY_S
 
     def _measure(self) -> None:
-        self._speed = self._speech_s / self._waited_s
-        self._streams_at_speed = self._stream_waits_s / self._waited_s
+        if self._speed is None:
+            self._speed, self._streams_at_speed = self._new.speed, self._new.streams
+        self._speed += _NEWEST_SHARE * (self._new.speed - self._speed)
+        self._streams_at_speed += _NEWEST_SHARE * (self._new.streams - self._streams_at_speed)
         if self._least_speed:
-            self._learn(self._streams_at_speed * self._speed / self._least_speed)
-        self._speech_s *= _KEPT
-        self._waited_s *= _KEPT
-        self._stream_waits_s *= _KEPT
-        self._busy_s = self._new_speech_s = 0.0
+            self._learn(self._new)
+        self._new, self._busy_s = _Sums(), 0.0
         self.on_measured()
 
-    def _learn(self, streams: float) -> None:
-        """Note that the service did the work of so many streams."""
-        assert self._speed is not None
+    def _learn(self, new: _Sums) -> None:
+        """Note what the service did now; the mean with what was before would be the work of nobody."""
         now_s = self._clock.now()
-        is_at_its_limit = self._speed < _AT_ITS_LIMIT * self._least_speed
+        streams = new.streams * new.speed / self._least_speed
+        is_at_its_limit = new.speed < _AT_ITS_LIMIT * self._least_speed
         if is_at_its_limit or streams > self._floor / self._grown_since(self._floor_s):
             self._floor, self._floor_s = streams, now_s
         if is_at_its_limit or streams > self._ceiling:
