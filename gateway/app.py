@@ -31,6 +31,7 @@ from gateway.llm.wire import LLMWire
 from gateway.routing.fleet import Fleet
 from gateway.routing.options import llm_sources, token2wav_sources
 from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.speech.guard import GuardSettings
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.telemetry import exposition
@@ -192,7 +193,10 @@ def _make_pipeline(
     asked = SpeechBounds(config.segment_letters, config.carry_tokens)
     bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
     carry = CarryLimits.within(bounds)
-    settings = PipelineSettings(config.chunks.policy(), config.max_text_characters, carry, config.refuses_foreign)
+    guard = GuardSettings(config.speech_guard, frozenset(bounds.silent_tokens or ()))
+    settings = PipelineSettings(
+        config.chunks.policy(), config.max_text_characters, carry, config.refuses_foreign, guard
+    )
     observer = None
     if telemetry is not None:
         observer = telemetry.observer

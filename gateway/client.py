@@ -102,10 +102,10 @@ def speak_over_http(
         ):
             _check_http(response)
             _hear_samples(response, meter)
-            warning = response.headers.get("x-language-warning")
+            warnings = [response.headers.get(name) for name in ("x-language-warning", "x-speech-warning")]
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ClientError(f"{url}: {error!r}; is the gateway running there? see its log") from error
-    return replace(meter.timing(), warning=warning)
+    return replace(meter.timing(), warning="; ".join(filter(None, warnings)) or None)
 
 
 def speak_over_grpc(

@@ -26,6 +26,7 @@ from gateway.routing.options import (
     token2wav_sources,
 )
 from gateway.routing.settings import RoutingSettings
+from gateway.speech.guard import GuardMode
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.telemetry import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav.client import Token2WavDeadlines
@@ -78,6 +79,8 @@ class GatewayConfig:
     """Speech tokens (25 Hz) of the segments before that the LLM goes on from, at most; None: as above."""
     checkpoint_file: Path | None = None
     """checkpoint.json; None: see `servicekit.checkpoint_file.find_declaration`, asked of `tokenizer_dir`."""
+    speech_guard: GuardMode = GuardMode.MEND
+    """What is done where speech leaves its text."""
     refuses_foreign: bool = False
     """Whether text in a language that the checkpoint does not declare is refused; else it is spoken with a warning."""
     refuses_styles: bool = False
@@ -144,6 +147,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         segment_letters=args.segment_letters,
         carry_tokens=args.carry_tokens,
         checkpoint_file=args.checkpoint_file,
+        speech_guard=GuardMode(args.speech_guard),
         refuses_foreign=args.undeclared_language == _REFUSE,
         refuses_styles=args.unsupported_style == _REFUSE,
         max_body_bytes=args.max_body_bytes,
@@ -201,6 +205,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--undeclared-language", choices=(_WARN, _REFUSE), default=_WARN, help=foreign)
     style = "instructions and styles that the checkpoint does not take are left alone, and named, or refused"
     parser.add_argument("--unsupported-style", choices=(_IGNORE, _REFUSE), default=_IGNORE, help=style)
+    guard = "speech that leaves its text (loops, silence, too short, too long) is let be, told of, or spoken again"
+    modes = [mode.value for mode in GuardMode]
+    parser.add_argument("--speech-guard", choices=modes, default=GatewayConfig.speech_guard.value, help=guard)
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )

@@ -1,6 +1,6 @@
 """How much speech a checkpoint's LLM has learnt to speak at once: `speech_bounds.json` beside its tokenizer, optional.
 
-    {"segment_letters": 90, "carry_tokens": 100}
+    {"segment_letters": 90, "carry_tokens": 100, "silent_tokens": [1, 2]}
 
 Whoever asks an LLM for speech keeps to them, so that a model which knows short texts only is never asked for long ones.
 """
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llm_service.errors import CheckpointError
+from llm_service.vocab import SPEECH_TOKEN_COUNT
 
 BOUNDS_FILE = "speech_bounds.json"
 
@@ -24,12 +25,23 @@ class SpeechBounds:
     """About the longest text of one answer."""
     carry_tokens: int | None = None
     """Most speech tokens (25 Hz) of earlier answers that the next one goes on from; 0: none."""
+    silent_tokens: tuple[int, ...] | None = None
+    """Speech tokens 0..6560 that sound as silence."""
 
     def __post_init__(self) -> None:
         least = {"segment_letters": 1, "carry_tokens": 0}
-        for name, value in asdict(self).items():
-            if value is not None and (type(value) is not int or value < least[name]):
-                raise CheckpointError(f"got {name} {value!r}, expected null or an integer from {least[name]} on")
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < smallest):
+                raise CheckpointError(f"got {name} {value!r}, expected null or an integer from {smallest} on")
+        if self.silent_tokens is None:
+            return
+        tokens = tuple(self.silent_tokens)
+        object.__setattr__(self, "silent_tokens", tokens)  # JSON has no tuples
+        if not all(type(token) is int and 0 <= token < SPEECH_TOKEN_COUNT for token in tokens):
+            raise CheckpointError(
+                f"got silent_tokens {tokens!r}, expected null or integers 0..{SPEECH_TOKEN_COUNT - 1}"
+            )
 
     def overridden_by(self, other: SpeechBounds) -> SpeechBounds:
         """Return these with every bound replaced that the other sets."""

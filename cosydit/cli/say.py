@@ -69,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
         from gateway.speech.job import language_warning
 
         print(f"warning: {language_warning(result.foreign)}", file=sys.stderr)
+    if result.guard_notes:
+        from gateway.speech.job import guard_warning
+
+        print(f"warning: {guard_warning(result.guard_notes)}", file=sys.stderr)
     return 0
 
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from llm_service.speech_bounds import SpeechBounds
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
 
-BOUNDS = SpeechBounds(segment_letters=90, carry_tokens=100)
+SILENT_TOKENS = (
+    *(242, 485, 701, 728, 971, 1187, 1214, 1457, 1700, 1943, 2159, 2186, 2672, 2780, 2834, 2861, 2915, 3617),
+    *(3643, 3644, 3887, 4103, 4130, 4265, 4319, 4343, 4345, 4346, 4364, 4370, 4372, 4373, 4859, 4962, 4963, 4965),
+    *(5047, 5048, 5074, 5075, 5101, 5102, 5208, 5451, 5478, 5534, 5587, 5691, 5776, 5777, 5803, 5804, 5828, 5830),
+    *(5831, 6256, 6289, 6478, 6479, 6506, 6530, 6532, 6533, 6551, 6557, 6559, 6560),
+)
+"""Found by `silent_tokens.py`."""
+BOUNDS = SpeechBounds(segment_letters=90, carry_tokens=100, silent_tokens=SILENT_TOKENS)
 """The LLM learns from sequences of at most 16 s, its prompt included: longer ones lose the thread."""
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from gateway.chunking.outlook import Outlook
 from gateway.chunking.pace import Pace
 from gateway.errors import ConfigError
-from token2wav_service.contract import CHUNK_SIZES_TOKENS, TOKEN_RATE_HZ
+from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 DEFAULT_HOP_TOKENS = 15
 """600 ms: the original runtime's token_hop_len."""
@@ -61,6 +61,11 @@ class ChunkPolicy(Protocol):
     def next_hop(self, progress: ChunkProgress) -> int:
         """Return the tokens to speak in the next chunk, at least 1; asked again whenever tokens have come."""
         ...
+
+
+def first_chunk_tokens(policy: ChunkPolicy) -> int:
+    """Return the most tokens that a stream's first chunk may wait for, look-ahead included."""
+    return max(DEFAULT_HOP_TOKENS, policy.next_hop(ChunkProgress(0, 0, 0, 0.0))) + LOOKAHEAD_TOKENS
 
 
 @dataclass(frozen=True)

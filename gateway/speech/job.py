@@ -13,7 +13,7 @@ from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
 from gateway.speech.observer import StreamObserver
 from gateway.speech.pauses import PauseWeaver
-from gateway.speech.request import MAX_SEED, STOP_FINISH, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
+from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment
 from gateway.voices.registry import ReadyVoice
 from servicekit.clock import Clock
@@ -34,6 +34,19 @@ _END_RECORD = (
 def language_warning(languages: Sequence[str]) -> str:
     """Say that a text is in languages that the checkpoint does not declare."""
     return f"the text is in {', '.join(languages)}, which the checkpoint does not declare; its speech may be gibberish"
+
+
+_TROUBLES = {
+    "loop": "said the same again and again",
+    "silence": "fell silent",
+    "short": "ended before its text can have been said",
+    "long": "went on when its text must have been said",
+}
+
+
+def guard_warning(notes: Sequence[GuardNote]) -> str:
+    """Say which troubles the guard saw, and what became of them; ASCII, for a header."""
+    return "; ".join(f"the speech {_TROUBLES[note.trouble]} ({note.outcome.value})" for note in notes)
 
 
 class SpeechJob:
@@ -110,6 +123,15 @@ class SpeechJob:
         else:
             self._cut_short = delta.finish_reason
             self.result.carry = ProsodyCarry(self.result.carry.limits)
+
+    def note_guarded(self, note: GuardNote) -> None:
+        """Note that a segment's speech left its text."""
+        result = self.result
+        result.guard_notes.append(note)
+        self.observer.guarded(note)
+        segment = len(result.spans)
+        ids = {"request_id": result.request_id, "stream_id": result.stream_id}
+        logger.warning("request %s: segment %d: %s", result.request_id, segment, guard_warning([note]), extra=ids)
 
     def note_end(self) -> None:
         """Note that the LLM has spoken all segments."""

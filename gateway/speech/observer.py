@@ -1,6 +1,6 @@
 """What the pipeline tells of its streams: the one seam behind which metrics and traces stand.
 
-    begin ─► opening · opened ─► [speaking · received]* ─► sent ─► heard · asked ─► ... ─► ended
+    begin ─► opening · opened ─► [speaking · received · guarded]* ─► sent ─► heard · asked ─► ... ─► ended
     refused                                                              (nothing was begun)
 
 The classes here ignore everything; an observer overrides what it wants to know. What they raise reaches the stream,
@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 from gateway.core import AudioChunk
 from gateway.errors import GatewayError
+from gateway.speech.request import GuardNote
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -34,6 +35,9 @@ class StreamObserver:
 
     def received(self, tokens: int) -> None:
         """Note speech tokens that have just come."""
+
+    def guarded(self, note: GuardNote) -> None:
+        """Note a segment whose speech left the text."""
 
     def sent(self, index: int, tokens: int) -> None:
         """Note a chunk, look-ahead included, that has just been pushed."""
@@ -103,6 +107,10 @@ class _StreamObservers(StreamObserver):
     def received(self, tokens: int) -> None:
         for stream in self._streams:
             stream.received(tokens)
+
+    def guarded(self, note: GuardNote) -> None:
+        for stream in self._streams:
+            stream.guarded(note)
 
     def sent(self, index: int, tokens: int) -> None:
         for stream in self._streams:

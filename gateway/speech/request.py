@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
@@ -96,6 +97,26 @@ class SpokenSpan:
         return self.speech_end_samples + self.pause_samples
 
 
+class GuardOutcome(str, Enum):
+    """What became of a segment whose speech left its text."""
+
+    HEARD = "heard"
+    """It is heard as it was spoken."""
+    MENDED = "mended"
+    """What was not played yet was spoken again, and is good."""
+    CUT = "cut"
+    """No other answer was better; it ends early, at the last good place."""
+
+
+@dataclass(frozen=True)
+class GuardNote:
+    """A trouble that the guard saw in one segment; see `gateway.speech.guard`."""
+
+    trouble: str
+    """loop, silence, short or long."""
+    outcome: GuardOutcome
+
+
 @dataclass
 class SpeechResult:
     """What became of a request; filled in while it runs, complete when its audio ends."""
@@ -111,6 +132,8 @@ class SpeechResult:
     """What was spoken, in order; text that holds nothing to say is left out."""
     foreign: list[str] = field(default_factory=list)
     """Languages of the text that the checkpoint does not declare, primary subtags of BCP 47, each once."""
+    guard_notes: list[GuardNote] = field(default_factory=list)
+    """Segments whose speech left the text, in order."""
     silence_samples: int = 0
     """Of all pauses of the text so far, at 24 kHz."""
     has_manners: bool = False

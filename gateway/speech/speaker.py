@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
-from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
+from gateway.chunking.policies import ChunkPolicy, ExponentialChunks, first_chunk_tokens
 from gateway.core import (
     Admission,
     AudioChunk,
@@ -29,7 +29,9 @@ from gateway.core import (
     UnspokenText,
 )
 from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
+from gateway.speech.guard import GuardSettings
 from gateway.speech.job import Push, SpeechJob
+from gateway.speech.mending import SegmentAsk, guarded
 from gateway.speech.observer import Observer
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_options
 from gateway.speech.running_ahead import Ahead, running_ahead
@@ -83,6 +85,8 @@ class PipelineSettings:
     """How much of the speech before a segment the LLM goes on from."""
     refuses_foreign: bool = False
     """Whether text in a language that the checkpoint does not declare is an error; else it is spoken with a warning."""
+    guard: GuardSettings = field(default_factory=GuardSettings)
+    """How answers of the LLM are held to their text."""
     tokens_ahead: int = 512
     """Messages of the LLM kept unread at most."""
     pushes_ahead: int = 1
@@ -207,10 +211,12 @@ class StreamSpeaker:
     ) -> AsyncGenerator[SpeechTokenDelta]:
         """Have the LLM speak one segment after the other."""
         segment: SpokenSegment | None = first
+        free_tokens = first_chunk_tokens(job.request.chunk_policy or self._settings.chunk_policy)
         while segment is not None:
             utterance, seed = job.begin_segment(segment)
+            ask = SegmentAsk(utterance, job.request.sampling, seed, job.result.spans[-1].first_token, free_tokens)
             with job.observer.speaking():
-                async with aclosing(self._llm.generate(utterance, job.request.sampling, seed)) as deltas:
+                async with aclosing(guarded(self._llm, ask, self._settings.guard, job.note_guarded)) as deltas:
                     async for delta in deltas:
                         job.note_tokens(delta)
                         yield delta

@@ -19,7 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from gateway.core import AudioChunk
 from gateway.errors import HTTP_SERVER_ERROR, GatewayError, known_codes, wire_status
+from gateway.speech.guard import Trouble
 from gateway.speech.observer import Observer, StreamObserver
+from gateway.speech.request import GuardNote, GuardOutcome
 from gateway.telemetry.call import DIALECTS, Call, current_call
 from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLES_PER_TOKEN
@@ -122,12 +124,18 @@ class GatewayMetrics:
         self.underrun = self._counter("underrun_seconds_total", "Silence that listeners heard between chunks")
         self.audio = self._counter("audio_seconds_total", "Audio delivered")
         self.speech_tokens = self._counter("speech_tokens_total", "Speech tokens received from the LLM (25 a second)")
+        self.guarded = self._counter(
+            "guarded_segments_total", "Segments whose speech left the text", "trouble", "outcome"
+        )
         self.wasted_tokens = self._counter(
             "wasted_speech_tokens_total", "Speech tokens whose audio was never delivered: cancelled or failed"
         )
         self.cancelled = self._counter("cancelled_total", "Streams whose callers left before the end")
         self.admission_refused = self._counter("admission_refused_total", "Streams refused for now (429), all causes")
         ProcessCollector(registry=self.registry)
+        for trouble in Trouble:
+            for became in GuardOutcome:
+                self.guarded.labels(trouble.value, became.value)
         for dialect in DIALECTS:
             for outcome in Outcome:
                 self.requests.labels(dialect, outcome.value)
@@ -183,6 +191,9 @@ class _MeteredStream(StreamObserver):
     def received(self, tokens: int) -> None:
         self._tokens += tokens
         self._metrics.speech_tokens.inc(tokens)
+
+    def guarded(self, note: GuardNote) -> None:
+        self._metrics.guarded.labels(note.trouble, note.outcome.value).inc()
 
     def heard(self, audio: AudioChunk) -> None:
         now_s = self._clock.now()

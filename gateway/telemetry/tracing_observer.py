@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from gateway.core import AudioChunk
 from gateway.speech.observer import Observer, StreamObserver
+from gateway.speech.request import GuardNote
 from gateway.telemetry.call import current_call
 from gateway.telemetry.metrics import Outcome, outcome_of
 from servicekit.trace_context import working_under
@@ -56,6 +57,9 @@ class _TracedStream(StreamObserver):
             self._generation.event("first token")
         self._generated += tokens
         self._tokens += tokens
+
+    def guarded(self, note: GuardNote) -> None:
+        self._span.event(f"guard: {note.trouble} {note.outcome.value}")
 
     def sent(self, index: int, tokens: int) -> None:
         chunk = self._span.child("chunk", SpanKind.CLIENT)

@@ -9,6 +9,7 @@ import pytest
 
 from gateway import errors
 from gateway.core import AudioChunk
+from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
@@ -19,17 +20,24 @@ from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_delt
 from tests.observability.reading import Reading
 
 Voices = list[NamedVoice]
+UNGUARDED = GuardSettings()
 
 
 class Watched:
     """A pipeline of fakes whose streams are counted."""
 
-    def __init__(self, voices: Voices, llm: FakeLLM | None = None, token2wav: FakeToken2Wav | None = None) -> None:
+    def __init__(
+        self,
+        voices: Voices,
+        llm: FakeLLM | None = None,
+        token2wav: FakeToken2Wav | None = None,
+        guard: GuardSettings = UNGUARDED,
+    ) -> None:
         self.clock = ManualClock()
         self.telemetry = make_telemetry(self.clock)
         self.llm, self.token2wav = llm or FakeLLM(speech_deltas(60)), token2wav or FakeToken2Wav()
         registry = VoiceRegistry(self.token2wav, voices)
-        settings, observer = PipelineSettings(max_text_characters=100), self.telemetry.observer
+        settings, observer = PipelineSettings(max_text_characters=100, guard=guard), self.telemetry.observer
         speaker = StreamSpeaker(self.llm, self.token2wav, registry, settings, self.clock, observer=observer)
         self.pipeline = SpeechPipeline(speaker, settings, observer=observer)
 
@@ -57,6 +65,17 @@ async def test_a_stream_leaves_its_tokens_audio_and_first_audio(voices: Voices) 
     assert got.value("wasted_speech_tokens_total") == 0
     assert got.value("streams") == 0
     assert not got.above_zero("failures_total")
+
+
+@pytest.mark.parametrize(
+    ("mode", "counted"), [(GuardMode.OFF, 0), (GuardMode.WARN, 1), (GuardMode.MEND, 1)], ids=lambda value: str(value)
+)
+async def test_segments_that_leave_their_text_are_counted(voices: Voices, mode: GuardMode, counted: int) -> None:
+    watched = Watched(voices, FakeLLM(speech_deltas(3)), guard=GuardSettings(mode))
+    await watched.speak("A long text that nobody can have said so soon.")
+    got = watched.read()
+    assert got.value("guarded_segments_total", trouble="short", outcome="heard") == counted
+    assert got.value("guarded_segments_total", trouble="loop", outcome="mended") == 0
 
 
 async def test_slack_and_underruns_come_from_when_chunks_leave(voices: Voices) -> None:

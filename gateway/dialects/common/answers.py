@@ -26,7 +26,7 @@ from gateway.errors import (
     UnauthenticatedError,
     VoiceRateError,
 )
-from gateway.speech.job import language_warning
+from gateway.speech.job import guard_warning, language_warning
 from gateway.speech.request import SpeechResult
 from servicekit.timeouts import timeout
 
@@ -126,11 +126,13 @@ def error_metadata(error: BaseException) -> list[tuple[str, str]]:
 
 
 LANGUAGE_WARNING_KEY = "x-language-warning"
+GUARD_WARNING_KEY = "x-speech-warning"
 
 
-def language_headers(result: SpeechResult) -> dict[str, str]:
-    """Return the warning of an answer whose text is in a language that the checkpoint does not declare, if it is."""
-    return {LANGUAGE_WARNING_KEY: language_warning(result.foreign)} if result.foreign else {}
+def warning_headers(result: SpeechResult) -> dict[str, str]:
+    """Return what an answer warns of so far: a language that the checkpoint does not declare, speech off its text."""
+    language = {LANGUAGE_WARNING_KEY: language_warning(result.foreign)} if result.foreign else {}
+    return language | ({GUARD_WARNING_KEY: guard_warning(result.guard_notes)} if result.guard_notes else {})
 
 
 IGNORED_FIELDS_KEY = "x-ignored-fields"

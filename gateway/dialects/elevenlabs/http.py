@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, language_headers, read_body
+from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
 from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
     LexiconLocatorFields,
@@ -134,7 +134,7 @@ class SpeechEndpoint:
             error_response,
             name,
             host.limits.reader_timeout_s,
-            lambda: language_headers(order.result),
+            lambda: warning_headers(order.result),
         )
 
 

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, language_headers, read_body
+from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
 from gateway.dialects.openai.errors import error_response, model_not_found
 from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
 from gateway.dialects.openai.speech import audio_events, bare_audio
@@ -119,7 +119,7 @@ class SpeechEndpoint:
             lambda error: error_response(error, request_id),
             request_id,
             host.limits.reader_timeout_s,
-            lambda: language_headers(result),
+            lambda: warning_headers(result),
         )
 
 

@@ -21,6 +21,7 @@ from gateway.dialects.openai.errors import error_object
 from gateway.dialects.openai.request import SpeechOrder
 from gateway.errors import GatewayError
 from gateway.host import Host
+from gateway.speech.job import guard_warning
 from gateway.speech.request import SpeechResult
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
@@ -65,7 +66,8 @@ async def audio_events(host: Host, order: SpeechOrder, result: SpeechResult) -> 
         if is_started:
             yield _event({"type": "error", "error": error_object(error)})
         raise
-    yield _event({"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text})
+    done = {"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text}
+    yield _event(done | ({"warning": guard_warning(result.guard_notes)} if result.guard_notes else {}))
 
 
 class _Usage:

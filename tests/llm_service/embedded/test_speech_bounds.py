@@ -14,6 +14,8 @@ def test_bounds_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert load_speech_bounds(tmp_path) == SpeechBounds()
     write_speech_bounds(tmp_path, SpeechBounds(segment_letters=90, carry_tokens=0))
     assert load_speech_bounds(tmp_path) == SpeechBounds(90, 0)
+    write_speech_bounds(tmp_path, SpeechBounds(silent_tokens=(0, 6560)))
+    assert load_speech_bounds(tmp_path) == SpeechBounds(silent_tokens=(0, 6560))
 
 
 def test_what_is_asked_for_replaces_what_the_checkpoint_says() -> None:
@@ -24,7 +26,10 @@ def test_what_is_asked_for_replaces_what_the_checkpoint_says() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "3", '{"letters": 3}', '{"segment_letters": 0}', '{"carry_tokens": -1}', '{"carry_tokens": true}'],
+    [
+        *("", "[]", "3", '{"letters": 3}', '{"segment_letters": 0}', '{"carry_tokens": -1}', '{"carry_tokens": true}'),
+        *('{"silent_tokens": 3}', '{"silent_tokens": [6561]}', '{"silent_tokens": ["1"]}'),
+    ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / BOUNDS_FILE).write_text(content)

@@ -1,0 +1,72 @@
+"""Finds the speech tokens that sound as silence: `python -m demo_voice.train.silent_tokens`. Needs flite.
+
+The source engine speaks the held-out sentences in the three voices that are bundled; the speech tokenizer codes them.
+A token is silent if nearly all its audio is much softer than the loud parts. `sizes.BOUNDS` keeps the list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from demo_voice.ears.recognition import FloatArray
+from demo_voice.train.flite import Flite, SourceVoice
+from demo_voice.train.make_heldout import heldout_sentences
+from demo_voice.train.make_voices import PROMPT_VOICES
+from demo_voice.train.utterance import SAMPLES_PER_TOKEN_16K
+from demo_voice.unpack import BUNDLE
+from token2wav_service.features.speech_tokenizer import FILE_NAME, OnnxSpeechTokenizer, tokenize_samples
+
+SOFTER_DB = 35.0
+"""Than the loud parts of the same audio."""
+LEAST_SHARE, LEAST_COUNT = 0.8, 4
+_LOUD_QUANTILE = 0.95
+_DB_PER_DECADE, _FLOOR = 20.0, 1e-9
+
+
+def silent_tokens(spoken: Iterable[tuple[Sequence[int], FloatArray]]) -> list[int]:
+    """Return the tokens that sound as silence, sorted.
+
+    Args:
+        spoken: of each utterance the speech tokens (25 Hz) and their audio, [N] mono float32 in +-1 at 16 kHz.
+    """
+    seen: Counter[int] = Counter()
+    silent: Counter[int] = Counter()
+    for tokens, samples in spoken:
+        levels = _levels_db(samples)[: len(tokens)]
+        is_soft = levels < np.quantile(levels, _LOUD_QUANTILE) - SOFTER_DB
+        seen.update(tokens[: len(levels)])
+        silent.update(token for token, soft in zip(tokens, is_soft, strict=False) if soft)
+    return sorted(t for t, count in seen.items() if count >= LEAST_COUNT and silent[t] >= LEAST_SHARE * count)
+
+
+def _levels_db(samples: FloatArray) -> FloatArray:
+    """Return the level of every 40 ms."""
+    whole = len(samples) // SAMPLES_PER_TOKEN_16K
+    frames = samples[: whole * SAMPLES_PER_TOKEN_16K].reshape(whole, SAMPLES_PER_TOKEN_16K)
+    level = np.sqrt((frames.astype(np.float64) ** 2).mean(axis=1))
+    return np.asarray(_DB_PER_DECADE * np.log10(level + _FLOOR), np.float32)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Find and print them; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.silent_tokens", description=__doc__)
+    parser.add_argument("--bundle", type=Path, default=BUNDLE, help="packed weights (default %(default)s)")
+    parser.add_argument("--engines", type=Path, help="unpacked source engine (default: the installed flite)")
+    args = parser.parse_args(argv)
+    engine, tokenizer = Flite(args.engines), OnnxSpeechTokenizer(args.bundle / FILE_NAME)
+    texts = [(text, SourceVoice(voice.base)) for voice in PROMPT_VOICES for text in heldout_sentences()]
+    audio = (engine.speak(text, voice).samples for text, voice in tqdm(texts, unit="sentence"))
+    found = silent_tokens((tokenize_samples(tokenizer, samples).tolist(), samples) for samples in audio)
+    sys.stdout.write(f"{found}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

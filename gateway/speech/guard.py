@@ -1,0 +1,186 @@
+"""Tells from the speech tokens of one answer whether its speech keeps to its text, and which of them may be spoken.
+
+    tokens    [ given out to token2wav | held back        ]
+                                       ^ from here on the text is spoken again where a trouble shows
+
+What is given out and what is held back follows from the tokens alone, never from time, so that equal seeds give equal
+speech. The first chunk is never held back. Pure: no services, no time, no audio.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.llm.length import SpeechLength
+
+LONG_FINISH = "length"
+
+
+class GuardMode(str, Enum):
+    """What the guard does."""
+
+    OFF = "off"
+    WARN = "warn"
+    """It tells of troubles and changes nothing."""
+    MEND = "mend"
+    """It has what was not spoken yet spoken again."""
+
+
+class Trouble(str, Enum):
+    """How speech leaves its text."""
+
+    LOOP = "loop"
+    """The same sounds come again and again."""
+    SILENCE = "silence"
+    """It is silent for longer than any pause."""
+    SHORT = "short"
+    """It ends before the text can have been said."""
+    LONG = "long"
+    """It goes on when the text must have been said."""
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """How answers are guarded."""
+
+    mode: GuardMode = GuardMode.OFF
+    silent_tokens: frozenset[int] = frozenset()
+    """Of the checkpoint's 6561 those that sound as silence; empty: not known, so that silence is not looked for."""
+    redraws: int = 3
+    """How often one segment is spoken again at most."""
+
+
+LOOP_GRAM_TOKENS = 4
+"""160 ms. Two draws of one word are hardly ever equal for so long, even where the text repeats it."""
+LOOP_COUNT = 4
+"""More equal grams are a loop, unless the text itself says a word again and again."""
+SILENCE_TOKENS = 40
+"""1.6 s: longer than a pause between sentences."""
+_KEPT_SILENCE_TOKENS = 8
+MOST_HELD_TOKENS = 75
+"""3 s: below the 5 s that our own LLM engine runs ahead of a listener."""
+_HELD_DIVISOR = 3
+"""An LLM a third faster than speech is far enough ahead after n tokens to have n / 3 of them held back."""
+
+
+def held_tokens(position: int, free_tokens: int) -> int:
+    """Return how many of the newest tokens are held back at a position in the stream.
+
+    Args:
+        position: tokens of the stream so far.
+        free_tokens: in the first chunk, look-ahead included; they are never held back.
+    """
+    return min(MOST_HELD_TOKENS, max(0, position - free_tokens) // _HELD_DIVISOR)
+
+
+# A word, or a character of a script that is written without blanks.
+_WORD = re.compile("[^\\W\u3040-\U0003ffff]+|[\u3040-\U0003ffff]")
+
+
+def repeats_in(text: str) -> int:
+    """Return how often the text says its most frequent word."""
+    return max(Counter(_WORD.findall(text.casefold())).values(), default=0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A trouble, and up to where the answer is good."""
+
+    trouble: Trouble
+    good_tokens: int
+
+
+class AnswerGuard:
+    """Watches one answer, token by token."""
+
+    def __init__(self, text: str, length: SpeechLength, silent_tokens: frozenset[int] = frozenset()) -> None:
+        """Begin before the first token.
+
+        Args:
+            text: what is to be said, as the LLM gets it.
+            length: the bounds of saying it.
+            silent_tokens: see `GuardSettings`.
+        """
+        self._length = length
+        self._silent = silent_tokens
+        self._most_grams = max(LOOP_COUNT, 2 * repeats_in(text))
+        self._grams: dict[tuple[int, ...], list[int]] = {}
+        self._silence = 0
+        self.tokens: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> Verdict | None:
+        """Take the next tokens (0..6560); return the first trouble that they show."""
+        first: Verdict | None = None
+        for token_id in token_ids:
+            self.tokens.append(token_id)
+            verdict = self._silence_verdict(token_id) or self._loop_verdict()
+            first = first or verdict
+        return first
+
+    def end(self, finish_reason: str) -> Verdict | None:
+        """Take the end (`stop` or `length`); return what is wrong with it."""
+        if finish_reason == LONG_FINISH:
+            return Verdict(Trouble.LONG, self._likely_end())
+        if len(self.tokens) < self._length.shortest:
+            return Verdict(Trouble.SHORT, len(self.tokens))
+        return None
+
+    def _silence_verdict(self, token_id: int) -> Verdict | None:
+        self._silence = self._silence + 1 if token_id in self._silent else 0
+        if self._silence <= SILENCE_TOKENS:
+            return None
+        return Verdict(Trouble.SILENCE, len(self.tokens) - self._silence + _KEPT_SILENCE_TOKENS)
+
+    def _loop_verdict(self) -> Verdict | None:
+        gram = tuple(self.tokens[-LOOP_GRAM_TOKENS:])
+        if len(gram) < LOOP_GRAM_TOKENS or self._silence:
+            return None
+        found = self._grams.setdefault(gram, [])
+        found.append(len(self.tokens))
+        return Verdict(Trouble.LOOP, found[0]) if len(found) > self._most_grams else None
+
+    def _likely_end(self) -> int:
+        """Return where an answer that did not end has most likely said its text: the pause next to the usual length."""
+        usual = min(self._length.usual, len(self.tokens))
+        pauses = [at for at, token_id in enumerate(self.tokens) if token_id in self._silent]
+        near = [at for at in pauses if usual <= at <= usual + SILENCE_TOKENS]
+        return near[0] if near else usual
+
+
+class HeldAnswer:
+    """Gives the tokens of one answer out as late as its listener allows."""
+
+    def __init__(self, stream_tokens: int, free_tokens: int, usual_tokens: int) -> None:
+        """Begin before the first token of the answer.
+
+        Args:
+            stream_tokens: given out before it in the stream.
+            free_tokens: see `held_tokens`.
+            usual_tokens: of such a text; what goes beyond, and beyond the first chunk, waits for the answer's end.
+        """
+        self._stream_tokens = stream_tokens
+        self._free_tokens = free_tokens
+        self._usual_tokens = max(usual_tokens, free_tokens - stream_tokens)
+        self.given = 0
+
+    def next_given(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return what may be given out now, of all tokens of the answer so far."""
+        return self._up_to(tokens, min(self._free(len(tokens)), self._usual_tokens))
+
+    def rest(self, tokens: Sequence[int], end: int | None = None) -> tuple[int, ...]:
+        """Return all that was not given out, up to `end` (all by default): the answer is over."""
+        return self._up_to(tokens, len(tokens) if end is None else end)
+
+    def _free(self, count: int) -> int:
+        position = self._stream_tokens + count
+        if position < self._free_tokens:
+            return 0  # NOTE: the first chunk is not complete, so nothing waits for these
+        return max(position - held_tokens(position, self._free_tokens), self._free_tokens) - self._stream_tokens
+
+    def _up_to(self, tokens: Sequence[int], end: int) -> tuple[int, ...]:
+        given, self.given = self.given, max(self.given, min(end, len(tokens)))
+        return tuple(tokens[given : self.given])

@@ -1,0 +1,25 @@
+"""Which speech tokens sound as silence is found in audio, and the bundle tells it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from demo_voice.train.silent_tokens import silent_tokens
+from demo_voice.train.sizes import BOUNDS
+from demo_voice.train.utterance import SAMPLES_PER_TOKEN_16K
+from demo_voice.unpack import BUNDLE, SIZES_FILE, BundleSizes
+
+LOUD, SOFT, SELDOM, MIXED = 7, 8, 9, 10
+
+
+def test_tokens_of_soft_audio_are_silent() -> None:
+    tokens = [*[LOUD] * 20, *[SOFT] * 10, *[SELDOM] * 2, *[MIXED] * 10]
+    volumes = [*[0.5] * 20, *[0.0001] * 10, *[0.0001] * 2, *[0.5, 0.0001] * 5]
+    samples = np.repeat(np.array(volumes, np.float32), SAMPLES_PER_TOKEN_16K)
+
+    assert silent_tokens([(tokens, samples), (tokens[:20], samples[: 20 * SAMPLES_PER_TOKEN_16K])]) == [SOFT]
+
+
+def test_the_bundle_tells_the_tokens_that_were_found() -> None:
+    assert BundleSizes.from_json((BUNDLE / SIZES_FILE).read_text("utf-8")).bounds == BOUNDS
+    assert len(BOUNDS.silent_tokens or ()) > 20

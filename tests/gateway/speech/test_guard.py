@@ -1,0 +1,258 @@
+"""The guard sees when speech leaves its text, holds back what may still be mended, and has it spoken again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, FixedChunks, first_chunk_tokens
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.llm.length import SpeechLength, usual_speech
+from gateway.speech.guard import (
+    MOST_HELD_TOKENS,
+    SILENCE_TOKENS,
+    AnswerGuard,
+    GuardMode,
+    GuardSettings,
+    HeldAnswer,
+    Trouble,
+    held_tokens,
+    repeats_in,
+)
+from gateway.speech.mending import SegmentAsk, guarded, redraw_seed
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import GuardNote, GuardOutcome, SpeechRequest, SpeechResult
+from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.voices.registry import NamedVoice, VoiceRegistry
+from tests.gateway.fakes import FakeToken2Wav, ManualClock
+
+TEXT = "Please bring the blue folder to the office before nine."
+LENGTH = SpeechLength(shortest=20, usual=90)
+SILENT = frozenset({1, 2, 3})
+FREE = first_chunk_tokens(ExponentialChunks())
+GOOD = tuple(range(100, 190))
+LOOPING = (*range(100, 130), *((200, 201, 202, 203, 204, 205, 206) * 20))
+
+
+def verdict_of(tokens: tuple[int, ...], text: str = TEXT, finish_reason: str = "stop") -> Trouble | None:
+    guard = AnswerGuard(text, LENGTH, SILENT)
+    verdict = guard.push(tokens) or guard.end(finish_reason)
+    return None if verdict is None else verdict.trouble
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish_reason", "trouble"),
+    [
+        pytest.param(GOOD, "stop", None, id="good"),
+        pytest.param(LOOPING, "stop", Trouble.LOOP, id="loop"),
+        pytest.param((*GOOD, *(1, 2, 3) * 20), "stop", Trouble.SILENCE, id="silence"),
+        pytest.param((*GOOD[:40], *(1, 2, 3) * 10, *GOOD[40:]), "stop", None, id="a pause"),
+        pytest.param(GOOD[:19], "stop", Trouble.SHORT, id="short"),
+        pytest.param(GOOD, "length", Trouble.LONG, id="long"),
+    ],
+)
+def test_each_trouble_is_seen_and_good_speech_is_not(
+    tokens: tuple[int, ...], finish_reason: str, trouble: Trouble | None
+) -> None:
+    assert verdict_of(tokens, finish_reason=finish_reason) is trouble
+
+
+def test_a_text_that_repeats_itself_may_sound_so() -> None:
+    word = (200, 201, 202, 203, 204, 205, 206)
+    assert verdict_of((*GOOD[:20], *word * 6), "No, no, no, no, no, no.") is None
+    assert verdict_of((*GOOD[:20], *word * 60), "No, no, no, no, no, no.") is Trouble.LOOP
+
+
+@pytest.mark.parametrize(
+    ("text", "repeats"), [("No, no, NO!", 3), ("One two three.", 1), ("哈哈哈哈", 4), ("...", 0), ("我很好", 1)]
+)
+def test_repeats_are_counted_in_any_script(text: str, repeats: int) -> None:
+    assert repeats_in(text) == repeats
+
+
+def test_without_known_silent_tokens_silence_is_not_looked_for() -> None:
+    assert AnswerGuard(TEXT, LENGTH).push((1, 2, 3) * SILENCE_TOKENS) is not None, "three tokens in turn are a loop"
+    assert AnswerGuard(TEXT, LENGTH).push(tuple(range(SILENCE_TOKENS * 3))) is None
+
+
+@given(st.lists(st.integers(0, 6560), max_size=120), st.integers(1, 7))
+def test_how_tokens_are_cut_into_deltas_changes_no_verdict(tokens: list[int], size: int) -> None:
+    whole, pieces = AnswerGuard(TEXT, LENGTH, SILENT), AnswerGuard(TEXT, LENGTH, SILENT)
+    at_once = whole.push(tokens)
+    in_turn = [pieces.push(tokens[at : at + size]) for at in range(0, len(tokens), size)]
+    assert next((each for each in in_turn if each is not None), None) == at_once
+
+
+@given(st.integers(0, 400), st.integers(0, 300), st.integers(1, 500), st.integers(1, 60))
+def test_what_is_given_out_is_all_in_order_and_never_late_for_the_first_chunk(
+    stream_tokens: int, count: int, usual: int, free: int
+) -> None:
+    held, tokens, given_out = HeldAnswer(stream_tokens, free, usual), [*range(count)], list[int]()
+    for end in range(1, count + 1):
+        given_out += held.next_given(tokens[:end])
+        position = stream_tokens + end
+        assert given_out == tokens[: held.given]
+        assert position < free or stream_tokens + held.given >= min(free, position) or stream_tokens >= free
+        assert end - held.given >= min(end, held_tokens(position, free)) or stream_tokens + held.given == free
+    assert given_out + list(held.rest(tokens)) == tokens
+
+
+@given(st.integers(0, 10_000), st.integers(0, 100))
+def test_held_tokens_grow_slower_than_the_stream(position: int, free: int) -> None:
+    assert 0 <= held_tokens(position, free) <= min(MOST_HELD_TOKENS, max(0, position - free))
+    assert held_tokens(position + 1, free) - held_tokens(position, free) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tokens"),
+    [
+        pytest.param(ExponentialChunks(), 18, id="exponential"),
+        pytest.param(FixedChunks(25, 30), 33, id="longer first chunk"),
+        pytest.param(DeadlineChunks(), 18, id="deadline"),
+    ],
+)
+def test_the_first_chunk_is_never_held_back(policy: ExponentialChunks, tokens: int) -> None:
+    assert first_chunk_tokens(policy) == tokens
+
+
+def test_usual_and_shortest_speech_follow_the_voices_pace() -> None:
+    reference = "The quick brown fox jumps over the lazy dog and runs into the wood."
+    slow, fast = (usual_speech(TEXT, reference, [0] * int(pace * len(reference))) for pace in (2.0, 1.5))
+    assert slow.shortest > fast.shortest > 0
+    assert slow.usual > fast.usual > fast.shortest
+    assert usual_speech("[breath] <strong>!</strong> ...", reference, [0] * 100).shortest == 0
+
+
+@dataclass
+class ScriptedLLM:
+    """Gives its answers in turn, the last one for ever; an answer goes on behind what was spoken."""
+
+    answers: list[tuple[tuple[int, ...], str]]
+    asked: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    running: int = 0
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        tokens, finish_reason = self.answers[min(len(self.asked), len(self.answers) - 1)]
+        self.asked.append((utterance.spoken_tokens, seed))
+        self.running += 1
+        try:
+            for token_id in tokens[len(utterance.spoken_tokens) :]:
+                yield SpeechTokenDelta((token_id,))
+            yield SpeechTokenDelta((), finish_reason)
+        finally:
+            self.running -= 1
+
+    async def is_ready(self) -> bool:
+        return True
+
+
+@dataclass
+class Spoken:
+    tokens: list[int]
+    finish_reason: str | None
+    notes: list[GuardNote]
+
+
+async def spoken(llm: ScriptedLLM, mode: GuardMode = GuardMode.MEND, redraws: int = 3) -> Spoken:
+    reference = "The quick brown fox jumps over the lazy dog."
+    utterance = Utterance(TEXT, reference, (0,) * int(1.6 * len(reference)))
+    ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
+    heard = Spoken([], None, [])
+    async for delta in guarded(llm, ask, GuardSettings(mode, SILENT, redraws), heard.notes.append):
+        assert heard.finish_reason is None, "the last delta, and only it, has a finish_reason"
+        heard.tokens += delta.token_ids
+        heard.finish_reason = delta.finish_reason
+    assert llm.running == 0
+    return heard
+
+
+async def test_good_speech_is_asked_for_once_and_unchanged() -> None:
+    for mode in GuardMode:
+        llm = ScriptedLLM([(GOOD, "stop")])
+        assert await spoken(llm, mode) == Spoken(list(GOOD), "stop", [])
+        assert llm.asked == [((), 5)]
+
+
+async def test_a_loop_is_spoken_again_behind_what_was_given_out() -> None:
+    llm = ScriptedLLM([(LOOPING, "stop"), (GOOD, "stop")])
+    heard = await spoken(llm)
+    (_, first_seed), (kept, second_seed) = llm.asked
+    assert (first_seed, second_seed) == (5, redraw_seed(5, 1)) and second_seed != 5
+    assert LOOPING[: len(kept)] == kept and FREE <= len(kept) < len(LOOPING) // 2
+    assert heard.tokens == [*kept, *GOOD[len(kept) :]]
+    assert (heard.finish_reason, heard.notes) == ("stop", [GuardNote("loop", GuardOutcome.MENDED)])
+
+
+async def test_speech_that_ends_too_early_is_spoken_again_whole() -> None:
+    llm = ScriptedLLM([(GOOD[:12], "stop"), (GOOD, "stop")])
+    heard = await spoken(llm)
+    assert llm.asked[1][0] == ()
+    assert heard == Spoken(list(GOOD), "stop", [GuardNote("short", GuardOutcome.MENDED)])
+
+
+async def test_speech_that_no_answer_mends_ends_at_the_last_good_place() -> None:
+    llm = ScriptedLLM([(LOOPING, "stop")])
+    heard = await spoken(llm, redraws=2)
+    assert len(llm.asked) == 3 and len({seed for _, seed in llm.asked}) == 3
+    assert heard.finish_reason == "length" and heard.notes == [GuardNote("loop", GuardOutcome.CUT)]
+    assert len(llm.asked[-1][0]) <= len(heard.tokens) < 30 + 3 * len(set(LOOPING[30:]))
+
+
+async def test_silence_that_goes_on_is_cut_short() -> None:
+    heard = await spoken(ScriptedLLM([((*GOOD[:60], *(1, 2, 3) * 50), "length")]))
+    assert heard.finish_reason == "length" and heard.notes == [GuardNote("silence", GuardOutcome.CUT)]
+    assert 60 <= len(heard.tokens) < 60 + SILENCE_TOKENS
+
+
+async def test_speech_that_stays_short_is_heard_as_it_is() -> None:
+    heard = await spoken(ScriptedLLM([(GOOD[:12], "stop")]))
+    assert heard == Spoken(list(GOOD[:12]), "stop", [GuardNote("short", GuardOutcome.HEARD)])
+
+
+async def test_warning_changes_nothing() -> None:
+    llm = ScriptedLLM([(LOOPING, "stop")])
+    heard = await spoken(llm, GuardMode.WARN)
+    assert heard == Spoken(list(LOOPING), "stop", [GuardNote("loop", GuardOutcome.HEARD)])
+    assert len(llm.asked) == 1
+
+
+async def test_off_looks_at_nothing() -> None:
+    assert await spoken(ScriptedLLM([(LOOPING, "stop")]), GuardMode.OFF) == Spoken(list(LOOPING), "stop", [])
+
+
+async def test_a_caller_who_leaves_ends_the_answer() -> None:
+    llm = ScriptedLLM([(GOOD, "stop")])
+    ask = SegmentAsk(Utterance(TEXT, "", ()), Sampling(), 5, 0, FREE)
+    deltas = guarded(llm, ask, GuardSettings(GuardMode.MEND), lambda note: None)
+    await anext(deltas)
+    await deltas.aclose()
+    assert llm.running == 0
+
+
+async def heard_of_pipeline(llm: ScriptedLLM, voices: list[NamedVoice], mode: GuardMode) -> SpeechResult:
+    token2wav, result = FakeToken2Wav(), SpeechResult()
+    settings = PipelineSettings(guard=GuardSettings(mode, SILENT))
+    speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, voices), settings, ManualClock())
+    async for _ in SpeechPipeline(speaker, settings).synthesize(SpeechRequest(TEXT, seed=5), result):
+        pass
+    assert token2wav.open_streams == 0
+    return result
+
+
+async def test_the_result_tells_and_equal_seeds_give_equal_speech(voices: list[NamedVoice]) -> None:
+    first, second = [
+        await heard_of_pipeline(ScriptedLLM([(LOOPING, "stop"), (GOOD, "stop")]), voices, GuardMode.MEND)
+        for _ in range(2)
+    ]
+    assert first.guard_notes == second.guard_notes == [GuardNote("loop", GuardOutcome.MENDED)]
+    assert first.chunk_schedule == second.chunk_schedule and first.chunk_schedule[0] == FREE
+    assert first.finish_reason == "stop" and first.speech_tokens == len(GOOD)
+
+
+async def test_speech_that_was_cut_says_so_and_is_not_gone_on_from(voices: list[NamedVoice]) -> None:
+    result = await heard_of_pipeline(ScriptedLLM([(LOOPING, "stop")]), voices, GuardMode.MEND)
+    assert result.is_truncated and result.carry.parts == ()
