@@ -1,0 +1,109 @@
+"""The rows and figures of the study of speech that keeps to its text. Pure; `benchmarks.guard` fills the rows.
+
+A row is one text. It is bad if more than half its words are heard wrong although the recogniser understands the source
+engine's own audio of it, or if it is much longer or shorter than that audio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from demo_voice.ears.recognition import WordErrors
+from demo_voice.ears.study import Heard
+
+WORST_ERROR_RATE = 0.5
+LONGEST_SHARE, SHORTEST_SHARE = 1.6, 0.6
+"""Of the source engine's own audio of the text."""
+SLACK_S = 0.6
+"""Silence at the ends, which differs."""
+
+
+@dataclass(frozen=True)
+class SpokenSegment:
+    """One answer of the LLM for a segment of a text."""
+
+    text: str
+    seed: int
+    token_ids: tuple[int, ...]
+    """0..6560."""
+    finish_reason: str
+    """`stop`, `length`, or `broken off` by the guard."""
+
+
+@dataclass(frozen=True)
+class GuardRow:
+    """One text, spoken with the guard on or off."""
+
+    number: int
+    kind: str
+    text: str
+    spoken_text: str
+    """Normalised: what the errors are counted against."""
+    segments: tuple[SpokenSegment, ...]
+    audio_s: float
+    heard: Heard
+    source_s: float
+    """Of the source engine's audio of the spoken text."""
+    source: Heard | None
+    """What the recogniser made of that; None where the text was heard well, so that it does not matter."""
+    notes: tuple[str, ...] = ()
+    """What the guard saw, and what became of it."""
+
+    @property
+    def is_misheard(self) -> bool:
+        """Whether it is not understood and the source engine is."""
+        if self.heard.errors.rate <= WORST_ERROR_RATE or self.source is None:
+            return False
+        return self.source.errors.rate <= WORST_ERROR_RATE
+
+    @property
+    def is_out_of_bounds(self) -> bool:
+        """Whether its length is not that of the text."""
+        longest = LONGEST_SHARE * self.source_s + SLACK_S
+        return not SHORTEST_SHARE * self.source_s - SLACK_S <= self.audio_s <= longest
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it does not keep to its text."""
+        return self.is_misheard or self.is_out_of_bounds
+
+
+def bad_shares(rows: Sequence[GuardRow]) -> dict[str, float]:
+    """Return the share of bad rows of each kind and of all (`all`)."""
+    kinds = {row.kind: [each for each in rows if each.kind == row.kind] for row in rows}
+    return {kind: sum(row.is_bad for row in own) / len(own) for kind, own in {**kinds, "all": list(rows)}.items()}
+
+
+def figures(before: Sequence[GuardRow], touched: Sequence[GuardRow]) -> dict[str, Any]:
+    """Compute the study's figures.
+
+    Args:
+        before: every text, spoken without the guard.
+        touched: those that the guard changes, spoken with it; all others sound as before, token for token.
+    """
+    changed = {row.number: row for row in touched}
+    after = [changed.get(row.number, row) for row in before]
+    return {
+        "sentences": len(before),
+        "excess_bad_share_before": bad_shares(before)["all"],
+        "excess_bad_share_after": bad_shares(after)["all"],
+    }
+
+
+def row_json(row: GuardRow) -> dict[str, Any]:
+    """Return a row ready for JSON."""
+    return asdict(row)
+
+
+def row_from_json(values: Mapping[str, Any]) -> GuardRow:
+    """Undo `row_json`."""
+    segments = tuple(SpokenSegment(**{**each, "token_ids": tuple(each["token_ids"])}) for each in values["segments"])
+    source = values["source"] and _heard(values["source"])
+    lists = {"segments": segments, "notes": tuple(values.get("notes", ()))}
+    return GuardRow(**{**values, **lists, "heard": _heard(values["heard"]), "source": source})
+
+
+def _heard(values: Mapping[str, Any]) -> Heard:
+    return Heard(values["transcript"], WordErrors(**values["errors"]))
