@@ -80,7 +80,7 @@ async def open_gateway(
     encoder = load_text_encoder(config.tokenizer_dir, declaration)
     routes = _open_routes(config, _llm_wire(config, encoder), clock)
     access = access or open_access(config.access, clock)
-    lexicons = open_lexicons(config.lexicons, access.key_of_call)
+    lexicons = open_lexicons(config.lexicons, access.key_of_call, takes_phonemes=declaration.phonemes is not None)
     voices = _open_voices(config, routes.token2wav, clock, access)
     gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
     pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)

@@ -58,8 +58,17 @@ class NamedLexicon:
 class LexiconBook:
     """Finds dictionaries for texts."""
 
-    def __init__(self, named: list[NamedLexicon], store: LexiconStore | None = None) -> None:
-        """Keep the operator's and where the created ones are; None: callers can't create any."""
+    def __init__(
+        self, named: list[NamedLexicon], store: LexiconStore | None = None, *, takes_phonemes: bool = False
+    ) -> None:
+        """Keep the dictionaries.
+
+        Args:
+            named: the operator's.
+            store: where the created ones are; None: callers can't create any.
+            takes_phonemes: whether the checkpoint reads phonemes.
+        """
+        self.takes_phonemes = takes_phonemes
         self.named = {each.name: each for each in named}
         self._store = store
         self._of_operator = {each.name: Lexicon(each.version.rules) for each in named}
@@ -125,20 +134,27 @@ class LexiconBook:
         return lexicon
 
 
-def open_lexicons(settings: LexiconSettings, key_of_call: KeyOfCall = no_keys) -> LexiconBook:
+def open_lexicons(
+    settings: LexiconSettings, key_of_call: KeyOfCall = no_keys, *, takes_phonemes: bool = False
+) -> LexiconBook:
     """Read the operator's dictionaries and find the directory of the others.
+
+    Args:
+        settings: where they are.
+        key_of_call: whose call is under way.
+        takes_phonemes: whether the checkpoint reads phonemes; else dictionaries of them are refused.
 
     Raises:
         ConfigError: a file or directory that can't be used.
     """
-    named = [] if settings.operator_dir is None else load_lexicons(settings.operator_dir)
+    named = [] if settings.operator_dir is None else load_lexicons(settings.operator_dir, takes_phonemes)
     store = None
     if settings.created_dir is not None:
         store = LexiconStore(settings.created_dir, key_of_call, settings.max_created)
-    return LexiconBook(named, store)
+    return LexiconBook(named, store, takes_phonemes=takes_phonemes)
 
 
-def load_lexicons(directory: Path) -> list[NamedLexicon]:
+def load_lexicons(directory: Path, takes_phonemes: bool = False) -> list[NamedLexicon]:
     """Read every <name>.json and <name>.pls of a directory.
 
     Raises:
@@ -151,15 +167,15 @@ def load_lexicons(directory: Path) -> list[NamedLexicon]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{directory} has two dictionaries {twice!r}; rename one of {twice}.json and {twice}.pls")
-    return [_load(file) for file in files]
+    return [_load(file, takes_phonemes) for file in files]
 
 
-def _load(file: Path) -> NamedLexicon:
+def _load(file: Path, takes_phonemes: bool) -> NamedLexicon:
     try:
         if file.stat().st_size > MAX_FORM_CHARACTERS:
             raise ConfigError(f"{file} is larger than {MAX_FORM_CHARACTERS} bytes; make several files of it")
         data = file.read_bytes()
-        rules = _READERS[file.suffix](data.decode("utf-8-sig"))
+        rules = _READERS[file.suffix](data.decode("utf-8-sig"), takes_phonemes=takes_phonemes)
     except (OSError, UnicodeDecodeError, InvalidRequestError) as error:
         raise ConfigError(f"the pronunciation dictionary {file} can't be read: {error}") from error
     logger.info("pronunciation dictionary %s: %d rules", file.stem, len(rules))

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.text.aliases import NO_PHONEMES, AliasRule
+from gateway.text.phonemes import IPA
 from gateway.text.xml import XmlProblem, read_xml
 
 MAX_RULES = 5000
@@ -39,9 +40,11 @@ class RuleFields(BaseModel):
     word_boundaries: bool | None = None
     """`true` (default): only where it is a word of its own."""
     type: str = "alias"
-    """`alias`; `phoneme` is refused."""
+    """`alias`, or `phoneme` where the checkpoint reads phonemes."""
     phoneme: str | None = None
-    """Refused."""
+    """What is spoken for it, in phonemes; 400 characters at most."""
+    alphabet: str | None = None
+    """Of `phoneme`: `ipa` (default), `cmu-arpabet` or `pinyin`."""
 
 
 class RulesFile(BaseModel):
@@ -53,7 +56,7 @@ class RulesFile(BaseModel):
     description: str = ""
 
 
-def rules_of_json(text: str | bytes) -> tuple[AliasRule, ...]:
+def rules_of_json(text: str | bytes, *, takes_phonemes: bool = False) -> tuple[AliasRule, ...]:
     """Read the JSON form.
 
     Raises:
@@ -65,7 +68,9 @@ def rules_of_json(text: str | bytes) -> tuple[AliasRule, ...]:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise InvalidRequestError(f"{where}: {first['msg']}; expected rules as JSON", param="rules") from error
-    return rules_of_mapping(rules) if isinstance(rules, dict) else rules_of_fields(rules)
+    if isinstance(rules, dict):
+        return rules_of_mapping(rules)
+    return rules_of_fields(rules, takes_phonemes=takes_phonemes)
 
 
 def rules_of_mapping(words: dict[str, str]) -> tuple[AliasRule, ...]:
@@ -77,34 +82,36 @@ def rules_of_mapping(words: dict[str, str]) -> tuple[AliasRule, ...]:
     return _checked([AliasRule(word, alias) for word, alias in words.items()])
 
 
-def rules_of_fields(fields: Sequence[RuleFields]) -> tuple[AliasRule, ...]:
+def rules_of_fields(fields: Sequence[RuleFields], *, takes_phonemes: bool = False) -> tuple[AliasRule, ...]:
     """Make rules of their fields.
 
     Raises:
-        InvalidRequestError: a word or alias that can't be, or too many rules.
-        UnsupportedOptionError: phonemes.
+        InvalidRequestError: a word, alias or phoneme that can't be, or too many rules.
+        UnsupportedOptionError: phonemes, where the checkpoint reads words only.
     """
-    return _checked([_rule_of(each) for each in fields[: MAX_RULES + 1]])
+    return _checked([_rule_of(each, takes_phonemes) for each in fields[: MAX_RULES + 1]])
 
 
 def fields_of(rule: AliasRule) -> dict[str, Any]:
     """Write a rule as JSON."""
+    if rule.alphabet is None:
+        spoken = {"type": "alias", "string_to_replace": rule.word, "alias": rule.alias}
+    else:
+        spoken = {"type": _PHONEME, "string_to_replace": rule.word, "phoneme": rule.alias, "alphabet": rule.alphabet}
     return {
-        "type": "alias",
-        "string_to_replace": rule.word,
-        "alias": rule.alias,
+        **spoken,
         "case_sensitive": rule.is_case_sensitive,
         "word_boundaries": rule.has_word_boundaries,
     }
 
 
-def rules_of_pls(text: str) -> tuple[AliasRule, ...]:
-    """Read a PLS document: every grapheme of a lexeme is spoken as its first alias.
+def rules_of_pls(text: str, *, takes_phonemes: bool = False) -> tuple[AliasRule, ...]:
+    """Read a PLS document: every grapheme of a lexeme is spoken as its first alias, or else as its first phoneme.
 
     Raises:
         InvalidRequestError: it is no PLS, with line and column; or a rule can't be had.
     """
-    reader = _PlsReader()
+    reader = _PlsReader(takes_phonemes)
     read_xml(text, reader, "PLS file", "file", MAX_FORM_CHARACTERS)
     return _checked(reader.rules)
 
@@ -112,20 +119,32 @@ def rules_of_pls(text: str) -> tuple[AliasRule, ...]:
 def pls_of_rules(rules: Sequence[AliasRule], language: str = "en") -> str:
     """Write rules as PLS, which has no words for case and boundaries."""
     lexemes = "".join(
-        f"  <lexeme><grapheme>{escape(rule.word)}</grapheme><alias>{escape(rule.alias)}</alias></lexeme>\n"
-        for rule in rules
+        f"  <lexeme><grapheme>{escape(rule.word)}</grapheme>{_pls_of_spoken(rule)}</lexeme>\n" for rule in rules
     )
     head = f'<lexicon version="1.0" xmlns="{_PLS_NAMESPACE}" alphabet="ipa" xml:lang="{language}">'
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}\n{lexemes}</lexicon>\n'
 
 
-def _rule_of(fields: RuleFields) -> AliasRule:
-    if fields.type == _PHONEME or fields.phoneme is not None:
+def _pls_of_spoken(rule: AliasRule) -> str:
+    if rule.alphabet is None:
+        return f"<alias>{escape(rule.alias)}</alias>"
+    return f"<phoneme alphabet={quoteattr(rule.alphabet)}>{escape(rule.alias)}</phoneme>"
+
+
+def _rule_of(fields: RuleFields, takes_phonemes: bool) -> AliasRule:
+    is_phonemes = fields.type == _PHONEME or fields.phoneme is not None
+    if is_phonemes and not takes_phonemes:
         raise UnsupportedOptionError(f"rule for {fields.string_to_replace[:40]!r}: {NO_PHONEMES}", param="rules")
-    if fields.alias is None:
-        raise InvalidRequestError(f"the rule for {fields.string_to_replace[:40]!r} has no alias; add it", param="rules")
+    spoken, name = (fields.phoneme, _PHONEME) if is_phonemes else (fields.alias, "alias")
+    if spoken is None:
+        got = f"the rule for {fields.string_to_replace[:40]!r} has no {name}"
+        raise InvalidRequestError(f"{got}; add it", param="rules")
     return AliasRule(
-        fields.string_to_replace, fields.alias, fields.case_sensitive is not False, fields.word_boundaries is not False
+        fields.string_to_replace,
+        spoken,
+        fields.case_sensitive is not False,
+        fields.word_boundaries is not False,
+        (fields.alphabet or IPA) if is_phonemes else None,
     )
 
 
@@ -142,8 +161,10 @@ _WITHIN = {"lexicon": ("",), "lexeme": ("lexicon",), **dict.fromkeys(_TEXTS, ("l
 class _PlsReader:
     """Gathers the rules of a PLS document."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_phonemes: bool) -> None:
         self.rules: list[AliasRule] = []
+        self._takes_phonemes = takes_phonemes
+        self._alphabet = self._first_alphabet = IPA
         self._open: list[str] = []
         self._found: dict[str, list[str]] = {}
 
@@ -154,6 +175,10 @@ class _PlsReader:
         if above not in _WITHIN.get(name, ()) and not self._is_metadata(name, above):
             raise XmlProblem(f"<{name}> is not expected {f'in <{above}>' if above else 'here'}")
         self._open.append(name)
+        if name == "lexicon":
+            self._alphabet = attributes.get("alphabet") or IPA
+        elif name == _PHONEME and not self._found[_PHONEME]:
+            self._first_alphabet = attributes.get("alphabet") or self._alphabet
         if name == "lexeme":
             self._found = {kind: [] for kind in _TEXTS}
         elif name in _TEXTS:
@@ -177,11 +202,13 @@ class _PlsReader:
         aliases = [" ".join(alias.split()) for alias in found["alias"]]
         if not words:
             raise XmlProblem("a <lexeme> has no <grapheme>")
-        if not aliases:
-            raise XmlProblem(NO_PHONEMES if found["phoneme"] else "a <lexeme> has no <alias>")
+        phonemes = [" ".join(phoneme.split()) for phoneme in found[_PHONEME]]
+        if not aliases and not (phonemes and self._takes_phonemes):
+            raise XmlProblem(NO_PHONEMES if phonemes else "a <lexeme> has no <alias>")
         if len(self.rules) + len(words) > MAX_RULES:
             raise XmlProblem(f"there are more than {MAX_RULES} rules; make several files")
         try:
-            self.rules += [AliasRule(word, aliases[0]) for word in words]
+            spoken, alphabet = (aliases[0], None) if aliases else (phonemes[0], self._first_alphabet)
+            self.rules += [AliasRule(word, spoken, alphabet=alphabet) for word in words]
         except InvalidRequestError as error:
             raise XmlProblem(str(error)) from error

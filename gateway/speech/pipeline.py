@@ -87,7 +87,7 @@ class SpeechPipeline:
         with telling_refusals(self._observer):
             check_request(request, self._settings.max_text_characters)
             if request.text_options.is_ssml:
-                await asyncio.to_thread(check_ssml, request.text, request.text_options.primary_language)
+                await asyncio.to_thread(self._check_ssml, request)
             if self._settings.refuses_foreign:
                 await self._check_languages(request)
             self._front_end.check_audio_tags(request.text, request.text_options)
@@ -95,6 +95,10 @@ class SpeechPipeline:
         async with aclosing(self._speaker.speak(request, _whole_text(text, request.text), result)) as audio:
             async for chunk in audio:
                 yield chunk
+
+    def _check_ssml(self, request: SpeechRequest) -> None:
+        language = request.text_options.primary_language
+        check_ssml(request.text, language, takes_phonemes=self._front_end.takes_phonemes)
 
     async def _check_languages(self, request: SpeechRequest) -> None:
         """Refuse a text before any of it is spoken; others get their turn in between."""

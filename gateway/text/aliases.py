@@ -1,4 +1,4 @@
-"""Replaces words by what is to be spoken for them: the alias rules of pronunciation dictionaries.
+"""Replaces words by what is to be spoken for them: the rules of pronunciation dictionaries.
 
     written   The Xiaomi of NYC.      rules   Xiaomi -> show me, NYC -> New York City
     spoken    The show me of New York City.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, Span
 from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.phonemes import phoneme_tags
 from gateway.text.spoken_length import spoken_length
 
 MAX_WORD = 200
@@ -25,8 +26,8 @@ MAX_ALIAS = 400
 _KEY = 2
 """Characters by which rules are looked up."""
 NO_PHONEMES = (
-    "phonemes can't be spoken: CosyVoice2 checkpoints and the demo voice read words only; CosyVoice3 checkpoints read "
-    "pinyin and CMU phonemes, which this server does not send them yet; give an alias, spelled as it is to be spoken"
+    "phonemes can't be spoken: this checkpoint reads words only; CosyVoice3 checkpoints read pinyin and CMU phonemes, "
+    "where checkpoint.json declares it; give an alias, spelled as it is to be spoken"
 )
 
 
@@ -39,10 +40,21 @@ class AliasRule:
     is_case_sensitive: bool = True
     has_word_boundaries: bool = True
     """Whether it is a word of its own that is replaced; in Chinese and Japanese every character is."""
+    alphabet: str | None = None
+    """Of the phonemes that the alias consists of; None: it is words. See `phonemes.phoneme_tags`."""
 
     def __post_init__(self) -> None:
         _check("string_to_replace", self.word, MAX_WORD)
-        _check("alias", self.alias, MAX_ALIAS)
+        _check("phoneme" if self.alphabet else "alias", self.alias, MAX_ALIAS)
+        try:
+            self.spoken  # noqa: B018  which reads phonemes
+        except ValueError as error:
+            raise InvalidRequestError(f"phonemes of {self.word[:40]!r}: {error}", param="phoneme") from error
+
+    @property
+    def spoken(self) -> str:
+        """What the LLM gets for the word."""
+        return self.alias if self.alphabet is None else phoneme_tags(self.alias, self.alphabet)
 
 
 class Lexicon:
@@ -50,6 +62,9 @@ class Lexicon:
 
     def __init__(self, rules: Iterable[AliasRule]) -> None:
         """Sort the rules for the lookup; of two for the same word the first counts."""
+        rules = tuple(rules)
+        self.in_phonemes = next((rule.word for rule in rules if rule.alphabet is not None), None)
+        """The first word whose pronunciation is phonemes; None if there is none."""
         self._by_key: dict[str, list[tuple[str, AliasRule]]] = {}
         for rule in rules:
             folded = _folded(rule.word)
@@ -99,8 +114,8 @@ def apply_lexicons(text: str, lexicons: Sequence[Lexicon]) -> NormalizedText:
 def _replaced(text: str, found: list[tuple[int, AliasRule]]) -> NormalizedText:
     parts, spans, at = list[str](), list[Span](), 0
     for start, rule in found:
-        parts += [text[at:start], rule.alias]
-        spans += [Span(start - at, start - at), Span(len(rule.word), len(rule.alias))]
+        parts += [text[at:start], rule.spoken]
+        spans += [Span(start - at, start - at), Span(len(rule.word), len(rule.spoken))]
         at = start + len(rule.word)
     parts.append(text[at:])
     spans.append(Span(len(text) - at, len(text) - at))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gateway.errors import LexiconNotFoundError
+from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
 from gateway.text.addresses import spoken_addresses
-from gateway.text.aliases import Lexicon, apply_lexicons
+from gateway.text.aliases import NO_PHONEMES, Lexicon, apply_lexicons
 from gateway.text.alignment import Alignment, Span
 from gateway.text.breaks import BreakFinder
 from gateway.text.endings import ended
@@ -102,6 +102,7 @@ class TextFrontEnd:
         silent_tags: Iterable[str] = (),
         lexicons: LexiconSource | None = None,
         styles: StyleRule | None = None,
+        takes_phonemes: bool = False,
     ) -> None:
         """Keep the parts.
 
@@ -114,7 +115,9 @@ class TextFrontEnd:
             silent_tags: those of `tags` that the checkpoint does not know; normalising takes them out.
             lexicons: where dictionaries are found; None: there are none.
             styles: whether ways of speaking can be asked for; None: they are left alone.
+            takes_phonemes: whether the LLM reads phonemes, which `tags` has then too.
         """
+        self.takes_phonemes = takes_phonemes
         self._declared = declared
         self._styles = styles or StyleRule()
         self._silent_tags = frozenset(silent_tags)
@@ -133,7 +136,16 @@ class TextFrontEnd:
         """
         if options.style is not None:
             self._styles.check(options.style.field)
-        self._lexicons.lexicons_for(options)
+        self._lexicons_for(options)
+
+    def _lexicons_for(self, options: TextOptions) -> tuple[Lexicon, ...]:
+        lexicons = self._lexicons.lexicons_for(options)
+        if options.aliases:
+            lexicons = (Lexicon(options.aliases), *lexicons)
+        word = next((each.in_phonemes for each in lexicons if each.in_phonemes is not None), None)
+        if word is not None and not self.takes_phonemes:
+            raise UnsupportedOptionError(f"pronunciation of {word[:40]!r}: {NO_PHONEMES}", param="lexicons")
+        return lexicons
 
     def check_audio_tags(self, text: str, options: TextOptions) -> None:
         """Refuse a whole text for an audio tag, before any of it is spoken.
@@ -165,9 +177,7 @@ class TextFrontEnd:
         """
         if options.style is not None:
             self._styles.check(options.style.field)
-        lexicons = self._lexicons.lexicons_for(options)
-        if options.aliases:
-            lexicons = (Lexicon(options.aliases), *lexicons)
+        lexicons = self._lexicons_for(options)
         rules = SentencexRules(options.primary_language, self._guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
         markup = self._markup_of(options)
@@ -179,7 +189,10 @@ class TextFrontEnd:
 
     def _markup_of(self, options: TextOptions) -> Markup | None:
         if options.is_ssml:
-            return Markup(SsmlReader(self._tags, options.primary_language, self._in_words))
+            reader = SsmlReader(
+                self._tags, options.primary_language, self._in_words, takes_phonemes=self.takes_phonemes
+            )
+            return Markup(reader)
         if options.normalization is not Normalization.ON:
             return None
         return Markup(MarkupReader(self._tags, self._styles if options.has_audio_tags else None))
@@ -436,6 +449,7 @@ def load_text_front_end(
         set(INLINE_TAGS) - set(tags),
         lexicons,
         StyleRule(declaration.instruct is not None, refuses_styles),
+        declaration.phonemes is not None,
     )
 
 

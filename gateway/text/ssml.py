@@ -5,7 +5,8 @@
       <p><prosody rate="slow">Room <say-as interpret-as="digits">42</say-as>.</prosody></p>
     </speak>
 
-speak, p, s, break, sub, say-as, prosody (rate, volume) and lang are known; phonemes and everything else are refused.
+speak, p, s, break, sub, say-as, phoneme, prosody (rate, volume) and lang are known; everything else is refused, and
+phoneme where the LLM reads words only.
 Text that does not begin with <speak> is taken for what stands in one. Gives `Stretch`es as `MarkupReader` does.
 """
 
@@ -23,6 +24,7 @@ from gateway.text.endings import full_stop
 from gateway.text.language import primary_language
 from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, gain_of, rate_of
 from gateway.text.pauses import Pause, check_sum, pause_of
+from gateway.text.phonemes import IPA, phoneme_tags
 from gateway.text.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
@@ -47,12 +49,15 @@ _SILENT_ATTRIBUTES = ("version", "xml:lang", "onlangfailure", "xml:base")
 _ATTRIBUTES = {
     "break": ("time", "strength"),
     "sub": ("alias",),
+    "phoneme": ("alphabet", "ph"),
     "say-as": ("interpret-as", "format", "detail"),
     "prosody": ("rate", "volume"),
     "lang": ("xml:lang", "onlangfailure"),
     "p": ("xml:lang",),
     "s": ("xml:lang",),
 }
+_REPLACED = ("say-as", "sub", "phoneme")
+"""Elements that are spoken in other words than they hold."""
 _KNOWN = ", ".join((_ROOT, *_ATTRIBUTES))
 
 
@@ -68,14 +73,18 @@ class _Element:
 class SsmlReader:
     """Reads one text. Holds what is not certain yet: an unfinished tag, or what a `say-as` has not closed."""
 
-    def __init__(self, tags: InlineTags, language: str | None, normalize: Normalize) -> None:
+    def __init__(
+        self, tags: InlineTags, language: str | None, normalize: Normalize, *, takes_phonemes: bool = False
+    ) -> None:
         """Begin a text.
 
         Args:
             tags: the model's own, which stay; pairs such as <strong> are elements.
             language: of the whole text, if the request says it.
             normalize: see `Normalize`.
+            takes_phonemes: whether the LLM reads phonemes.
         """
+        self._takes_phonemes = takes_phonemes
         self._own_tag = re.compile(tags.pattern)
         self._language = language
         self._normalize = normalize
@@ -134,7 +143,7 @@ class SsmlReader:
 
     def start(self, name: str, attributes: dict[str, str], at: int) -> None:
         """See `XmlReader.start`."""
-        if self._stack and self._stack[-1].name in ("say-as", "sub", "break"):
+        if self._stack and self._stack[-1].name in (*_REPLACED, "break"):
             raise XmlProblem(f"<{self._stack[-1].name}> may hold no other element")
         above = self._stack[-1].manner if self._stack else PLAIN
         element = _Element(name, attributes, self._manner_of(name, attributes, above), at)
@@ -144,7 +153,7 @@ class SsmlReader:
             self._note(at, f"<{name}>")
         elif name == "break":
             self._note(at, "", Pause(self._pause_of(attributes)))
-        elif name in ("say-as", "sub"):
+        elif name in _REPLACED:
             self._note(at, "")
         else:
             self._note(at, *self._border(name, element.manner != above))
@@ -155,7 +164,7 @@ class SsmlReader:
         manner = self._stack[-1].manner if self._stack else PLAIN
         if self._own_tag.fullmatch(f"</{name}>"):
             self._note(at, f"</{name}>")
-        elif name in ("say-as", "sub"):
+        elif name in _REPLACED:
             self._said(element)
         elif name != "break":
             self._note(at, *self._border(name, element.manner != manner), manner=element.manner)
@@ -165,7 +174,7 @@ class SsmlReader:
         within = self._stack[-1].name if self._stack else ""
         if within == "break" and text.strip():
             raise XmlProblem("<break> may hold no text; write <break/>")
-        if within in ("say-as", "sub"):
+        if within in _REPLACED:
             self._inner += text
             if len(self._inner) > MAX_SAID_AS:
                 raise XmlProblem(f"<{within}> holds more than {MAX_SAID_AS} characters; take less into it")
@@ -199,7 +208,7 @@ class SsmlReader:
         self._problem = self._document.refusal(problem)
 
     def _is_within_tag(self) -> bool:
-        is_held = bool(self._stack) and self._stack[-1].name in ("say-as", "sub")
+        is_held = bool(self._stack) and self._stack[-1].name in _REPLACED
         return is_held or self._text.rfind("<") > self._text.rfind(">") or self._text.rfind("&") > self._text.rfind(";")
 
     def _note(self, at: int, spoken: str, pause: Pause | None = None, manner: Manner | None = None) -> None:
@@ -230,6 +239,8 @@ class SsmlReader:
         inner = " ".join(self._inner.split())
         if element.name == "sub":
             spoken = element.attributes["alias"].strip()
+        elif element.name == "phoneme":
+            spoken = _tags_of(element.attributes)
         else:
             spoken = self._said_as(inner, element)
         self._next = replace(self._next, spoken=spoken)
@@ -267,7 +278,7 @@ class SsmlReader:
         return manner
 
     def _check_element(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "phoneme":
+        if name == "phoneme" and not self._takes_phonemes:
             raise XmlProblem(f"<phoneme>: {NO_PHONEMES}")
         if self._own_tag.fullmatch(f"<{name}>") and self._stack:
             return
@@ -278,11 +289,13 @@ class SsmlReader:
         unknown = [each for each in attributes if each not in known and not each.startswith(("xmlns", "xsi:"))]
         if unknown:
             raise XmlProblem(f"<{name}> has the attribute {unknown[0][:40]!r}, known are {', '.join(known)}")
-        needed = {"sub": "alias", "say-as": "interpret-as", "lang": "xml:lang"}.get(name)
+        needed = {"sub": "alias", "say-as": "interpret-as", "lang": "xml:lang", "phoneme": "ph"}.get(name)
         if needed and not attributes.get(needed, "").strip():
             raise XmlProblem(f"<{name}> lacks the attribute {needed}")
         if len(attributes.get("alias", "")) > MAX_ALIAS:
             raise XmlProblem(f"the alias has more than {MAX_ALIAS} characters")
+        if name == "phoneme":
+            _tags_of(attributes)
 
     def _pause_of(self, attributes: dict[str, str]) -> float:
         try:
@@ -295,18 +308,27 @@ class SsmlReader:
         return ready
 
 
-def check_ssml(text: str, language: str | None, tags: InlineTags | None = None) -> None:
+def check_ssml(
+    text: str, language: str | None, tags: InlineTags | None = None, *, takes_phonemes: bool = False
+) -> None:
     """Refuse a whole text before any of it is spoken.
 
     Raises:
         InvalidRequestError: it is no SSML, or asks for what can't be had.
     """
-    reader = SsmlReader(tags or InlineTags(), language, lambda text, _: text)
+    reader = SsmlReader(tags or InlineTags(), language, lambda text, _: text, takes_phonemes=takes_phonemes)
     stretches = reader.push(text) + reader.flush()
     reader.finish()
     if (problem := reader.take_problem()) is not None:
         raise problem
     check_sum(sum(stretch.pause.seconds for stretch in stretches if stretch.pause is not None))
+
+
+def _tags_of(attributes: dict[str, str]) -> str:
+    try:
+        return phoneme_tags(attributes["ph"], attributes.get("alphabet", IPA))
+    except ValueError as error:
+        raise XmlProblem(f"<phoneme>: {error}") from error
 
 
 def _language_of(tag: str) -> str:

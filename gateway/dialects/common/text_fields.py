@@ -10,12 +10,14 @@ from pydantic import BaseModel, ConfigDict
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.lexicons.forms import rules_of_mapping
 from gateway.text import Normalization, TextOptions
-from gateway.text.aliases import NO_PHONEMES
+from gateway.text.aliases import NO_PHONEMES, AliasRule
 from gateway.text.options import LexiconLocator
+from gateway.text.phonemes import CMU, IPA
 from gateway.text.styles import Style
 
 _IPA = re.compile("[\u0250-\u02af\u02b0-\u02ff\u0300-\u036f\u1d00-\u1dbfæðøŋœθβχ]|\\{@?[A-Z]")
 """Letters that only phonetic alphabets have, and Riva's ARPABET in braces."""
+_ARPABET = re.compile(r"\{@?([^{}]*)\}")
 _ENTRY = re.compile(r"(?P<word>\S.*?)(?:\s{2,}|\t)(?P<spoken>\S.*)", re.DOTALL)
 
 
@@ -39,6 +41,7 @@ def text_options_of(
     pronunciations: Mapping[str, str] | None,
     is_ssml: bool = False,
     style: Style | None = None,
+    rules: tuple[AliasRule, ...] = (),
 ) -> TextOptions:
     """Make the options of a text out of a request's fields.
 
@@ -49,7 +52,7 @@ def text_options_of(
         LexiconLocator(each) if isinstance(each, str) else LexiconLocator(each.id, each.version)
         for each in lexicons or ()
     )
-    rules = rules_of_mapping(dict(pronunciations or {}))
+    rules = (*rules, *rules_of_mapping(dict(pronunciations or {})))
     return TextOptions(language, normalization, is_ssml, rules, locators, style)
 
 
@@ -58,26 +61,31 @@ def is_ssml_document(text: str) -> bool:
     return text.lstrip()[:7].lower() in ("<speak>", "<speak ")
 
 
-def words_of_riva(custom_dictionary: str) -> dict[str, str]:
+def rules_of_riva(custom_dictionary: str, *, takes_phonemes: bool) -> tuple[AliasRule, ...]:
     """Read Riva's dictionary: entries `word␣␣pronunciation`, with two blanks between, joined by commas.
 
     Raises:
         InvalidRequestError: an entry of another form.
-        UnsupportedOptionError: a pronunciation in phonemes.
+        UnsupportedOptionError: a pronunciation in phonemes, where the checkpoint reads words only.
     """
     entries = [entry.strip() for entry in custom_dictionary.split(",")]
-    return dict(_entry(entry) for entry in entries if entry)
+    return tuple(_entry(entry, takes_phonemes) for entry in entries if entry)
 
 
-def _entry(entry: str) -> tuple[str, str]:
+def _entry(entry: str, takes_phonemes: bool) -> AliasRule:
     found = _ENTRY.fullmatch(entry)
     if found is None:
         expected = 'expected a word, two blanks and what is spoken for it, such as "Xiaomi  show me"'
         raise InvalidRequestError(
             f"custom_dictionary: got the entry {entry[:80]!r}, {expected}", param="custom_dictionary"
         )
-    if _IPA.search(found["spoken"]):
+    word, spoken = found["word"], found["spoken"].strip()
+    if not _IPA.search(spoken):
+        return AliasRule(word, spoken)
+    if not takes_phonemes:
         raise UnsupportedOptionError(
             f"custom_dictionary, {found['word'][:40]!r}: {NO_PHONEMES}", param="custom_dictionary"
         )
-    return found["word"], found["spoken"].strip()
+    if "{" in spoken:
+        return AliasRule(word, " ".join(_ARPABET.findall(spoken)), alphabet=CMU)
+    return AliasRule(word, spoken, alphabet=IPA)

@@ -7,7 +7,7 @@ the store's (`gateway.lexicons`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, Response
@@ -113,13 +113,14 @@ class _Lexicons:
     async def create(self, request: Request) -> Response:
         store = self._host().lexicons.store
         body = await self._body(request, NewLexicon)
-        rules = rules_of_fields(body.rules)
+        rules = self._rules(body.rules)
         return JSONResponse(_created(await store.create(body.name, body.description or "", rules)))
 
     async def create_from_file(self, request: Request) -> Response:
         store = self._host().lexicons.store
         texts, file = await self._form(request)
-        rules = await asyncio.to_thread(rules_of_pls, decode_text(file))
+        takes_phonemes = self._host().lexicons.takes_phonemes
+        rules = await asyncio.to_thread(rules_of_pls, decode_text(file), takes_phonemes=takes_phonemes)
         return JSONResponse(_created(await store.create(texts["name"], texts.get("description", ""), rules)))
 
     async def show(self, request: Request) -> Response:
@@ -136,12 +137,12 @@ class _Lexicons:
 
     async def add_rules(self, request: Request) -> Response:
         body = await self._body(request, MoreRules)
-        new = rules_of_fields(body.rules)
+        new = self._rules(body.rules)
         return await self._changed(request, lambda rules: (*_without(rules, {rule.word for rule in new}), *new))
 
     async def set_rules(self, request: Request) -> Response:
         body = await self._body(request, MoreRules)
-        new = rules_of_fields(body.rules)
+        new = self._rules(body.rules)
         return await self._changed(request, lambda rules: new)
 
     async def remove_rules(self, request: Request) -> Response:
@@ -161,6 +162,9 @@ class _Lexicons:
         changed = await self._host().lexicons.store.change_rules(self._changeable(request), change)
         latest = changed.latest
         return JSONResponse({"id": changed.id, "version_id": latest.id, "version_rules_num": len(latest.rules)})
+
+    def _rules(self, fields: Sequence[RuleFields]) -> tuple[AliasRule, ...]:
+        return rules_of_fields(fields, takes_phonemes=self._host().lexicons.takes_phonemes)
 
     def _changeable(self, request: Request) -> str:
         name: str = request.path_params["lexicon"]

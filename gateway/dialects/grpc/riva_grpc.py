@@ -56,7 +56,7 @@ class RivaServicer:
         Raises:
             GatewayError: it can't be spoken, or its audio is too large for one message.
         """
-        order = read_request(request, self._has_voice)
+        order = self._read(request)
         asked = order.speech.within(context.time_remaining())
         await _tell_ignored(self._host, order, context)
         result, answer = SpeechResult(), _Answer(request, order)
@@ -79,7 +79,7 @@ class RivaServicer:
         call = _OnlineCall(self._host, context)
         try:
             async for request in requests:
-                await call.speak(request, read_request(request, self._has_voice))
+                await call.speak(request, self._read(request))
             await call.end()
         finally:
             call.close()
@@ -96,6 +96,10 @@ class RivaServicer:
             parameters["subvoice_profiles"] = json.dumps({voice.name: voice.profile.facts for voice in voices})
             answer.model_config.add(model_name=MODEL_NAME, parameters=parameters)
         return answer
+
+    def _read(self, request: Request) -> RivaOrder:
+        takes_phonemes = self._host.pipeline.front_end.takes_phonemes
+        return read_request(request, self._has_voice, takes_phonemes=takes_phonemes)
 
     def _has_voice(self, name: str) -> bool:
         return name in self._host.voices.names

@@ -11,7 +11,7 @@ from riva.proto import riva_audio_pb2, riva_tts_pb2
 
 from gateway.audio import OutputFormat, parse_riva_format
 from gateway.core import InlineVoice
-from gateway.dialects.common.text_fields import is_ssml_document, text_options_of, words_of_riva
+from gateway.dialects.common.text_fields import is_ssml_document, rules_of_riva, text_options_of
 from gateway.errors import UnsupportedOptionError
 from gateway.speech.request import SpeechRequest
 from gateway.text import Normalization
@@ -50,12 +50,15 @@ class RivaOrder:
     has_word_times: bool
 
 
-def read_request(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoice) -> RivaOrder:
+def read_request(
+    request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoice, *, takes_phonemes: bool = False
+) -> RivaOrder:
     """Check a request.
 
     Args:
         request: as it came.
         has_voice: tells whether a voice of that name is there.
+        takes_phonemes: whether the LLM reads phonemes.
 
     Raises:
         InvalidRequestError: a field that can't be served; an unknown voice is refused by the pipeline.
@@ -71,9 +74,10 @@ def read_request(request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVo
             _language(request),
             Normalization.ON,
             None,
-            words_of_riva(request.custom_dictionary),
+            None,
             is_ssml_document(request.text),
             style,
+            rules_of_riva(request.custom_dictionary, takes_phonemes=takes_phonemes),
         ),
         request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
     )

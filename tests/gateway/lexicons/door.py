@@ -23,8 +23,9 @@ from gateway.doors.http import dialect_routes
 from gateway.lexicons.book import LexiconSettings, open_lexicons
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import StreamSpeaker
-from gateway.text import TextFrontEnd
+from gateway.text import TextFrontEnd, load_text_front_end
 from gateway.voices.registry import NamedVoice, VoiceRegistry
+from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import SystemClock
 from tests.gateway.access.door import KEY, OTHER_KEY, keys
 from tests.gateway.dialects.socket_door import Client, served
@@ -66,13 +67,18 @@ class Door:
 
 
 @asynccontextmanager
-async def opened_door(voices: list[NamedVoice], settings: LexiconSettings) -> AsyncIterator[Door]:
-    """Start the doors and stop them again."""
+async def opened_door(
+    voices: list[NamedVoice], settings: LexiconSettings, declaration: CheckpointDeclaration | None = None
+) -> AsyncIterator[Door]:
+    """Start the doors and stop them again; without a declaration texts are not normalised."""
     clock, llm, token2wav = SystemClock(), FakeLLM(speech_deltas(TOKENS)), FakeToken2Wav()
     access_settings = AccessSettings(fixed_keys=keys())
     access = open_access(access_settings, clock)
-    lexicons = open_lexicons(settings, access.key_of_call)
+    takes_phonemes = declaration is not None and declaration.phonemes is not None
+    lexicons = open_lexicons(settings, access.key_of_call, takes_phonemes=takes_phonemes)
     front_end = TextFrontEnd({}, lambda text: None, lexicons=lexicons)
+    if declaration is not None:
+        front_end = load_text_front_end(None, declaration, lexicons)
     registry = VoiceRegistry(token2wav, voices)
     pipeline = SpeechPipeline(StreamSpeaker(llm, token2wav, registry, clock=clock), front_end=front_end)
     with ThreadPoolExecutor(1) as executor:

@@ -12,6 +12,7 @@ from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
 from gateway.voices.registry import NamedVoice
+from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.dialects.socket_door import AUTO, SINGLE, STREAM, begin, end
 from tests.gateway.doors.grpc_door import failure_of, listen
 from tests.gateway.lexicons.door import BOB, GRPC_ANNA, Door, created_settings, opened_door
@@ -218,3 +219,36 @@ async def test_rules_that_can_not_be_had_are_refused(
         refused = await door.http.post(f"{API}/add-from-file", data={"name": "x"}, files=file)
         assert refused.status_code == 400 and "line 1, column 19" in refused.json()["detail"]["message"]
         assert (await door.http.post(f"{API}/add-from-file", data={"name": "x"})).status_code == 400
+
+
+async def test_phonemes_where_the_checkpoint_reads_them(voices: Voices, tmp_path: Path) -> None:
+    settings = created_settings(tmp_path)
+    (tmp_path / "operator" / "default.json").write_text(json.dumps({"rules": [{**PHONEME, "phoneme": "kæt"}]}))
+    rules = [
+        {"type": "phoneme", "string_to_replace": "SQL", "phoneme": "S IY1 K W AH0 L", "alphabet": "cmu-arpabet"},
+        {"type": "phoneme", "string_to_replace": "小米", "phoneme": "xiao3 mi3", "alphabet": "pinyin"},
+    ]
+    pls = (
+        '<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" alphabet="ipa" xml:lang="en">'
+        "<lexeme><grapheme>GIF</grapheme><phoneme>dʒɪf</phoneme></lexeme></lexicon>"
+    )
+    declared = CheckpointDeclaration(family="cosyvoice3", phonemes="cosyvoice3")
+    async with opened_door(voices, settings, declared) as door:
+        created = await create(door, rules=rules)
+        shown = (await door.http.get(f"{API}/{created['id']}")).json()["rules"]
+        assert [each["phoneme"] for each in shown] == ["S IY1 K W AH0 L", "xiao3 mi3"]
+        form = {"name": (None, "pls"), "file": ("a.pls", pls)}
+        file = (await door.http.post(f"{API}/add-from-file", files=form)).json()
+        loaded = (await door.http.get(f"{API}/{file['id']}/{file['version_id']}/download")).text
+        assert '<phoneme alphabet="ipa">dʒɪf</phoneme>' in loaded
+        path = "/v1/text-to-speech/default?output_format=pcm_24000&language_code=en"
+        asked = {"text": "A GIF of SQL, 小米.", "pronunciation_dictionary_locators": [locator(created), locator(file)]}
+        assert (await door.http.post(path, json=asked)).status_code == 200
+        assert door.spoken() == ["A [JH][IH1][F] of [S][IY1][K][W][AH0][L], [x][iǎo][m][ǐ]."]
+        fields = {"text": "NVIDIA it is, a.", "encoding": "LINEAR_PCM", "sample_rate_hz": 24000}
+        for written in ("ɛnˈvɪdiə", "{@EH0}{@N}{@V}{@IH1}{@D}{@IY0}{@AH0}"):
+            asked_riva = riva_tts_pb2.SynthesizeSpeechRequest(custom_dictionary=f"NVIDIA  {written}", **fields)
+            await door.riva.Synthesize(asked_riva, metadata=GRPC_ANNA)
+            assert door.spoken() == ["[EH0][N][V][IH1][D][IY0][AH0] it is, [K][AE1][T]."]
+        bad = await door.http.post(f"{API}/add-from-rules", json={"name": "b", "rules": [{**PHONEME, "phoneme": "ʁ"}]})
+        assert bad.status_code == 400 and "no sound of English" in bad.json()["detail"]["message"]
