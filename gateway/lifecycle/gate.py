@@ -60,7 +60,7 @@ class Gate:
         self._llm = llm
         self._token2wav = token2wav
         self._caller = caller
-        self.places = Places(llm.fleet.settings, clock, self._limit, self._ends)
+        self.places = Places(llm.fleet.settings, clock, self._limit, self._ends, self._is_limit_certain)
         for service in (llm, token2wav):
             service.speed.on_measured = self.places.serve
         self._speaking = 0
@@ -103,6 +103,12 @@ class Gate:
     def _limit(self) -> float:
         """Return how many streams at once both services can serve in time."""
         return min(self._token2wav.fleet.replicas.all_slots(), self._limit_of_speed())
+
+    def _is_limit_certain(self) -> bool:
+        meters = (self._token2wav.speed, self._llm.speed)
+        if self._limit_of_speed() >= self._token2wav.fleet.replicas.all_slots():
+            return True
+        return min(meters, key=lambda meter: meter.limit).is_certain
 
     def _limit_of_speed(self) -> float:
         return min(self._token2wav.speed.limit, self._llm.speed.limit)

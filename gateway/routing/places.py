@@ -70,6 +70,7 @@ class Places:
         clock: Clock,
         limit: Callable[[], float],
         ends: Callable[[], Ends],
+        is_certain: Callable[[], bool] = lambda: True,
     ) -> None:
         """Begin with all places free.
 
@@ -78,6 +79,7 @@ class Places:
             clock: of everything here.
             limit: places that there are now, a fraction or inf included.
             ends: how fast streams end at the speed of now.
+            is_certain: whether the limit is known; while it is only the least that is sure, a stream waits its time.
         """
         self.refused_total = 0
         """Streams that were told to come back later."""
@@ -85,6 +87,7 @@ class Places:
         self._clock = clock
         self._measured_limit = limit
         self._ends = ends
+        self._is_certain = is_certain
         self._taken: dict[Place, None] = {}
         self._by_caller: Counter[str] = Counter()
         self._asked_s: OrderedDict[str, float] = OrderedDict()
@@ -131,7 +134,7 @@ class Places:
             self._promised_s = self._clock.now()
         if not ahead and self._has_room_for(caller, limit):
             return self._take(caller)
-        is_late = self._expected_s(ahead) > self.wait_s(patience_s)
+        is_late = self._is_certain() and self._expected_s(ahead) > self.wait_s(patience_s)
         if is_late or len(self._waiting) >= self._settings.max_waiting:
             raise self.overloaded(caller, priority)
         turn = PlaceTurn(caller, priority, on_given)

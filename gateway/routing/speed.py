@@ -83,12 +83,12 @@ class SpeedMeter:
     @property
     def limit(self) -> float:
         """Streams at once that would get the least speed; inf as long as nothing is known."""
-        if self._speed is None or not self._least_speed:
-            return math.inf
-        ratio = self._speed / self._least_speed
-        hoped_for = self._streams_at_speed * ratio * min(max(1.0, ratio), _HOPED_FOR)
-        floor = self._floor / self._grown_since(self._floor_s)
-        return min(max(hoped_for, floor), self._ceiling * self._grown_since(self._ceiling_s))
+        return min(self._hoped_for(), self._ceiling * self._grown_since(self._ceiling_s))
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the limit is what the service was seen at its limit with; else more may show in the next moment."""
+        return self._ceiling * self._grown_since(self._ceiling_s) <= self._hoped_for()
 
     @property
     def proven(self) -> float:
@@ -128,6 +128,13 @@ class SpeedMeter:
         """Note that a stream has ended well, with so many seconds of speech."""
         before_s = speech_s if self._stream_speech_s is None else self._stream_speech_s
         self._stream_speech_s = before_s + _NEWEST_STREAMS_SHARE * (speech_s - before_s)
+
+    def _hoped_for(self) -> float:
+        if self._speed is None or not self._least_speed:
+            return math.inf
+        ratio = self._speed / self._least_speed
+        hoped_for = self._streams_at_speed * ratio * min(max(1.0, ratio), _HOPED_FOR)
+        return max(hoped_for, self._floor / self._grown_since(self._floor_s))
 
     def _advance(self) -> None:
         now_s = self._clock.now()

@@ -44,6 +44,13 @@ class Worker:
             await asyncio.sleep(tokens / TOKEN_RATE_HZ / self.capacity)
 
 
+class BatchingWorker(Worker):
+    """Serves everybody at once, each at the speed that one alone gets: batches cost nothing."""
+
+    async def make(self, tokens: int) -> None:
+        await asyncio.sleep(tokens / TOKEN_RATE_HZ / self.capacity)
+
+
 class BusyLLM:
     """Answers in turns of a few tokens each."""
 
@@ -205,12 +212,13 @@ async def stormy(
     slots: int = 400,
     tokens: int = 200,
     settings: RoutingSettings | None = None,
+    worker: type[Worker] = Worker,
 ) -> AsyncIterator[Storm]:
     """Open a gateway before services of so many seconds of speech a second."""
     settings = settings or RoutingSettings()
     (folder / "anna.wav").write_bytes(b"anna")
-    llm = BusyLLM(Worker(llm_capacity), tokens)
-    token2wav = BusyToken2Wav(Worker(token2wav_capacity), slots)
+    llm = BusyLLM(worker(llm_capacity), tokens)
+    token2wav = BusyToken2Wav(worker(token2wav_capacity), slots)
 
     def fleet(service: str) -> Fleet:
         return Fleet(service, settings, clock)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
-from tests.gateway.lifecycle.storm import Storm, percentile, stormy
+from tests.gateway.lifecycle.storm import BatchingWorker, Storm, percentile, stormy
 
 SPEECH_S = 8.0
 WARM_UP = 3
@@ -96,6 +96,23 @@ def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: P
 
     alone_s = run_virtually(lambda clock: quiet_p95_s(clock, 0))
     assert run_virtually(lambda clock: quiet_p95_s(clock, 4)) < alone_s + 1.0
+
+
+@pytest.mark.parametrize("at_once", [64, 300])
+@pytest.mark.parametrize("speed", [8.0, 16.0, 40.0])
+def test_services_that_batch_refuse_nobody_before_they_are_seen_at_their_limit(
+    tmp_path: Path, at_once: int, speed: float
+) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, speed, 2 * speed, worker=BatchingWorker) as storm:
+            await _warm_up(storm)
+            await asyncio.gather(*(storm.ask() for _ in range(at_once)))
+            storm.check()
+            assert not storm.refused
+            first = [one.first_s or 0.0 for one in storm.admitted]
+            assert max(first) < min(first) + 0.5
+
+    run_virtually(run)
 
 
 def test_fast_services_refuse_nobody(tmp_path: Path) -> None:
