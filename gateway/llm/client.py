@@ -33,6 +33,8 @@ KEEPALIVE_EXPIRY_S = 4.0
 """Below the 5 s after which trtllm-serve closes an idle connection."""
 _EXCERPT_BYTES = 300
 _HTTP_OK = 200
+_HTTP_BAD_REQUEST = 400
+_PLAIN = ("text/plain", "text/html")
 _HTTP_TOO_MANY = 429
 _HTTP_SERVER_ERROR = 500
 _HTTP_UNAVAILABLE = 503
@@ -234,6 +236,9 @@ class SpeechLMClient:
             raise errors.LLMBusyError(f"{got}; it is overloaded or starting: try again later")
         if status >= _HTTP_SERVER_ERROR:
             raise errors.LLMFailedError(f"{got}; see the LLM service's log")
+        if status == _HTTP_BAD_REQUEST and response.content_type in _PLAIN:
+            # NOTE: the backends refuse in JSON; this is an HTTP server that could not read what came over the wire.
+            raise self._interrupted(f"its HTTP server answered {status}: {body}")
         backend = self._wire.backend.value
         raise errors.LLMRejectedError(f"{got}; check that the LLM backend setting ({backend}) is what runs there")
 

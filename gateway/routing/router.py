@@ -25,10 +25,12 @@ REPLICA_FAULTS: tuple[type[errors.GatewayError], ...] = (
     errors.Token2WavInterruptedError,
     errors.Token2WavDeadlineError,
     errors.Token2WavFailedError,
+    errors.Token2WavProtocolError,
     errors.LLMUnavailableError,
     errors.LLMInterruptedError,
     errors.LLMDeadlineError,
     errors.LLMFailedError,
+    errors.LLMProtocolError,
 )
 """Another replica, or the same one later, may do better."""
 _HEALTHY = (errors.Token2WavStoppingError, errors.StreamLostError, errors.LLMBusyError)

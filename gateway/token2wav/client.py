@@ -239,10 +239,19 @@ class Token2WavCallStream:
         if summary is not None and summary.size:
             self._summary = json.loads(text_of(summary))
         samples = result.as_numpy("waveform")
-        push = self._waiting.pop(result.get_response().id, None) if samples is not None else None
-        if push is not None:
+        if samples is None:
+            return
+        finite = self._finite(samples)
+        if (push := self._waiting.pop(result.get_response().id, None)) is not None:
             self._patience.progressed()
-            push.succeed(np.ascontiguousarray(samples, dtype=np.float32).ravel())
+            push.succeed(finite)
+
+    def _finite(self, samples: Any) -> FloatArray:
+        wave: FloatArray = np.ascontiguousarray(samples, dtype=np.float32).ravel()
+        if not np.isfinite(wave).all():
+            got = f"token2wav sent samples of stream {self._stream_id} that are not finite"
+            raise errors.Token2WavProtocolError(f"{got}; check its checkpoint and its device")
+        return wave
 
     def _expire(self, push: _Push) -> None:
         got = f"no audio for chunk {push.chunk.index} of stream {self._stream_id} within {self._push_deadline_s} s"

@@ -167,6 +167,16 @@ async def test_statuses_become_typed_errors_with_the_servers_words(
             await collect(client)
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
+async def test_a_server_that_could_not_read_the_request_may_be_asked_again(content_type: str) -> None:
+    async def could_not_read(_: web.Request) -> web.Response:
+        return web.Response(status=400, text="Invalid HTTP request received.", content_type=content_type)
+
+    async with client_of(could_not_read) as client:
+        with pytest.raises(errors.LLMInterruptedError, match="Invalid HTTP"):
+            await collect(client)
+
+
 async def test_the_model_name_is_asked_for_once() -> None:
     paths: list[str] = []
 

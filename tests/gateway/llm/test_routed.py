@@ -72,7 +72,14 @@ async def _until_first_is_asked(router: RoutedSpeechLM, first: ScriptedLLM) -> l
             return deltas
 
 
-@pytest.mark.parametrize("error", [LLMRejectedError("400"), LLMProtocolError("no JSON")])
+async def test_an_answer_goes_on_elsewhere_after_one_that_makes_no_sense() -> None:
+    llms = [ScriptedLLM(name, breaks_after=2, error=LLMProtocolError("no JSON")) for name in "ab"]
+    async with routed_llm(*llms) as router:
+        assert [token for delta in await _answer(router) for token in delta.token_ids] == list(range(20))
+        assert all(status.open_streams == 0 for status in router.snapshot())
+
+
+@pytest.mark.parametrize("error", [LLMRejectedError("400")])
 async def test_what_no_replica_can_help_is_asked_once(error: LLMError) -> None:
     llms = [ScriptedLLM(name, breaks_after=2, error=error) for name in "ab"]
     async with routed_llm(*llms) as router:

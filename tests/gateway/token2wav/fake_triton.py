@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.lib.paced_services import bytes_tensor, read_tensors, stream_response, text_of
@@ -33,6 +34,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     silent_tokens: int | None = None
     """Chunks of so many tokens wait for the end of the silence."""
     ends_early: bool = False
+    waveform: npt.NDArray[Any] | None = None
+    """Answers every push, instead of what belongs there."""
     open_streams: int = 0
     time_left_s: float | None = math.nan
     """Of the last call when it came; None: as long as it takes."""
@@ -83,6 +86,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             return stream_response(request_id, {"stream_id": bytes_tensor(b"s1")})
         if self.push_error is not None:
             return service_pb2.ModelStreamInferResponse(error_message=self.push_error)
+        if self.waveform is not None:
+            return stream_response(request_id, {"waveform": self.waveform})
         return stream_response(request_id, {"waveform": np.full(len(tensors["token_ids"]) * 10, 0.25, np.float32)})
 
 

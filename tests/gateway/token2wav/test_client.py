@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gateway import errors
@@ -50,6 +52,24 @@ async def test_pushes_may_be_pipelined_and_come_back_in_order() -> None:
     assert fake.requests[0] == {"operation": "open", "voice_id": "v1", "seed": [2**40], "priority": [3]}
     assert fake.requests[2]["token_ids"] == [15, 16, 17]
     assert fake.requests[2]["is_last"] == [True]
+
+
+@pytest.mark.parametrize(
+    "waveform",
+    [
+        pytest.param(np.array([0.1, np.nan, 0.1], np.float32), id="not a number"),
+        pytest.param(np.array([np.inf], np.float32), id="infinite"),
+        pytest.param(np.array([b"no samples"], np.object_), id="no samples"),
+    ],
+)
+async def test_samples_that_can_t_be_played_fail_at_once(waveform: npt.NDArray[Any]) -> None:
+    async with serving(fake := FakeTriton(waveform=waveform)) as (url, _):
+        client = Token2WavClient(url)
+        with pytest.raises(errors.Token2WavProtocolError):
+            async with client.open_stream("v1", 0) as stream:
+                await asyncio.wait_for(stream.push(FIRST), 5)
+        await until_freed(fake)
+        await client.close()
 
 
 async def test_leaving_early_cancels_the_call() -> None:
