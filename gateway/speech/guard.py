@@ -117,14 +117,14 @@ class AnswerGuard:
         first: Verdict | None = None
         for token_id in token_ids:
             self.tokens.append(token_id)
-            verdict = self._silence_verdict(token_id) or self._loop_verdict()
+            verdict = self._silence_verdict(token_id) or self._loop_verdict() or self._length_verdict()
             first = first or verdict
         return first
 
     def end(self, finish_reason: str) -> Verdict | None:
         """Take the end (`stop` or `length`); return what is wrong with it."""
         if finish_reason == LONG_FINISH:
-            return Verdict(Trouble.LONG, self._likely_end())
+            return self._long()
         if len(self.tokens) < self._length.shortest:
             return Verdict(Trouble.SHORT, len(self.tokens))
         return None
@@ -142,6 +142,12 @@ class AnswerGuard:
         found = self._grams.setdefault(gram, [])
         found.append(len(self.tokens))
         return Verdict(Trouble.LOOP, found[0]) if len(found) > self._most_grams else None
+
+    def _length_verdict(self) -> Verdict | None:
+        return self._long() if len(self.tokens) > self._length.longest else None
+
+    def _long(self) -> Verdict:
+        return Verdict(Trouble.LONG, self._likely_end())
 
     def _likely_end(self) -> int:
         """Return where an answer that did not end has most likely said its text: the pause next to the usual length."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, FixedChunks, first_chunk_tokens
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
-from gateway.llm.length import SpeechLength, usual_speech
+from gateway.llm.length import SpeechLength, longest_speech, usual_speech
 from gateway.speech.guard import (
     MOST_HELD_TOKENS,
     SILENCE_TOKENS,
@@ -31,7 +31,7 @@ from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
 
 TEXT = "Please bring the blue folder to the office before nine."
-LENGTH = SpeechLength(shortest=20, usual=90)
+LENGTH = SpeechLength(shortest=20, usual=90, longest=150)
 SILENT = frozenset({1, 2, 3})
 FREE = first_chunk_tokens(ExponentialChunks())
 GOOD = tuple(range(100, 190))
@@ -52,7 +52,8 @@ def verdict_of(tokens: tuple[int, ...], text: str = TEXT, finish_reason: str = "
         pytest.param((*GOOD, *(1, 2, 3) * 20), "stop", Trouble.SILENCE, id="silence"),
         pytest.param((*GOOD[:40], *(1, 2, 3) * 10, *GOOD[40:]), "stop", None, id="a pause"),
         pytest.param(GOOD[:19], "stop", Trouble.SHORT, id="short"),
-        pytest.param(GOOD, "length", Trouble.LONG, id="long"),
+        pytest.param(GOOD, "length", Trouble.LONG, id="ended by the bound"),
+        pytest.param(tuple(range(151)), "stop", Trouble.LONG, id="long"),
     ],
 )
 def test_each_trouble_is_seen_and_good_speech_is_not(
@@ -123,7 +124,8 @@ def test_usual_and_shortest_speech_follow_the_voices_pace() -> None:
     reference = "The quick brown fox jumps over the lazy dog and runs into the wood."
     slow, fast = (usual_speech(TEXT, reference, [0] * int(pace * len(reference))) for pace in (2.0, 1.5))
     assert slow.shortest > fast.shortest > 0
-    assert slow.usual > fast.usual > fast.shortest
+    assert slow.longest > slow.usual > fast.usual > fast.shortest
+    assert slow.longest < longest_speech(TEXT, reference, [0] * int(2.0 * len(reference)))
     assert usual_speech("[breath] <strong>!</strong> ...", reference, [0] * 100).shortest == 0
 
 
@@ -200,6 +202,16 @@ async def test_speech_that_no_answer_mends_ends_at_the_last_good_place() -> None
     assert len(llm.asked) == 3 and len({seed for _, seed in llm.asked}) == 3
     assert heard.finish_reason == "length" and heard.notes == [GuardNote("loop", GuardOutcome.CUT)]
     assert len(llm.asked[-1][0]) <= len(heard.tokens) < 30 + 3 * len(set(LOOPING[30:]))
+
+
+async def test_speech_that_goes_on_ends_where_its_text_must_have_been_said() -> None:
+    endless = tuple(range(100, 500))
+    assert len((await spoken(ScriptedLLM([(endless, "stop")]), GuardMode.OFF)).tokens) == len(endless)
+    heard = await spoken(ScriptedLLM([(endless, "stop")]))
+    assert heard.finish_reason == "length" and heard.notes == [GuardNote("long", GuardOutcome.CUT)]
+    assert heard.tokens == list(endless[: len(TEXT) * 2])[: len(heard.tokens)] and len(heard.tokens) >= len(TEXT)
+    mended = await spoken(ScriptedLLM([(endless, "stop"), (GOOD, "stop")]))
+    assert mended.notes == [GuardNote("long", GuardOutcome.MENDED)] and mended.finish_reason == "stop"
 
 
 async def test_silence_that_goes_on_is_cut_short() -> None:
