@@ -29,7 +29,7 @@ from gateway.text.sentences import SentencexRules
 from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.ssml import SsmlReader
 from gateway.text.stretches import BareText, Markup
-from gateway.text.styles import AUDIO_TAGS_FIELD, StyleRule, audio_tags, instruction_of
+from gateway.text.styles import AUDIO_TAGS_FIELD, STYLE_NAMES, StyleRule, audio_tags, instruction_of
 from gateway.text.tags import InlineTags, TextPart
 from gateway.text.turns import Steps, TextTurns, finished
 from llm_service.tags import acting_tags
@@ -146,6 +146,11 @@ class TextFrontEnd:
         if word is not None and not self.takes_phonemes:
             raise UnsupportedOptionError(f"pronunciation of {word[:40]!r}: {NO_PHONEMES}", param="lexicons")
         return lexicons
+
+    @property
+    def style_names(self) -> tuple[str, ...]:
+        """Words that stand for ways of speaking; none where the checkpoint takes no instructions."""
+        return STYLE_NAMES if self._styles.is_declared else ()
 
     def check_audio_tags(self, text: str, options: TextOptions) -> None:
         """Refuse a whole text for an audio tag, before any of it is spoken.

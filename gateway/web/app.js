@@ -3,7 +3,19 @@
 import { figuresOf, seconds, showFigures } from "./figures.js";
 import { copyCommand, offer } from "./giving.js";
 import { History } from "./history.js";
-import { bodyOf, commandOf, fileName, fit, kept, readOrder, restore, sayAgain, showOrder } from "./options.js";
+import { editLexicon, keepLexicon, sayLexiconsAgain, showLexicons } from "./lexicon.js";
+import {
+  bodyOf,
+  commandOf,
+  fileName,
+  fit,
+  insertPause,
+  kept,
+  readOrder,
+  restore,
+  sayAgain,
+  showOrder,
+} from "./options.js";
 import { Player } from "./player.js";
 import { apiKey, readSettings, ServerError, speak, speechFile, UNAUTHORIZED } from "./server.js";
 import { Take } from "./take.js";
@@ -210,8 +222,29 @@ async function load(wanted = byId("voice").value || kept().voice) {
     page.settings ??= await readSettings();
     fit(page.settings);
     await showVoices(page.settings, wanted);
+    await showLexicons(page.settings, byId("lexicon").value || kept().lexicon);
   } catch (error) {
     explain(error, load);
+  }
+}
+
+// Dictionaries
+
+async function saveWords() {
+  try {
+    const name = await keepLexicon(page.settings);
+    fail("");
+    say("lexiconKept", () => ({ name }));
+  } catch (error) {
+    explain(error, saveWords);
+  }
+}
+
+async function editWords() {
+  try {
+    await editLexicon();
+  } catch (error) {
+    explain(error, editWords);
   }
 }
 
@@ -255,6 +288,7 @@ function changeLanguage() {
   sayEverything();
   page.sayAgain();
   sayVoicesAgain();
+  sayLexiconsAgain();
 }
 
 function sayEverything() {
@@ -307,6 +341,9 @@ onClick({
   "preview-voice": () => play({ ...readOrder(), text: sampleOf(), seed: null }, true),
   "new-voice": () => dialog.open(page.settings.max_recording_bytes),
   "delete-voice": removeVoice,
+  "insert-pause": insertPause,
+  "save-lexicon": saveWords,
+  "edit-lexicon": editWords,
 });
 byId("voice").addEventListener("change", showChosen);
 byId("format").addEventListener("change", showCommand);

@@ -17,6 +17,7 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, Token2WavInterruptedError, VoiceEvictedError
 from gateway.host import Host, HostLimits
+from gateway.lexicons.book import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
@@ -183,6 +184,7 @@ def make_host(
     default_format: AudioFormat = AudioFormat.WAV,
     limits: HostLimits = UNPACED,
     declaration: CheckpointDeclaration | None = None,
+    lexicons: LexiconBook | None = None,
 ) -> Host:
     """Put a host together; a test names the parts that it looks at."""
     return Host(
@@ -195,6 +197,7 @@ def make_host(
         default_format=default_format,
         limits=limits,
         declaration=declaration or CheckpointDeclaration(),
+        lexicons=lexicons or LexiconBook([]),
     )
 
 

@@ -14,6 +14,7 @@ import uvicorn
 from gateway.audio import AudioFormat
 from gateway.doors.http import build_app
 from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
+from gateway.lexicons.book import LexiconBook
 from gateway.lifecycle.readiness import Readiness
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
@@ -68,10 +69,11 @@ async def opened_door(
     declaration: CheckpointDeclaration | None = None,
     settings: PipelineSettings | None = None,
     front_end: TextFrontEnd | None = None,
+    lexicons: LexiconBook | None = None,
 ) -> AsyncIterator[Door]:
     """Start the door and stop it again; with a declaration, texts are normalised and their languages told."""
     if front_end is None and declaration is not None:
-        front_end = load_text_front_end(None, declaration)
+        front_end = load_text_front_end(None, declaration, lexicons)
 
     @asynccontextmanager
     async def open_host() -> AsyncIterator[Host]:
@@ -89,6 +91,7 @@ async def opened_door(
                 default_format=default_format,
                 limits=HostLimits(reader_timeout_s=reader_timeout_s),
                 declaration=declaration,
+                lexicons=lexicons,
             )
 
     config = uvicorn.Config(build_app(open_host, MAX_BODY_BYTES), port=0, log_level="critical", lifespan="on")

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.lexicons.book import LexiconBook
 from gateway.voices.registry import NamedVoice
 from gateway.voices.store import VoiceLimits
+from servicekit.checkpoint_file import CheckpointDeclaration
 from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM
 from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
@@ -64,6 +66,8 @@ async def visited(
     *,
     can_create: bool = True,
     maker: FakeVoiceMaker | None = None,
+    declaration: CheckpointDeclaration | None = None,
+    lexicons: LexiconBook | None = None,
     **context: Any,
 ) -> AsyncIterator[Visit]:
     """Open the page before its own gateway; what its policy refused or its scripts threw fails the test."""
@@ -71,7 +75,8 @@ async def visited(
     (folder / "default.wav").write_bytes(b"RIFF")
     named = [NamedVoice("default", folder / "default.wav", "I am default.")]
     store = make_store(folder / "created", maker, LIMITS) if can_create else None
-    async with opened_door(llm, maker, named, store) as door, await browser.new_context(**context) as opened:
+    door_opened = opened_door(llm, maker, named, store, declaration=declaration, lexicons=lexicons)
+    async with door_opened as door, await browser.new_context(**context) as opened:
         await door.until_ready()
         page = await opened.new_page()
         page.set_default_timeout(PATIENCE_MS)

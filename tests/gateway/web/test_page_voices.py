@@ -155,10 +155,11 @@ async def test_the_tab_key_walks_from_the_text_to_the_voice_to_playing(browser: 
     async with visited(browser, tmp_path, speaking()) as visit:
         seen = []
         await visit.page.focus("#page-language")
-        for _ in range(9):
+        for _ in range(11):
             await visit.page.keyboard.press("Tab")
             seen.append(await visit.focused())
-    assert seen == ["text", "voice", "preview-voice", "new-voice", "language", "speed", "seed", "play", "format"]
+    voice = ["voice", "preview-voice", "new-voice"]
+    assert seen == ["text", "insert-pause", *voice, "language", "speed", "seed", "words", "play", "format"]
 
 
 async def test_a_complaint_goes_when_what_was_missing_is_there(browser: Any, tmp_path: Path) -> None:

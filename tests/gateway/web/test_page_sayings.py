@@ -1,0 +1,90 @@
+"""How the page has words said: pauses, ways of speaking, pronunciations and the server's dictionaries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.lexicons.book import LexiconSettings, open_lexicons
+from servicekit.checkpoint_file import CheckpointDeclaration
+from tests.gateway.fakes import FakeLLM, speech_deltas
+from tests.gateway.web.conftest import visited
+from tests.gateway.web.test_page_options import bodies, played
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TAKES, TAKES_NONE = CheckpointDeclaration(instruct="endofprompt"), CheckpointDeclaration()
+
+
+async def test_a_pause_goes_where_the_caret_is(browser: Any, tmp_path: Path) -> None:
+    async with visited(browser, tmp_path, FakeLLM(speech_deltas(30)), declaration=TAKES_NONE) as visit:
+        await visit.page.fill("#text", "One. Two.")
+        await visit.page.locator("#text").evaluate("field => field.setSelectionRange(4, 5)")
+        await visit.page.click("#insert-pause")
+        assert await visit.page.input_value("#text") == 'One.<break time="500ms"/>Two.'
+        assert await visit.focused() == "text"
+        await visit.page.keyboard.type("Then ")
+        await played(visit)
+        texts = [each.text for each in visit.door.llm.utterances[-2:]]
+    assert texts == ["One.", "Then Two."]
+
+
+async def test_a_style_can_be_asked_for_where_the_checkpoint_takes_one(browser: Any, tmp_path: Path) -> None:
+    llm = FakeLLM(speech_deltas(30))
+    async with visited(browser, tmp_path, llm, declaration=TAKES) as visit:
+        sent = bodies(visit)
+        assert await visit.page.locator("#styles option[value=whisper]").count() == 1
+        await visit.page.fill("#style", "happy")
+        await played(visit)
+        await visit.shows("#curl", '"style":"happy"')
+        await visit.page.reload()
+        await visit.page.locator("#style").wait_for()
+        assert await visit.page.input_value("#style") == "happy", "kept over a reload"
+    assert sent[0]["style"] == "happy"
+    assert llm.utterances[-1].instruction == "Please say a sentence very happily."
+
+
+async def test_without_styles_and_dictionaries_there_are_no_fields_for_them(browser: Any, tmp_path: Path) -> None:
+    async with visited(browser, tmp_path, FakeLLM(speech_deltas(30)), declaration=TAKES_NONE) as visit:
+        sent = bodies(visit)
+        for field in ("#style", "#lexicon", "#save-lexicon"):
+            assert not await visit.page.is_visible(field)
+        await visit.page.click("#words-section summary")
+        await visit.page.fill("#pronunciations", "Xiaomi = show me\nno line of that form\n SQL=sequel ")
+        await visit.page.fill("#text", "Xiaomi and SQL.")
+        await played(visit)
+        assert visit.door.llm.utterances[-1].text == "show me and sequel."
+        assert not await visit.page.is_visible("#save-lexicon")
+    assert sent[0]["pronunciations"] == {"Xiaomi": "show me", "SQL": "sequel"} and "style" not in sent[0]
+
+
+async def test_words_are_kept_as_a_dictionary_and_changed(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "operator").mkdir()
+    (tmp_path / "operator" / "house.json").write_text('{"rules": {"GNU": "guh noo"}}')
+    lexicons = open_lexicons(LexiconSettings(tmp_path / "operator", tmp_path / "lexicons"))
+    llm = FakeLLM(speech_deltas(30))
+    async with visited(browser, tmp_path, llm, declaration=TAKES_NONE, lexicons=lexicons) as visit:
+        await visit.page.click("#words-section summary")
+        await visit.page.fill("#pronunciations", "SQL = sequel")
+        await visit.page.fill("#lexicon-name", "tech")
+        await visit.page.click("#save-lexicon")
+        await visit.shows("#status", "Dictionary “tech” is kept.")
+        await visit.page.fill("#text", "SQL.")
+        await played(visit)
+        assert llm.utterances[-1].text == "sequel."
+        await visit.page.click("#edit-lexicon")
+        assert await visit.page.input_value("#pronunciations") == "SQL = sequel"
+        await visit.page.fill("#pronunciations", "SQL = squirrel")
+        await visit.page.click("#save-lexicon")
+        await visit.page.locator("#pronunciations:placeholder-shown").wait_for()
+        await played(visit)
+        assert llm.utterances[-1].text == "squirrel."
+        names = await visit.page.locator("#lexicon option").all_text_contents()
+        await visit.page.fill("#lexicon-name", " ")
+        await visit.page.click("#save-lexicon")
+        await visit.shows("#error", "expected 1 to 100 printable characters")
+    assert names == ["None", "house", "tech"]
+    (kept,) = lexicons.store.lexicons()
+    assert (kept.name, len(kept.versions)) == ("tech", 2)
