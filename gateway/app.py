@@ -193,7 +193,7 @@ def _make_pipeline(
     asked = SpeechBounds(config.segment_letters, config.carry_tokens)
     bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
     carry = CarryLimits.within(bounds)
-    guard = GuardSettings(config.speech_guard, frozenset(bounds.silent_tokens or ()))
+    guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
     settings = PipelineSettings(
         config.chunks.policy(), config.max_text_characters, carry, config.refuses_foreign, guard
     )

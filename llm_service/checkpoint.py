@@ -22,6 +22,7 @@ from llm_service.huggingface_layout import (
     write_weights_index,
 )
 from llm_service.qwen2 import Qwen2Shape
+from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from llm_service.speech_head import speech_rows
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
 from servicekit.files import usual_mode
@@ -72,6 +73,7 @@ def make_random_llm(
     with usual_mode(directory / WEIGHTS_FILE) as path:
         save_file(weights, path, metadata={"format": "pt"})
     write_weights_index(directory, weights)
+    write_speech_bounds(directory, SpeechBounds(follows_text=False))
 
 
 def _speech_head(shape: LLMShape, generator: torch.Generator, vocabulary: SpeechVocabulary) -> dict[str, torch.Tensor]:

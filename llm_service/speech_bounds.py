@@ -27,6 +27,8 @@ class SpeechBounds:
     """Most speech tokens (25 Hz) of earlier answers that the next one goes on from; 0: none."""
     silent_tokens: tuple[int, ...] | None = None
     """Speech tokens 0..6560 that sound as silence."""
+    follows_text: bool | None = None
+    """False: the weights are random, so no answer is better than another."""
 
     def __post_init__(self) -> None:
         least = {"segment_letters": 1, "carry_tokens": 0}
@@ -34,6 +36,8 @@ class SpeechBounds:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < smallest):
                 raise CheckpointError(f"got {name} {value!r}, expected null or an integer from {smallest} on")
+        if self.follows_text not in (None, False, True):
+            raise CheckpointError(f"got follows_text {self.follows_text!r}, expected null, true or false")
         if self.silent_tokens is None:
             return
         tokens = tuple(self.silent_tokens)

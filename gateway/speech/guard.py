@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.llm.length import SpeechLength
+from llm_service.speech_bounds import SpeechBounds
 
 LONG_FINISH = "length"
 
@@ -52,6 +53,11 @@ class GuardSettings:
     """Of the checkpoint's 6561 those that sound as silence; empty: not known, so that silence is not looked for."""
     redraws: int = 3
     """How often one segment is spoken again at most."""
+
+    @classmethod
+    def of_checkpoint(cls, mode: GuardMode, bounds: SpeechBounds) -> GuardSettings:
+        """Return what suits a checkpoint: speech that follows no text is not held to one."""
+        return cls(GuardMode.OFF if bounds.follows_text is False else mode, frozenset(bounds.silent_tokens or ()))
 
 
 LOOP_GRAM_TOKENS = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,8 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import GuardNote, GuardOutcome, SpeechRequest, SpeechResult
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.voices.registry import NamedVoice, VoiceRegistry
+from llm_service.checkpoint import make_random_llm
+from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from tests.gateway.fakes import FakeToken2Wav, ManualClock
 
 TEXT = "Please bring the blue folder to the office before nine."
@@ -230,6 +233,13 @@ async def test_warning_changes_nothing() -> None:
     heard = await spoken(llm, GuardMode.WARN)
     assert heard == Spoken(list(LOOPING), "stop", [GuardNote("loop", GuardOutcome.HEARD)])
     assert len(llm.asked) == 1
+
+
+def test_random_speech_is_held_to_no_text(tmp_path: Path) -> None:
+    make_random_llm(tmp_path, seed=0)
+    assert GuardSettings.of_checkpoint(GuardMode.MEND, load_speech_bounds(tmp_path)).mode is GuardMode.OFF
+    trained = SpeechBounds(silent_tokens=(3,))
+    assert GuardSettings.of_checkpoint(GuardMode.MEND, trained) == GuardSettings(GuardMode.MEND, frozenset({3}))
 
 
 async def test_off_looks_at_nothing() -> None:

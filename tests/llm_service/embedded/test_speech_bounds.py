@@ -28,7 +28,7 @@ def test_what_is_asked_for_replaces_what_the_checkpoint_says() -> None:
     "content",
     [
         *("", "[]", "3", '{"letters": 3}', '{"segment_letters": 0}', '{"carry_tokens": -1}', '{"carry_tokens": true}'),
-        *('{"silent_tokens": 3}', '{"silent_tokens": [6561]}', '{"silent_tokens": ["1"]}'),
+        *('{"follows_text": 1.5}', '{"silent_tokens": 3}', '{"silent_tokens": [6561]}', '{"silent_tokens": ["1"]}'),
     ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
