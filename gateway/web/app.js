@@ -11,12 +11,14 @@ import {
   fit,
   insertPause,
   kept,
+  playedBodyOf,
   readOrder,
   restore,
   sayAgain,
   showOrder,
 } from "./options.js";
 import { Player } from "./player.js";
+import { showSpoken } from "./spoken.js";
 import { apiKey, readSettings, ServerError, speak, speechFile, UNAUTHORIZED } from "./server.js";
 import { Take } from "./take.js";
 import { Trace } from "./trace.js";
@@ -54,8 +56,8 @@ async function play(order = readOrder(), isPreview = false) {
   try {
     const sounding = openSound();
     sounding.catch(() => {}); // told below, unless the server's refusal comes first
-    const { rateHz, seed, blocks } = await speak(bodyOf(order, "pcm"), request.signal);
-    take.rateHz = rateHz;
+    const { rateHz, seed, words, blocks } = await speak(playedBodyOf(order), request.signal);
+    Object.assign(take, { rateHz, words });
     page.order = { ...order, seed };
     if (!isPreview) showCommand();
     await sounding;
@@ -195,6 +197,7 @@ function drawOn() {
 function draw() {
   const { take, player } = page;
   trace.draw(take, player, take?.endS ?? performance.now() / 1000);
+  if (take) showSpoken(take.words, player?.heardS ?? 0);
   if (take) showFigures(take.replayed ?? figuresOf(take, player), take.endS !== null);
 }
 

@@ -44,9 +44,12 @@ export function showOrder({ text, voice, language, speed, seed, style = "", lexi
   noteChange();
 }
 
+/** The body of POST /v1/audio/speech that plays an order: samples, and the times of its words. */
+export const playedBodyOf = (order) => bodyOf(order, "pcm", { stream_format: "sse", word_timestamps: true });
+
 /** The body of POST /v1/audio/speech; what is left out is the server's default. */
-export function bodyOf({ text, voice, language, speed, seed, style, lexicon, pronunciations }, format) {
-  const body = { model: "cosydit", input: text, voice, response_format: format };
+export function bodyOf({ text, voice, language, speed, seed, style, lexicon, pronunciations }, format, more = {}) {
+  const body = { model: "cosydit", input: text, voice, response_format: format, ...more };
   if (language !== AUTO) body.language = language;
   if (speed !== NORMAL_SPEED) body.speed = speed;
   if (style) body.style = style;

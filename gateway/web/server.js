@@ -9,6 +9,7 @@ const LEXICONS = "v1/pronunciation-dictionaries";
 const MOST_LEXICONS = 100; // of one answer
 const DEFAULT_RATE_HZ = 24000;
 const SAMPLE_BYTES = 2;
+const EVENT_START = "data: ";
 export const UNAUTHORIZED = 401;
 const KEY_ITEM = "cosydit-api-key";
 
@@ -78,13 +79,15 @@ export async function saveLexicon(id, name, rules) {
 }
 
 /**
- * Asks for speech; `body` is JSON with response_format pcm. Returns {rateHz, seed, blocks}, where `blocks` yields
- * Int16Arrays as they arrive. Aborting `signal` ends the request, and with it the work on the server.
+ * Asks for speech; `body` is JSON with response_format pcm, stream_format sse and word_timestamps. Returns {rateHz, seed,
+ * words, blocks}, where `blocks` yields Int16Arrays as they arrive, and `words` grows on the way: [{word, start_ms, end_ms}].
+ * Aborting `signal` ends the request, and with it the work on the server.
  */
 export async function speak(body, signal) {
   const response = await post(body, signal);
   const rateHz = Number(response.headers.get("x-sample-rate")) || DEFAULT_RATE_HZ;
-  return { rateHz, seed: response.headers.get("x-seed"), blocks: samplesOf(response.body) };
+  const words = [];
+  return { rateHz, seed: response.headers.get("x-seed"), words, blocks: samplesOf(response.body, words) };
 }
 
 /** Asks for a whole file of speech; `body` names its format. */
@@ -96,23 +99,47 @@ function post(body, signal) {
   return ask(SPEECH, { method: "POST", body, headers: { "content-type": "application/json" }, signal });
 }
 
-async function* samplesOf(body) {
+async function* samplesOf(body, words) {
+  for await (const events of eventsOf(body)) {
+    words.push(...events.flatMap((event) => event.words ?? []));
+    const audio = events.filter(({ type }) => type === "speech.audio.delta").map((event) => bytesOf(event.audio));
+    if (audio.length) yield samplesIn(joined(audio)); // what came together stays together
+    if (events.some(({ type }) => type === "speech.audio.done")) return;
+  }
+  brokenOff(new Error("the stream ended before its last event"));
+}
+
+async function* eventsOf(body) {
   const reader = body.getReader();
-  let rest = new Uint8Array(0);
-  for (;;) {
-    const { value, done } = await reader.read().catch(brokenOff);
-    if (done) return;
-    const bytes = joined(rest, value);
-    const whole = bytes.length - (bytes.length % SAMPLE_BYTES);
-    rest = bytes.slice(whole);
-    if (whole) yield samplesIn(bytes.slice(0, whole));
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read().catch(brokenOff);
+      if (done) return;
+      const events = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+      rest = events.pop();
+      yield events.map((event) => JSON.parse(event.slice(EVENT_START.length)));
+    }
+  } finally {
+    reader.cancel().catch(() => {});
   }
 }
 
-function joined(first, second) {
-  const bytes = new Uint8Array(first.length + second.length);
-  bytes.set(first);
-  bytes.set(second, first.length);
+function bytesOf(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let index = 0; index < text.length; index += 1) bytes[index] = text.charCodeAt(index);
+  return bytes;
+}
+
+function joined(parts) {
+  const bytes = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    bytes.set(part, at);
+    at += part.length;
+  }
   return bytes;
 }
 

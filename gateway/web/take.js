@@ -17,6 +17,7 @@ export class Take {
     this.samples = 0;
     this.peaks = []; // loudest of each PEAK_S, 0 to 1
     this.lastReadS = 0;
+    this.words = []; // {word, start_ms, end_ms}, as they become known
   }
 
   add(samples) {

@@ -87,6 +87,8 @@ class SpeechBody(BaseModel):
     """Pronunciation dictionaries by id or name, or `{"id": ..., "version": ...}`; applied in order, 8 at most."""
     style: str | None = None
     """Another name of `instructions`, which may be a word such as `happy` or `whisper`."""
+    word_timestamps: bool | None = None
+    """`true`: events `speech.audio.words` tell when each word is spoken; needs `stream_format` `sse`."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class SpeechOrder:
     stream_format: StreamFormat
     ignored_fields: tuple[str, ...]
     """Names of fields that no checkpoint has a use for; fit for a header."""
+    has_word_times: bool = False
+    """Whether events tell when words are spoken."""
 
 
 def default_format(available: Collection[AudioFormat]) -> AudioFormat:
@@ -134,12 +138,16 @@ def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder
         text_options=_text_options(body),
         request_id=request_id,
     )
+    stream_format = _read_stream_format(body.stream_format)
+    if body.word_timestamps and stream_format is not StreamFormat.SSE:
+        raise UnsupportedOptionError("word_timestamps need stream_format=sse; set it", param="word_timestamps")
     return SpeechOrder(
         speech,
         parse_openai_format(body.response_format or default.value, body.sample_rate),
         _NORMAL_SPEED if body.speed is None else body.speed,
-        _read_stream_format(body.stream_format),
+        stream_format,
         _ignored_fields(body),
+        body.word_timestamps is True,
     )
 
 

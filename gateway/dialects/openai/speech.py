@@ -1,6 +1,7 @@
 """Bodies of the answers to POST /v1/audio/speech: encoded audio, bare or in server-sent events.
 
     data: {"type":"speech.audio.delta","audio":"<base64>"}         any number
+    data: {"type":"speech.audio.words","words":[{...}]}            where asked for, behind the audio that they end in
     data: {"type":"speech.audio.done","usage":{...},...}           all is said
     data: {"type":"error","error":{...}}                           or this, and the connection breaks
 
@@ -23,20 +24,33 @@ from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.job import guard_warning
 from gateway.speech.request import SpeechResult
+from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _HEAD_SAMPLES = SAMPLE_RATE_HZ // 10
 """Encoded by itself, so that the first bytes don't wait for the codec to be through with all of the first chunk."""
+_MS_PER_S = 1000
 _MAX_DELTA_BYTES = 24 * 1024
 """Of audio in one event: some clients read lines of 64 KiB at most. Half a second of PCM."""
 
 
-async def bare_audio(host: Host, order: SpeechOrder, result: SpeechResult | None = None) -> AsyncGenerator[bytes]:
+async def bare_audio(
+    host: Host, order: SpeechOrder, result: SpeechResult | None = None, words: list[WordTime] | None = None
+) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech; pieces may be empty.
+
+    Args:
+        host: has the pipeline.
+        order: what to speak.
+        result: filled in on the way.
+        words: gets those that have ended, if they are wanted; needs a result.
 
     Raises:
         GatewayError: see `SpeechPipeline.synthesize`; or the format or speed can't be had here.
     """
+    clock = TextClock(result.spans) if result is not None else None
+    gatherer = WordGatherer()
+    made_samples = 0
     async with (
         AsyncEncoder(open_encoder(order.output, order.speed), host.executor) as encoder,
         aclosing(host.pipeline.synthesize(order.speech, result)) as audio,
@@ -44,6 +58,12 @@ async def bare_audio(host: Host, order: SpeechOrder, result: SpeechResult | None
         async for chunk in audio:
             for samples in _pieces(chunk):
                 yield await encoder.encode(samples)
+            if words is not None and clock is not None:
+                made_samples += len(chunk.samples)
+                made_s = made_samples / SAMPLE_RATE_HZ
+                words += gatherer.push(clock.finish(made_s) if chunk.is_last else clock.advance(made_s))
+                words += gatherer.finish() if chunk.is_last else []
+                yield b""
         yield await encoder.finish()
 
 
@@ -55,19 +75,29 @@ async def audio_events(host: Host, order: SpeechOrder, result: SpeechResult) -> 
     """
     is_started = False
     usage = _Usage(result, host.encode_text)
+    words: list[WordTime] | None = [] if order.has_word_times else None
     try:
-        async with aclosing(bare_audio(host, order, result)) as pieces:
+        async with aclosing(bare_audio(host, order, result, words)) as pieces:
             async for piece in pieces:
                 usage.count_text()
-                for delta in _deltas(piece):
-                    yield _event({"type": "speech.audio.delta", "audio": delta})
+                # Together, as a client that tells chunks by when they come takes single events for several.
+                if deltas := [_event({"type": "speech.audio.delta", "audio": delta}) for delta in _deltas(piece)]:
+                    yield b"".join(deltas)
                     is_started = True
+                if words and is_started:
+                    yield _event({"type": "speech.audio.words", "words": [_told(word, order.speed) for word in words]})
+                    words.clear()
     except GatewayError as error:
         if is_started:
             yield _event({"type": "error", "error": error_object(error)})
         raise
     done = {"type": "speech.audio.done", "usage": usage.report(), "spoken_text": result.spoken_text}
     yield _event(done | ({"warning": guard_warning(result.guard_notes)} if result.guard_notes else {}))
+
+
+def _told(word: WordTime, speed: float) -> dict[str, Any]:
+    start_ms, end_ms = (round(made_s / speed * _MS_PER_S) for made_s in (word.start_s, word.end_s))
+    return {"word": word.word, "start_ms": start_ms, "end_ms": end_ms}
 
 
 class _Usage:

@@ -67,6 +67,7 @@ async def test_speed_language_and_seed_are_asked_for(browser: Any, tmp_path: Pat
         await played(visit)
         await visit.shows("#audio-length", "0.8 s")
     plain = {"model": "cosydit", "input": "Hello.", "voice": "default", "response_format": "pcm"}
+    plain |= {"stream_format": "sse", "word_timestamps": True}
     assert sent[0] == plain
     assert sent[1] == {**plain, "language": "en", "speed": 1.5, "seed": 9007199254740993}
     assert llm.seeds[-1] == 9007199254740993

@@ -64,6 +64,8 @@ async def test_words_are_kept_as_a_dictionary_and_changed(browser: Any, tmp_path
     (tmp_path / "operator").mkdir()
     (tmp_path / "operator" / "house.json").write_text('{"rules": {"GNU": "guh noo"}}')
     lexicons = open_lexicons(LexiconSettings(tmp_path / "operator", tmp_path / "lexicons"))
+    from playwright.async_api import expect
+
     llm = FakeLLM(speech_deltas(30))
     async with visited(browser, tmp_path, llm, declaration=TAKES_NONE, lexicons=lexicons) as visit:
         await visit.page.click("#words-section summary")
@@ -75,7 +77,7 @@ async def test_words_are_kept_as_a_dictionary_and_changed(browser: Any, tmp_path
         await played(visit)
         assert llm.utterances[-1].text == "sequel."
         await visit.page.click("#edit-lexicon")
-        assert await visit.page.input_value("#pronunciations") == "SQL = sequel"
+        await expect(visit.page.locator("#pronunciations")).to_have_value("SQL = sequel")
         await visit.page.fill("#pronunciations", "SQL = squirrel")
         await visit.page.click("#save-lexicon")
         await visit.page.locator("#pronunciations:placeholder-shown").wait_for()
@@ -88,3 +90,20 @@ async def test_words_are_kept_as_a_dictionary_and_changed(browser: Any, tmp_path
     assert names == ["None", "house", "tech"]
     (kept,) = lexicons.store.lexicons()
     assert (kept.name, len(kept.versions)) == ("tech", 2)
+
+
+async def test_words_light_up_while_they_are_heard(browser: Any, tmp_path: Path) -> None:
+    llm = FakeLLM(speech_deltas(60))
+    async with visited(browser, tmp_path, llm, declaration=TAKES_NONE) as visit:
+        await visit.page.fill("#text", "One two three four. 五六。")
+        await visit.page.click("#play")
+        await visit.page.locator("#spoken-words .is-now").first.wait_for()
+        lit = await visit.page.locator("#spoken-words .is-now").all_inner_texts()
+        assert len(lit) == 1 and lit[0] in ("One", "two", "three", "four.", "五", "六。")
+        await visit.shows("#status", "Played")
+        words = await visit.page.locator("#spoken-words span.is-heard").all_inner_texts()
+        assert words == ["One", "two", "three", "four.", "五", "六。"]
+        assert await visit.page.locator("#spoken-words").inner_text() == "One two three four.五六。"
+        await visit.page.get_by_role("button", name="Play again").click()
+        await visit.shows("#status", "again")
+        assert not await visit.page.is_visible("#spoken-words"), "what is played from memory has no times"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from typing import Any
 
 import httpx
 import numpy as np
@@ -51,6 +53,26 @@ async def test_the_account_covers_every_segment_of_a_long_text(voices: Voices) -
     assert done["usage"]["input_tokens"] == sum(len(segment.text) for segment in segments)
     assert done["usage"]["output_tokens"] == 10 * len(segments)
     assert done["spoken_text"].strip() == "".join(segment.text for segment in segments).strip()
+
+
+async def test_words_come_behind_the_audio_that_they_end_in(voices: Voices) -> None:
+    async with opened_door(FakeLLM(speech_deltas(60, per_delta=20)), FakeToken2Wav(), voices) as door:
+        response = await speak_events(door, input="One two. Three!", word_timestamps=True)
+        plain = await speak_events(door, input="One two. Three!")
+        refused = await door.speak(word_timestamps=True)
+    events, words, heard_ms = events_of(response.content), list[dict[str, Any]](), 0.0
+    for event in events[:-1]:
+        if event["type"] == "speech.audio.delta":
+            heard_ms += len(base64.b64decode(event["audio"])) / 48
+            continue
+        words += event["words"]
+        assert event["words"][-1]["end_ms"] <= heard_ms + 1
+
+    assert [each["word"] for each in words] == ["One", "two.", "Three!"]
+    times = [each[name] for each in words for name in ("start_ms", "end_ms")]
+    assert times == sorted(times) and times[0] == 0 and times[-1] == 2400
+    assert audio_of(events) == audio_of(events_of(plain.content))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "word_timestamps")
 
 
 async def test_no_line_is_too_long_for_a_line_reader(voices: Voices) -> None:
