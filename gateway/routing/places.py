@@ -27,8 +27,6 @@ LEAST_RETRY_S = 1.0
 """The unit of HTTP's Retry-After."""
 MAX_RETRY_S = 300.0
 """Nobody knows what will be later."""
-_QUIET = 0.5
-"""While less of the places than that is taken, nobody who was refused is expected any more."""
 _RESERVED_SHARE = 0.1
 _MANY = 0.5
 _CALLER_MEMORY_S = 60.0
@@ -130,7 +128,7 @@ class Places:
         self._note_caller(caller)
         ahead = self._ahead_of(caller, priority)
         limit = self.limit
-        if len(self._taken) < _QUIET * limit:
+        if not self._taken:
             self._promised_s = self._clock.now()
         if not ahead and self._has_room_for(caller, limit):
             return self._take(caller)
