@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.audio import DEFAULT_ELEVENLABS_FORMAT, OutputFormat, parse_elevenlabs_format
-from gateway.dialects.common.answers import error_headers
+from gateway.dialects.common.answers import error_headers, retry_after_s
 from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_status
 from gateway.speech.request import MAX_SEED
 from gateway.text import Normalization, TextOptions
@@ -218,7 +218,9 @@ def final_message(progress: Mapping[str, Any], context_id: str | None) -> dict[s
 
 def error_message(error: GatewayError, context_id: str | None) -> dict[str, Any]:
     """Make the message that fails one context, or no context if it has none."""
-    return _addressed({"error": public_text(error), "errorCode": error.code}, context_id)
+    message = {"error": public_text(error), "errorCode": error.code}
+    seconds = retry_after_s(error)
+    return _addressed(message if seconds is None else {**message, "retryAfterS": seconds}, context_id)
 
 
 def closing_message(name: str, message: str, close_code: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from gateway.audio import AudioFormat, OutputFormat, parse_openai_format
 from gateway.core import InlineVoice
+from gateway.dialects.common.answers import retry_after_s
 from gateway.dialects.common.text_fields import LexiconObject, text_options_of
 from gateway.errors import (
     GatewayError,
@@ -174,7 +175,8 @@ def error_message(error: GatewayError) -> dict[str, Any]:
     """Make the message that tells of an error."""
     message = {"type": "error", "message": public_text(error), "code": error.code}
     param = error.param if isinstance(error, InvalidRequestError) else None
-    return message if param is None else {**message, "param": param}
+    known = {"param": param, "retry_after_s": retry_after_s(error)}
+    return message | {name: value for name, value in known.items() if value is not None}
 
 
 def word_times(characters: tuple[CharacterTime, ...], began_s: float, speed: float) -> list[dict[str, Any]]:

@@ -10,7 +10,9 @@ import pytest
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 
-from gateway.errors import OverloadedError
+from gateway.dialects.elevenlabs import wire as elevenlabs
+from gateway.dialects.speech_ws import wire as speech_ws
+from gateway.errors import InvalidTextError, OverloadedError
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.grpc_door import failure_of, opened_grpc
 from tests.gateway.doors.http_door import opened_door
@@ -61,3 +63,10 @@ async def test_grpc(voices: list[NamedVoice], method: str) -> None:
         code, details, metadata = await failure_of(call)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "all replicas are full" in details
     assert (metadata["retry-after"], metadata["grpc-retry-pushback-ms"]) == ("7", "6300")
+
+
+def test_web_sockets_tell_when_to_try_again() -> None:
+    error = OverloadedError("full", retry_after_s=3.5)
+    assert speech_ws.error_message(error)["retry_after_s"] == 3.5
+    assert elevenlabs.error_message(error, "one")["retryAfterS"] == 3.5
+    assert "retry_after_s" not in speech_ws.error_message(InvalidTextError("empty"))
