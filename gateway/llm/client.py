@@ -181,6 +181,7 @@ class SpeechLMClient:
             if connecting() <= 0:
                 raise self._unconnected(error) from error
             logger.info("trying to connect to the LLM again after %r", error)
+            return await self._send(method, path, body)
         except aiohttp.ClientConnectorError as error:
             raise self._unreachable(error) from error
         except _STALE_CONNECTION as error:

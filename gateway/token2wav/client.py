@@ -148,7 +148,7 @@ class Token2WavClient:
         try:
             async with self._told_apart():
                 call.send(operation, operation.value, tensors)
-                return await call.first_result(answer, limit_s)
+                return await call.first_result(answer, limit_s, self._patience)
         finally:
             await call.finish(self._deadlines.close_s)
 
@@ -159,7 +159,7 @@ class Token2WavClient:
             "priority": np.array([priority], np.int32),
         }
         call.send(Operation.OPEN, "open", tensors)
-        result = await call.first_result("stream_id", self._deadlines.open_s)
+        result = await call.first_result("stream_id", self._deadlines.open_s, self._patience)
         return Token2WavCallStream(
             call, text_of(_required(result, "stream_id")), self._deadlines.push_s, self._patience
         )

@@ -16,6 +16,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from gateway import errors
+from servicekit.patience import Patience, patient_timeout
 from servicekit.timeouts import timeout
 from servicekit.trace_context import trace_headers
 from token2wav_service.contract import ErrorCode, Operation, decode_error
@@ -88,15 +89,15 @@ class TritonCall:
         self._is_answered = True
         return result
 
-    async def first_result(self, tensor: str, deadline_s: float) -> Any:
-        """Return the first result that has `tensor`.
+    async def first_result(self, tensor: str, deadline_s: float, patience: Patience) -> Any:
+        """Return the first result that has `tensor`; `patience` is that with the server.
 
         Raises:
             Token2WavDeadlineError: it did not come in time; the call is cancelled.
             GatewayError: an error response, or the call broke.
         """
         try:
-            async with timeout(deadline_s):
+            async with patient_timeout(deadline_s, patience.begin(deadline_s)):
                 return await self._first_with(tensor)
         except asyncio.TimeoutError as error:
             got = f"token2wav at {self._url} did not answer within {deadline_s} s"

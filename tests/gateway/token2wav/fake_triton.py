@@ -31,6 +31,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     status: str = ""
     status_error: str | None = None
     is_silent: bool = False
+    opens_slowly: bool = False
+    """An open waits for the end of the silence."""
     silent_tokens: int | None = None
     """Chunks of so many tokens wait for the end of the silence."""
     ends_early: bool = False
@@ -57,7 +59,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 self.open_streams += operation == "open" and self.open_error is None
                 answer = self._answer(operation, request.id, tensors)
                 is_held = len(tensors.get("token_ids", ())) == self.silent_tokens
-                if (self.is_silent or is_held) and operation != "open":
+                if self.opens_slowly if operation == "open" else self.is_silent or is_held:
                     await self.silence.wait()
                 if self.ends_early and operation == "push":
                     return

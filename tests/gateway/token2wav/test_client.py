@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.token2wav.client import Token2WavClient, Token2WavDeadlines
+from servicekit.patience import LoopLag
 from tests.gateway.token2wav.fake_triton import VOICE_FILE, FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode
 
@@ -253,4 +255,17 @@ async def test_a_chunk_is_waited_for_while_the_server_makes_audio_for_others() -
             assert not late.done()
             fake.silence.set()
             assert len((await late).samples)
+        await client.close()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before Python 3.11 a limit can't be moved")
+async def test_a_stream_that_our_own_standstill_made_late_is_opened() -> None:
+    lag, limit_s = LoopLag(), 0.2
+    async with serving(fake := FakeTriton(opens_slowly=True)) as (url, _):
+        client = Token2WavClient(url, Token2WavDeadlines(open_s=limit_s), lag)
+        loop = asyncio.get_running_loop()
+        loop.call_later(limit_s / 2, lag.note, 30.0, 0.0)
+        loop.call_later(3 * limit_s, fake.silence.set)
+        async with client.open_stream("v1", 0) as stream:
+            assert stream.stream_id == "s1"
         await client.close()
