@@ -1,6 +1,7 @@
 """Both services as the gateway sees them over its sockets, without models: tokens and audio come at a steady pace.
 
-`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT` runs until it is stopped. The LLM answers as vLLM
+`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT [CAPACITY]` runs until it is stopped. With CAPACITY all
+answers of the LLM together get so many seconds of speech a second, in turns. The LLM answers as vLLM
 does, TOKENS speech tokens in events of TOKENS_AN_EVENT; token2wav answers each chunk with a constant, in Triton's own
 inference messages.
 """
@@ -26,6 +27,7 @@ from token2wav_service.contract import (
     LOOKAHEAD_TOKENS,
     SAMPLES_PER_TOKEN,
     TOKEN2WAV_MODEL,
+    TOKEN_RATE_HZ,
     Operation,
     ServerStatus,
 )
@@ -87,24 +89,47 @@ _STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped."""
-    llm_port, token2wav_port = (int(text) for text in (sys.argv[1:] if argv is None else argv))
-    asyncio.run(_serve(llm_port, token2wav_port))
+    llm_port, token2wav_port, *capacity = sys.argv[1:] if argv is None else argv
+    asyncio.run(_serve(int(llm_port), int(token2wav_port), float(capacity[0]) if capacity else None))
     return 0
 
 
-async def _serve(llm_port: int, token2wav_port: int) -> None:
+async def _serve(llm_port: int, token2wav_port: int, capacity: float | None) -> None:
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(PacedToken2Wav(), server)
     server.add_insecure_port(f"{HOST}:{token2wav_port}")
     await server.start()
-    runner = web.AppRunner(llm_application(), access_log=None)
+    runner = web.AppRunner(llm_application(capacity), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, HOST, llm_port).start()
     await server.wait_for_termination()
 
 
-def llm_application() -> web.Application:
-    """Return the LLM's HTTP server."""
+class SharedPace:
+    """Deals out the turns of an LLM that makes so many seconds of speech a second for all its answers together."""
+
+    def __init__(self, capacity: float) -> None:
+        """Begin idle."""
+        self._event_s = TOKENS_AN_EVENT / TOKEN_RATE_HZ / capacity
+        self._free_s = 0.0
+
+    async def turn(self) -> None:
+        """Wait until one more event is made; who asks first is served first."""
+        now_s = asyncio.get_running_loop().time()
+        self._free_s = max(self._free_s, now_s) + self._event_s
+        await asyncio.sleep(self._free_s - now_s)
+
+
+def llm_application(capacity: float | None = None) -> web.Application:
+    """Return the LLM's HTTP server.
+
+    Args:
+        capacity: seconds of speech a second of all answers together; None: each has the same pace, however many.
+    """
+    pace = None if capacity is None else SharedPace(capacity)
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        return await _complete(request, pace)
 
     async def health(request: web.Request) -> web.Response:
         return web.Response()
@@ -115,11 +140,11 @@ def llm_application() -> web.Application:
     application = web.Application()
     application.router.add_get("/health", health)
     application.router.add_get("/v1/models", models)
-    application.router.add_post("/v1/completions", _complete)
+    application.router.add_post("/v1/completions", complete)
     return application
 
 
-async def _complete(request: web.Request) -> web.StreamResponse:
+async def _complete(request: web.Request, pace: SharedPace | None) -> web.StreamResponse:
     await request.read()
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
@@ -128,8 +153,11 @@ async def _complete(request: web.Request) -> web.StreamResponse:
         end = "length" if first + TOKENS_AN_EVENT == TOKENS else None
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": end, "token_ids": ids}
         event = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "paced", "choices": [choice]}
+        if pace is not None:
+            await pace.turn()
         await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        await asyncio.sleep(EVENT_S)
+        if pace is None:
+            await asyncio.sleep(EVENT_S)
     await response.write(b"data: [DONE]\n\n")
     return response
 

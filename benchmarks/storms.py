@@ -1,0 +1,283 @@
+"""Storms: more callers than the gateway's services can serve, over every door, and what becomes of all of them.
+
+`python -m benchmarks.storms --out storms.json` starts services that answer at a steady pace without models
+(`benchmarks.lib.paced_services`) with an LLM of `--capacity` seconds of speech a second, and a gateway before them. For
+each door and each of `--times` it lets so many times that many callers come at once; each asks again and again, and
+comes back when it was told to. Then one key floods while another one speaks. Every storm is written when it has ended;
+`--resume` goes on where a run was broken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.storm_doors import DOORS, Ask, Ports, RefusedError
+from cosydit.bench.metrics import percentile
+from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, save_figure
+from cosydit.bench.report import aligned_table, describe_environment, write_json
+from cosydit.bench.types import BenchmarkError
+from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+from cosydit.stack.process import ServiceProcess, ServiceSpec
+from servicekit.clock import SystemClock
+from servicekit.heap import exempt_startup_objects
+from token2wav_service.serving.process.server import free_ports
+
+HOST = "127.0.0.1"
+LOUD, QUIET = "storm-loud-key-0123456789", "storm-quiet-key-0123456789"
+READY_TIMEOUT_S, END_S = 60.0, 60.0
+"""A storm's last streams have so long to end."""
+DEFAULT_RETRY_S = 5.0
+"""Where a refusal does not say when to come back."""
+QUIET_CALLERS, QUIET_PAUSE_S = 2, 1.0
+FLOOD_TIMES = 16
+MAX_CONNECTIONS = 8192
+_P95 = 95
+
+
+@dataclass
+class Tally:
+    """What became of some callers' requests."""
+
+    ended: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Let in, and not spoken to the end."""
+    refused: int = 0
+    without_retry: int = 0
+    returns: int = 0
+    """Of callers who were refused and came back when they were told to."""
+    kept: int = 0
+    """Of these, let in."""
+    speech_s: float = 0.0
+    """Heard while the storm lasted."""
+    first_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Storm:
+    """One row of the result."""
+
+    door: str
+    times: float
+    callers: int
+    seconds: float
+    goodput: float
+    """Speech heard by callers against what the LLM can make in that time."""
+    ended: int
+    failed: int
+    refused: int
+    returns: int
+    kept: int
+    first_p95_s: float
+    quiet_p95_s: float | None = None
+    failures: tuple[str, ...] = ()
+
+
+class Callers:
+    """Callers of one key, who ask again and again until the storm is over."""
+
+    def __init__(self, ask: Ask, key: str, until_s: float, pause_s: float = 0.0) -> None:
+        """Ask nothing yet."""
+        self.tally = Tally()
+        self._ask, self._key, self._until_s, self._pause_s = ask, key, until_s, pause_s
+        self._clock = SystemClock()
+
+    async def run(self, callers: int) -> None:
+        """Come all at once, and return when the last one has ended."""
+        await asyncio.gather(*(self._call() for _ in range(callers)))
+
+    async def _call(self) -> None:
+        has_returned = False
+        while self._clock.now() < self._until_s:
+            pause_s, is_refused = await self._once(has_returned)
+            has_returned = is_refused
+            if self._clock.now() + pause_s >= self._until_s:
+                return
+            await asyncio.sleep(pause_s)
+
+    async def _once(self, has_returned: bool) -> tuple[float, bool]:
+        """Ask once; return how long to pause and whether the request was refused."""
+        tally, asked_s, has_first = self.tally, self._clock.now(), False
+        tally.returns += has_returned
+
+        def heard(seconds: float) -> None:
+            nonlocal has_first
+            now_s = self._clock.now()
+            if seconds and not has_first:
+                has_first = True
+                tally.first_s.append(now_s - asked_s)
+            tally.speech_s += seconds if now_s < self._until_s else 0.0
+
+        try:
+            await self._ask(self._key, heard)
+        except RefusedError as refusal:
+            tally.refused += 1
+            tally.without_retry += refusal.retry_after_s is None
+            return refusal.retry_after_s or DEFAULT_RETRY_S, True
+        except Exception as error:  # NOTE: whatever a client's library raises, the request was not spoken to its end
+            tally.failed.append(repr(error))
+            return DEFAULT_RETRY_S, False
+        tally.kept += has_returned
+        tally.ended += 1
+        return self._pause_s * random.uniform(0.5, 1.5), False
+
+
+async def measure(door: str, times: float, plan: argparse.Namespace, ports: Ports, has_quiet: bool = False) -> Storm:
+    """Let one storm pass."""
+    callers = max(1, round(times * plan.capacity))
+    async with DOORS[door](ports) as ask:
+        until_s = SystemClock().now() + plan.seconds
+        loud = Callers(ask, LOUD, until_s)
+        quiet = Callers(ask, QUIET, until_s, QUIET_PAUSE_S)
+        running = [loud.run(callers)] + ([quiet.run(QUIET_CALLERS)] if has_quiet else [])
+        await asyncio.wait_for(asyncio.gather(*running), plan.seconds + END_S)
+    tally = loud.tally
+    failed = tally.failed + quiet.tally.failed
+    return Storm(
+        door=door,
+        times=times,
+        callers=callers,
+        seconds=plan.seconds,
+        goodput=(tally.speech_s + quiet.tally.speech_s) / (plan.capacity * plan.seconds),
+        ended=tally.ended + quiet.tally.ended,
+        failed=len(failed),
+        refused=tally.refused,
+        returns=tally.returns,
+        kept=tally.kept,
+        first_p95_s=percentile(tally.first_s, _P95) if tally.first_s else math.nan,
+        quiet_p95_s=percentile(quiet.tally.first_s, _P95) if quiet.tally.first_s else None,
+        failures=tuple(failed[:3]),
+    )
+
+
+def figures(storms: dict[str, Storm]) -> dict[str, float]:
+    """Return what a run is judged by."""
+    usual = [storm for name, storm in storms.items() if not name.startswith("flood")]
+    returns, kept = sum(storm.returns for storm in usual), sum(storm.kept for storm in usual)
+    found: dict[str, float] = {
+        "goodput_least": round(min(storm.goodput for storm in usual), 3),
+        "ended": sum(storm.ended for storm in storms.values()),
+        "failed": sum(storm.failed for storm in storms.values()),
+        "refused": sum(storm.refused for storm in storms.values()),
+        "returns": returns,
+        "kept_share": round(kept / returns, 3) if returns else 1.0,
+    }
+    full, flood = (storms.get(name) for name in ("flood 1", f"flood {FLOOD_TIMES}"))
+    if full is not None and flood is not None and full.quiet_p95_s and flood.quiet_p95_s:
+        found["quiet_p95_ratio"] = round(flood.quiet_p95_s / full.quiet_p95_s, 3)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        require_matplotlib()
+    except BenchmarkError as error:
+        raise SystemExit(f"storms: {error}") from error
+    done = _read(args.out) if args.resume else {}
+    wanted: dict[str, tuple[str, float, bool]] = {
+        f"{door} {times:g}": (door, times, False) for door in args.doors for times in args.times
+    }
+    wanted |= {f"flood {times}": (args.doors[0], float(times), True) for times in (1, FLOOD_TIMES)}
+    with tempfile.TemporaryDirectory(prefix="storms-") as made, _gateway(args, Path(made)) as ports:
+        for number, (name, (door, times, has_quiet)) in enumerate(wanted.items(), 1):
+            if name not in done:
+                print(f"{number} of {len(wanted)}: {name} times, {args.seconds:g} s", file=sys.stderr, flush=True)
+                done[name] = asyncio.run(measure(door, times, args, ports, has_quiet))
+                _write(args, done)
+    print(_table(done), end="")
+    _draw(args.out.with_suffix(".png"), done)
+    return 0
+
+
+@contextmanager
+def _gateway(args: argparse.Namespace, folder: Path) -> Iterator[Ports]:
+    """Start the paced services and a gateway with two keys before them."""
+    checkpoint = resolve_checkpoint(args.checkpoint, folder)
+    (folder / "keys.txt").write_text(f"loud {LOUD}\nquiet {QUIET}\n", "utf-8")
+    llm, token2wav, http, grpc_port = free_ports(4)
+    services = [sys.executable, "-m", "benchmarks.lib.paced_services", str(llm), str(token2wav), str(args.capacity)]
+    gateway = [sys.executable, "-m", "gateway", "--port", str(http), "--grpc-port", str(grpc_port)]
+    gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]
+    gateway += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
+    gateway += ["--keys-file", str(folder / "keys.txt"), "--dynamic-chunk-strategy", "deadline"]
+    for option in ("--max-connections", "--max-connections-per-peer"):
+        gateway += [option, str(MAX_CONNECTIONS)]
+    paced = ServiceSpec("services", services, f"http://{HOST}:{llm}/health", folder / "services.log")
+    with ServiceProcess(paced) as beside:
+        beside.wait_ready(READY_TIMEOUT_S)
+        spec = ServiceSpec("gateway", gateway, f"http://{HOST}:{http}/readyz", folder / "gateway.log")
+        with ServiceProcess(spec) as running:
+            running.wait_ready(READY_TIMEOUT_S)
+            yield Ports(http, grpc_port)
+
+
+def _read(path: Path) -> dict[str, Storm]:
+    if not path.exists():
+        return {}
+    return {name: Storm(**row) for name, row in json.loads(path.read_text("utf-8"))["storms"].items()}
+
+
+def _write(args: argparse.Namespace, done: dict[str, Storm]) -> None:
+    document: dict[str, Any] = {
+        "figures": figures(done),
+        "storms": {name: asdict(storm) for name, storm in done.items()},
+        "environment": describe_environment(vars(args)),
+    }
+    write_json(args.out, document)
+
+
+def _table(done: dict[str, Storm]) -> str:
+    rows = [
+        ["storm", "callers", "goodput", "ended", "failed", "refused", "came back", "let in", "first p95 s", "quiet"]
+    ]
+    for name, storm in done.items():
+        counts = (storm.ended, storm.failed, storm.refused, storm.returns, storm.kept)
+        quiet = "" if storm.quiet_p95_s is None else f"{storm.quiet_p95_s:.2f}"
+        times = [f"{storm.first_p95_s:.2f}", quiet]
+        rows.append([name, str(storm.callers), f"{storm.goodput:.2f}", *(str(count) for count in counts), *times])
+    return aligned_table(rows)
+
+
+def _draw(path: Path, done: dict[str, Storm]) -> None:
+    figure = figure_class()(figsize=SIZE_INCHES, layout="constrained")
+    axes = figure.subplots(1, 2)
+    for door in dict.fromkeys(storm.door for storm in done.values()):
+        storms = [storm for name, storm in done.items() if storm.door == door and not name.startswith("flood")]
+        times = [storm.times for storm in storms]
+        axes[0].plot(times, [storm.goodput for storm in storms], "o-", label=door)
+        axes[1].plot(times, [storm.first_p95_s for storm in storms], "o-", label=door)
+    axes[0].axhline(0.8, linestyle="--", color="grey")
+    axes[0].set(title="goodput against capacity", xlabel="times the capacity", xscale="log", ylim=(0, None))
+    axes[1].set(title="first audio of those let in, p95", xlabel="times the capacity", ylabel="s", xscale="log")
+    for each in axes:
+        each.legend()
+    save_figure(figure, path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.storms", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--checkpoint", type=Path, help="its tokenizer and voices are used (the demo voice)")
+    parser.add_argument("--capacity", type=float, default=20.0, help="seconds of speech a second (default %(default)s)")
+    parser.add_argument("--times", type=float, nargs="+", default=[1, 4, 16, 64], help="the capacity")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each storm (default %(default)s)")
+    parser.add_argument("--doors", nargs="+", choices=tuple(DOORS), default=list(DOORS))
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write; the plot lies beside it")
+    parser.add_argument("--resume", action="store_true", help="keep the storms that OUT has already")
+    return parser
+
+
+if __name__ == "__main__":
+    exempt_startup_objects()
+    sys.exit(main())

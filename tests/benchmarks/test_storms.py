@@ -1,0 +1,65 @@
+"""Storms pass over every door of a real gateway: who is let in is spoken to the end, others are told when to come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import storms
+from benchmarks.lib.storm_doors import DOORS
+from benchmarks.storms import LOUD, Callers, Storm, figures
+from servicekit.clock import SystemClock
+from tests.workers import free_ports
+
+CAPACITY, TIMES = 20, 15
+
+
+@pytest.mark.slow
+def test_of_300_at_once_all_who_are_let_in_are_spoken_to_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storms, "free_ports", free_ports)
+    out = tmp_path / "storms.json"
+    options = ["--times", str(TIMES), "--seconds", "5", "--capacity", str(CAPACITY), "--out", str(out)]
+    assert storms.main(options) == 0
+    document = json.loads(out.read_text("utf-8"))
+    rows = document["storms"]
+    assert list(rows) == [*(f"{door} {TIMES}" for door in DOORS), "flood 1", "flood 16"]
+    assert all(row["callers"] == CAPACITY * TIMES for name, row in rows.items() if not name.startswith("flood"))
+    assert [row["failures"] for row in rows.values() if row["failures"]] == []
+    assert all(row["ended"] > 0 and row["refused"] > 0 for name, row in rows.items() if name != "flood 1")
+    assert document["figures"]["failed"] == 0
+    assert (tmp_path / "storms.png").stat().st_size
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(rows)
+    before = out.read_bytes()
+    assert storms.main([*options, "--resume"]) == 0
+    assert out.read_bytes() == before
+
+
+def test_the_figures_are_those_of_all_storms() -> None:
+    def storm(goodput: float, kept: int, quiet_p95_s: float | None = None) -> Storm:
+        return Storm("http", 1.0, 20, 5.0, goodput, 10, 0, 7, 4, kept, 1.0, quiet_p95_s)
+
+    rows = {"http 1": storm(0.9, 4), "http 4": storm(0.85, 2)}
+    rows |= {"flood 1": storm(0.1, 0, 2.0), "flood 16": storm(0.1, 0, 2.2)}
+    assert figures(rows) == {
+        "goodput_least": 0.85,
+        "ended": 40,
+        "failed": 0,
+        "refused": 28,
+        "returns": 8,
+        "kept_share": 0.75,
+        "quiet_p95_ratio": 1.1,
+    }
+
+
+async def test_a_request_that_breaks_off_counts_as_failed() -> None:
+    async def broken(key: str, heard: object) -> None:
+        assert key == LOUD
+        raise ConnectionError("gone")
+
+    callers = Callers(broken, LOUD, SystemClock().now() + 0.5)
+    await callers.run(3)
+    assert len(callers.tally.failed) == 3 and not callers.tally.ended
