@@ -24,6 +24,8 @@ _NEWEST_SHARE = 0.5
 _AT_ITS_LIMIT = 2.0
 """A service slower than so many times the least speed works all the time: what it made then is what it can make."""
 _HOPED_FOR = 2.0
+UNMEASURED_STREAMS = 64.0
+"""Before the first measurement, which takes no longer than the first streams' first seconds of speech."""
 _MEMORY_S = 60.0
 """In so long a limit that was seen doubles, and what was served once halves, until it is seen again."""
 _NEWEST_STREAMS_SHARE = 0.1
@@ -82,7 +84,7 @@ class SpeedMeter:
 
     @property
     def limit(self) -> float:
-        """Streams at once that would get the least speed; inf as long as nothing is known."""
+        """Streams at once that would get the least speed; inf if there is no such speed."""
         return min(self._hoped_for(), self._ceiling * self._grown_since(self._ceiling_s))
 
     @property
@@ -130,8 +132,10 @@ class SpeedMeter:
         self._stream_speech_s = before_s + _NEWEST_STREAMS_SHARE * (speech_s - before_s)
 
     def _hoped_for(self) -> float:
-        if self._speed is None or not self._least_speed:
+        if not self._least_speed:
             return math.inf
+        if self._speed is None:
+            return UNMEASURED_STREAMS
         ratio = self._speed / self._least_speed
         hoped_for = self._streams_at_speed * ratio * min(max(1.0, ratio), _HOPED_FOR)
         return max(hoped_for, self._floor / self._grown_since(self._floor_s))

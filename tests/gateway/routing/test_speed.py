@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gateway.routing.speed import SpeedMeter
+from gateway.routing.speed import UNMEASURED_STREAMS, SpeedMeter
 from tests.gateway.fakes import ManualClock
 
 
@@ -37,9 +37,10 @@ class Service:
             self.serve(streams, speed)
 
 
-def test_a_service_that_was_never_measured_has_no_limit() -> None:
+def test_a_service_that_was_never_measured_gets_a_first_few() -> None:
     service = Service()
-    assert (service.meter.limit, service.meter.speed) == (math.inf, None)
+    assert (service.meter.limit, service.meter.speed) == (UNMEASURED_STREAMS, None)
+    assert not service.meter.is_certain
     service.serve(1, speed=1.0, seconds=0.01)
     assert service.measured == 0
 
