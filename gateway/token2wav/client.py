@@ -38,6 +38,8 @@ _CHANNEL = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Clients of one address would share a connection, the one that hangs included.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 
@@ -67,18 +69,21 @@ class Token2WavClient:
         self._deadlines = deadlines or Token2WavDeadlines()
         self._model = TOKEN2WAV_MODEL
         self._patience = Patience(lag)
-        self._connected: Any = None
+        self._connected: _Connection | None = None
+        self._retired: set[_Connection] = set()
 
     async def close(self) -> None:
         """Drop the connection; open streams end."""
-        client, self._connected = self._connected, None
-        if client is not None:
-            await client.close()
+        self._retire()
+        while self._retired:
+            await self._retired.pop().client.close()
 
     async def is_ready(self) -> bool:
         """Tell whether the server answers and has the model."""
         try:
-            return bool(await self._client().is_model_ready(self._model, client_timeout=self._deadlines.ready_s))
+            return bool(
+                await self._connection().client.is_model_ready(self._model, client_timeout=self._deadlines.ready_s)
+            )
         except (InferenceServerException, grpc.RpcError):
             return False
 
@@ -89,7 +94,11 @@ class Token2WavClient:
             Token2WavRejectedError: a server of a version that has no such operation.
             Token2WavError: anything else the service did wrong.
         """
-        result = await self._ask(Operation.STATUS, {}, "status", self._deadlines.ready_s)
+        try:
+            result = await self._ask(Operation.STATUS, {}, "status", self._deadlines.ready_s)
+        except errors.Token2WavDeadlineError:
+            self._retire()
+            raise
         try:
             return ServerStatus.from_json(text_of(_required(result, "status")))
         except ValueError as error:
@@ -116,17 +125,18 @@ class Token2WavClient:
         self, voice_id: str, seed: int, priority: int = DEFAULT_PRIORITY
     ) -> AsyncIterator[Token2WavCallStream]:
         """Lease a stream; see `Token2Wav.open_stream`."""
-        call = TritonCall(self._client(), self._model, self._url)
-        try:
-            async with self._told_apart():
-                stream = await self._open(call, voice_id, seed, priority)
+        async with self._in_use() as client:
+            call = TritonCall(client, self._model, self._url)
             try:
-                yield stream
-                await stream.finish(self._deadlines.close_s)
+                async with self._told_apart():
+                    stream = await self._open(call, voice_id, seed, priority)
+                try:
+                    yield stream
+                    await stream.finish(self._deadlines.close_s)
+                finally:
+                    await stream.abandon()
             finally:
-                await stream.abandon()
-        finally:
-            call.cancel()
+                call.cancel()
 
     @asynccontextmanager
     async def _told_apart(self) -> AsyncIterator[None]:
@@ -144,13 +154,14 @@ class Token2WavClient:
     ) -> Any:
         """Send one operation that is no stream's and return the result that has the tensor `answer`."""
         limit_s = self._deadlines.register_s if limit_s is None else limit_s
-        call = TritonCall(self._client(), self._model, self._url, limit_s)
-        try:
-            async with self._told_apart():
-                call.send(operation, operation.value, tensors)
-                return await call.first_result(answer, limit_s, self._patience)
-        finally:
-            await call.finish(self._deadlines.close_s)
+        async with self._in_use() as client:
+            call = TritonCall(client, self._model, self._url, limit_s)
+            try:
+                async with self._told_apart():
+                    call.send(operation, operation.value, tensors)
+                    return await call.first_result(answer, limit_s, self._patience)
+            finally:
+                await call.finish(self._deadlines.close_s)
 
     async def _open(self, call: TritonCall, voice_id: str, seed: int, priority: int) -> Token2WavCallStream:
         tensors = {
@@ -159,15 +170,49 @@ class Token2WavClient:
             "priority": np.array([priority], np.int32),
         }
         call.send(Operation.OPEN, "open", tensors)
-        result = await call.first_result("stream_id", self._deadlines.open_s, self._patience)
+        try:
+            result = await call.first_result("stream_id", self._deadlines.open_s, self._patience)
+        except errors.Token2WavDeadlineError:
+            self._retire()
+            raise
         return Token2WavCallStream(
             call, text_of(_required(result, "stream_id")), self._deadlines.push_s, self._patience
         )
 
-    def _client(self) -> Any:
+    def _connection(self) -> _Connection:
         if self._connected is None:
-            self._connected = triton.InferenceServerClient(self._url, channel_args=list(_CHANNEL))
+            self._connected = _Connection(triton.InferenceServerClient(self._url, channel_args=list(_CHANNEL)))
         return self._connected
+
+    def _retire(self) -> None:
+        """Have the next calls make a connection of their own: one over which garbage came may hang.
+
+        Calls under way keep theirs, since a server that is merely slow will answer them.
+        """
+        if self._connected is not None:
+            self._retired.add(self._connected)
+            self._connected = None
+
+    @asynccontextmanager
+    async def _in_use(self) -> AsyncIterator[Any]:
+        """Yield the connection's client; one that was retired closes with its last call."""
+        connection = self._connection()
+        connection.calls += 1
+        try:
+            yield connection.client
+        finally:
+            connection.calls -= 1
+            if not connection.calls and connection in self._retired:
+                self._retired.discard(connection)
+                await connection.client.close()
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A connection, and how many calls travel on it."""
+
+    client: Any
+    calls: int = 0
 
 
 class Token2WavCallStream:

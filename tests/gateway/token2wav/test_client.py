@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,9 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.token2wav.client import Token2WavClient, Token2WavDeadlines
 from servicekit.patience import LoopLag
 from tests.gateway.token2wav.fake_triton import VOICE_FILE, FakeTriton, error, serving
-from token2wav_service.contract import ErrorCode
+from token2wav_service.contract import ErrorCode, ServerStatus
 
+STATUS = ServerStatus(4, 0, 0, 4, 0, None, None, is_draining=False).to_json()
 FIRST = TokenChunk(0, 0, tuple(range(18)), False)
 LAST = TokenChunk(1, 15, (15, 16, 17), True)
 
@@ -71,6 +74,57 @@ async def test_samples_that_can_t_be_played_fail_at_once(waveform: npt.NDArray[A
             async with client.open_stream("v1", 0) as stream:
                 await asyncio.wait_for(stream.push(FIRST), 5)
         await until_freed(fake)
+        await client.close()
+
+
+@asynccontextmanager
+async def relayed(port: int) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """A way to a port, and what has the connections so far hang for ever; later ones go through."""
+    relays, writers = list[asyncio.Task[None]](), list[asyncio.StreamWriter]()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, other_writer))
+        pairs = ((reader, other_writer), (other_reader, writer))
+        relays.extend(asyncio.create_task(relay(*pair)) for pair in pairs)
+
+    def hang() -> None:
+        for each in relays:
+            each.cancel()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", hang
+    finally:
+        server.close()
+        hang()
+        await asyncio.gather(*relays, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+
+@pytest.mark.parametrize("operation", ["status", "open"])
+async def test_a_connection_that_hangs_is_given_up(operation: str) -> None:
+    fake = FakeTriton(status=STATUS)
+    async with serving(fake) as (url, _), relayed(int(url.rpartition(":")[2])) as (way, hang):
+        client = Token2WavClient(way)
+        assert (await client.status()).max_streams == 4
+        hang()
+        client._deadlines = Token2WavDeadlines(ready_s=0.5, open_s=0.5, close_s=0.1)
+        with pytest.raises(errors.Token2WavDeadlineError):
+            if operation == "status":
+                await client.status()
+            else:
+                await client.open_stream("v1", 0).__aenter__()
+        client._deadlines = Token2WavDeadlines()
+        assert (await client.status()).max_streams == 4
+        async with client.open_stream("v1", 0) as stream:
+            assert len((await stream.push(LAST)).samples) == 30
         await client.close()
 
 
