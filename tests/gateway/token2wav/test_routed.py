@@ -542,6 +542,24 @@ async def test_a_stream_is_not_played_again_where_it_was_too_slow_but_where_that
         assert replica.opened_total == 2
 
 
+def test_a_stream_that_hung_at_a_replica_which_serves_nobody_is_tried_there_again() -> None:
+    async def run(clock: VirtualClock) -> None:
+        (replica,) = _replicas("a", answers=1)
+        async with routed(replica, settings=RoutingSettings(), clock=clock) as router:
+            async with router.open_stream(await _voice(router), SEED) as stream:
+                heard = [await stream.push(chunks(3)[0])]
+                late = [stream.push(chunk) for chunk in chunks(3)[1:]]
+                replica.answers = 100
+                await asyncio.sleep(30.0)
+                replica.streams[0].die(Token2WavDeadlineError("no audio for chunk 1"))
+                heard += [await push for push in late]
+            assert np.array_equal(_joined(heard), _expected(3))
+            assert replica.opened_total == 2
+            assert clock.now() < 60.0
+
+    run_virtually(run)
+
+
 async def test_a_stream_that_was_too_slow_at_one_replica_goes_on_at_another() -> None:
     replicas = _replicas("a", "b", answers=1)
     async with routed(*replicas) as router:
