@@ -288,6 +288,11 @@ class Token2WavProtocolError(Token2WavError):
 class Token2WavDeadlineError(Token2WavError):
     """The token2wav service did not answer in time."""
 
+    def __init__(self, message: str, *, serves_others: bool = True) -> None:
+        """Keep whether the service worked for others meanwhile; else it is stuck, or the connection is."""
+        super().__init__(message)
+        self.serves_others = serves_others
+
 
 class VoiceEvictedError(Token2WavError):
     """A registered voice was dropped from token2wav's cache; register it again."""

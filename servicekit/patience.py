@@ -80,6 +80,10 @@ class Patience:
         """Note that the service did a piece of its work, for whomever."""
         self._progress_s = asyncio.get_running_loop().time()
 
+    def has_served(self, window_s: float) -> bool:
+        """Tell whether the service did a piece of its work in the last `window_s` seconds."""
+        return asyncio.get_running_loop().time() - self._progress_s < window_s
+
     def begin(self, limit_s: float) -> Callable[[], float]:
         """Begin a wait of so many seconds.
 

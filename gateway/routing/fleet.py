@@ -143,7 +143,7 @@ class Fleet:
             return
         if failure is Failure.GONE:
             replica.begin_life()
-        if failure is Failure.SLOW and self.is_excused(replica):
+        if failure is Failure.SLOW and self._is_excused(replica):
             replica.health.was_slow(why)
         elif replica.health.failed(why) and self.replicas.has_other(than=frozenset((address,))):
             self._tell_ejected(address)
@@ -220,8 +220,7 @@ class Fleet:
         got = f"all {self.service} replicas are full and {len(self._queue)} streams wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
 
-    def is_excused(self, replica: Replica) -> bool:
-        """Tell whether slowness now is no fault: it works for others, or our own event loop stood still."""
+    def _is_excused(self, replica: Replica) -> bool:
         window_s = replica.progress_window_s
         return replica.health.progressed_within(window_s) or self._stood_still_within(window_s)
 

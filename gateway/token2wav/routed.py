@@ -16,7 +16,6 @@ from gateway import errors
 from gateway.core import FloatArray, RegisteredVoice, Token2WavStream
 from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.health import Failure
 from gateway.routing.replicas import NOBODY, NOWHERE
 from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, Router, give_back, is_replica_fault, is_sickness
 from gateway.routing.waiting import wait_for_replica, wait_for_slot
@@ -111,8 +110,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     ) -> StreamLease:
         """Open a stream at the best replica that takes it; `lost` is why one that was open must move."""
         wait_s = self.fleet.settings.admission_wait_s if lost is None else self.fleet.rescue_s
-        is_busy = lost_at is not None and self.fleet.is_excused(lost_at.replica)
-        search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost, is_busy)
+        search = _LeaseSearch(self._clock.now() + wait_s, lost_at, lost)
         while True:
             slot = await self._wait_for_slot(priority, search)
             replica = self._watch.client(slot.address)
@@ -180,16 +178,13 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
 class _LeaseSearch:
     """The search for a replica that takes one stream: who was asked, what went wrong, how long it may take."""
 
-    def __init__(
-        self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None, is_busy: bool
-    ) -> None:
-        """Begin; `is_busy` tells whether the replica that lost the stream works for others."""
+    def __init__(self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None) -> None:
         self.ends_s = ends_s
         self.avoid = NOBODY if lost_at is None else frozenset((lost_at.address,))
         """Addresses of replicas that come last."""
         # NOTE: to play a stream again where it was too slow already would only add to the load. Where nobody is served,
         # another connection may do.
-        is_slow = is_busy and lost is not None and failure_of(lost) is Failure.SLOW
+        is_slow = isinstance(lost, errors.Token2WavDeadlineError) and lost.serves_others
         self.spared = frozenset((lost_at.place,)) if is_slow and lost_at is not None else NOWHERE
         """Where the stream must not come back to."""
         self.trouble = lost
