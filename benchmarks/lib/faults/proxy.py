@@ -100,10 +100,6 @@ class FaultyProxy:
         """Put garbage before the next piece."""
         self._garbled.add(direction)
 
-    def is_armed(self) -> bool:
-        """Whether something that was ordered has not happened yet."""
-        return bool(self._halved or self._garbled)
-
     def disarm(self) -> None:
         """Forget what has not happened yet."""
         self._halved.clear()

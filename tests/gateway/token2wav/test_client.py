@@ -272,7 +272,7 @@ async def test_a_server_that_is_down_is_unavailable_and_says_what_to_do() -> Non
 async def test_a_chunk_without_audio_passes_its_deadline() -> None:
     async with serving(fake := FakeTriton(is_silent=True)) as (url, _):
         client = Token2WavClient(url, Token2WavDeadlines(push_s=0.05))
-        with pytest.raises(errors.Token2WavDeadlineError, match="chunk 0.*stuck") as stuck:
+        with pytest.raises(errors.Token2WavDeadlineError, match=r"chunk 0.*stuck") as stuck:
             async with client.open_stream("v1", 0) as stream:
                 await stream.push(FIRST)
         assert not stuck.value.serves_others
@@ -283,7 +283,7 @@ async def test_a_chunk_without_audio_passes_its_deadline() -> None:
 async def test_a_chunk_may_be_late_because_others_are_served() -> None:
     async with serving(FakeTriton(is_silent=True)) as (url, _):
         client = Token2WavClient(url, Token2WavDeadlines(push_s=0.2))
-        with pytest.raises(errors.Token2WavDeadlineError, match="chunk 0.*overloaded") as slow:
+        with pytest.raises(errors.Token2WavDeadlineError, match=r"chunk 0.*overloaded") as slow:
             async with client.open_stream("v1", 0) as stream:
                 late = stream.push(FIRST)
                 while not late.done():
