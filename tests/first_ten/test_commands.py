@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import wave
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from cosydit.cli.main import main
+from cosydit.stack.process import answers_ok, read_json
 from tests import ROOT
-from tests.cosydit.stack.test_stop import SHORT_S, running
+from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
 from tests.workers import demo_checkpoint, free_ports
 
 
@@ -152,3 +160,60 @@ def test_the_guide_says_what_an_installation_takes(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     for word in ("1.9 GB", "minutes", "4 GB"):
         assert word in text
+
+
+# Row 2: serve keeps its promise
+
+
+def test_serve_brings_a_killed_service_back(tmp_path: Path) -> None:
+    with running("serve", tmp_path, SHORT_S, "speak:") as started:
+        for pid in started.services:
+            os.killpg(pid, signal.SIGKILL)
+        started.until(lambda: len(re.findall(r"is ready again \(pid \d+\)", started.output)) == 3)
+        new = [int(pid) for pid in re.findall(r"is ready again \(pid (\d+)\)", started.output)]
+        assert all(is_alive(pid) for pid in new) and not set(new) & set(started.services)
+        assert started.process.poll() is None
+        started.process.send_signal(signal.SIGTERM)
+        started.end()
+        assert not any(is_alive(pid) for pid in new)
+
+
+# Row 14: probes of readiness
+
+
+@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff", b""], ids=["itself", "bytes", "nothing"])
+def test_whoever_answers_a_probe_in_no_http_is_not_ready(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reply() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/health"
+        assert not answers_ok(url)
+        with pytest.raises(OSError):
+            read_json(url)
+        thread.join()
+
+
+# Row 16: the README
+
+
+def test_the_readme_says_for_whom_why_what_it_takes_and_how_it_sounds() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    for heading in ("For whom", "Or rather another one", "Requirements", "Licence"):
+        assert f"\n## {heading}\n" in text
+    for rival in ("Kokoro-FastAPI", "speaches", "vllm-omni", "sglang-omni", "hosted"):
+        assert re.search(rf"^\| \[?{rival}", text, re.MULTILINE)
+    (sample,) = re.findall(r"\((docs/sounds/[\w.-]+)\)", text)
+    samples, rate_hz = soundfile.read(ROOT / sample)
+    assert len(samples) > 10 * rate_hz and np.abs(samples).max() > 0.1
+    first_block = text.split("```")[1].strip()
+    assert [line.split()[:3] for line in first_block.splitlines()] == [
+        ["bash", "run_stepaudio2_dit_token2wav.sh", verb] for verb in ("say", "test")
+    ]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
-import threading
 from pathlib import Path
 
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.process import CpuShares, answers_ok, cpu_shares, read_json
+from cosydit.stack.process import CpuShares, cpu_shares
 from cosydit.stack.stack import (
     STOP_MARGIN_S,
     LocalStack,
@@ -84,26 +82,6 @@ def test_each_service_sees_the_gpu_that_it_is_given(tmp_path: Path) -> None:
     assert [service.spec.env for service in LocalStack(options).services] == [{}] * 4
     seen = [(service.spec.env or {})["CUDA_VISIBLE_DEVICES"] for service in on_three.services]
     assert seen == ["0", "1", "2", "1"]
-
-
-@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff", b""], ids=["itself", "bytes", "nothing"])
-def test_whoever_answers_a_probe_in_no_http_is_not_ready(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def reply() -> None:
-            for _ in range(2):
-                connection, _ = server.accept()
-                with connection:
-                    connection.recv(4096)
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=reply)
-        thread.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/health"
-        assert not answers_ok(url)
-        with pytest.raises(OSError):
-            read_json(url)
-        thread.join()
 
 
 def test_a_run_tells_where_its_metrics_are(tmp_path: Path) -> None:

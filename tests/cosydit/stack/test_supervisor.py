@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 from pathlib import Path
 
 import pytest
 
 from cosydit.stack.process import ServiceSpec
 from cosydit.stack.supervisor import RestartPolicy, Supervisor
-from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
 
 pytestmark = pytest.mark.slow
 
@@ -134,16 +130,3 @@ def test_a_program_that_is_gone_counts_as_a_failed_start(caplog: pytest.LogCaptu
     service.end()
     assert watching.go_on(30) == "llm"
     assert "llm0 could not be started: no such program" in caplog.text
-
-
-def test_serve_brings_a_killed_service_back(tmp_path: Path) -> None:
-    with running("serve", tmp_path, SHORT_S, "speak:") as started:
-        for pid in started.services:
-            os.killpg(pid, signal.SIGKILL)
-        started.until(lambda: len(re.findall(r"is ready again \(pid \d+\)", started.output)) == 3)
-        new = [int(pid) for pid in re.findall(r"is ready again \(pid (\d+)\)", started.output)]
-        assert all(is_alive(pid) for pid in new) and not set(new) & set(started.services)
-        assert started.process.poll() is None
-        started.process.send_signal(signal.SIGTERM)
-        started.end()
-        assert not any(is_alive(pid) for pid in new)
