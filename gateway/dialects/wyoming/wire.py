@@ -21,6 +21,8 @@ from gateway.errors import GatewayError, InvalidRequestError, StalledReaderError
 from servicekit.timeouts import timeout
 
 _CLOSE_TIMEOUT_S = 2.0
+_LINGER_S = 1.0
+"""For a client that goes on sending after an error."""
 _DISCARD_BYTES = 64 * 1024
 _UNREADABLE = (AttributeError, KeyError, TypeError, RecursionError)
 """What the package raises for JSON that is no event."""
@@ -49,6 +51,7 @@ class EventStream:
         self._writer = writer
         self._send_timeout_s = send_timeout_s
         self._sending = asyncio.Lock()
+        self._has_refused = False
 
     async def receive(self) -> Event:
         """Wait for the next event.
@@ -96,15 +99,25 @@ class EventStream:
         """Say what went wrong, to a client that still reads."""
         with suppress(ClientLeftError, StalledReaderError):
             await self.send(Error(public_text(error), error.code))
+            self._has_refused = True
 
     async def close(self) -> None:
-        """Close the connection, once what was sent has left or soon after."""
+        """Close the connection, once what was sent has left or soon after; `receive` must not be under way."""
+        if self._has_refused:
+            await self._linger()
         self._writer.close()
         with suppress(OSError, asyncio.TimeoutError):
             async with timeout(_CLOSE_TIMEOUT_S):
                 await self._writer.wait_closed()
                 return
         self._writer.transport.abort()
+
+    async def _linger(self) -> None:
+        """Take what still comes: closing with bytes unread would reset the connection, and the error would be lost."""
+        with suppress(OSError, asyncio.TimeoutError):
+            self._writer.write_eof()
+            async with timeout(_LINGER_S):
+                await self.until_left()
 
 
 class _BoundedReader:
