@@ -26,6 +26,7 @@ from gateway.config import GatewayConfig
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions, load_text_front_end
 from llm_service.huggingface_layout import WEIGHTS_FILE
+from servicekit.file_sums import write_sums
 from tests.demo_voice.ears.conftest import RATE_HZ, Voice
 from tests.workers import demo_checkpoint, free_ports
 from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS
@@ -165,6 +166,7 @@ def test_a_model_that_makes_noise_is_heard(
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     if callable(spoil):
         spoil(copy)
+        write_sums(copy)  # or the damage would be seen before anything is heard
     listener = Listener(copy, "default", DEFAULT_SAMPLING)
 
     errors = total(
