@@ -35,10 +35,14 @@ def application(error: Exception) -> Starlette:
 
 @pytest.mark.parametrize(("error", "is_plain"), [(ValueError(TOLD), True), (KeyError(TOLD), False)])
 async def test_an_expected_error_at_the_start_is_one_line_and_others_keep_their_trace(
-    error: Exception, is_plain: bool, caplog: pytest.LogCaptureFixture
+    error: Exception, is_plain: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("uvicorn", "uvicorn.error"):  # another server of this process may have set them up
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     server = uvicorn.Server(uvicorn.Config(failing_plainly(application(error), ValueError), port=0, log_config=None))
-    with caplog.at_level(logging.ERROR), pytest.raises(SystemExit):
+    with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
         await server.serve()
     assert (TOLD in caplog.text, "Traceback" in caplog.text) == (True, not is_plain)
     assert not server.started
