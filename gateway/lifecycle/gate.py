@@ -11,10 +11,10 @@ from gateway.errors import NotReadyError
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.routing.places import Ends, Place, Places
 from gateway.routing.replica import ReplicaStatus
+from gateway.routing.waiting import Coming
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
 from servicekit.patience import LoopLag
-from servicekit.timeouts import timeout
 
 
 @dataclass(frozen=True)
@@ -137,29 +137,15 @@ class Gate:
             self.places.give_back(place, is_whole)
 
     async def _wait_for_place(self, priority: int, patience_s: float | None) -> Place:
-        coming: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-
-        def on_given(place: Place) -> None:
-            if coming.done():
-                self.places.give_back(place, is_whole=False)
-            else:
-                coming.set_result(place)
-
+        coming = Coming[Place](lambda place: self.places.give_back(place, is_whole=False))
         caller = self._caller()
-        answer = self.places.ask(caller, priority, on_given, patience_s)
+        answer = self.places.ask(caller, priority, coming.give, patience_s)
         if isinstance(answer, Place):
             return answer
         try:
-            async with timeout(self.places.wait_s(patience_s)):
-                return await coming
-        except BaseException as error:
-            self.places.leave(answer)
-            # NOTE: a place may have come together with the end of the wait.
-            if coming.done() and not coming.cancelled():
-                self.places.give_back(coming.result(), is_whole=False)
-            if isinstance(error, asyncio.TimeoutError):
-                raise self.places.overloaded(caller, priority) from error
-            raise
+            return await coming.within(self.places.wait_s(patience_s), lambda: self.places.leave(answer))
+        except asyncio.TimeoutError as error:
+            raise self.places.overloaded(caller, priority) from error
 
     def _count_speaking(self, change: int) -> None:
         self._speaking += change

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gateway.routing.replica import Place
+from gateway.routing.replica import ReplicaLife
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 P = TypeVar("P")
@@ -21,7 +21,7 @@ class QueueEntry(Generic[P]):
     rank: int
     on_leased: Callable[[P], None]
     avoid: frozenset[str]
-    spared: frozenset[Place] = frozenset()
+    spared: frozenset[ReplicaLife] = frozenset()
 
     def leave(self) -> None:
         """Wait no longer; harmless for one that has its slot."""
@@ -46,7 +46,11 @@ class AdmissionQueue(Generic[P]):
         return sum(not entry.spared for entries in self._by_rank[: rank + 1] for entry in entries)
 
     def join(
-        self, rank: int, on_leased: Callable[[P], None], avoid: frozenset[str], spared: frozenset[Place] = frozenset()
+        self,
+        rank: int,
+        on_leased: Callable[[P], None],
+        avoid: frozenset[str],
+        spared: frozenset[ReplicaLife] = frozenset(),
     ) -> QueueEntry[P]:
         """Wait behind all of the same rank."""
         entry = QueueEntry(self, rank, on_leased, avoid, spared)

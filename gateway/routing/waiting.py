@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from gateway.errors import GatewayError, LLMUnavailableError, Token2WavUnavailableError
 from gateway.routing.fleet import Fleet, SlotLease
-from gateway.routing.replica import Place, Replica
+from gateway.routing.replica import Replica, ReplicaLife
 from gateway.routing.replicas import NOBODY, NOWHERE
 from servicekit.clock import Clock
 from servicekit.timeouts import timeout
+
+T = TypeVar("T")
 
 LLM = "llm"
 TOKEN2WAV = "token2wav"
@@ -23,13 +27,49 @@ def unavailable(fleet: Fleet) -> GatewayError:
     return _UNAVAILABLE[fleet.service](f"{got}; start one, or see its log")
 
 
+class Coming(Generic[T]):
+    """What a queue gives later: awaited by one, and given back if it comes when nobody waits any more."""
+
+    def __init__(self, give_back: Callable[[T], None]) -> None:
+        """Begin inside the running event loop, without it."""
+        self._give_back = give_back
+        self._given: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def give(self, given: T) -> None:
+        """Hand it over; the queue calls this once."""
+        if self._given.done():
+            self._give_back(given)
+        else:
+            self._given.set_result(given)
+
+    async def within(self, wait_s: float, leave: Callable[[], None]) -> T:
+        """Wait for it.
+
+        Args:
+            wait_s: longest wait.
+            leave: takes the waiting one out of the queue, or it would stand before its own next try.
+
+        Raises:
+            asyncio.TimeoutError: it did not come in time.
+        """
+        try:
+            async with timeout(wait_s):
+                return await self._given
+        except BaseException:
+            leave()
+            # NOTE: it may have come together with the end of the wait.
+            if self._given.done() and not self._given.cancelled():
+                self._give_back(self._given.result())
+            raise
+
+
 async def wait_for_slot(
     fleet: Fleet,
     priority: int,
     wait_s: float,
     avoid: frozenset[str] = NOBODY,
     is_begun: bool = False,
-    spared: frozenset[Place] = NOWHERE,
+    spared: frozenset[ReplicaLife] = NOWHERE,
 ) -> SlotLease:
     """Wait for a stream's slot; see `Fleet.ask`.
 
@@ -37,29 +77,14 @@ async def wait_for_slot(
         OverloadedError: refused at once, or no slot came free within `wait_s`.
         LLMUnavailableError, Token2WavUnavailableError: no replica could be had within `wait_s`.
     """
-    coming: asyncio.Future[SlotLease] = asyncio.get_running_loop().create_future()
-
-    def on_leased(slot: SlotLease) -> None:
-        if coming.done():
-            slot.end(is_whole=False)
-        else:
-            coming.set_result(slot)
-
-    answer = fleet.ask(priority, on_leased, avoid, is_begun, spared)
+    coming = Coming[SlotLease](lambda slot: slot.end(is_whole=False))
+    answer = fleet.ask(priority, coming.give, avoid, is_begun, spared)
     if isinstance(answer, SlotLease):
         return answer
     try:
-        async with timeout(wait_s):
-            return await coming
-    except BaseException as error:
-        # NOTE: a stream that waits no longer leaves the queue, or it would stand before its own next try.
-        answer.leave()
-        # NOTE: a slot may have come together with the end of the wait.
-        if coming.done() and not coming.cancelled():
-            coming.result().end(is_whole=False)
-        if isinstance(error, asyncio.TimeoutError):
-            raise (fleet.overloaded(priority) if fleet.replicas.choose() is not None else unavailable(fleet)) from error
-        raise
+        return await coming.within(wait_s, answer.leave)
+    except asyncio.TimeoutError as error:
+        raise (fleet.overloaded(priority) if fleet.replicas.choose() is not None else unavailable(fleet)) from error
 
 
 async def wait_for_replica(fleet: Fleet, wait_s: float, clock: Clock, avoid: frozenset[str] = NOBODY) -> Replica:
