@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from gateway.errors import OverloadedError
 from gateway.routing.admission_queue import AdmissionQueue, QueueEntry
 from gateway.routing.health import Failure
-from gateway.routing.replica import LoadReport, Place, Replica
+from gateway.routing.replica import LoadReport, Replica, ReplicaLife
 from gateway.routing.replicas import NOBODY, NOWHERE, ReplicaSet
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.slot_forecast import OpenStreams, SlotForecast, StreamDurations
@@ -33,7 +33,7 @@ class SlotLease:
         """Made by `Fleet`."""
         self._fleet = fleet
         self.replica = replica
-        self.place = replica.place
+        self.life = replica.life
         self.opened_s = opened_s
         self.on_ejected: Callable[[], None] | None = None
         """Called when the replica is ejected while the stream is here."""
@@ -167,7 +167,7 @@ class Fleet:
         on_leased: Callable[[SlotLease], None],
         avoid: frozenset[str] = NOBODY,
         is_begun: bool = False,
-        spared: frozenset[Place] = NOWHERE,
+        spared: frozenset[ReplicaLife] = NOWHERE,
     ) -> SlotLease | QueueEntry[SlotLease]:
         """Ask for a slot.
 

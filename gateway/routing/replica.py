@@ -8,7 +8,7 @@ from gateway.routing.health import Health, ReplicaState
 from gateway.routing.settings import RoutingSettings
 from servicekit.clock import Clock
 
-Place = tuple[str, int]
+ReplicaLife = tuple[str, int]
 """A replica's address, and how many lives it had before: one that is started again knows nothing of its streams."""
 _LEAST_PROGRESS_S = 5.0
 _STEPS_OF_PROGRESS = 3.0
@@ -86,7 +86,7 @@ class Replica:
         return self.health.state
 
     @property
-    def place(self) -> Place:
+    def life(self) -> ReplicaLife:
         """Its address in this life."""
         return self.address, self._lives
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from gateway.routing.health import ReplicaState
-from gateway.routing.replica import Place, Replica, ReplicaStatus
+from gateway.routing.replica import Replica, ReplicaLife, ReplicaStatus
 from gateway.routing.settings import RoutingSettings
 from servicekit.clock import Clock
 
 NOBODY: frozenset[str] = frozenset()
-NOWHERE: frozenset[Place] = frozenset()
+NOWHERE: frozenset[ReplicaLife] = frozenset()
 CHOICES_BESIDE_OTHERS = 2
 """Replicas that a gateway looks at for one stream, drawn at random, where other gateways use them too: each sees the
 others' streams only when it probes, and all would send everything to the same replica until then."""
@@ -103,14 +103,16 @@ class ReplicaSet:
         """
         return self._first(self.usable(), avoid)
 
-    def choose_with_room(self, avoid: frozenset[str] = NOBODY, spared: frozenset[Place] = NOWHERE) -> Replica | None:
+    def choose_with_room(
+        self, avoid: frozenset[str] = NOBODY, spared: frozenset[ReplicaLife] = NOWHERE
+    ) -> Replica | None:
         """Return the replica with a free slot where a new stream is served soonest; None if all are full.
 
         Args:
             avoid: addresses of replicas that come last.
             spared: places that are not taken at all.
         """
-        usable = [replica for replica in self.usable() if replica.has_room and replica.place not in spared]
+        usable = [replica for replica in self.usable() if replica.has_room and replica.life not in spared]
         return self._first(usable, avoid)
 
     def all_slots(self) -> float:

@@ -185,7 +185,7 @@ class _LeaseSearch:
         # NOTE: to play a stream again where it was too slow already would only add to the load. Where nobody is served,
         # another connection may do.
         is_slow = isinstance(lost, errors.Token2WavDeadlineError) and lost.serves_others
-        self.spared = frozenset((lost_at.place,)) if is_slow and lost_at is not None else NOWHERE
+        self.spared = frozenset((lost_at.life,)) if is_slow and lost_at is not None else NOWHERE
         """Where the stream must not come back to."""
         self.trouble = lost
         """What went wrong last."""

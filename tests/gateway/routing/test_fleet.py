@@ -209,7 +209,7 @@ def test_a_stream_waits_for_the_next_life_of_a_place_and_others_do_not_wait_for_
     lost = world.slot()
     lost.fail("too slow", Failure.SLOW)
     waits = world.fleet.ask(
-        USUAL, lambda slot: world.given_slots.append(("moved", slot)), is_begun=True, spared=frozenset((lost.place,))
+        USUAL, lambda slot: world.given_slots.append(("moved", slot)), is_begun=True, spared=frozenset((lost.life,))
     )
     assert isinstance(waits, QueueEntry)
     assert isinstance(world.ask("newcomer"), SlotLease)
