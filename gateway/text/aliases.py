@@ -12,6 +12,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, Span
@@ -51,7 +52,7 @@ class AliasRule:
         except ValueError as error:
             raise InvalidRequestError(f"phonemes of {self.word[:40]!r}: {error}", param="phoneme") from error
 
-    @property
+    @cached_property
     def spoken(self) -> str:
         """What the LLM gets for the word."""
         return self.alias if self.alphabet is None else phoneme_tags(self.alias, self.alphabet)
