@@ -85,20 +85,19 @@ class SpeedMeter:
     @property
     def limit(self) -> float:
         """Streams at once that would get the least speed; inf if there is no such speed."""
-        return min(self._hoped_for(), self._ceiling * self._grown_since(self._ceiling_s))
+        return min(self._hoped_for(), self._seen_limit())
 
     @property
     def is_certain(self) -> bool:
         """Whether the limit is what the service was seen at its limit with; else more may show in the next moment."""
-        return self._ceiling * self._grown_since(self._ceiling_s) <= self._hoped_for()
+        return self._seen_limit() <= self._hoped_for()
 
     @property
     def proven(self) -> float:
         """Streams at once that are known to get the least speed, also if they were served one after the other."""
         if self._speed is None or not self._least_speed:
             return math.inf
-        floor = self._floor / self._grown_since(self._floor_s)
-        return max(self._streams_at_speed * self._speed / self._least_speed, floor)
+        return max(self._streams_at_speed * self._speed / self._least_speed, self._seen_served())
 
     @property
     def stream_speech_s(self) -> float | None:
@@ -138,7 +137,15 @@ class SpeedMeter:
             return UNMEASURED_STREAMS
         ratio = self._speed / self._least_speed
         hoped_for = self._streams_at_speed * ratio * min(max(1.0, ratio), _HOPED_FOR)
-        return max(hoped_for, self._floor / self._grown_since(self._floor_s))
+        return max(hoped_for, self._seen_served())
+
+    def _seen_limit(self) -> float:
+        """Return what the service could do when it was seen at its limit, which may be more by now."""
+        return self._ceiling * self._grown_since(self._ceiling_s)
+
+    def _seen_served(self) -> float:
+        """Return what the service was seen to do, which counts less by now."""
+        return self._floor / self._grown_since(self._floor_s)
 
     def _advance(self) -> None:
         now_s = self._clock.now()
@@ -168,7 +175,7 @@ class SpeedMeter:
         now_s = self._clock.now()
         streams = new.streams * new.speed / self._least_speed
         is_at_its_limit = new.speed < _AT_ITS_LIMIT * self._least_speed
-        if is_at_its_limit or streams > self._floor / self._grown_since(self._floor_s):
+        if is_at_its_limit or streams > self._seen_served():
             self._floor, self._floor_s = streams, now_s
         if is_at_its_limit or streams > self._ceiling:
             self._ceiling, self._ceiling_s = streams, now_s
