@@ -12,6 +12,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from servicekit.files import write_text
+
 SUMS_FILE = "SHA256SUMS"
 WEIGHT_SUFFIXES = (".pt", ".safetensors", ".onnx", ".bin")
 _BLOCK_BYTES = 1 << 20
@@ -45,9 +47,7 @@ def write_sums(directory: Path) -> Path:
     visible = [path for path in found if not any(part.startswith(".") for part in path.relative_to(directory).parts)]
     lines = [f"{sha256_of_file(path)}  {path.relative_to(directory).as_posix()}\n" for path in visible]
     target = directory / SUMS_FILE
-    partial = target.with_name(f".{SUMS_FILE}.{os.getpid()}.part")
-    partial.write_text("".join(lines), encoding="utf-8")
-    os.replace(partial, target)
+    write_text(target, "".join(lines))
     return target
 
 

@@ -14,6 +14,17 @@ PART_SUFFIX = ".part"
 """Of a file that is being written; one left behind belongs to a process that died."""
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file as UTF-8: readers see it as it was before, or all of it.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PART_SUFFIX}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Put `data` into `path` for this user alone: readers see the file as it was before, or all of it.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from servicekit.file_sums import sha256_of_file
+from servicekit.files import write_text
 
 
 class FileHashes:
@@ -43,13 +43,6 @@ def sha256_of_json(content: object) -> str:
 def sha256_of_code(paths: Iterable[Path]) -> str:
     """Return one SHA-256 for several source files, by name and content."""
     return sha256_of_json({path.name: sha256_of_file(path) for path in paths})
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _read(memory: Path) -> dict[str, list[object]]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from cosydit.bench.metrics import PERCENTILES, Distribution, Summary
 from cosydit.bench.types import LoadResult, RequestRecord
+from servicekit import files
 
 RESULTS_FILE = "results.json"
 SAMPLES_FILE = "samples.jsonl"
@@ -75,11 +76,9 @@ def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all, in a folder that is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    files.write_text(path, text)
 
 
 def aligned_table(rows: Sequence[Sequence[str]]) -> str:

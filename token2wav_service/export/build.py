@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import nn
 
+from servicekit.files import write_text
 from token2wav_service.checkpoint import loader
 from token2wav_service.checkpoint.write_description import hift_arguments
 from token2wav_service.export.modules import (
@@ -22,7 +23,6 @@ from token2wav_service.export.modules import (
 )
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.hashes import write_text
 from token2wav_service.models.flow import Flow
 from token2wav_service.models.hift import HiFT, fold_weight_norm
 

@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from servicekit.files import write_text
 from token2wav_service.errors import ExportError
 from token2wav_service.graphs.spec import GraphSpec
-from token2wav_service.hashes import write_text
 
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")
 """Whose versions are recorded."""

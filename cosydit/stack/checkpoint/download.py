@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from cosydit.stack.checkpoint.hubs import HubError, HubName, ModelHub
 from servicekit.file_sums import write_sums
+from servicekit.files import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -189,6 +189,4 @@ def _read_record(directory: Path) -> dict[str, str]:
 
 def _write_json(path: Path, content: object) -> None:
     """Readers see the old file or the new, never half of one."""
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
