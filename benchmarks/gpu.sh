@@ -10,7 +10,7 @@ PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
 NAME=${NAME:-gpu}
 WORK=${WORK:-${TMPDIR:-/tmp}/cosydit-gpu}
-LLM_BACKEND=${LLM_BACKEND:-vllm}
+LLM_BACKEND=${LLM_BACKEND:-auto}
 LIMIT_S=${LIMIT_S:-330}
 OFFLINE_BATCH_SIZE=${OFFLINE_BATCH_SIZE:-256}
 OFFLINE_TOKEN2WAV_BATCH_SIZE=${OFFLINE_TOKEN2WAV_BATCH_SIZE:-64}
@@ -30,9 +30,9 @@ Usage: benchmarks/gpu.sh [PART ...]
 Parts (default: all, in this order): ${PARTS[*]}.
 Each part takes at most 9 minutes on an H200 (prediction 14), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
 skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment:
-NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (vllm or
-trtllm, on PATH), LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service
-at once: 256, 64), MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT
+NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (auto: our
+own engine unless trtllm-serve works; vllm or trtllm, on PATH), LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and
+OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT
 (where there is no git).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
 USAGE
@@ -230,7 +230,8 @@ make_checkpoint() {
 }
 
 llm_options() {
-  printf -- '--max-batch-size 64 --kv-cache-free-gpu-memory-fraction 0.25 --max-seq-len 2048'
+  printf -- '--kv-cache-free-gpu-memory-fraction 0.25 --max-seq-len 2048'
+  if [[ $LLM_BACKEND != auto ]]; then printf -- ' --max-batch-size 64'; fi
   if [[ $LLM_BACKEND == vllm ]]; then printf -- ' --stream-interval 4'; fi
 }
 

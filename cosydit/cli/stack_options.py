@@ -21,6 +21,8 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
     parser.add_argument("--llm-port", type=int, default=8000, help="LLM service, HTTP (default %(default)s)")
+    tokens = "LLM service on a GPU, stream of tokens (default %(default)s)"
+    parser.add_argument("--llm-grpc-port", type=int, default=8100, help=tokens)
     parser.add_argument("--triton-http-port", type=int, default=18000, help="Triton, HTTP (default %(default)s)")
     parser.add_argument("--triton-grpc-port", type=int, default=8001, help="Triton, gRPC (default %(default)s)")
     parser.add_argument("--triton-metrics-port", type=int, default=8002, help="Triton, metrics (default %(default)s)")
@@ -62,6 +64,7 @@ def stack_options(
             args.triton_metrics_port,
             gateway_port,
             gateway_grpc_port,
+            args.llm_grpc_port,
         ),
         settings=settings,
     )

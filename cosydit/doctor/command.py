@@ -33,6 +33,7 @@ _PORT_OPTIONS = (
     ("--triton-metrics-port", "triton_metrics", 8002),
     ("--gateway-port", "gateway", 8080),
     ("--gateway-grpc-port", "gateway_grpc", 50051),
+    ("--llm-grpc-port", "llm_grpc", 8100),
 )
 _NAME_WIDTH = 18
 

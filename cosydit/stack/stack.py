@@ -52,6 +52,8 @@ class Ports:
     gateway: int = 8080
     gateway_grpc: int = 50051
     """0: none."""
+    llm_grpc: int = 8100
+    """The stream of tokens, which our own engine has on a GPU."""
 
     @property
     def triton(self) -> TritonPorts:
@@ -102,6 +104,16 @@ class StackOptions:
     @property
     def llm_url(self) -> str:
         return f"http://{LOOPBACK}:{self.ports.llm}"
+
+    @property
+    def has_token_stream(self) -> bool:
+        """Tell whether the gateway takes tokens over gRPC: our own engine on a GPU outruns HTTP."""
+        return self.llm_backend == EMBEDDED and GPU_DEVICE in self.llm_options
+
+    @property
+    def token_url(self) -> str:
+        """Of the LLM, for the gateway."""
+        return f"grpc://{LOOPBACK}:{self.ports.llm_grpc}" if self.has_token_stream else self.llm_url
 
     @property
     def token2wav_url(self) -> str:
@@ -179,6 +191,8 @@ class LocalStack:
         ports: dict[str, int] = dataclasses.asdict(self.options.ports)
         if not self._has_gateway:
             del ports["gateway"], ports["gateway_grpc"]
+        if not self.options.has_token_stream:
+            del ports["llm_grpc"]
         for number, replica in enumerate(self.options.replicas, 2):
             ports |= {f"triton_{name} {number}": port for name, port in dataclasses.asdict(replica).items()}
         busy = busy_ports(ports.values())
@@ -268,6 +282,8 @@ def llm_spec(options: StackOptions) -> ServiceSpec:
     command += ["--model-dir", str(options.checkpoint.llm_dir), "--port", str(options.ports.llm)]
     if options.llm_backend == EMBEDDED and not {"--num-threads", "--device"} & set(options.llm_options):
         command += ["--num-threads", str(_shares(options).llm)]
+    if options.has_token_stream:
+        command += ["--grpc-port", str(options.ports.llm_grpc)]
     command += options.llm_options
     ready, log = f"{options.llm_url}/health", options.log_dir / "llm_service.log"
     return ServiceSpec("llm_service", command, ready, log, _on_gpu(options.llm_gpu))
@@ -317,7 +333,7 @@ def gateway_arguments(options: StackOptions) -> list[str]:
     checkpoint = options.checkpoint
     arguments = ["--port", str(options.ports.gateway)]
     arguments += ["--grpc-port", str(options.ports.gateway_grpc)]
-    arguments += ["--llm-url", options.llm_url, "--token2wav-url", ",".join(options.token2wav_urls)]
+    arguments += ["--llm-url", options.token_url, "--token2wav-url", ",".join(options.token2wav_urls)]
     arguments += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
     return [*arguments, "--llm-backend", options.llm_backend, *options.gateway_options]
 

@@ -40,6 +40,21 @@ def test_further_servers_have_ports_of_their_own_and_the_gateway_knows_them_all(
     assert len({service.spec.log_path for service in stack.services}) == 5
 
 
+def test_on_a_gpu_the_gateway_takes_our_own_engines_tokens_over_grpc(tmp_path: Path) -> None:
+    options = _options(tmp_path)
+    command = list(gateway_spec(options).command)
+    assert (
+        command[command.index("--llm-url") + 1] == "http://127.0.0.1:8000"
+        and "--grpc-port" not in llm_spec(options).command
+    )
+    on_gpu = dataclasses.replace(options, llm_options=("--device", "cuda"))
+    command, llm = list(gateway_spec(on_gpu).command), list(llm_spec(on_gpu).command)
+    assert command[command.index("--llm-url") + 1] == "grpc://127.0.0.1:8100"
+    assert llm[llm.index("--grpc-port") + 1] == "8100"
+    other = dataclasses.replace(on_gpu, llm_backend="vllm", llm_options=())
+    assert not other.has_token_stream
+
+
 def test_further_servers_hold_token2wav_alone(tmp_path: Path) -> None:
     options = _options(tmp_path, Ports().triton.shifted(10))
     for part in ("token2wav", "llm", "voices"):
