@@ -6,17 +6,23 @@ For addresses of the form grpc://HOST:PORT. What a prompt looks like is `wire`'s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
-from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from gateway import errors
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.client import LLMDeadlines
+from gateway.llm.token_connection import (
+    MAX_REQUEST_BYTES,
+    AnswerFailedError,
+    ConnectionLostError,
+    TokenAnswer,
+    TokenConnection,
+)
 from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock, SystemClock
 from servicekit.patience import LoopLag, Patience, patient_timeout
@@ -28,8 +34,11 @@ _CHANNEL = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A server that vanished without a word is found out.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
 )
-_stub: Callable[[Any], Any] = stubs.SpeechTokenServiceStub  # the stubs have no types
+_TRACEPARENT = "traceparent"
 _REASONS = {messages.FINISH_REASON_STOP: "stop", messages.FINISH_REASON_LENGTH: "length"}
 
 
@@ -62,10 +71,12 @@ class TokenStreamClient:
         self._clock = clock or SystemClock()
         self._patience = Patience(lag)
         self._channel: Any = None
+        self._connection: TokenConnection | None = None
 
     async def close(self) -> None:
         """Close the connection; generations under way fail."""
         channel, self._channel = self._channel, None
+        self._disconnect()
         if channel is not None:
             await channel.close()
 
@@ -88,7 +99,10 @@ class TokenStreamClient:
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and self._channel is not None:
                 raise
-            raise self._unreachable(error) from error
+            if not isinstance(error, grpc.aio.AioRpcError):
+                raise self._unreachable(repr(error)) from error
+            is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            raise self._unreachable(error.details() or "", is_late) from error
         return bool(told.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
@@ -102,22 +116,34 @@ class TokenStreamClient:
             return
         asked = self._request(utterance, sampling, seed)
         ends_at = self._clock.now() + self._deadlines.total_s
-        stub = _stub(self._connected())
-        headers = tuple(trace_headers().items())
-        call = stub.Generate(asked, timeout=self._deadlines.total_s, metadata=headers)
+        answer = self._begin(asked)
         limit_s = self._deadlines.first_token_s
-        has_begun = False
         try:
-            while (message := await self._next(call, limit_s, ends_at, has_begun)) is not grpc.aio.EOF:
-                has_begun = True
+            while True:
+                message = await self._next(answer, limit_s, ends_at)
                 reason = _REASONS.get(message.finish_reason)
                 yield SpeechTokenDelta(tuple(message.speech_ids), reason)
                 if reason is not None:
                     return
                 limit_s = self._deadlines.between_tokens_s
         finally:
-            call.cancel()
-        raise self._interrupted("its stream ended without a finish_reason")
+            answer.connection.cancel(answer)
+
+    def _begin(self, asked: Any) -> TokenAnswer:
+        """Ask over the stream that is open, else over a new one."""
+        size = asked.ByteSize()
+        if size > MAX_REQUEST_BYTES:
+            got = f"the request for LLM at {self._address} has {size} bytes, expected at most {MAX_REQUEST_BYTES}"
+            raise errors.LLMRejectedError(f"{got}; shorten the text")
+        if self._connection is None or self._connection.is_over:
+            self._connection = TokenConnection(self._connected())
+        trace = trace_headers().get(_TRACEPARENT, "")
+        return self._connection.begin(asked, self._deadlines.total_s, trace)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _request(self, utterance: Utterance, sampling: Sampling, seed: int) -> Any:
         prompt = self._wire.token_prompt(utterance)
@@ -135,31 +161,39 @@ class TokenStreamClient:
             continued_tokens=len(utterance.spoken_tokens),
         )
 
-    async def _next(self, call: Any, limit_s: float, ends_at: float, has_begun: bool) -> Any:
+    async def _next(self, answer: TokenAnswer, limit_s: float, ends_at: float) -> Any:
         limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
+        received = answer.connection.received
         try:
             async with patient_timeout(limit_s, self._patience.begin(limit_s)):
-                message = await call.read()
+                message = await answer.read()
             self._patience.progressed()
             return message
         except asyncio.TimeoutError as error:
+            if answer.connection is self._connection and answer.connection.received == received:
+                self._disconnect()  # nobody gets anything over it: the next answer comes over a new one
             got = f"LLM at {self._address}: nothing came within {limit_s:.1f} s"
             raise errors.LLMDeadlineError(f"{got}; it is overloaded or stuck: see its log") from error
-        except asyncio.CancelledError as error:
-            if self._channel is not None:
-                raise
-            raise self._interrupted("this gateway closed the connection") from error
-        except grpc.RpcError as error:
-            raise self._failure(error, has_begun) from error
+        except AnswerFailedError as error:
+            raise self._failure(error.code, error.details, answer.has_begun) from error
+        except ConnectionLostError as error:
+            raise self._lost(error, answer.has_begun) from error
 
-    def _failure(self, error: Any, has_begun: bool) -> errors.LLMError:
-        """Return what a call's status means."""
-        code = error.code()
-        got = f"LLM at {self._address} answered {code.name}: {error.details()}"
+    def _lost(self, error: ConnectionLostError, has_begun: bool) -> errors.LLMError:
+        """Return what the end of the stream means to an answer under way."""
+        if error.cause is not None:
+            return self._failure(error.cause.code(), error.cause.details() or "", has_begun)
+        if self._channel is None:
+            return self._interrupted("this gateway closed the connection")
+        return self._interrupted("its stream ended without a finish_reason")
+
+    def _failure(self, code: grpc.StatusCode, details: str, has_begun: bool) -> errors.LLMError:
+        """Return what a status means."""
+        got = f"LLM at {self._address} answered {code.name}: {details}"
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return errors.LLMBusyError(f"{got}; it is overloaded: try again later")
         if code is grpc.StatusCode.UNAVAILABLE:
-            return self._interrupted(f"connection lost ({error.details()})") if has_begun else self._unreachable(error)
+            return self._interrupted(f"connection lost ({details})") if has_begun else self._unreachable(details)
         if code is grpc.StatusCode.INVALID_ARGUMENT:
             return errors.LLMRejectedError(f"{got}; check that this LLM serves the gateway's tokenizer directory")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -174,10 +208,8 @@ class TokenStreamClient:
             self._channel = grpc.aio.insecure_channel(self._address.removeprefix(SCHEME), options=_CHANNEL)
         return self._channel
 
-    def _unreachable(self, error: BaseException) -> errors.LLMUnavailableError:
-        details = error.details() if isinstance(error, grpc.aio.AioRpcError) else repr(error)
+    def _unreachable(self, details: str, is_late: bool = False) -> errors.LLMUnavailableError:
         got = f"LLM at {self._address} can't be reached ({details})"
-        is_late = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         kind = errors.LLMUnconnectedError if is_late else errors.LLMUnavailableError
         return kind(f"{got}; start the LLM service with --grpc-port or correct its URL")
 

@@ -60,4 +60,5 @@ async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) ->
         yield bound
     finally:
         await health.enter_graceful_shutdown()
+        servicer.take_no_more()
         await server.stop(GRACE_S)

@@ -1,4 +1,6 @@
-"""The lean stream of tokens: one gRPC method over the same engine as the HTTP face, with packed speech ids.
+"""The lean stream of tokens: gRPC over the same engine as the HTTP face, with packed speech ids.
+
+One method draws one answer, another many answers over one stream.
 
 Knows the engine's loop and its own messages (proto/tts_api/llm/v1); nothing of HTTP, text or tokenizers.
 """
@@ -17,13 +19,8 @@ from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.embedded.generation import Generation
 from llm_service.embedded.loop import EngineLoop
-from llm_service.embedded.types import (
-    DEFAULT_PRIORITY,
-    FinishReason,
-    GenerationOutput,
-    GenerationRequest,
-    SamplingParams,
-)
+from llm_service.embedded.many_answers import REASONS, ManyAnswers, speech_ids
+from llm_service.embedded.types import DEFAULT_PRIORITY, GenerationRequest, SamplingParams
 from llm_service.errors import (
     DeadlineExceededError,
     EngineError,
@@ -32,7 +29,7 @@ from llm_service.errors import (
     QueueFullError,
 )
 from servicekit.clock import Clock
-from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
+from servicekit.tracing import NULL_TRACER, TRACEPARENT, Span, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +50,6 @@ _STATUS = (
     (DeadlineExceededError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (EngineError, grpc.StatusCode.INTERNAL),
 )
-_REASONS = {
-    None: messages.FINISH_REASON_UNSPECIFIED,
-    FinishReason.STOP: messages.FINISH_REASON_STOP,
-    FinishReason.LENGTH: messages.FINISH_REASON_LENGTH,
-}
 
 
 class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
@@ -67,6 +59,7 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
         """Take a running loop; `clock` is the engine's."""
         self._loop, self._clock, self._tracer = loop, clock, tracer
         self._under_way = 0
+        self._streams: set[ManyAnswers] = set()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # gRPC's name
         """See the interface."""
@@ -80,19 +73,52 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
             generation.start()
             self._under_way += 1
             async for pack in generation.packs():
-                ids = _speech_ids(pack, self._loop.speech_ids)
+                drawn = tuple(token for output in pack for token in output.token_ids)
+                ids = speech_ids(drawn, self._loop.speech_ids)
                 reason = pack[-1].finish_reason
                 if ids or reason is not None:
-                    yield messages.GenerateResponse(speech_ids=ids, finish_reason=_REASONS[reason])
+                    yield messages.GenerateResponse(speech_ids=ids, finish_reason=REASONS[reason])
                 if self._under_way > MANY_ANSWERS and reason is None:
                     await asyncio.sleep(self._under_way * BREATH_S)
         except EngineError as err:
-            status = next(code for kind, code in _STATUS if isinstance(err, kind))
-            await context.abort(status, str(err))
+            await context.abort(_status(err), str(err))
         finally:
             if generation is not None:
                 self._under_way -= generation.has_started
                 generation.abort()
+
+    async def GenerateMany(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # gRPC's name
+        """See the interface."""
+        answers = ManyAnswers(self._loop, self._numbered, lambda error: int(_status(error).value[0]))
+        taking = asyncio.ensure_future(_take(requests, answers))
+        self._streams.add(answers)
+        try:
+            async for response in answers.responses():
+                yield response
+        finally:
+            self._streams.discard(answers)
+            taking.cancel()
+            answers.cancel_all()
+
+    def take_no_more(self) -> None:
+        """Have streams of many answers end when those under way have ended."""
+        for answers in self._streams:
+            answers.take_no_more()
+
+    def _numbered(self, asked: Any) -> tuple[GenerationRequest, Span]:
+        """Read one request among many, and begin its span.
+
+        Raises:
+            InvalidGenerationError: a value is out of range.
+        """
+        span = self._tracer.begin(f"/{SERVICE_NAME}/GenerateMany", asked.traceparent or None)
+        request_id = f"grpc-{secrets.token_hex(12)}"
+        span.note(request_id=request_id)
+        try:
+            return self._asked(asked.request, request_id, None, span.trace_id), span
+        except InvalidGenerationError as error:
+            span.end(error)
+            raise
 
     def _asked(
         self, request: Any, request_id: str, remaining_s: float | None, trace_id: str | None
@@ -124,10 +150,20 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
         )
 
 
-def _speech_ids(pack: list[GenerationOutput], llm_ids: range) -> list[int]:
-    """Return the speech ids, from 0 on, of outputs; end tokens are left out."""
-    first = llm_ids.start
-    return [token - first for output in pack for token in output.token_ids if token in llm_ids]
+async def _take(requests: Any, answers: ManyAnswers) -> None:
+    """Begin and cancel answers as messages come; when the caller's half has ended, those under way go on."""
+    try:
+        async for message in requests:
+            answers.take(message)
+    except Exception:
+        logger.exception("a stream of many answers failed")
+        answers.cancel_all()
+    finally:
+        answers.take_no_more()
+
+
+def _status(error: EngineError) -> grpc.StatusCode:
+    return next(code for kind, code in _STATUS if isinstance(error, kind))
 
 
 def _sampling(given: Any) -> dict[str, Any]:

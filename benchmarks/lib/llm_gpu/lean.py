@@ -1,4 +1,4 @@
-"""Measures the lean stream of tokens at its client: the server in a process of its own, on the same machine."""
+"""Measures the lean stream of tokens at the gateway's connection: the server in a process of its own, one machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ import grpc
 import numpy as np
 import torch
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
-from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from benchmarks.lib.llm_gpu.model import options, random_weights
+from gateway.llm.token_connection import TokenConnection
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.token_stream import SpeechTokenServicer, add_to
 from llm_service.gpu.build import engine_of
@@ -30,7 +30,6 @@ SLOTS = 256
 PROMPT_TOKENS = 165
 TENTH = 10
 CALL_TIMEOUT_S = 60.0
-_stub: Callable[[Any], Any] = stubs.SpeechTokenServiceStub  # the stubs have no types
 SWITCH_INTERVAL_S = 0.00002
 """As the service sets it."""
 
@@ -79,15 +78,16 @@ def served(script: Path) -> Iterator[str]:
 async def measure(address: str, alone: int, bursts: int, burst: int) -> dict[str, Any]:
     """Time first and tenth tokens of calls one after another, and of many at once."""
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = _stub(channel)
+        connection = TokenConnection(channel)
         random = np.random.default_rng(3)
         for _ in range(5):
-            await _call(stub, random, 0)
-        single = [await _call(stub, random, seed) for seed in range(alone)]
+            await _call(connection, random, 0)
+        single = [await _call(connection, random, seed) for seed in range(alone)]
         together: list[list[float]] = []
         for _ in range(bursts):
-            together += await asyncio.gather(*(_call(stub, random, seed) for seed in range(burst)))
+            together += await asyncio.gather(*(_call(connection, random, seed) for seed in range(burst)))
             await asyncio.sleep(0.2)
+        connection.close()
     return {
         "alone_first_ms": [round(times[0], 3) for times in single],
         "alone_tenth_ms": [round(times[TENTH - 1], 3) for times in single],
@@ -97,7 +97,7 @@ async def measure(address: str, alone: int, bursts: int, burst: int) -> dict[str
     }
 
 
-async def _call(stub: Any, random: np.random.Generator, seed: int) -> list[float]:
+async def _call(connection: TokenConnection, random: np.random.Generator, seed: int) -> list[float]:
     """Return when each token came, in ms after the call."""
     text = random.integers(0, 151_000, PROMPT_TOKENS - 2).tolist()
     sampling = messages.Sampling(temperature=0.8, top_p=0.95, top_k=50, repetition_penalty=1.1)
@@ -106,6 +106,9 @@ async def _call(stub: Any, random: np.random.Generator, seed: int) -> list[float
     )
     began = time.perf_counter()
     times: list[float] = []
-    async for message in stub.Generate(asked, timeout=CALL_TIMEOUT_S):
+    answer = connection.begin(asked, CALL_TIMEOUT_S)
+    while True:
+        message = await answer.read()
         times += [(time.perf_counter() - began) * 1e3] * len(message.speech_ids)
-    return times
+        if message.finish_reason:
+            return times

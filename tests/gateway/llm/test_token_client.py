@@ -21,6 +21,7 @@ from gateway.errors import (
     LLMRejectedError,
     LLMUnavailableError,
 )
+from gateway.llm import token_client
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.llm.token_client import TokenStreamClient
@@ -133,6 +134,30 @@ async def test_a_silent_engine_is_overdue(llm_dir: Path) -> None:
     async with served(llm_dir) as (address, _), client_of(address, first_token_s=0.0) as client:
         with pytest.raises(LLMDeadlineError, match="nothing came"):
             await collect(client)
+
+
+async def test_a_lost_stream_fails_what_it_carried_and_the_next_answer_gets_a_new_one(llm_dir: Path) -> None:
+    async with served(llm_dir) as (address, loop), client_of(address) as client:
+        async with aclosing(client.generate(UTTERANCE, Sampling(), 3)) as deltas:
+            await anext(deltas)
+            assert client._connection is not None
+            client._connection.close()
+            with pytest.raises(LLMInterruptedError, match="ended without"):
+                async for _ in deltas:
+                    pass
+        assert tokens_of(await collect(client))
+        assert loop.stats().free_slots == 2
+
+
+async def test_a_request_that_the_service_would_not_take_is_refused_here(
+    llm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(llm_dir) as (address, _), client_of(address) as client:
+        with monkeypatch.context() as small:
+            small.setattr(token_client, "MAX_REQUEST_BYTES", 10)
+            with pytest.raises(LLMRejectedError, match="shorten the text"):
+                await collect(client)
+        assert tokens_of(await collect(client))
 
 
 class BreakingClient(TokenStreamClient):

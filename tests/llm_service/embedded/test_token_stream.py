@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
@@ -137,6 +138,72 @@ async def test_too_many_requests_are_told_so_and_a_stopped_engine_too(llm_dir: P
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answer(stub, request())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def ids_of(call: Any, wanted: int) -> dict[int, list[int]]:
+    """Read a stream of many answers until so many have ended; failed ones have no ids."""
+    found: dict[int, list[int]] = {}
+    ended = 0
+    while ended < wanted:
+        message = await asyncio.wait_for(call.read(), WAIT_S)
+        numbers = [part.number for part in message.parts]
+        assert numbers and len(set(numbers)) == len(numbers)
+        for part in message.parts:
+            found.setdefault(part.number, []).extend(part.response.speech_ids)
+            ended += part.HasField("failure") or part.response.finish_reason != 0
+    return found
+
+
+def begin(number: int, asked: Any, timeout_ms: int = 0) -> Any:
+    return messages.NumberedRequest(number=number, request=asked, timeout_ms=timeout_ms)
+
+
+async def test_many_answers_share_a_stream_and_equal_those_alone(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (stub, loop, _):
+        alone = [[i for m in await answer(stub, request(seed=seed)) for i in m.speech_ids] for seed in (3, 4)]
+        call = stub.GenerateMany()
+        asked = [begin(seed, request(seed=seed)) for seed in (3, 4)]
+        await call.write(messages.GenerateManyRequest(begin=asked))
+        found = await ids_of(call, 2)
+        assert [found[3], found[4]] == alone
+        await call.done_writing()
+        assert await asyncio.wait_for(call.read(), WAIT_S) is grpc.aio.EOF
+        assert await is_free(loop)
+
+
+async def test_among_many_a_bad_one_fails_alone(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (stub, loop, _):
+        call = stub.GenerateMany()
+        long = request(max_tokens=590, min_tokens=590)
+        asked = [begin(1, request()), begin(1, request()), begin(2, request(prompt_ids=[])), begin(3, long, 50)]
+        await call.write(messages.GenerateManyRequest(begin=asked))
+        failures: set[tuple[int, int, str]] = set()
+        ids: list[int] = []
+        while len(failures) < 3 or len(ids) < 30:
+            for part in (await asyncio.wait_for(call.read(), WAIT_S)).parts:
+                ids += part.response.speech_ids if part.number == 1 else []
+                if part.HasField("failure"):
+                    failures.add((part.number, part.failure.code, part.failure.message))
+        invalid, late = (status.value[0] for status in (StatusCode.INVALID_ARGUMENT, StatusCode.DEADLINE_EXCEEDED))
+        assert failures == {
+            (1, invalid, "number 1 is in use; numbers must be new"),
+            (2, invalid, "the prompt has 0 tokens; expected 1..599"),
+            (3, late, "the request's deadline has passed"),
+        }
+        assert await is_free(loop)
+        call.cancel()
+
+
+async def test_among_many_a_cancelled_one_and_the_streams_end_free_their_slots(llm_dir: Path) -> None:
+    async with serving(llm_dir) as (stub, loop, _):
+        long = request(max_tokens=590, min_tokens=590)
+        call = stub.GenerateMany()
+        await call.write(messages.GenerateManyRequest(begin=[begin(1, long), begin(2, long)]))
+        await until(lambda: loop.stats().running == 2)
+        await call.write(messages.GenerateManyRequest(cancel=[1, 7]))
+        await until(lambda: loop.stats().running == 1)
+        call.cancel()
+        assert await is_free(loop)
 
 
 async def test_health_is_told(llm_dir: Path) -> None:

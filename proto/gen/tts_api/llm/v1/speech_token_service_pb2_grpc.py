@@ -50,6 +50,11 @@ class SpeechTokenServiceStub(object):
                 request_serializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/tts_api.llm.v1.SpeechTokenService/GenerateMany',
+                request_serializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateManyResponse.FromString,
+                _registered_method=True)
 
 
 class SpeechTokenServiceServicer(object):
@@ -68,6 +73,15 @@ class SpeechTokenServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateMany(self, request_iterator, context):
+        """Draws many answers over one stream, for callers that have many at a time: a message brings what is ready of all of
+        them. Answers begin and are cancelled by number; one that fails says so in its part, and the others go on. Ending the
+        stream frees all of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SpeechTokenServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +89,11 @@ def add_SpeechTokenServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateRequest.FromString,
                     response_serializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateManyRequest.FromString,
+                    response_serializer=tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateManyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -110,6 +129,33 @@ class SpeechTokenService(object):
             '/tts_api.llm.v1.SpeechTokenService/Generate',
             tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateRequest.SerializeToString,
             tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tts_api.llm.v1.SpeechTokenService/GenerateMany',
+            tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateManyRequest.SerializeToString,
+            tts__api_dot_llm_dot_v1_dot_speech__token__service__pb2.GenerateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

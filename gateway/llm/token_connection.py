@@ -1,0 +1,191 @@
+"""All answers that this gateway asks of one LLM service, over one gRPC stream.
+
+    begin, cancel ─► one message for all that wait ─► service ─► one message for all that is ready ─► each answer
+
+Belongs to one event loop. Knows messages and connections; what a request says and what an error means is
+`token_client`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from tts_api.llm.v1 import speech_token_service_pb2 as messages
+from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
+
+MAX_REQUEST_BYTES = 1 << 19
+"""Of one request, and of those that go out together; the service takes twice as much. A larger one would end the stream
+for everybody."""
+_MS = 1000
+_stub: Callable[[Any], Any] = stubs.SpeechTokenServiceStub  # the stubs have no types
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class AnswerFailedError(Exception):
+    """An answer failed by itself: the service says why."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        """Keep what the service said."""
+        super().__init__(details)
+        self.code, self.details = code, details
+
+
+class ConnectionLostError(Exception):
+    """The stream has ended, with everything in it."""
+
+    def __init__(self, cause: grpc.aio.AioRpcError | None) -> None:
+        """Keep the reason; None: the service ended it."""
+        super().__init__(cause.details() if cause is not None else "the service ended the stream")
+        self.cause = cause
+
+
+class TokenAnswer:
+    """One answer under way."""
+
+    def __init__(self, number: int, connection: TokenConnection) -> None:
+        """Wait for its first part."""
+        self.number = number
+        self.connection = connection
+        self.has_begun = False
+        self._parts: deque[Any] = deque()
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def read(self) -> Any:
+        """Return the next `GenerateResponse`.
+
+        Raises:
+            AnswerFailedError: it failed.
+            ConnectionLostError: the stream has ended.
+        """
+        while not self._parts:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._parts.popleft()
+
+    def put(self, response: Any) -> None:
+        """Take the next part."""
+        self.has_begun = True
+        self._parts.append(response)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End it behind the parts that are there."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class TokenConnection:
+    """One stream; when it has ended, another one must be made."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        """Open the stream in the running event loop."""
+        self._answers: dict[int, TokenAnswer] = {}
+        self._numbers = itertools.count(1)
+        self._begins: deque[Any] = deque()
+        self._cancels: list[int] = []
+        self._outgoing = asyncio.Event()
+        self.received = 0
+        """Messages so far."""
+        self.is_over = False
+        self._running = asyncio.ensure_future(self._run(_stub(channel).GenerateMany()))
+
+    def begin(self, request: Any, timeout_s: float, traceparent: str = "") -> TokenAnswer:
+        """Ask for an answer.
+
+        Args:
+            request: a `GenerateRequest` of at most MAX_REQUEST_BYTES.
+            timeout_s: it fails after so long.
+            traceparent: W3C trace context.
+
+        Raises:
+            ConnectionLostError: the stream has ended.
+        """
+        if self.is_over:
+            raise ConnectionLostError(None)
+        answer = TokenAnswer(next(self._numbers), self)
+        self._answers[answer.number] = answer
+        self._begins.append(
+            messages.NumberedRequest(
+                number=answer.number, request=request, timeout_ms=max(1, int(timeout_s * _MS)), traceparent=traceparent
+            )
+        )
+        self._outgoing.set()
+        return answer
+
+    def cancel(self, answer: TokenAnswer) -> None:
+        """End an answer; harmless when it has ended."""
+        if self._answers.pop(answer.number, None) is not None:
+            self._cancels.append(answer.number)
+            self._outgoing.set()
+
+    def close(self) -> None:
+        """End the stream; answers under way fail."""
+        self.is_over = True
+        self._running.cancel()
+
+    async def _run(self, call: Any) -> None:
+        writing = asyncio.ensure_future(self._write(call))
+        cause: grpc.aio.AioRpcError | None = None
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self.received += 1
+                for part in message.parts:
+                    self._deliver(part)
+        except grpc.aio.AioRpcError as error:
+            cause = error
+        finally:
+            self.is_over = True
+            writing.cancel()
+            call.cancel()
+            answers, self._answers = self._answers, {}
+            for answer in answers.values():
+                answer.fail(ConnectionLostError(cause))
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._outgoing.wait()
+            begins, cancels = self._next_begins(), self._cancels
+            self._cancels = []
+            if not self._begins:
+                self._outgoing.clear()
+            try:
+                await call.write(messages.GenerateManyRequest(begin=begins, cancel=cancels))
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                return  # the reader learns why
+
+    def _next_begins(self) -> list[Any]:
+        """Return those that go out together."""
+        chosen: list[Any] = []
+        room = MAX_REQUEST_BYTES
+        while self._begins and (not chosen or self._begins[0].ByteSize() <= room):
+            chosen.append(self._begins.popleft())
+            room -= chosen[-1].ByteSize()
+        return chosen
+
+    def _deliver(self, part: Any) -> None:
+        answer = self._answers.get(part.number)
+        if answer is None:
+            return  # cancelled here, while it was on its way
+        if part.HasField("failure"):
+            del self._answers[part.number]
+            code = _CODES.get(part.failure.code, grpc.StatusCode.UNKNOWN)
+            answer.fail(AnswerFailedError(code, part.failure.message))
+            return
+        if part.response.finish_reason != messages.FINISH_REASON_UNSPECIFIED:
+            del self._answers[part.number]
+        answer.put(part.response)

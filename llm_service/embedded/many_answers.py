@@ -1,0 +1,184 @@
+"""The answers of one caller over one stream: they begin and end by number, and what is ready of all goes out at once.
+
+Belongs to one event loop. Knows the engine's loop and the messages of proto/tts_api/llm/v1; nothing of gRPC's calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tts_api.llm.v1 import speech_token_service_pb2 as messages
+
+from llm_service.embedded.generation import GenerationTrace
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
+from llm_service.errors import DeadlineExceededError, EngineError, EngineStoppedError, InvalidGenerationError
+from servicekit.tracing import Span
+
+REASONS = {
+    None: messages.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: messages.FINISH_REASON_STOP,
+    FinishReason.LENGTH: messages.FINISH_REASON_LENGTH,
+}
+
+_MS = 1000.0
+ReadRequest = Callable[[Any], tuple[GenerationRequest, Span]]
+"""Reads a `NumberedRequest`; raises InvalidGenerationError."""
+StatusOf = Callable[[EngineError], int]
+"""Number of gRPC's status for an error."""
+
+
+def speech_ids(token_ids: tuple[int, ...], llm_ids: range) -> list[int]:
+    """Return the speech ids, from 0 on, of LLM ids; end tokens are left out."""
+    first = llm_ids.start
+    return [token - first for token in token_ids if token in llm_ids]
+
+
+@dataclass
+class _Answer:
+    """An answer under way."""
+
+    request_id: str
+    trace: GenerationTrace
+    timer: asyncio.TimerHandle | None = None
+    """Of its deadline."""
+
+    def end(self, error: EngineError | None = None) -> None:
+        """Note that it has ended."""
+        self.trace.end(error)
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+@dataclass
+class _Part:
+    """What is ready of one answer."""
+
+    ids: list[int] = field(default_factory=list)
+    last: GenerationOutput | None = None
+
+
+class ManyAnswers:
+    """The answers of one stream. `begin` and `cancel` are for the event loop that made it."""
+
+    def __init__(self, loop: EngineLoop, read_request: ReadRequest, status_of: StatusOf) -> None:
+        """Take a running engine loop; nothing is asked of it yet."""
+        self._loop, self._read_request, self._status_of = loop, read_request, status_of
+        self._event_loop = asyncio.get_running_loop()
+        self._answers: dict[int, _Answer] = {}
+        self._outputs: deque[tuple[int, GenerationOutput]] = deque()  # also written by the engine's thread
+        self._is_woken = False
+        self._ready = asyncio.Event()
+        self._takes_no_more = False
+
+    def take(self, message: Any) -> None:
+        """Do what a `GenerateManyRequest` asks for."""
+        for asked in message.begin:
+            self.begin(asked)
+        for number in message.cancel:
+            self.cancel(number)
+
+    def begin(self, asked: Any) -> None:
+        """Begin an answer; one that is refused fails in its first part."""
+        number = asked.number
+        try:
+            if self._takes_no_more:
+                raise EngineStoppedError("the server is stopping; ask another one")
+            if number in self._answers:
+                raise InvalidGenerationError(f"number {number} is in use; numbers must be new")
+            request, span = self._read_request(asked)
+        except EngineError as error:
+            self._put(number, GenerationOutput("", error=error))
+            return
+        answer = _Answer(request.request_id, GenerationTrace(span, len(request.prompt_ids)))
+        try:
+            self._loop.submit(request, lambda output: self._post(number, output))
+        except EngineError as error:
+            answer.trace.end(error)
+            self._put(number, GenerationOutput(request.request_id, error=error))
+            return
+        if asked.timeout_ms:
+            answer.timer = self._event_loop.call_later(asked.timeout_ms / _MS, self._expire, number)
+        self._answers[number] = answer
+
+    def cancel(self, number: int) -> None:
+        """End an answer; harmless when it has ended."""
+        answer = self._answers.pop(number, None)
+        if answer is not None:
+            self._loop.abort(answer.request_id)
+            answer.end()
+
+    def cancel_all(self) -> None:
+        """End all answers."""
+        for number in list(self._answers):
+            self.cancel(number)
+
+    def take_no_more(self) -> None:
+        """Refuse answers from here on; `responses` ends when those under way have ended."""
+        self._takes_no_more = True
+        self._ready.set()
+
+    async def responses(self) -> AsyncIterator[Any]:
+        """Yield what is ready of all answers as `GenerateManyResponse`, each time there is something."""
+        while self._answers or self._outputs or not self._takes_no_more:
+            await self._ready.wait()
+            self._ready.clear()
+            parts = self._parts()
+            if parts:
+                yield messages.GenerateManyResponse(parts=parts)
+
+    def _expire(self, number: int) -> None:
+        answer = self._answers[number]
+        self._loop.abort(answer.request_id)
+        error = DeadlineExceededError("the request's deadline has passed")
+        self._put(number, GenerationOutput(answer.request_id, error=error))
+
+    def _post(self, number: int, output: GenerationOutput) -> None:
+        """Take an output from the engine's thread."""
+        self._outputs.append((number, output))
+        if not self._is_woken:
+            self._is_woken = True
+            self._event_loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._is_woken = False
+        self._ready.set()
+
+    def _put(self, number: int, output: GenerationOutput) -> None:
+        self._outputs.append((number, output))
+        self._ready.set()
+
+    def _parts(self) -> list[Any]:
+        # NOTE: an answer that was never taken, such as a refused one, has no entry; its outputs go out all the same.
+        ready: dict[int, _Part] = {}
+        llm_ids = self._loop.speech_ids
+        for _ in range(len(self._outputs)):
+            number, output = self._outputs.popleft()
+            part = ready.setdefault(number, _Part())
+            part.ids += speech_ids(output.token_ids, llm_ids)
+            self._note(number, output)
+            if output.is_last:
+                part.last = output
+        return [self._message(number, part) for number, part in ready.items() if part.ids or part.last]
+
+    def _note(self, number: int, output: GenerationOutput) -> None:
+        answer = self._answers.get(number)
+        if answer is None or answer.request_id != output.request_id:
+            return
+        answer.trace.note(output)
+        if output.is_last:
+            answer.end()
+            del self._answers[number]
+
+    def _message(self, number: int, part: _Part) -> Any:
+        last = part.last
+        if last is not None and last.error is not None:
+            failure = messages.Failure(code=self._status_of(last.error), message=str(last.error))
+            return messages.NumberedPart(number=number, failure=failure)
+        reason = REASONS[last.finish_reason if last is not None else None]
+        response = messages.GenerateResponse(speech_ids=part.ids, finish_reason=reason)
+        return messages.NumberedPart(number=number, response=response)
