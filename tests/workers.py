@@ -67,6 +67,11 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return folder
 
 
+def is_whole() -> bool:
+    """Return whether campaigns run at their whole length, as every night; else each proves the same for seconds."""
+    return os.environ.get("COSYDIT_CAMPAIGNS") == "all"
+
+
 def random_checkpoint(factory: pytest.TempPathFactory) -> Path:
     """Return a small random checkpoint of the whole system; nobody writes into it."""
 

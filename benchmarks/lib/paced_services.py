@@ -1,9 +1,9 @@
 """Both services as the gateway sees them over its sockets, without models: tokens and audio come at a steady pace.
 
-`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT [CAPACITY]` runs until it is stopped. With CAPACITY all
-answers of the LLM together get so many seconds of speech a second, in turns. The LLM answers as vLLM
-does, TOKENS speech tokens in events of TOKENS_AN_EVENT; token2wav answers each chunk with a constant, in Triton's own
-inference messages.
+`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT [CAPACITY [SPEECH_S]]` runs until it is stopped. With
+CAPACITY all answers of the LLM together get so many seconds of speech a second, in turns. The LLM answers as vLLM does,
+SPEECH_S seconds of speech (8) in events of TOKENS_AN_EVENT tokens; token2wav answers each chunk with a constant, in
+Triton's own inference messages.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def stream_response(request_id: str, tensors: Mapping[str, npt.NDArray[Any]], is
 
 
 HOST = "127.0.0.1"
-TOKENS, TOKENS_AN_EVENT = 200, 4
-"""8 s of speech an answer."""
+SPEECH_S, TOKENS_AN_EVENT = 8.0, 4
+"""Of an answer; in turns of so many tokens."""
 EVENT_S = 0.012
 """Between two events: 3 ms a token, as measured at 10 callers of one H200."""
 STEP_S = 0.01
@@ -89,17 +89,18 @@ _STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped."""
-    llm_port, token2wav_port, *capacity = sys.argv[1:] if argv is None else argv
-    asyncio.run(_serve(int(llm_port), int(token2wav_port), float(capacity[0]) if capacity else None))
+    llm_port, token2wav_port, *numbers = sys.argv[1:] if argv is None else argv
+    application = llm_application(*(float(number) for number in numbers))
+    asyncio.run(_serve(int(llm_port), int(token2wav_port), application))
     return 0
 
 
-async def _serve(llm_port: int, token2wav_port: int, capacity: float | None) -> None:
+async def _serve(llm_port: int, token2wav_port: int, llm: web.Application) -> None:
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(PacedToken2Wav(), server)
     server.add_insecure_port(f"{HOST}:{token2wav_port}")
     await server.start()
-    runner = web.AppRunner(llm_application(capacity), access_log=None)
+    runner = web.AppRunner(llm, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, HOST, llm_port).start()
     await server.wait_for_termination()
@@ -120,16 +121,18 @@ class SharedPace:
         await asyncio.sleep(self._free_s - now_s)
 
 
-def llm_application(capacity: float | None = None) -> web.Application:
+def llm_application(capacity: float | None = None, speech_s: float = SPEECH_S) -> web.Application:
     """Return the LLM's HTTP server.
 
     Args:
         capacity: seconds of speech a second of all answers together; None: each has the same pace, however many.
+        speech_s: seconds of speech of each answer.
     """
+    tokens = max(1, round(speech_s * TOKEN_RATE_HZ))
     pace = None if capacity is None else SharedPace(capacity)
 
     async def complete(request: web.Request) -> web.StreamResponse:
-        return await _complete(request, pace)
+        return await _complete(request, pace, tokens)
 
     async def health(request: web.Request) -> web.Response:
         return web.Response()
@@ -144,13 +147,14 @@ def llm_application(capacity: float | None = None) -> web.Application:
     return application
 
 
-async def _complete(request: web.Request, pace: SharedPace | None) -> web.StreamResponse:
+async def _complete(request: web.Request, pace: SharedPace | None, tokens: int) -> web.StreamResponse:
     await request.read()
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    for first in range(0, TOKENS, TOKENS_AN_EVENT):
-        ids = [llm_id_from_speech_id(first + index) for index in range(TOKENS_AN_EVENT)]
-        end = "length" if first + TOKENS_AN_EVENT == TOKENS else None
+    for first in range(0, tokens, TOKENS_AN_EVENT):
+        until = min(first + TOKENS_AN_EVENT, tokens)
+        ids = [llm_id_from_speech_id(place) for place in range(first, until)]
+        end = "stop" if until == tokens else None
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": end, "token_ids": ids}
         event = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "paced", "choices": [choice]}
         if pace is not None:
