@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -222,10 +223,9 @@ class StandInWorld:
                 await asyncio.to_thread(service.start)
             for proxy, port in zip(self._proxies[where], ports, strict=True):
                 await proxy.start(port)
-        for services in self._services.values():
-            for service in services:
-                await asyncio.to_thread(service.wait_ready, READY_TIMEOUT_S)
-        await started_gateway(self._gateway.process)
+        await asyncio.to_thread(self._gateway.process.start)
+        for service in (*chain(*self._services.values()), self._gateway.process):
+            await asyncio.to_thread(service.wait_ready, READY_TIMEOUT_S)
         self._expected = await _unbroken(self.doors, len(TEXTS))
 
     async def stop(self) -> None:
