@@ -119,7 +119,7 @@ async def test_the_documented_pipe_into_ffplay_brings_raw_samples(tmp_path: Path
     assert (response.headers["x-sample-rate"], len(response.content)) == ("24000", PCM_BYTES)
 
 
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 async def test_the_page_speaks_the_text_that_stands_there_and_gives_it_away(browser: Any, tmp_path: Path) -> None:
     async with visited(browser, tmp_path, speaking()) as visit:
         await visit.page.click("#play")

@@ -22,13 +22,15 @@ from tests.gateway.voices.fakes import FakeVoiceMaker, make_store
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 CHROMIUM_ARGS = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+CHROMIUM_ARGS += ["--disable-gpu", "--in-process-gpu"]
+CHROMIUM_ARGS += ["--process-per-site", "--renderer-process-limit=1"]  # to start one takes longer than most tests
 LIMITS = VoiceLimits(max_audio_bytes=1_000_000)
 PATIENCE_MS = 10_000
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Any]:
-    """One browser for a module's tests; they skip where it can't be had."""
+    """One browser for all tests, with a context and a blank page in it; they skip where it can't be had."""
     playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
     path = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     if path is None:
@@ -36,6 +38,7 @@ async def browser() -> AsyncIterator[Any]:
     playwright.expect.set_options(timeout=PATIENCE_MS)
     async with playwright.async_playwright() as driver:
         chromium = await driver.chromium.launch(executable_path=path, args=CHROMIUM_ARGS)
+        await (await chromium.new_context()).new_page()
         yield chromium
         await chromium.close()
 
@@ -59,6 +62,19 @@ class Visit:
 
 
 @asynccontextmanager
+async def _opened_page(browser: Any, options: dict[str, Any]) -> AsyncIterator[Any]:
+    """Open a page: in the browser's own context, whose process runs already, or in a new one that has options."""
+    if options:
+        async with await browser.new_context(**options) as context:
+            yield await context.new_page()
+        return
+    page = await browser.contexts[0].new_page()
+    yield page
+    await page.evaluate("localStorage.clear()")
+    await page.close()
+
+
+@asynccontextmanager
 async def visited(
     browser: Any,
     folder: Path,
@@ -76,9 +92,8 @@ async def visited(
     named = [NamedVoice("default", folder / "default.wav", "I am default.")]
     store = make_store(folder / "created", maker, LIMITS) if can_create else None
     door_opened = opened_door(llm, maker, named, store, declaration=declaration, lexicons=lexicons)
-    async with door_opened as door, await browser.new_context(**context) as opened:
+    async with door_opened as door, _opened_page(browser, context) as page:
         await door.until_ready()
-        page = await opened.new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda line: problems.append(line.text) if "Content Security" in line.text else None)

@@ -13,13 +13,13 @@ from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import visited
 from tests.gateway.web.test_page_options import bodies, played
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TAKES, TAKES_NONE = CheckpointDeclaration(instruct="endofprompt"), CheckpointDeclaration()
 
 
 async def test_a_pause_goes_where_the_caret_is(browser: Any, tmp_path: Path) -> None:
-    async with visited(browser, tmp_path, FakeLLM(speech_deltas(30)), declaration=TAKES_NONE) as visit:
+    async with visited(browser, tmp_path, FakeLLM(speech_deltas(15)), declaration=TAKES_NONE) as visit:
         await visit.page.fill("#text", "One. Two.")
         await visit.page.locator("#text").evaluate("field => field.setSelectionRange(4, 5)")
         await visit.page.click("#insert-pause")
@@ -32,7 +32,7 @@ async def test_a_pause_goes_where_the_caret_is(browser: Any, tmp_path: Path) -> 
 
 
 async def test_a_style_can_be_asked_for_where_the_checkpoint_takes_one(browser: Any, tmp_path: Path) -> None:
-    llm = FakeLLM(speech_deltas(30))
+    llm = FakeLLM(speech_deltas(15))
     async with visited(browser, tmp_path, llm, declaration=TAKES) as visit:
         sent = bodies(visit)
         assert await visit.page.locator("#styles option[value=whisper]").count() == 1
@@ -47,7 +47,7 @@ async def test_a_style_can_be_asked_for_where_the_checkpoint_takes_one(browser: 
 
 
 async def test_without_styles_and_dictionaries_there_are_no_fields_for_them(browser: Any, tmp_path: Path) -> None:
-    async with visited(browser, tmp_path, FakeLLM(speech_deltas(30)), declaration=TAKES_NONE) as visit:
+    async with visited(browser, tmp_path, FakeLLM(speech_deltas(15)), declaration=TAKES_NONE) as visit:
         sent = bodies(visit)
         for field in ("#style", "#lexicon", "#save-lexicon"):
             assert not await visit.page.is_visible(field)
@@ -66,7 +66,7 @@ async def test_words_are_kept_as_a_dictionary_and_changed(browser: Any, tmp_path
     lexicons = open_lexicons(LexiconSettings(tmp_path / "operator", tmp_path / "lexicons"))
     from playwright.async_api import expect
 
-    llm = FakeLLM(speech_deltas(30))
+    llm = FakeLLM(speech_deltas(15))
     async with visited(browser, tmp_path, llm, declaration=TAKES_NONE, lexicons=lexicons) as visit:
         await visit.page.click("#words-section summary")
         await visit.page.fill("#pronunciations", "SQL = sequel")
@@ -93,7 +93,7 @@ async def test_words_are_kept_as_a_dictionary_and_changed(browser: Any, tmp_path
 
 
 async def test_words_light_up_while_they_are_heard(browser: Any, tmp_path: Path) -> None:
-    llm = FakeLLM(speech_deltas(60))
+    llm = FakeLLM(speech_deltas(40))
     async with visited(browser, tmp_path, llm, declaration=TAKES_NONE) as visit:
         await visit.page.fill("#text", "One two three four. 五六。")
         await visit.page.click("#play")

@@ -15,7 +15,7 @@ from gateway.errors import LLMInterruptedError
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import visited
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 TOKENS = 30
 FIRST_CHUNK_TOKENS = 15 + 3
@@ -149,6 +149,7 @@ async def test_a_server_that_is_gone_is_named_with_what_to_do(browser: Any, tmp_
         await visit.page.context.set_offline(True)
         await visit.page.click("#play")
         await visit.shows("#error", "The server can't be reached. Check that the gateway runs")
+        await visit.page.context.set_offline(False)
 
 
 async def test_a_key_is_asked_for_on_401_and_sent_from_then_on(browser: Any, tmp_path: Path) -> None:

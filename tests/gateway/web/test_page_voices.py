@@ -13,7 +13,7 @@ import pytest
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import Visit, visited
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 FINGER_PX = 44
 RECORDING = {"name": "eva.flac", "mimeType": "audio/flac", "buffer": b"fLaC-eva"}
