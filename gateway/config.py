@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.access.settings import AccessSettings, access_settings, add_access_options
-from gateway.chunking.policies import DEFAULT_HOP_TOKENS, DEFAULT_MAX_HOP_TOKENS, POLICY_NAMES, ChunkSettings
+from gateway.chunking.policies import (
+    DEFAULT_HOP_TOKENS,
+    DEFAULT_MAX_HOP_TOKENS,
+    DEFAULT_POLICY,
+    POLICY_NAMES,
+    ChunkSettings,
+)
 from gateway.delivery.pacing import DEFAULT_RUN_AHEAD_S
 from gateway.dialects.wyoming.settings import WyomingSettings, add_wyoming_options, wyoming_settings
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
@@ -261,7 +267,12 @@ def _add_token2wav_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--token2wav-chunk-timeout-s", type=_positive_float, default=deadlines.push_s, help="seconds for a chunk"
     )
-    group.add_argument("--dynamic-chunk-strategy", choices=POLICY_NAMES, default="exponential", help="chunk sizes")
+    group.add_argument(
+        "--dynamic-chunk-strategy",
+        choices=POLICY_NAMES,
+        default=DEFAULT_POLICY,
+        help="how chunks grow (default %(default)s)",
+    )
     group.add_argument("--token-hop-len", type=int, default=DEFAULT_HOP_TOKENS, help="tokens (25 Hz) per chunk")
     group.add_argument(
         "--token-hop-len-first", type=int, default=None, help="tokens in the first chunk; None: 15, deadline chooses"

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gateway.chunking.chunker import TokenChunk
-from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
+from gateway.chunking.policies import ChunkPolicy, DeadlineChunks
 from gateway.core import (
     AudioChunk,
     FloatArray,
@@ -165,7 +165,7 @@ def make_pipeline(
     bounds = load_speech_bounds(llm_dir)
     voices = VoiceRegistry(token2wav, load_voices(checkpoint / "voices"))
     settings = PipelineSettings(
-        chunk_policy=policy or ExponentialChunks(),
+        chunk_policy=policy or DeadlineChunks(),
         carry=CarryLimits.within(bounds),
         guard=GuardSettings(guard, frozenset(bounds.silent_tokens or ())),
     )

@@ -33,6 +33,8 @@ _GROWTH = 2
 _REHEARSED_CHUNKS = 12
 """How far a first hop is tried out; doubling reaches any usual bound before."""
 POLICY_NAMES = ("exponential", "equal", "time_based", "deadline")
+DEFAULT_POLICY = "deadline"
+"""What every published figure was taken with."""
 UNMEASURED = Pace()
 
 
@@ -186,7 +188,7 @@ class DeadlineChunks:
 class ChunkSettings:
     """The settings a policy is made from, under the original runtime's names."""
 
-    dynamic_chunk_strategy: str = "exponential"
+    dynamic_chunk_strategy: str = DEFAULT_POLICY
     """exponential, equal, time_based or deadline."""
     token_hop_len: int = DEFAULT_HOP_TOKENS
     """Tokens (25 Hz) per hop of `equal`, the unit of `time_based`, the bound of what `deadline` chooses first."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
-from gateway.chunking.policies import ChunkPolicy, ExponentialChunks, first_chunk_tokens
+from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, first_chunk_tokens
 from gateway.core import (
     Admission,
     AudioChunk,
@@ -79,7 +79,7 @@ class Speaker(Protocol):
 class PipelineSettings:
     """What holds for every request unless it says otherwise."""
 
-    chunk_policy: ChunkPolicy = field(default_factory=ExponentialChunks)
+    chunk_policy: ChunkPolicy = field(default_factory=DeadlineChunks)
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
     carry: CarryLimits = field(default_factory=CarryLimits)
     """How much of the speech before a segment the LLM goes on from."""

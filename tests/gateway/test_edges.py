@@ -55,9 +55,8 @@ def test_once_warm_the_process_spares_the_garbage_collector_what_stays(monkeypat
 
 
 def test_settings_come_from_the_command_line() -> None:
-    config = parse_args(
-        [*REQUIRED, "--llm-backend", "trtllm", "--token-hop-len-max", "0", "--port", "9", "--llm-token-timeout-s", "2"]
-    )
+    unbounded = ("--dynamic-chunk-strategy", "exponential", "--token-hop-len-max", "0")
+    config = parse_args([*REQUIRED, "--llm-backend", "trtllm", *unbounded, "--port", "9", "--llm-token-timeout-s", "2"])
     assert (config.llm_backend, config.port, config.voices_dir) == (LLMBackend.TRTLLM, 9, Path("voices"))
     assert config.chunks.policy() == ExponentialChunks(15, None)
     assert config.llm_deadlines.between_tokens_s == 2

@@ -286,7 +286,7 @@ _DROP_IN_SETTINGS: tuple[Setting, ...] = (
         "dynamic_chunk_strategy",
         "how chunks grow: " + ", ".join(CHUNK_STRATEGIES),
         _one_of(*CHUNK_STRATEGIES),
-        "exponential",
+        "deadline",
     ),
     _drop_in("token_hop_len", "tokens (25 Hz) of a chunk", _integer(MIN_HOP_TOKENS), "15"),
     _drop_in("token_hop_len_first", "tokens of the first chunk; unset: 15, deadline chooses", _integer(MIN_HOP_TOKENS)),

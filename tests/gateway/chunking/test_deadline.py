@@ -20,9 +20,12 @@ from gateway.chunking.policies import (
     ExponentialChunks,
     FixedChunks,
 )
+from gateway.config import parse_args
 from gateway.errors import ConfigError
+from gateway.speech.speaker import PipelineSettings
 from tests.gateway.chunking.virtual_time import CostOf, World, learnt, linear, listen
 from tests.gateway.fakes import ManualClock
+from token2wav_service.serving.settings import SETTINGS
 
 FIXED_SCHEDULES: list[ChunkPolicy] = [
     *(ExponentialChunks(15, bound) for bound in (15, 25, 40, 100)),
@@ -161,7 +164,15 @@ def test_a_hop_is_chosen_anew_while_tokens_come() -> None:
 def test_settings_make_the_policy() -> None:
     assert ChunkSettings("deadline").policy() == DeadlineChunks(None, 15, 100)
     assert ChunkSettings("deadline", 30, 8, 50).policy() == DeadlineChunks(8, 30, 50)
-    assert ChunkSettings().policy() == ExponentialChunks(15, 100)
+    assert ChunkSettings("exponential").policy() == ExponentialChunks(15, 100)
+
+
+def test_every_door_has_the_default_that_the_figures_were_taken_with() -> None:
+    drop_in = next(setting for setting in SETTINGS if setting.name == "dynamic_chunk_strategy")
+    command_line = parse_args(["--tokenizer-dir", ".", "--voices-dir", "."])
+    assert ChunkSettings().policy() == PipelineSettings().chunk_policy == command_line.chunks.policy()
+    assert ChunkSettings().policy() == DeadlineChunks()
+    assert drop_in.default == ChunkSettings().dynamic_chunk_strategy
 
 
 def test_the_deadline_policy_needs_a_bound() -> None:

@@ -12,6 +12,7 @@ import httpx
 import uvicorn
 
 from gateway.audio import AudioFormat
+from gateway.chunking.policies import ExponentialChunks
 from gateway.doors.http import build_app
 from gateway.host import DEFAULT_READER_TIMEOUT_S, Host, HostLimits
 from gateway.lexicons.book import LexiconBook
@@ -78,8 +79,10 @@ async def opened_door(
     @asynccontextmanager
     async def open_host() -> AsyncIterator[Host]:
         registry = VoiceRegistry(token2wav, voices, store=store, aliases=aliases)
-        speaker = StreamSpeaker(llm, token2wav, registry, settings, ManualClock())
-        pipeline = SpeechPipeline(speaker, settings, front_end)
+        # Chunks of known sizes: a clock that stands still measures no speed to choose them by.
+        held = settings or PipelineSettings(ExponentialChunks())
+        speaker = StreamSpeaker(llm, token2wav, registry, held, ManualClock())
+        pipeline = SpeechPipeline(speaker, held, front_end)
         readiness = Readiness(pipeline, llm, token2wav, "default", retry_s=0.01)
         with ThreadPoolExecutor(1) as executor:
             yield make_host(
