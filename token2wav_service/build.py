@@ -31,6 +31,8 @@ from token2wav_service.runtime.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
     from token2wav_service.runtime.slots.fused_solver import ChunkSolver
+    from token2wav_service.runtime.slots.memory import MemoryNeed
+    from token2wav_service.runtime.slots.slot_runner import SlotRunner
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
 
     Raises:
         CheckpointError: the checkpoint is incomplete or does not fit.
+        MemoryBudgetError: the GPU's memory does not hold what the settings ask for.
         ValueError: an unknown dtype.
     """
     if config.dtype not in DTYPES:
@@ -86,6 +89,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, 
 
     Raises:
         CheckpointError: only runner `torch` serves the checkpoint's family.
+        MemoryBudgetError: the GPU's memory does not hold the pool and a voice.
     """
     flow, hift = models.flow, models.vocoder
     if not (isinstance(flow, Flow) and isinstance(hift, HiFT)):
@@ -94,17 +98,60 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, 
     if kind is RunnerKind.TORCH:
         return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
     # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
+    from token2wav_service.runtime.slots.memory import memory_need, warn_of_cache
     from token2wav_service.runtime.slots.pool import PoolSizes
     from token2wav_service.runtime.slots.slot_runner import SlotRunner
+    from token2wav_service.runtime.slots.step_shapes import stream_buckets_up_to
 
     policy = config.synthesis
     sizes = PoolSizes(
         config.max_streams, policy.estimator_recent_frames, policy.conformer_recent_frames, MAX_PROMPT_FRAMES
     )
-    runner = SlotRunner(flow, hift, policy, sizes, solver=_load_solver(config, flow, hift, kind))
-    if torch.device(config.device).type == "cuda":
-        runner.warm_up()
+    make = partial(SlotRunner, flow, hift, policy, sizes, stream_buckets_up_to(config.max_batch_size))
+    if torch.device(config.device).type != "cuda":
+        return make(solver=_load_solver(config, flow, hift, kind))
+    need = memory_need(sizes, flow.config, hift.config, policy.ode_steps, DTYPES[config.dtype])
+    runner = _runner_that_fits(
+        need, partial(_free_bytes, config.device), lambda: _warm_runner(config, flow, hift, make)
+    )
+    warn_of_cache(config.voice_cache_bytes, _free_bytes(config.device))
     return runner
+
+
+def _warm_runner(config: Token2WavConfig, flow: Flow, hift: HiFT, make: Callable[..., SlotRunner]) -> SlotRunner:
+    runner = make(solver=_load_solver(config, flow, hift, choose_runner(config)))
+    runner.warm_up()
+    logger.info("token2wav itself holds %.1f GB of the GPU", torch.cuda.memory_reserved(config.device) / 1e9)
+    return runner
+
+
+def _runner_that_fits(need: MemoryNeed, free_bytes: Callable[[], int], make: Callable[[], SlotRunner]) -> SlotRunner:
+    """Make a runner and see to it that a voice fits beside it.
+
+    Raises:
+        MemoryBudgetError: the GPU's memory does not hold both.
+    """
+    from token2wav_service.runtime.slots.memory import GB, budget_error, check_after, check_before
+
+    before = free_bytes()
+    check_before(need, before)
+    try:
+        runner = make()
+    except torch.cuda.OutOfMemoryError as err:
+        raise budget_error(need, before) from err
+    after = free_bytes()
+    check_after(need, after)
+    logger.info(
+        "GPU memory: %.1f GB were free; %d streams take %.1f GB, %.1f GB are left for voices (one of 18 s: %.1f GB)",
+        *(before / GB, need.streams, need.pool_bytes / GB, after / GB, need.voice_bytes / GB),
+    )
+    return runner
+
+
+def _free_bytes(device: str) -> int:
+    torch.cuda.empty_cache()
+    free: int = torch.cuda.mem_get_info(torch.device(device))[0]
+    return free
 
 
 def _build_block_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, Any]:

@@ -13,6 +13,7 @@ Token2WavError
  |   +- DeviceLostError
  +- StreamAbortedError
  +- CheckpointError
+ +- MemoryBudgetError
  +- ExportError
  +- TensorRTError
      +- EngineBuildError
@@ -96,6 +97,10 @@ class StreamAbortedError(Token2WavError):
 
 class CheckpointError(Token2WavError):
     """A checkpoint directory is incomplete or not of the expected layout."""
+
+
+class MemoryBudgetError(Token2WavError):
+    """The GPU's memory does not hold what the settings ask for; the message names the setting and a value that fits."""
 
 
 class ExportError(Token2WavError):

@@ -15,6 +15,14 @@ FULL_SHARE = 0.75
 """A batch that fills less of its program leaves the rest to the next step and takes the next smaller program."""
 
 
+def stream_buckets_up_to(most: int) -> tuple[int, ...]:
+    """Return the buckets that steps of at most so many streams use: no other program is captured."""
+    return (
+        tuple(size for size in STREAM_BUCKETS if size < most)
+        + tuple(size for size in STREAM_BUCKETS if size >= most)[:1]
+    )
+
+
 @dataclass(frozen=True)
 class StepShapes:
     """The programs there are; both ascending."""

@@ -1,0 +1,68 @@
+"""A pool that a GPU's memory does not hold is refused, with a value that fits. No GPU is needed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from token2wav_service.build import _runner_that_fits
+from token2wav_service.errors import MemoryBudgetError
+from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.runtime.slots.memory import MemoryNeed, check_after, check_before, memory_need, warn_of_cache
+from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, stream_buckets_up_to
+
+NEED = MemoryNeed(streams=400, stream_bytes=70_000_000, voice_bytes=612_000_000)
+
+
+def fitting(message: str) -> int:
+    found = re.search(r"lower max_streams to (\d+) \(--set max_streams=\1\)", message)
+    assert found, message
+    return int(found[1])
+
+
+def test_the_full_size_takes_what_was_measured() -> None:
+    need = memory_need(PoolSizes(400, 100, 250, 900), FlowConfig(), HiFTConfig(), 10, torch.float16)
+    assert need.stream_bytes == 70_470_340, "bytes_per_stream of benchmarks/results/h200_engine.json"
+    assert need.voice_bytes == pytest.approx(170_133_352 * 900 / 250, rel=0.05)
+
+
+def test_a_pool_that_does_not_fit_is_refused_with_a_value_that_does() -> None:
+    check_before(NEED, 30_000_000_000)
+    with pytest.raises(MemoryBudgetError, match=r"max_streams=400 takes 28\.1 GB") as refusal:
+        check_before(NEED, 16_000_000_000)
+    streams = fitting(str(refusal.value))
+    check_before(MemoryNeed(streams, NEED.stream_bytes, NEED.voice_bytes), 16_000_000_000)
+    assert 100 < streams < 210, "with room for programs"
+    with pytest.raises(MemoryBudgetError, match="not even one stream fits"):
+        check_before(NEED, 1_000_000_000)
+
+
+def test_what_is_left_must_hold_a_voice() -> None:
+    check_after(NEED, 700_000_000)
+    with pytest.raises(MemoryBudgetError) as refusal:
+        check_after(NEED, 100_000_000)
+    assert fitting(str(refusal.value)) == 392
+
+
+def test_memory_that_ends_while_programs_are_captured_is_a_refusal_too() -> None:
+    def make() -> None:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    with pytest.raises(MemoryBudgetError, match="lower max_streams to"):
+        _runner_that_fits(NEED, lambda: 29_000_000_000, make)  # type: ignore[arg-type]
+
+
+def test_a_cache_beyond_what_is_left_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_cache(5_000, 10_000)
+    assert not caplog.text
+    warn_of_cache(20_000, 10_000)
+    assert "lower it to 9000" in caplog.text
+
+
+def test_only_programs_that_steps_can_use_are_captured() -> None:
+    assert stream_buckets_up_to(64) == stream_buckets_up_to(500) == STREAM_BUCKETS
+    assert stream_buckets_up_to(1) == (1,)
+    assert stream_buckets_up_to(16) == (1, 2, 4, 8, 16) == stream_buckets_up_to(9)

@@ -1,0 +1,105 @@
+"""Whether a GPU's memory holds what the settings ask for: the pool of streams, and one voice of the longest prompt.
+
+Checked before the pool is allocated and again when all programs are captured, whose memory nobody can tell before. A
+refusal names the setting to lower and the value that fits. Looks at no device: free memory is passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from token2wav_service.errors import MemoryBudgetError
+from token2wav_service.models.config import FlowConfig, HiFTConfig
+from token2wav_service.runtime.slots.pool import PoolSizes, allocate_pool
+
+logger = logging.getLogger(__name__)
+
+GB = 1e9
+GRAPH_STREAMS = 24
+"""Slots whose memory is kept free for programs when a smaller pool is named: 1.7 GB at full size."""
+
+
+CACHE_SHARE = 0.9
+"""Of what is left, for voices."""
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What the slots need of a GPU's memory, beside models and programs."""
+
+    streams: int
+    stream_bytes: int
+    """Of one slot of the pool."""
+    voice_bytes: int
+    """Of one voice with the longest prompt that is accepted."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of all slots, the scratch slot included."""
+        return (self.streams + 1) * self.stream_bytes
+
+
+def memory_need(sizes: PoolSizes, flow: FlowConfig, hift: HiFTConfig, steps: int, dtype: torch.dtype) -> MemoryNeed:
+    """Return what a pool of these sizes takes; allocates nothing."""
+
+    def slot_bytes(recent: PoolSizes) -> int:
+        return allocate_pool(
+            replace(recent, streams=0), flow, hift, steps, dtype, torch.device("meta")
+        ).bytes_per_stream
+
+    longest = sizes.max_prompt_frames
+    # A voice keeps for its whole prompt what a slot keeps for its newest frames.
+    voice = replace(sizes, estimator_recent=longest, conformer_recent=longest)
+    return MemoryNeed(sizes.streams, slot_bytes(sizes), slot_bytes(voice))
+
+
+def check_before(need: MemoryNeed, free_bytes: int) -> None:
+    """Check that a pool and a voice will fit into free memory.
+
+    Raises:
+        MemoryBudgetError: they don't.
+    """
+    if need.pool_bytes + need.voice_bytes > free_bytes:
+        raise budget_error(need, free_bytes)
+
+
+def check_after(need: MemoryNeed, free_bytes: int) -> None:
+    """Check that what is free beside pool, models and programs holds a voice.
+
+    Raises:
+        MemoryBudgetError: it doesn't.
+    """
+    if need.voice_bytes > free_bytes:
+        missing = -(-(need.voice_bytes - free_bytes) // need.stream_bytes)
+        raise _refusal(
+            need, need.streams - missing, f"{free_bytes / GB:.1f} GB are left beside pool, models and programs"
+        )
+
+
+def warn_of_cache(cache_bytes: int, free_bytes: int) -> None:
+    """Say in the log that the cache of voices may grow beyond the memory that is left."""
+    if cache_bytes > free_bytes:
+        fitting = int(free_bytes * CACHE_SHARE)
+        logger.warning(
+            "voice_cache_bytes=%d, but %d bytes of the GPU are left: many voices may exhaust it; lower it to %d",
+            *(cache_bytes, free_bytes, fitting),
+        )
+
+
+def budget_error(need: MemoryNeed, free_bytes: int) -> MemoryBudgetError:
+    """Return the refusal of a pool that does not fit into so much memory, with room kept for voice and programs."""
+    fitting = (free_bytes - need.voice_bytes) // need.stream_bytes - 1 - GRAPH_STREAMS
+    return _refusal(need, fitting, f"{free_bytes / GB:.1f} GB were free before")
+
+
+def _refusal(need: MemoryNeed, streams: int, found: str) -> MemoryBudgetError:
+    asked = (
+        f"max_streams={need.streams} takes {need.pool_bytes / GB:.1f} GB of the GPU's memory and a voice of 18 s "
+        f"{need.voice_bytes / GB:.1f} GB; {found}"
+    )
+    if streams < 1:
+        return MemoryBudgetError(f"{asked}: not even one stream fits; free memory on this GPU, or take a larger one")
+    return MemoryBudgetError(f"{asked}; lower max_streams to {streams} (--set max_streams={streams})")
