@@ -18,12 +18,11 @@ from safetensors.torch import load_file
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError, VocabularyError
-from llm_service.huggingface_layout import FIRST_ID_KEY
+from llm_service.huggingface_layout import FIRST_ID_KEY, HEAD_BIAS
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary, vocabulary_of_ids, vocabulary_of_table
 from servicekit.file_sums import FileSumsError, check_file
 
 HEAD_WEIGHT = "lm_head.weight"
-HEAD_BIAS = "lm_head.bias"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Chooses the backend for this host: `--backend auto`.
+"""Chooses the backend for this host: `--backend auto`, and `--llm-backend auto` of whatever starts the services.
 
-On a GPU: trtllm-serve where it is installed, starts, and can read the checkpoint without loss; else our own engine.
+On a GPU: trtllm-serve where it is installed and starts, and can have the checkpoint without loss; else our own engine.
 Without one: our own engine on the CPU. vLLM is taken by name only.
 """
 
@@ -56,16 +56,17 @@ def has_gpu(probe: Succeeds = succeeds) -> bool:
     return not is_cpu_build and probe(_GPU_COMMAND)
 
 
-def choose_backend(model_dir: Path, on_gpu: bool, probe: Succeeds = succeeds) -> LLMBackend:
+def choose_backend(model_dir: Path, on_gpu: bool, probe: Succeeds = succeeds, can_convert: bool = False) -> LLMBackend:
     """Return the backend for a checkpoint on this host.
 
     Args:
         model_dir: the LLM; trtllm-serve keeps its head's bias only in the converted form, or as a built engine.
         on_gpu: whether it is to run on one.
         probe: tells whether a command works.
+        can_convert: whether the caller converts a stock LLM before it is served.
     """
     if not on_gpu:
         return LLMBackend.EMBEDDED
-    if not (has_speech_form(model_dir) or is_engine(model_dir)):
+    if not (can_convert or has_speech_form(model_dir) or is_engine(model_dir)):
         return LLMBackend.EMBEDDED
     return LLMBackend.TRTLLM if probe(_PROBE_COMMAND) else LLMBackend.EMBEDDED

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError, CheckpointError
-from llm_service.huggingface_layout import has_speech_form
+from llm_service.huggingface_layout import has_speech_form, stores_head_bias
 from llm_service.text_encoder import TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
@@ -81,14 +81,25 @@ def require_directories(config: ServerConfig) -> None:
         raise CheckpointError(f"{path} is missing; {_MAKE_IT}")
 
 
-def warn_about_lost_bias(name: LLMBackend, model_dir: Path) -> None:
-    """Say in the log that stock Qwen2 of this backend drops the head's bias, if the directory is of the stock form."""
-    if (model_dir / MODEL_CONFIG).is_file() and not has_speech_form(model_dir) and not is_engine(model_dir):
-        logger.warning(
-            "%s serves %s as stock Qwen2, without the bias of a biased speech head: logits differ and text tokens are "
-            "possible; convert it with: cosydit convert-llm huggingface %s DIRECTORY",
-            *(name.value, model_dir, model_dir),
+def require_served_form(name: LLMBackend, model_dir: Path) -> None:
+    """Check that stock Qwen2 of this backend loses nothing of the checkpoint.
+
+    Raises:
+        CheckpointError: the directory is of the stock form and stores a bias of the speech head: vLLM refuses to load
+            it, and TensorRT-LLM drops it, so that text tokens come out.
+    """
+    if not (model_dir / MODEL_CONFIG).is_file() or has_speech_form(model_dir) or is_engine(model_dir):
+        return
+    command = f"cosydit convert-llm huggingface {model_dir} DIRECTORY"
+    if stores_head_bias(model_dir):
+        raise CheckpointError(
+            f"{model_dir} is stock Qwen2 with a bias in its speech head, which {name.value} has no room for; "
+            f"convert it once and serve the result: {command}"
         )
+    logger.warning(
+        "%s serves %s as stock Qwen2; it stores no bias of the speech head. If the model has one, convert it: %s",
+        *(name.value, model_dir, command),
+    )
 
 
 def is_engine(model_dir: Path) -> bool:

@@ -8,7 +8,7 @@ from llm_service.backends.base import (
     is_engine,
     require_directories,
     require_program,
-    warn_about_lost_bias,
+    require_served_form,
 )
 from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import ConfigError
@@ -62,4 +62,4 @@ class TrtllmBackend:
                 "engine_backend to pytorch"
             )
         require_program(PROGRAM, INSTALL)
-        warn_about_lost_bias(self.name, config.model_dir)
+        require_served_form(self.name, config.model_dir)

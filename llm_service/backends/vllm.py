@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from llm_service.adapters import VLLM_PLUGIN_DIR
-from llm_service.backends.base import Capabilities, require_directories, require_program, warn_about_lost_bias
+from llm_service.backends.base import Capabilities, require_directories, require_program, require_served_form
 from llm_service.config import LLMBackend, ServerConfig
 from llm_service.huggingface_layout import has_speech_form
 
@@ -51,7 +51,7 @@ class VllmBackend:
         """See `Backend.check`."""
         require_directories(config)
         require_program(PROGRAM, INSTALL)
-        warn_about_lost_bias(self.name, config.model_dir)
+        require_served_form(self.name, config.model_dir)
 
 
 def _with_plugin(model_dir: Path) -> list[str]:

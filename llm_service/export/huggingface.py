@@ -21,13 +21,14 @@ from llm_service.export.source import SpeechLMSource, read_tokenizer_files
 from llm_service.huggingface_layout import (
     ARCHITECTURE,
     FIRST_ID_KEY,
+    HEAD_BIAS,
     ROWS_KEY,
     WEIGHTS_FILE,
     generation_config,
     write_json,
 )
 from llm_service.qwen2 import check_tensors, decoder_tensors, qwen2_config, read_shape
-from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles, read_speech_head, read_vocabulary, speech_rows
+from llm_service.speech_head import HEAD_WEIGHT, TensorFiles, read_speech_head, read_vocabulary, speech_rows
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 from servicekit.files import usual_mode
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
-from llm_service.huggingface_layout import FIRST_ID_KEY, ROWS_KEY
+from llm_service.huggingface_layout import FIRST_ID_KEY, HEAD_BIAS, ROWS_KEY
 from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors, read_shape
-from llm_service.speech_head import HEAD_BIAS, HEAD_WEIGHT, TensorFiles, read_tensors
+from llm_service.speech_head import HEAD_WEIGHT, TensorFiles, read_tensors
 from llm_service.vocab import SPEECH_TOKEN_COUNT, VocabularyError, vocabulary_of_ids, vocabulary_of_table
 
 logger = logging.getLogger(__name__)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from llm_service.__main__ import main
-from llm_service.backends import TrtllmBackend, VllmBackend
+from llm_service.backends import Backend, TrtllmBackend, VllmBackend
 from llm_service.backends.auto import choose_backend, succeeds
 from llm_service.config import (
     SETTINGS,
+    SPEECH_HEAD_FILE,
     EmbeddedConfig,
     LLMBackend,
     SettingValue,
@@ -147,15 +152,39 @@ def test_a_missing_program_is_named_with_how_to_get_it(
         backend.check(config)
 
 
-def test_a_backend_that_drops_the_head_bias_says_so(
-    llm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("backend", [VllmBackend(), TrtllmBackend()], ids=["vllm", "trtllm"])
+@pytest.mark.parametrize("form", ["beside", "inside", "none"])
+def test_a_stock_form_with_a_head_bias_is_refused_with_the_conversion(
+    backend: Backend,
+    form: str,
+    llm_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    program = tmp_path / "vllm"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    for program in (tmp_path / "vllm", tmp_path / "trtllm-serve"):
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    VllmBackend().check(parse_server_config(LLMBackend.VLLM, {"model_dir": str(llm_dir)}))
-    assert "biased speech head" in caplog.text
+    stock = stock_form(llm_dir, tmp_path / "stock", form)
+    config = parse_server_config(backend.name, {"model_dir": str(stock)})
+    if form == "none":
+        backend.check(config)
+        assert "stores no bias" in caplog.text
+        return
+    with pytest.raises(CheckpointError, match=f"cosydit convert-llm huggingface {stock} DIRECTORY"):
+        backend.check(config)
+
+
+def stock_form(source: Path, directory: Path, form: str) -> Path:
+    """Copy a stock LLM; its head's bias lies in a file beside the weights, among them (as official), or nowhere."""
+    shutil.copytree(source, directory, copy_function=os.link)
+    if form == "beside":
+        return directory
+    (directory / SPEECH_HEAD_FILE).unlink()
+    if form == "inside":
+        save_file({"lm_head.bias": torch.zeros(8)}, directory / "model-00002-of-00002.safetensors")
+    return directory
 
 
 def test_a_missing_directory_is_refused_before_anything_starts(
@@ -190,6 +219,7 @@ def test_auto_takes_trtllm_only_where_it_works_and_loses_nothing(llm_dir: Path, 
     assert choose_backend(converted, True, lambda _: True) is LLMBackend.TRTLLM
     assert choose_backend(converted, True, lambda _: False) is LLMBackend.EMBEDDED
     assert choose_backend(llm_dir, True, lambda _: True) is LLMBackend.EMBEDDED
+    assert choose_backend(llm_dir, True, lambda _: True, can_convert=True) is LLMBackend.TRTLLM
     assert choose_backend(converted, False, lambda _: True) is LLMBackend.EMBEDDED
 
 
