@@ -35,8 +35,8 @@ DISAGGREGATED_HTTP_PORT=${DISAGGREGATED_HTTP_PORT:-17000}
 DISAGGREGATED_GRPC_PORT=${DISAGGREGATED_GRPC_PORT:-18000}
 DISAGGREGATED_METRICS_PORT=${DISAGGREGATED_METRICS_PORT:-16000}
 NUM_TASKS=${NUM_TASKS:-4}
-BATCH_SIZE=${BATCH_SIZE:-4}
-TOKEN2WAV_BATCH_SIZE=${TOKEN2WAV_BATCH_SIZE:-4}
+BATCH_SIZE=${BATCH_SIZE:-}
+TOKEN2WAV_BATCH_SIZE=${TOKEN2WAV_BATCH_SIZE:-}
 READY_TIMEOUT_S=${READY_TIMEOUT_S:-600}
 DRY_RUN=
 ASSEMBLER_SETTINGS=()
@@ -47,11 +47,17 @@ done
 unset name
 
 IS_VERIFIED=
+# What resolve_host found for this host's GPU; empty on a CPU.
+HOST_KEY=
+HOST_SETTINGS=()
+HOST_LLM_OPTIONS=()
+HOST_WANTS_MPS=
 
 # shellcheck source-path=SCRIPTDIR
 source "$ROOT/deploy/lib/options.sh"
 source "$ROOT/deploy/lib/environment.sh"
 source "$ROOT/deploy/lib/services.sh"
+source "$ROOT/deploy/lib/host.sh"
 
 main() {
   local verb=${1:-}
@@ -238,17 +244,28 @@ build_engines() {
 
 # The form of the LLM that keeps its head's bias, and TensorRT-LLM's engine if that is to run; quick when they are there.
 build_llm() {
+  resolve_host
   if [[ $LLM_BACKEND == embedded ]]; then
     log "skipped: conversion of the LLM; the embedded LLM service reads $(checkpoint_dir)/llm as it is"
     return
   fi
-  run "$VENV/bin/cosydit" convert-llm huggingface "$(checkpoint_dir)/llm" "$WORK_DIR/llm_converted" --dtype bfloat16
+  convert_llm
   if [[ $LLM_BACKEND != trtllm || $LLM_ENGINE != tensorrt ]]; then return; fi
   run "$VENV/bin/cosydit" convert-llm trtllm "$(checkpoint_dir)/llm" "$WORK_DIR/llm_trtllm_checkpoint" --dtype bfloat16
   run "$VENV/bin/cosydit" convert-llm build "$WORK_DIR/llm_trtllm_checkpoint" "$WORK_DIR/llm_engine" \
     --max-batch-size 64 --max-num-tokens 32768
   run "$VENV/bin/cosydit" convert-llm test --backend trtllm --model-dir "$WORK_DIR/llm_engine" \
     --source-dir "$WORK_DIR/llm_converted" --tolerance 2
+}
+
+# The form that vLLM and trtllm-serve serve without loss; quick when it is there.
+convert_llm() {
+  run "$VENV/bin/cosydit" convert-llm huggingface "$(checkpoint_dir)/llm" "$WORK_DIR/llm_converted" --dtype bfloat16
+}
+
+# Has what llm_dir names. An engine is built by stage 1 alone.
+ensure_llm_form() {
+  if [[ $(llm_dir) == "$WORK_DIR/llm_converted" ]]; then convert_llm; fi
 }
 
 # What the LLM service serves.
@@ -263,12 +280,16 @@ llm_dir() {
 }
 
 stage_assemble() {
+  resolve_host
   assemble_repository "$WORK_DIR/model_repository" "$TRITON_GRPC_PORT"
 }
 
 stage_serve() {
   require_free_ports "$LLM_PORT" "$TRITON_HTTP_PORT" "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT" "$GATEWAY_PORT" \
     "$GATEWAY_GRPC_PORT"
+  resolve_host
+  ensure_llm_form
+  start_mps
   start_llm
   start_triton token2wav_service "$WORK_DIR/model_repository" \
     "$TRITON_HTTP_PORT" "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT"
@@ -276,8 +297,7 @@ stage_serve() {
   wait_ready token2wav_service "$TRITON_HTTP_PORT" /v2/health/ready
   start_service gateway "$PYTHON" -m gateway --port "$GATEWAY_PORT" \
     --llm-url "http://127.0.0.1:$LLM_PORT" --llm-backend "$LLM_BACKEND" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT" \
-    --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices" --grpc-port "$GATEWAY_GRPC_PORT" \
-    --dynamic-chunk-strategy deadline
+    --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices" --grpc-port "$GATEWAY_GRPC_PORT"
   wait_ready gateway "$GATEWAY_PORT" /readyz
   log "LLM service http://127.0.0.1:$LLM_PORT"
   log "Triton      gRPC 127.0.0.1:$TRITON_GRPC_PORT, HTTP $TRITON_HTTP_PORT, metrics $TRITON_METRICS_PORT"
@@ -292,28 +312,47 @@ stage_streaming_benchmark() {
 # Uses the services of stage 3 if this script started them, else brings its own.
 stage_offline_batch() {
   local manifest=$MANIFEST
-  local -a services=(--token2wav-path "$(checkpoint_dir)/token2wav" --token2wav-set "device=$DEVICE")
+  local -a sizes=() services=(--token2wav-path "$(checkpoint_dir)/token2wav" --device "$DEVICE")
+  resolve_host
   if ((${#SERVICE_PIDS[@]} > 0)) || [[ -n $DRY_RUN && $START -le 3 ]]; then
     services=(--llm-url "http://127.0.0.1:$LLM_PORT" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT")
+  fi
+  if [[ -n ${BATCH_SIZE:=$(default_batch_size)} ]]; then sizes+=(--batch-size "$BATCH_SIZE"); fi
+  if [[ -n ${TOKEN2WAV_BATCH_SIZE:=$(default_batch_size)} ]]; then
+    sizes+=(--token2wav-batch-size "$TOKEN2WAV_BATCH_SIZE")
   fi
   if [[ -z $manifest ]]; then
     manifest=$LOG_DIR/samples.txt
     if [[ -z $DRY_RUN ]]; then write_sample_manifest "$manifest"; fi
   fi
   run "$PYTHON" -m benchmarks.offline_batch --manifest-path "$manifest" --output-dir "$LOG_DIR/offline_batch" \
-    --backend "$LLM_BACKEND" --llm-model-name-or-path "$(checkpoint_dir)/llm" "${services[@]}" \
-    --batch-size "$BATCH_SIZE" --token2wav-batch-size "$TOKEN2WAV_BATCH_SIZE"
+    --backend "$LLM_BACKEND" --llm-model-name-or-path "$(checkpoint_dir)/llm" "${services[@]}" "${sizes[@]}"
 }
 
 stage_token2wav_alone() {
+  local setting
+  local -a settings=(--set "device=$DEVICE")
   stop_services
-  run "$PYTHON" -m benchmarks.token2wav --model-dir "$(checkpoint_dir)/token2wav" --set "device=$DEVICE" \
+  resolve_host
+  for setting in "${HOST_SETTINGS[@]}"; do
+    if [[ $setting != TRITON_* ]]; then settings+=(--set "$setting"); fi
+  done
+  run "$PYTHON" -m benchmarks.token2wav --model-dir "$(checkpoint_dir)/token2wav" "${settings[@]}" \
     --log-dir "$LOG_DIR/token2wav"
 }
 
 stage_disaggregated() {
   stop_services
   local i name
+  local -a shared=()
+  if (($(gpu_count) > 1)); then
+    shared=(--alone --servers-a-gpu $(((TOKEN2WAV_SERVERS + $(gpu_count) - 2) / ($(gpu_count) - 1))))
+  else
+    shared=(--servers-a-gpu "$TOKEN2WAV_SERVERS")
+  fi
+  resolve_host "${shared[@]}"
+  ensure_llm_form
+  start_mps
   require_free_ports "$LLM_PORT"
   for ((i = 0; i < TOKEN2WAV_SERVERS; i++)); do
     require_free_ports $((DISAGGREGATED_HTTP_PORT + i)) $((DISAGGREGATED_GRPC_PORT + i)) \
@@ -367,7 +406,7 @@ assemble_repository() {
   local -a settings=(
     "model_dir=$(checkpoint_dir)/token2wav" "llm_tokenizer_dir=$(checkpoint_dir)/llm"
     "voices_dir=$(checkpoint_dir)/voices" "llm_api_base=http://127.0.0.1:$LLM_PORT" "llm_backend=$LLM_BACKEND"
-    "triton_grpc_address=127.0.0.1:$2" "device=$DEVICE"
+    "triton_grpc_address=127.0.0.1:$2" "device=$DEVICE" "${HOST_SETTINGS[@]}"
   )
   if [[ $DEVICE == cpu && " ${ASSEMBLER_SETTINGS[*]}" != *" num_threads="* ]]; then
     settings+=("num_threads=$(token2wav_threads "${3:-1}")")
@@ -380,8 +419,9 @@ start_llm() {
   local -a gpu=() options=(--backend "$LLM_BACKEND" --model-dir "$(llm_dir)" --port "$LLM_PORT")
   if [[ $LLM_BACKEND != embedded ]]; then options+=(--tokenizer-dir "$(checkpoint_dir)/llm"); fi
   if [[ -n ${1:-} ]]; then gpu=(env "CUDA_VISIBLE_DEVICES=$1"); fi
-  if [[ $LLM_BACKEND == embedded ]]; then options+=(--device "$DEVICE"); fi
+  if [[ $LLM_BACKEND == embedded && " ${HOST_LLM_OPTIONS[*]} " != *" --device "* ]]; then options+=(--device "$DEVICE"); fi
   if [[ $LLM_BACKEND == embedded && $DEVICE == cpu ]]; then options+=(--num-threads "$(llm_threads)"); fi
+  options+=("${HOST_LLM_OPTIONS[@]}")
   start_service llm_service "${gpu[@]}" "$PYTHON" -m llm_service "${options[@]}"
 }
 
@@ -417,6 +457,11 @@ token2wav_threads() {
   local share
   share=$((($(nproc) - $(llm_threads)) / $1))
   echo $((share > 0 ? share : 1))
+}
+
+# Without a GPU few texts at once; with one the batch chooses by its memory.
+default_batch_size() {
+  if [[ $DEVICE == cpu ]]; then echo 4; fi
 }
 
 gpu_count() {

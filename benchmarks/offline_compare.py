@@ -32,11 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from cosydit.bench.inputs import require_all_good
     from cosydit.bench.report import aligned_table, describe_environment, write_json
     from cosydit.bench.types import BenchmarkError
+    from cosydit.stack.host import find_host
 
     args = _parser().parse_args(argv)
     try:
         find_checkpoint(args)
-        raw = asyncio.run(compare(read_settings(args), require_all_good(read_rows(args)), args.turns))
+        raw = asyncio.run(
+            compare(read_settings(args, find_host(args.device)), require_all_good(read_rows(args)), args.turns)
+        )
     except (BenchmarkError, ValueError, OSError) as error:
         print(f"offline_compare: {error}", file=sys.stderr)
         return EXIT_USAGE

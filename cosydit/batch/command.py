@@ -11,7 +11,8 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,7 +22,8 @@ from cosydit.batch.types import BatchReport
 from cosydit.bench.types import BenchmarkError
 
 if TYPE_CHECKING:
-    from cosydit.batch.types import BatchReport
+    from cosydit.batch.types import BatchReport, BatchSettings
+    from cosydit.stack.host import Host
 
 EXIT_FAILURES = 1
 EXIT_USAGE = 2
@@ -41,17 +43,21 @@ def run(args: argparse.Namespace) -> int:
     from cosydit.bench.report import describe_environment
     from cosydit.bench.types import BenchmarkError
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+    from cosydit.stack.host import find_host
     from cosydit.stack.process import ServiceStartError
     from llm_service.errors import LLMServiceError
     from token2wav_service.errors import Token2WavError
 
-    arguments = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
     signal.signal(signal.SIGTERM, _interrupt)  # so that a service started here is stopped
     try:
         find_checkpoint(args)
         rows = read_rows(args)
-        environment = describe_environment(arguments)
-        report = run_batch(read_settings(args), rows, environment)
+        host = find_host(args.device)
+        settings = read_settings(args, host)
+        chosen = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
+        environment = describe_environment(chosen)
+        with _on_gpu(settings, host):
+            report = run_batch(settings, rows, environment)
         print(summary_text(report, args.output_dir))
         if args.figures is not None:
             _write_figures(args, report, environment)
@@ -67,6 +73,38 @@ def run(args: argparse.Namespace) -> int:
         print(f"batch: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_FAILURES if report.failures else 0
+
+
+@contextmanager
+def _on_gpu(settings: BatchSettings, host: Host) -> Iterator[None]:
+    """Say what was chosen for a GPU, and have MPS while the context lasts if both parts run on it."""
+    from cosydit.stack.mps import mps_running
+
+    if not host.gpus:
+        yield
+        return
+    with ExitStack() as stack:
+        lines = _choice(settings, host)
+        if settings.llm.url is None and settings.token2wav.url is None:
+            lines.append(f"MPS       {stack.enter_context(mps_running(settings.output_dir)).note}")
+        print("\n".join(lines), flush=True)
+        yield
+
+
+def _choice(settings: BatchSettings, host: Host) -> list[str]:
+    from cosydit.stack.host import gpu_line
+
+    llm, token2wav = settings.llm, settings.token2wav
+    engine = " ".join(f"{name}={value}" for name, value in token2wav.engine.items())
+    service = " ".join(f"{name}={value}" for name, value in llm.service.items())
+    size, share = settings.plan.batch_size, llm.kv_cache_free_gpu_memory_fraction
+    return [
+        gpu_line(host),
+        f"token2wav {token2wav.url or engine}, batch {settings.plan.token2wav_batch_size}    (change: --token2wav-set "
+        "NAME=VALUE, --token2wav-batch-size)",
+        f"LLM       {llm.backend.value} {llm.url or service}, batch {size}, memory share {share}    (change: "
+        "--backend, --llm-set NAME=VALUE, --batch-size)",
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from cosydit.bench.types import count, zero_or_more
+from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
 
 if TYPE_CHECKING:
     from cosydit.batch.types import BatchSettings, LLMSettings, RaySettings, Token2WavSettings
     from cosydit.bench.types import InputRow
+    from cosydit.stack.gpu_presets import GpuPreset
+    from cosydit.stack.host import Host
 
 DEFAULT_SPLIT = "wenetspeech4tts"
 DEFAULT_BATCH_SIZE = 8
+_BY_MEMORY = f"default {DEFAULT_BATCH_SIZE}, on a GPU by its memory"
 DEFAULT_OUTPUT_DIR = Path("batch-results")
 DEFAULT_VOICE = "default"
 DEFAULT_MAX_SPEECH_TOKENS = 2048
-_BACKENDS = ("embedded", "vllm", "trtllm")
+_BACKENDS = ("auto", "embedded", "vllm", "trtllm")
 _RENAMED_BACKENDS = {
     "hf": "use --backend embedded, our server on Transformers",
     "trtllm-serve": "use --backend trtllm, which always runs trtllm-serve",
@@ -125,8 +129,8 @@ def find_checkpoint(args: argparse.Namespace) -> None:
         args.token2wav_path = layout.token2wav_dir
 
 
-def read_settings(args: argparse.Namespace) -> BatchSettings:
-    """Make a batch's settings.
+def read_settings(args: argparse.Namespace, host: Host) -> BatchSettings:
+    """Make a batch's settings, with what the host chooses for whatever nobody gave.
 
     Raises:
         BenchmarkError, ValueError: options don't fit together, or say nothing.
@@ -135,6 +139,7 @@ def read_settings(args: argparse.Namespace) -> BatchSettings:
     from gateway.core import Sampling
 
     _check(args)
+    choose_for_host(args, host)
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=args.top_k)
     return BatchSettings(
         output_dir=args.output_dir,
@@ -144,6 +149,39 @@ def read_settings(args: argparse.Namespace) -> BatchSettings:
         token2wav=_token2wav_settings(args),
         ray=_ray_settings(args),
     )
+
+
+def choose_for_host(args: argparse.Namespace, host: Host) -> None:
+    """Fill in the LLM's backend, and on a GPU the batch's sizes and the settings of what is started here."""
+    from cosydit.stack.host import preset_of
+    from cosydit.stack.stack import EMBEDDED
+
+    if args.backend == "auto":
+        is_served = args.llm_url is not None
+        chosen = host.choose(args.llm_model_name_or_path, bool(host.gpus) and not is_served)
+        args.backend = EMBEDDED if is_served else chosen.value
+    preset = preset_of(host) if host.gpus else None
+    args.batch_size = args.batch_size or (preset.batch_size if preset else DEFAULT_BATCH_SIZE)
+    size = preset.token2wav_batch_size if preset else DEFAULT_BATCH_SIZE
+    args.token2wav_batch_size = args.token2wav_batch_size or size
+    if preset is not None:
+        _choose_for_gpu(args, preset)
+
+
+def _choose_for_gpu(args: argparse.Namespace, preset: GpuPreset) -> None:
+    from cosydit.stack.gpu_presets import OFFLINE_LLM_SHARE
+    from cosydit.stack.host import engine_settings
+    from cosydit.stack.stack import EMBEDDED
+
+    if args.llm_url is None:
+        given = dict(_name_value(text) for text in args.llm_set)
+        if args.backend == EMBEDDED and "device" not in given:
+            args.llm_set = ["device=cuda", *args.llm_set]
+        args.kv_cache_free_gpu_memory_fraction = args.kv_cache_free_gpu_memory_fraction or OFFLINE_LLM_SHARE
+    if args.token2wav_path is not None:
+        given = dict(_name_value(text) for text in args.token2wav_set)
+        chosen = engine_settings(preset, args.token2wav_path, given) | given
+        args.token2wav_set = [f"{name}={value}" for name, value in chosen.items()]
 
 
 def _add_input_options(group: argparse._ArgumentGroup) -> None:
@@ -176,7 +214,19 @@ def _add_voice_options(group: argparse._ArgumentGroup) -> None:
 
 def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--backend", type=_backend, default="embedded", metavar="|".join(_BACKENDS), help="default %(default)s"
+        "--backend",
+        "--llm-backend",
+        type=_backend,
+        default="auto",
+        metavar="|".join(_BACKENDS),
+        help="auto: on a GPU trtllm where it works, else embedded; of a service at --llm-url: embedded (default "
+        "%(default)s)",
+    )
+    group.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=default_device(),
+        help=f"of both parts; auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)",
     )
     group.add_argument(
         "--llm-model-name-or-path", type=Path, help="directory of the LLM and its tokenizer (default: of --checkpoint)"
@@ -187,7 +237,7 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--openai-model-name", help="model to ask for (default: the first that the service lists)")
     group.add_argument("--llm-prompt-form", choices=("tokens", "chat"), default="tokens", help="chat: no ids there")
-    group.add_argument("--batch-size", type=count, default=DEFAULT_BATCH_SIZE, help="utterances in the LLM at once")
+    group.add_argument("--batch-size", type=count, help=f"utterances in the LLM at once ({_BY_MEMORY})")
     group.add_argument(
         "--kv-cache-free-gpu-memory-fraction", type=float, help="for a service started here (default: the service's)"
     )
@@ -212,9 +262,7 @@ def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
         "--token2wav-path", type=Path, help="directory with flow.yaml: runs in this process (default: of --checkpoint)"
     )
     where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
-    group.add_argument(
-        "--token2wav-batch-size", type=count, default=DEFAULT_BATCH_SIZE, help="utterances in token2wav at once"
-    )
+    group.add_argument("--token2wav-batch-size", type=count, help=f"utterances in token2wav at once ({_BY_MEMORY})")
     group.add_argument(
         "--token2wav-set", action="append", default=[], metavar="NAME=VALUE", help="engine setting, e.g. device=cuda"
     )

@@ -13,7 +13,9 @@ from cosydit.batch.llm import SegmentedLM, WholeAnswerClient
 from cosydit.batch.token2wav import EngineStage, TritonStage
 from cosydit.batch.types import BatchPlan, BatchServices, BatchSettings, LLMSettings, Token2WavSettings, Token2WavStage
 from cosydit.bench.types import BenchmarkError
+from cosydit.stack.host import served_form
 from cosydit.stack.process import ServiceProcess, ServiceSpec
+from cosydit.stack.stack import default_work_dir
 from gateway.llm.wire import LLMWire
 from gateway.text import Normalization, TextOptions, load_text_front_end
 from gateway.text.carry import CarryLimits
@@ -72,18 +74,21 @@ def _llm_url(settings: LLMSettings, plan: BatchPlan, log_dir: Path) -> Iterator[
     if settings.url is not None:
         yield settings.url
         return
+    served = settings.engine_dir or served_form(settings.model_dir, settings.backend.value, default_work_dir())
     port = _free_port()
     url = f"http://{_LOOPBACK}:{port}"
-    spec = ServiceSpec("llm_service", _llm_command(settings, plan, port), f"{url}/health", log_dir / LLM_LOG_FILE)
+    spec = ServiceSpec(
+        "llm_service", _llm_command(settings, served, plan, port), f"{url}/health", log_dir / LLM_LOG_FILE
+    )
     with ServiceProcess(spec) as service:
         service.wait_ready(settings.ready_timeout_s)
         yield url
 
 
-def _llm_command(settings: LLMSettings, plan: BatchPlan, port: int) -> list[str]:
+def _llm_command(settings: LLMSettings, served: Path, plan: BatchPlan, port: int) -> list[str]:
     command = [sys.executable, "-m", "cosydit.batch.bound_child", str(os.getpid())]
     command += [sys.executable, "-m", "llm_service", "--backend", settings.backend.value, "--port", str(port)]
-    command += ["--model-dir", str(settings.engine_dir or settings.model_dir)]
+    command += ["--model-dir", str(served)]
     command += ["--tokenizer-dir", str(settings.model_dir), "--max-batch-size", str(plan.batch_size)]
     if settings.kv_cache_free_gpu_memory_fraction is not None:
         command += ["--kv-cache-free-gpu-memory-fraction", str(settings.kv_cache_free_gpu_memory_fraction)]

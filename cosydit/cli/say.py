@@ -10,7 +10,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.cli.stack_options import add_stack_options, check_installed, complain, stack_options
+from cosydit.cli.stack_options import (
+    add_stack_options,
+    check_installed,
+    choice_lines,
+    complain,
+    gpu_shared,
+    stack_options,
+)
 
 if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
@@ -21,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TEXT = "Ready."
 ONE_STREAM = ("--rows-per-forward", "1")
-"""Of the LLM: nobody else will ask it."""
+"""Of the LLM on a CPU: nobody else will ask it."""
+FEW_STREAMS = {"BLS_INSTANCE_NUM": "1", "TRITON_MAX_BATCH_SIZE": "1", "max_streams": "4"}
+"""Of the model repository, for the same reason: a small pool and few programs are ready sooner."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,27 +45,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+    from cosydit.stack.host import find_host, for_host, with_served_form
     from cosydit.stack.process import ServiceStartError, stopped_by_signals
     from cosydit.stack.stack import LocalStack
     from gateway.errors import GatewayError
     from gateway.speech.request import SpeechRequest
+    from llm_service.errors import LLMServiceError
     from token2wav_service.serving.process.installation import TritonNotFoundError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     request = SpeechRequest(args.text, args.voice, args.seed)
     try:
         _check_text(args.text)
-        check_installed()
-        options = dataclasses.replace(stack_options(args, bls_instances=1), llm_options=ONE_STREAM)
+        host = find_host(args.device)
+        options = _for_one(for_host(stack_options(args, defaults=FEW_STREAMS), host, one_stream=True))
+        check_installed(options.llm_backend)
         _check_voice(args.voice, options.checkpoint.voices_dir)
+        options = with_served_form(options)
         stack = LocalStack(options)
-        with stopped_by_signals(stack.kill), stack:
-            for line in stack.describe():
+        with stopped_by_signals(stack.kill), gpu_shared(options, host) as mps, stack:
+            for line in [*stack.describe(), *choice_lines(options, host, mps)]:
                 print(line, flush=True)
             result = asyncio.run(_speak(options, request, args.out))
     except (
         CheckpointMissingError,
         GatewayError,
+        LLMServiceError,
         ModuleNotFoundError,
         OSError,
         ServiceStartError,
@@ -74,6 +88,13 @@ def run(args: argparse.Namespace) -> int:
 
         print(f"warning: {guard_warning(result.guard_notes)}", file=sys.stderr)
     return 0
+
+
+def _for_one(options: StackOptions) -> StackOptions:
+    """Have an LLM on the CPU compute one row at a time, unless the user says otherwise."""
+    if options.llm_backend != "embedded" or "--device" in options.llm_options:
+        return options
+    return dataclasses.replace(options, llm_options=(*ONE_STREAM, *options.llm_options))
 
 
 def _check_text(text: str) -> None:
@@ -122,11 +143,13 @@ def _share_spoken(text: str, result: SpeechResult) -> float:
 
 def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:
     from gateway.config import GatewayConfig
+    from llm_service.config import LLMBackend
 
     return GatewayConfig(
         tokenizer_dir=options.checkpoint.llm_dir,
         voices_dir=options.checkpoint.voices_dir,
         llm_url=options.llm_url,
+        llm_backend=LLMBackend(options.llm_backend),
         token2wav_url=options.token2wav_url,
         warm_up_voice=str(request.voice),
     )

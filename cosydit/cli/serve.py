@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cosydit.cli.stack_options import add_stack_options, check_installed, complain, stack_options
+from cosydit.cli.stack_options import (
+    add_stack_options,
+    check_installed,
+    choice_lines,
+    complain,
+    gpu_shared,
+    stack_options,
+)
 
 if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
@@ -29,19 +36,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     wyoming = "gateway, Wyoming (Home Assistant); 0: none (default: 10200 where it is free and no API keys are set)"
     parser.add_argument("--gateway-wyoming-port", type=int, default=None, metavar="N", help=wyoming)
-    parser.add_argument(
-        "--llm-backend",
-        choices=("auto", "embedded", "vllm", "trtllm"),
-        default="auto",
-        help="what runs the LLM; auto: on a GPU trtllm where it works, else embedded (default %(default)s)",
-    )
-    parser.add_argument(
-        "--llm-options",
-        type=shlex.split,
-        default=[],
-        metavar="'OPTIONS'",
-        help="for the LLM service; `python -m llm_service --help` lists them",
-    )
     parser.add_argument(
         "--gateway-options",
         type=shlex.split,
@@ -76,38 +70,47 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+    from cosydit.stack.host import find_host, for_host, with_served_form
     from cosydit.stack.process import ServiceStartError, stopped_by_signals
     from cosydit.stack.run_file import announced
-    from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack, run_record, with_llm_backend
+    from cosydit.stack.stack import REPLICA_PORT_STEP, LocalStack, run_record
     from cosydit.stack.supervisor import RestartPolicy, Supervisor
+    from llm_service.errors import LLMServiceError
     from token2wav_service.serving.process.installation import TritonNotFoundError
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     try:
         options = stack_options(
-            args, bls_instances=None, gateway_port=args.gateway_port, gateway_grpc_port=args.gateway_grpc_port
+            args, defaults={}, gateway_port=args.gateway_port, gateway_grpc_port=args.gateway_grpc_port
         )
         options = dataclasses.replace(
             options,
             replicas=tuple(
                 options.ports.triton.shifted(REPLICA_PORT_STEP * number) for number in range(1, args.token2wav_replicas)
             ),
-            llm_backend=args.llm_backend,
-            llm_options=args.llm_options,
             gateway_options=_gateway_options(args),
             llm_gpu=args.llm_gpu,
             token2wav_gpus=args.token2wav_gpus,
         )
-        options = with_llm_backend(options)
+        host = find_host(args.device)
+        options = for_host(options, host)
         check_installed(options.llm_backend)
+        options = with_served_form(options)
         home = wyoming_line(options.gateway_options)
         stack = LocalStack(options, with_gateway=not args.no_gateway)
         record = run_record(options, with_gateway=not args.no_gateway)
-        with stopped_by_signals(stack.kill), stack, announced(options.work_dir, record):
-            print("\n".join([*stack.describe(), *_where(options, args, home)]), flush=True)
+        with (
+            stopped_by_signals(stack.kill),
+            gpu_shared(options, host) as mps,
+            stack,
+            announced(options.work_dir, record),
+        ):
+            chosen = choice_lines(options, host, mps)
+            print("\n".join([*stack.describe(), *chosen, *_where(options, args, home)]), flush=True)
             return Supervisor(stack.kinds, RestartPolicy(ready_timeout_s=options.ready_timeout_s)).watch()
     except (
         CheckpointMissingError,
+        LLMServiceError,
         ModuleNotFoundError,
         OSError,
         ServiceStartError,
@@ -119,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _gateway_options(args: argparse.Namespace) -> list[str]:
     """Return the gateway's arguments; what was asked for comes later and wins."""
-    options = ["--dynamic-chunk-strategy", "deadline", *_wyoming_options(args.gateway_wyoming_port)]
+    options = [*_wyoming_options(args.gateway_wyoming_port)]
     if args.created_voices_dir is not None:
         options += ["--created-voices-dir", str(args.created_voices_dir)]
     return [*options, *args.gateway_options]

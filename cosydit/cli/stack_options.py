@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from servicekit.gpu_host import DEVICE_VARIABLE, DEVICES, default_device
+
 if TYPE_CHECKING:
+    from cosydit.stack.host import Host
+    from cosydit.stack.mps import MpsUse
     from cosydit.stack.stack import StackOptions
 
 TOKEN2WAV_MODULES = ("torch", "onnxruntime", "scipy", "soundfile", "yaml")
@@ -18,6 +25,25 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
     """Add where the checkpoint, the logs and the ports are."""
     parser.add_argument(
         "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=default_device(),
+        help=f"auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)",
+    )
+    parser.add_argument(
+        "--llm-backend",
+        choices=("auto", "embedded", "vllm", "trtllm"),
+        default="auto",
+        help="what runs the LLM; auto: on a GPU trtllm where it works, else embedded (default %(default)s)",
+    )
+    parser.add_argument(
+        "--llm-options",
+        type=shlex.split,
+        default=[],
+        metavar="'OPTIONS'",
+        help="for the LLM service; `python -m llm_service --help` lists them",
     )
     parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
     parser.add_argument("--llm-port", type=int, default=8000, help="LLM service, HTTP (default %(default)s)")
@@ -36,12 +62,12 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
 
 
 def stack_options(
-    args: argparse.Namespace, *, bls_instances: int | None, gateway_port: int = 8080, gateway_grpc_port: int = 50051
+    args: argparse.Namespace, *, defaults: Mapping[str, str], gateway_port: int = 8080, gateway_grpc_port: int = 50051
 ) -> StackOptions:
     """Read the options; unpacks the demo voice when no checkpoint is named.
 
     Args:
-        bls_instances: processes of the drop-in entry unless --set names another number; None leaves the default.
+        defaults: settings of the model repository that --set may change.
 
     Raises:
         CheckpointMissingError: the named checkpoint is not there.
@@ -51,9 +77,7 @@ def stack_options(
     from cosydit.stack.stack import Ports, StackOptions, default_work_dir
 
     work_dir = args.work_dir or default_work_dir()
-    settings = dict(_name_value(text) for text in args.set)
-    if bls_instances is not None:
-        settings.setdefault("BLS_INSTANCE_NUM", str(bls_instances))
+    settings = {**defaults, **dict(_name_value(text) for text in args.set)}
     return StackOptions(
         checkpoint=resolve_checkpoint(args.checkpoint, work_dir),
         work_dir=work_dir,
@@ -67,7 +91,29 @@ def stack_options(
             args.llm_grpc_port,
         ),
         settings=settings,
+        llm_backend=args.llm_backend,
+        llm_options=args.llm_options,
     )
+
+
+@contextmanager
+def gpu_shared(options: StackOptions, host: Host) -> Iterator[MpsUse | None]:
+    """Have MPS while the context lasts, if services of these options share a GPU; yields None if they don't."""
+    from cosydit.stack.host import wants_mps
+    from cosydit.stack.mps import mps_running
+
+    if not wants_mps(options, host):
+        yield None
+        return
+    with mps_running(options.log_dir) as use:
+        yield use
+
+
+def choice_lines(options: StackOptions, host: Host, mps: MpsUse | None) -> list[str]:
+    """Return what was chosen for this host, a line each."""
+    from cosydit.stack.host import describe_choice
+
+    return [*describe_choice(options, host), *([f"MPS       {mps.note}"] if mps else [])]
 
 
 def check_installed(llm_backend: str = "embedded") -> None:

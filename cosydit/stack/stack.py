@@ -25,7 +25,6 @@ from cosydit.stack.process import (
     read_json,
 )
 from cosydit.stack.run_file import RunRecord
-from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
 from token2wav_service.contract import TOKEN2WAV_MODEL
 
 logger = logging.getLogger(__name__)
@@ -90,6 +89,8 @@ class StackOptions:
     """Settings of the model repository beyond where things are, by name."""
     ready_timeout_s: float = 300.0
     llm_backend: str = "embedded"
+    llm_model_dir: Path | None = None
+    """What the backend serves, if that is not the checkpoint's own LLM; the tokenizer is always the checkpoint's."""
     llm_options: Sequence[str] = ()
     """Further arguments of `python -m llm_service`."""
     gateway_options: Sequence[str] = ()
@@ -144,16 +145,6 @@ class StackOptions:
     @property
     def log_dir(self) -> Path:
         return self.work_dir / "logs"
-
-
-def with_llm_backend(options: StackOptions) -> StackOptions:
-    """Replace `auto` by the backend for this host; our own engine then runs on its GPU, if it has one."""
-    if options.llm_backend != AUTO:
-        return options
-    on_gpu = "--device" not in options.llm_options and has_gpu()
-    chosen = choose_backend(options.checkpoint.llm_dir, on_gpu).value
-    device = ("--device", GPU_DEVICE) if on_gpu and chosen == EMBEDDED else ()
-    return dataclasses.replace(options, llm_backend=chosen, llm_options=(*device, *options.llm_options))
 
 
 class LocalStack:
@@ -279,7 +270,9 @@ def _shares(options: StackOptions) -> CpuShares:
 def llm_spec(options: StackOptions) -> ServiceSpec:
     """Return how the LLM service is started."""
     command = [sys.executable, "-m", "llm_service", "--backend", options.llm_backend]
-    command += ["--model-dir", str(options.checkpoint.llm_dir), "--port", str(options.ports.llm)]
+    llm_dir = options.checkpoint.llm_dir
+    command += ["--model-dir", str(options.llm_model_dir or llm_dir), "--tokenizer-dir", str(llm_dir)]
+    command += ["--port", str(options.ports.llm)]
     if options.llm_backend == EMBEDDED and not {"--num-threads", "--device"} & set(options.llm_options):
         command += ["--num-threads", str(_shares(options).llm)]
     if options.has_token_stream:

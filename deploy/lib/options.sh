@@ -16,6 +16,9 @@ usage: run_stepaudio2_dit_token2wav.sh [OPTIONS] START STOP     run the stages S
    2 assemble the model repository       7 disaggregated: the LLM apart, several token2wav servers
    3 start both services and gateway     8 benchmark of stage 7
 
+On a GPU stages 1 to 8 choose the settings of both services by its memory, print them, and start NVIDIA's MPS where it is
+installed; --set and the options below win.
+
 Services that a stage starts run until you stop the script when theirs is the last stage, else until the last stage ends.
 
   --checkpoint DIR           use this checkpoint: token2wav/, llm/, voices/        (COSYDIT_CHECKPOINT)
@@ -41,8 +44,9 @@ Services that a stage starts run until you stop the script when theirs is the la
   --manifest FILE            stages 4, 5, 8: lines of utt|prompt_text|prompt_wav|text; default bundled sentences
                              in the voice `default`                                (COSYDIT_MANIFEST)
   --num-tasks N              stages 4 and 8: concurrent callers, default 4         (NUM_TASKS)
-  --batch-size N             stage 5: texts in the LLM at once, default 4          (BATCH_SIZE)
-  --token2wav-batch-size N   stage 5: streams in one token2wav step, default 4    (TOKEN2WAV_BATCH_SIZE)
+  --batch-size N             stage 5: texts in the LLM at once; default 4, on a    (BATCH_SIZE)
+                             GPU by its memory
+  --token2wav-batch-size N   stage 5: streams in one token2wav step; the same      (TOKEN2WAV_BATCH_SIZE)
   --ready-timeout-s N        how long a service may take to start, default 600     (READY_TIMEOUT_S)
   --dry-run                  print the commands instead of running them
   COSYDIT_PYTHON             the Python to make .venv with (3.10, 3.11 or 3.12)
@@ -116,8 +120,8 @@ check_settings() {
   check_numbers
   resolve_device
   check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo official || echo demo)}" demo random official
-  if [[ ${LLM_BACKEND:=auto} == auto ]]; then LLM_BACKEND=$(default_llm_backend); fi
-  check_choice --llm-backend "$LLM_BACKEND" embedded vllm trtllm
+  check_choice --llm-backend "${LLM_BACKEND:=auto}" auto embedded vllm trtllm
+  if [[ $LLM_BACKEND == auto && $DEVICE == cpu ]]; then LLM_BACKEND=embedded; fi
   check_choice --llm-engine "$LLM_ENGINE" pytorch tensorrt
   WORK_DIR=$(realpath -m -- "$WORK_DIR")
   LOG_DIR=$(realpath -m -- "${LOG_DIR:-$WORK_DIR/logs}")
@@ -131,6 +135,7 @@ check_numbers() {
   for name in LLM_PORT TRITON_HTTP_PORT TRITON_GRPC_PORT TRITON_METRICS_PORT GATEWAY_PORT GATEWAY_GRPC_PORT \
     TOKEN2WAV_SERVERS NUM_TASKS BATCH_SIZE TOKEN2WAV_BATCH_SIZE READY_TIMEOUT_S \
     DISAGGREGATED_HTTP_PORT DISAGGREGATED_GRPC_PORT DISAGGREGATED_METRICS_PORT; do
+    if [[ $name == *BATCH_SIZE && -z ${!name} ]]; then continue; fi
     if [[ ! ${!name} =~ ^[1-9][0-9]{0,4}$ ]]; then fail_usage "$name is '${!name}', expected a number from 1 to 99999"; fi
   done
 }
@@ -148,12 +153,4 @@ resolve_device() {
   check_choice --device "$DEVICE" auto cpu cuda
   if [[ $DEVICE != auto ]]; then return; fi
   if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then DEVICE=cuda; else DEVICE=cpu; fi
-}
-
-default_llm_backend() {
-  if [[ $DEVICE == cuda ]] && command -v trtllm-serve >/dev/null && trtllm-serve --help >/dev/null 2>&1; then
-    echo trtllm
-  else
-    echo embedded
-  fi
 }

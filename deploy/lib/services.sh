@@ -92,6 +92,7 @@ stop_services() {
 stop_everything() {
   if ((${#CLIENT_PIDS[@]} > 0)); then kill -TERM "${CLIENT_PIDS[@]}" 2>/dev/null || true; fi
   stop_services
+  stop_mps
 }
 
 # Starts a command that ends by itself; with --dry-run prints it.

@@ -39,6 +39,12 @@ _ENVIRONMENT = (
         "work directory of the script and of `cosydit`: checkpoints, model repository, logs",
         "~/.cache/cosydit",
     ),
+    (
+        "COSYDIT_DEVICE",
+        "`auto`, `cpu` or `cuda`, where `--device` of the script, `serve`, `say` and `batch` says nothing; `auto` is "
+        "the GPU where there is one",
+        "auto",
+    ),
     ("COSYDIT_API_KEYS", "the gateway's API keys, as lines of a keys file or separated by `; `", ""),
     ("COSYDIT_API_KEY", "the key that `cosydit client http` sends", ""),
     ("COSYDIT_LOG_FORMAT", "`text` or `json`, for all services", "text"),

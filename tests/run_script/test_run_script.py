@@ -187,3 +187,53 @@ def test_an_install_says_what_comes_and_how_far_it_is(tmp_path: Path, package: s
     assert reports, said
     assert re.fullmatch(r"ready: [3-9] MB", said[-1]), "the reporter has ended before"
     assert ("pip failed with 1" in said) is not is_good
+
+
+def test_stages_convert_the_llm_before_they_serve_it() -> None:
+    for stage in ("3", "7"):
+        commands = planned(stage, stage, "--llm-backend", "vllm")
+        convert = next(index for index, line in enumerate(commands) if "convert-llm huggingface" in line)
+        serve = next(index for index, line in enumerate(commands) if "-m llm_service" in line)
+        assert convert < serve and "/llm_converted" in commands[serve]
+
+
+FAKE_PYTHON = """#!/usr/bin/env bash
+if [[ $* == *cosydit.stack.host* ]]; then
+  echo "$*" >>"$(dirname "$0")/asked"
+  printf '%s\\n' 'llm_backend vllm' 'llm_option --max-batch-size' 'llm_option 64' 'setting device=cuda' \\
+    'setting max_streams=400' 'setting TRITON_MAX_BATCH_SIZE=64' 'batch_size 256' mps
+fi
+"""
+
+
+@pytest.fixture
+def gpu_script(tmp_path: Path) -> Path:
+    """Return a copy of the script whose environment answers as on a GPU host."""
+    script = copy_script(tmp_path)
+    program = tmp_path / ".venv" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(FAKE_PYTHON)
+    program.chmod(0o755)
+    return script
+
+
+def test_on_a_gpu_every_stage_takes_what_the_host_chooses(gpu_script: Path) -> None:
+    done = run_script("--dry-run", "--device", "cuda", "--model", "random", "1", "7", script=gpu_script)
+    assert done.returncode == 0, done.stderr
+    commands = done.stdout.splitlines()
+    asked = (gpu_script.parent / ".venv" / "bin" / "asked").read_text().splitlines()
+    assert len(asked) == 2 and "--servers-a-gpu 2" in asked[1], "stage 7 shares a GPU otherwise"
+    assert all("--device cuda --llm-backend auto" in line for line in asked)
+    assembled = next(line for line in commands if "serving.assemble" in line)
+    assert assembled.split().count("device=cuda") == 1 and "max_streams=400" in assembled
+    llm = next(line for line in commands if "-m llm_service" in line)
+    assert "--backend vllm" in llm and "--max-batch-size 64" in llm
+    batch = next(line for line in commands if "benchmarks.offline_batch" in line)
+    assert "--batch-size" not in batch, "the batch chooses by the GPU's memory"
+    alone = next(line for line in commands if "benchmarks.token2wav" in line)
+    assert "--set max_streams=400" in alone and "TRITON" not in alone
+
+
+def test_on_a_cpu_nothing_is_asked_and_batches_are_small() -> None:
+    assert "--batch-size 4 --token2wav-batch-size 4" in planned("5", "5")[0]
+    assert "--batch-size 9" in planned("5", "5", "--batch-size", "9")[0]

@@ -1,0 +1,167 @@
+"""NVIDIA's MPS, under which two services run on one GPU at the same time instead of in turns of milliseconds.
+
+A daemon that runs already is used and left alone; else one is started here and stopped here. `start` and `stop` are
+commands too, for the run script: `python -m cosydit.stack.mps start`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+PROGRAM = "nvidia-cuda-mps-control"
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+SYSTEM_PIPES = Path("/tmp/nvidia-mps")
+"""Where CUDA looks for the daemon when nothing names another place."""
+CONTROL_FILE = "control"
+ANSWER_TIMEOUT_S = 10.0
+ROOT_UID = 0
+
+Control = Callable[[Sequence[str], str, Mapping[str, str]], bool]
+"""Runs a command with a text on its standard input and further environment; tells whether it ended well."""
+
+
+@dataclass(frozen=True)
+class MpsUse:
+    """How this host's MPS is used."""
+
+    note: str
+    """For a person: what was found or done."""
+    pipes: Path | None = None
+    """What CUDA_MPS_PIPE_DIRECTORY must be for the services; None: there is no daemon."""
+    is_ours: bool = False
+    """Whether the daemon was started here, and must be stopped here."""
+
+
+def run_control(command: Sequence[str], text: str, environment: Mapping[str, str]) -> bool:
+    """Run the daemon's control program; see `Control`."""
+    try:
+        done = subprocess.run(
+            command,
+            input=text.encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            timeout=ANSWER_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        logger.warning("%s: %s", " ".join(command), err)
+        return False
+    return done.returncode == 0
+
+
+def own_pipes() -> Path:
+    """Return where a daemon of ours has its pipes: one place a user, short, for a socket's path may have 107 bytes."""
+    return Path(tempfile.gettempdir()) / f"cosydit-mps-{os.getuid()}"
+
+
+def start_mps(log_dir: Path, control: Control = run_control, system_pipes: Path = SYSTEM_PIPES) -> MpsUse:
+    """Find a running daemon that serves this user, or start one.
+
+    Args:
+        log_dir: a daemon started here writes its logs below it.
+        control: runs the control program.
+        system_pipes: where a daemon is looked for if the environment names no other place.
+    """
+    if shutil.which(PROGRAM) is None:
+        return MpsUse(
+            f"off: {PROGRAM} is not on PATH; without it the services take turns on the GPU, which costs a lot"
+        )
+    named = os.environ.get(PIPE_VARIABLE)
+    refused = ""
+    for pipes in (Path(named),) if named else (system_pipes, own_pipes()):
+        if not _answers(pipes, control):
+            continue
+        if _serves_us(pipes):
+            return MpsUse(f"on: a daemon that runs already ({pipes}); it is left running", pipes)
+        refused = f"; the daemon at {pipes} belongs to another user and serves nobody else"
+    return _started(Path(named) if named and not refused else own_pipes(), log_dir, control, refused)
+
+
+def stop_mps(use: MpsUse, control: Control = run_control) -> None:
+    """Stop the daemon that `start_mps` started; leaves others alone."""
+    if use.is_ours and use.pipes is not None:
+        control([PROGRAM], "quit\n", {PIPE_VARIABLE: str(use.pipes)})
+
+
+@contextmanager
+def mps_running(log_dir: Path, control: Control = run_control, system_pipes: Path = SYSTEM_PIPES) -> Iterator[MpsUse]:
+    """Have a daemon while the context lasts, and its place in this process's environment, which services inherit."""
+    use = start_mps(log_dir, control, system_pipes)
+    before = os.environ.get(PIPE_VARIABLE)
+    if use.pipes is not None:
+        os.environ[PIPE_VARIABLE] = str(use.pipes)
+    try:
+        yield use
+    finally:
+        if before is None:
+            os.environ.pop(PIPE_VARIABLE, None)
+        else:
+            os.environ[PIPE_VARIABLE] = before
+        stop_mps(use, control)
+
+
+def _started(pipes: Path, log_dir: Path, control: Control, refused: str) -> MpsUse:
+    logs = log_dir / "mps"
+    try:
+        pipes.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        return MpsUse(f"off: {err}{refused}")
+    if pipes.stat().st_uid != os.getuid():
+        return MpsUse(f"off: {pipes} belongs to another user{refused}")
+    if not control([PROGRAM, "-d"], "", {PIPE_VARIABLE: str(pipes), LOG_VARIABLE: str(logs)}):
+        return MpsUse(f"off: {PROGRAM} -d failed, see {logs}; the services take turns on the GPU{refused}")
+    return MpsUse(f"on: a daemon started here ({pipes}), stopped with the services{refused}", pipes, is_ours=True)
+
+
+def _answers(pipes: Path, control: Control) -> bool:
+    """Tell whether a daemon listens there; asks nobody where there is no socket."""
+    if not (pipes / CONTROL_FILE).exists():
+        return False
+    return control([PROGRAM], "get_server_list\n", {PIPE_VARIABLE: str(pipes)})
+
+
+def _serves_us(pipes: Path) -> bool:
+    """Root's daemon serves every user, one at a time; any other daemon serves its owner alone."""
+    with contextlib.suppress(OSError):
+        return (pipes / CONTROL_FILE).stat().st_uid in (ROOT_UID, os.getuid())
+    return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start or stop a daemon for the run script.
+
+    `start` writes the pipes' directory to standard output, with `ours` before it if the daemon was started here, and
+    nothing if there is none; the note for a person goes to standard error.
+    """
+    parser = argparse.ArgumentParser(prog="python -m cosydit.stack.mps", description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=("start", "stop"))
+    parser.add_argument("--log-dir", type=Path, default=Path(tempfile.gettempdir()), help="start: logs go below it")
+    args = parser.parse_args(argv)
+    if args.action == "stop":
+        stop_mps(MpsUse("", Path(os.environ.get(PIPE_VARIABLE, own_pipes())), is_ours=True))
+        return 0
+    use = start_mps(args.log_dir)
+    sys.stderr.write(f"MPS {use.note}\n")
+    if use.pipes is not None:
+        sys.stdout.write(f"{'ours' if use.is_ours else 'theirs'} {use.pipes}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

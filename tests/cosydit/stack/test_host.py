@@ -1,0 +1,152 @@
+"""What a GPU host changes: the LLM's backend and form, and the settings of both services. No GPU is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.gpu_presets import PRESETS, preset_for
+from cosydit.stack.host import (
+    Host,
+    describe_choice,
+    find_host,
+    for_host,
+    preset_of,
+    script_lines,
+    served_form,
+    wants_mps,
+    with_served_form,
+)
+from cosydit.stack.stack import Ports, StackOptions, llm_spec
+from llm_service.checkpoint import make_random_llm
+from llm_service.config import LLMBackend
+from llm_service.huggingface_layout import has_speech_form
+from servicekit.gpu_host import MIB, GpuFacts
+from tests.cosydit.stack.gpu_hosts import A4000, H100, H200, KINDS, L4
+
+
+def gpu_host(*gpus: GpuFacts, has_trtllm: bool = False) -> Host:
+    return Host(gpus, lambda _, on_gpu: LLMBackend.TRTLLM if has_trtllm and on_gpu else LLMBackend.EMBEDDED)
+
+
+def options_of(tmp_path: Path, **changes: object) -> StackOptions:
+    options = StackOptions(CheckpointLayout.under(tmp_path / "checkpoint"), tmp_path, Ports(), llm_backend="auto")
+    return dataclasses.replace(options, **changes)  # type: ignore[arg-type]
+
+
+def test_without_a_gpu_nothing_is_set(tmp_path: Path) -> None:
+    options = options_of(tmp_path)
+    assert for_host(options, Host()) == dataclasses.replace(options, llm_backend="embedded")
+    assert describe_choice(options, Host()) == []
+    assert find_host("cpu") == Host()
+    with pytest.raises(ValueError, match="expected one of auto, cpu, cuda"):
+        find_host("tpu")
+
+
+@pytest.mark.parametrize("gpu", [H100, H200], ids=lambda gpu: gpu.name)
+def test_a_large_gpu_serves_with_the_settings_of_the_published_figures(tmp_path: Path, gpu: GpuFacts) -> None:
+    chosen = for_host(options_of(tmp_path), gpu_host(gpu))
+    assert chosen.settings == {
+        "device": "cuda",
+        "dtype": "float16",
+        "TRITON_MAX_BATCH_SIZE": "64",
+        "max_streams": "400",
+        "voice_cache_bytes": "20000000000",
+    }
+    assert chosen.llm_backend == "embedded"
+    assert chosen.llm_options[:2] == ("--device", "cuda")
+    assert "--num-threads" not in llm_spec(chosen).command
+
+
+def test_vllm_gets_the_settings_of_the_published_figures(tmp_path: Path) -> None:
+    chosen = for_host(options_of(tmp_path, llm_backend="vllm"), gpu_host(H200))
+    assert " ".join(chosen.llm_options) == (
+        "--max-batch-size 64 --kv-cache-free-gpu-memory-fraction 0.25 --stream-interval 4"
+    )
+
+
+def test_what_the_user_gives_wins(tmp_path: Path) -> None:
+    given = options_of(tmp_path, settings={"max_streams": "7"}, llm_options=("--max-batch-size", "3"))
+    chosen = for_host(given, gpu_host(H100))
+    assert chosen.settings["max_streams"] == "7" and chosen.settings["dtype"] == "float16"
+    assert chosen.llm_options[-2:] == ("--max-batch-size", "3")
+
+
+def test_a_part_that_was_sent_to_the_cpu_stays_there(tmp_path: Path) -> None:
+    given = options_of(tmp_path, settings={"device": "cpu"}, llm_options=("--device", "cpu"))
+    chosen = for_host(given, gpu_host(H100, has_trtllm=True))
+    assert chosen.settings == {"device": "cpu"}
+    assert (chosen.llm_backend, chosen.llm_options) == ("embedded", ("--device", "cpu"))
+
+
+def test_trtllm_is_taken_where_it_works(tmp_path: Path) -> None:
+    chosen = for_host(options_of(tmp_path), gpu_host(H100, has_trtllm=True))
+    assert chosen.llm_backend == "trtllm" and "--device" not in chosen.llm_options
+
+
+def test_servers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
+    further = tuple(Ports().triton.shifted(10 * number) for number in (1, 2, 3))
+    given = options_of(tmp_path, replicas=further, llm_gpu="0", token2wav_gpus=("1", "2"))
+    chosen = for_host(given, gpu_host(H100))
+    assert chosen.settings["max_streams"] == "200"
+    assert wants_mps(chosen, gpu_host(H100))
+    assert "0.15" not in chosen.llm_options, "the LLM has a GPU to itself"
+    one_each = options_of(tmp_path, llm_gpu="0", token2wav_gpus=("1",))
+    assert not wants_mps(one_each, gpu_host(H100)) and wants_mps(options_of(tmp_path), gpu_host(H100))
+    assert not wants_mps(options_of(tmp_path), Host())
+
+
+def test_each_kind_of_gpu_has_its_preset_and_the_preset_fits() -> None:
+    assert [preset_of(gpu_host(gpu)).name for gpu in KINDS] == ["16gb", "24gb", "48gb", "80gb", "141gb"]
+    for preset in PRESETS:
+        memory_bytes = preset.least_mib * MIB
+        for backend in preset.llm:
+            assert preset.needed_bytes(backend, memory_bytes, preset.voice_cache_bytes) < memory_bytes
+    assert preset_for(8_000) is PRESETS[0]
+
+
+def test_a_gpu_that_others_use_gets_the_settings_of_what_is_free() -> None:
+    busy = dataclasses.replace(H200, free_mib=30_000)
+    assert preset_of(gpu_host(busy)).name == "24gb"
+    assert preset_of(gpu_host(H100, L4)).name == "24gb", "the smallest GPU decides"
+
+
+def test_the_choice_is_told_with_where_to_change_it(tmp_path: Path) -> None:
+    chosen = for_host(options_of(tmp_path), gpu_host(A4000))
+    gpu, token2wav, llm = describe_choice(chosen, gpu_host(A4000))
+    assert "NVIDIA RTX A4000 (16 GiB)" in gpu and "16gb" in gpu
+    assert "max_streams=32" in token2wav and "--set NAME=VALUE" in token2wav
+    assert "embedded --device cuda" in llm and "--llm-options" in llm
+
+
+def test_the_script_reads_what_it_did_not_give(tmp_path: Path) -> None:
+    asked = options_of(tmp_path, settings={"max_streams": "7"})
+    lines = script_lines(for_host(asked, gpu_host(H100)), asked, gpu_host(H100))
+    assert lines[:3] == ["llm_backend embedded", "llm_option --device", "llm_option cuda"]
+    assert "setting dtype=float16" in lines and not any("max_streams" in line for line in lines)
+    assert lines[-3:] == ["batch_size 256", "token2wav_batch_size 64", "mps"]
+    assert script_lines(for_host(asked, Host()), asked, Host()) == ["llm_backend embedded"]
+
+
+@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+def test_vllm_and_trtllm_serve_the_converted_form_which_is_made_once(tmp_path: Path, backend: str) -> None:
+    make_random_llm(tmp_path / "checkpoint" / "llm", seed=0)
+    given = options_of(tmp_path, llm_backend=backend)
+    served = with_served_form(given)
+    assert served.llm_model_dir is not None and has_speech_form(served.llm_model_dir)
+    written = (served.llm_model_dir / "model.safetensors").stat().st_mtime_ns
+    command = list(llm_spec(with_served_form(given)).command)
+    assert (served.llm_model_dir / "model.safetensors").stat().st_mtime_ns == written
+    assert command[command.index("--model-dir") + 1] == str(served.llm_model_dir)
+    assert command[command.index("--tokenizer-dir") + 1] == str(given.checkpoint.llm_dir)
+
+
+def test_the_embedded_server_and_converted_llms_are_served_as_they_are(tmp_path: Path) -> None:
+    llm_dir = tmp_path / "checkpoint" / "llm"
+    llm_dir.mkdir(parents=True)
+    assert served_form(llm_dir, "embedded", tmp_path) == llm_dir
+    (llm_dir / "config.json").write_text('{"architectures": ["SpeechQwen2ForCausalLM"]}')
+    assert served_form(llm_dir, "vllm", tmp_path) == llm_dir

@@ -1,0 +1,108 @@
+"""NVIDIA's MPS: used where it runs, started and stopped where it doesn't, and said where it can't be had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from cosydit.stack import mps
+from cosydit.stack.mps import PIPE_VARIABLE, mps_running, start_mps
+
+Calls = list[tuple[str, str]]
+
+
+class FakeDaemon:
+    """Answers as the control program does; its daemon leaves a socket where its pipes are."""
+
+    def __init__(self, can_start: bool = True) -> None:
+        self.running: set[str] = set()
+        self.calls: Calls = []
+        self.can_start = can_start
+
+    def run_at(self, pipes: Path) -> None:
+        pipes.mkdir(parents=True, exist_ok=True)
+        (pipes / "control").touch()
+        self.running.add(str(pipes))
+
+    def __call__(self, command: Sequence[str], text: str, environment: Mapping[str, str]) -> bool:
+        pipes = environment[PIPE_VARIABLE]
+        self.calls.append((" ".join(command[1:]) or text.strip(), pipes))
+        if "-d" in command:
+            if self.can_start:
+                self.run_at(Path(pipes))
+            return self.can_start
+        if text == "quit\n":
+            self.running.discard(pipes)
+            return True
+        return pipes in self.running
+
+
+@pytest.fixture(autouse=True)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a host's folder: the program is on PATH, nothing is named, our pipes lie there."""
+    (tmp_path / "nvidia-cuda-mps-control").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "nvidia-cuda-mps-control").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    monkeypatch.setattr(mps, "own_pipes", lambda: tmp_path / "own")
+    return tmp_path
+
+
+def test_a_daemon_is_started_for_the_services_and_stopped_with_them(host: Path) -> None:
+    daemon = FakeDaemon()
+    with mps_running(host, daemon, host / "system") as use:
+        assert use.is_ours and use.note.startswith("on: a daemon started here")
+        assert os.environ[PIPE_VARIABLE] == str(host / "own"), "services inherit it"
+        assert daemon.running == {str(host / "own")}
+    assert not daemon.running and PIPE_VARIABLE not in os.environ
+    assert daemon.calls[-1] == ("quit", str(host / "own"))
+
+
+def test_a_daemon_is_stopped_when_the_services_fail(host: Path) -> None:
+    daemon = FakeDaemon()
+    with pytest.raises(RuntimeError), mps_running(host, daemon, host / "system"):
+        raise RuntimeError("a port is taken")
+    assert not daemon.running
+
+
+def test_a_daemon_that_runs_is_used_and_left_running(host: Path) -> None:
+    daemon = FakeDaemon()
+    daemon.run_at(host / "system")
+    with mps_running(host, daemon, host / "system") as use:
+        assert not use.is_ours and use.pipes == host / "system"
+    assert daemon.running == {str(host / "system")}
+
+
+def test_a_daemon_that_the_environment_names_is_used(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = FakeDaemon()
+    daemon.run_at(host / "named")
+    monkeypatch.setenv(PIPE_VARIABLE, str(host / "named"))
+    with mps_running(host, daemon, host / "system") as use:
+        assert use.pipes == host / "named"
+    assert os.environ[PIPE_VARIABLE] == str(host / "named")
+
+
+def test_a_daemon_of_another_user_is_not_used(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = FakeDaemon()
+    daemon.run_at(host / "system")
+    monkeypatch.setattr(mps, "_serves_us", lambda pipes: pipes != host / "system")
+    use = start_mps(host, daemon, host / "system")
+    assert use.pipes == host / "own" and use.is_ours
+    assert "belongs to another user" in use.note
+
+
+def test_a_dead_daemon_is_started_again(host: Path) -> None:
+    daemon = FakeDaemon()
+    daemon.run_at(host / "own")
+    daemon.running.clear()
+    assert start_mps(host, daemon, host / "system").is_ours
+
+
+def test_it_is_said_where_there_is_none(host: Path) -> None:
+    assert "failed, see" in start_mps(host, FakeDaemon(can_start=False), host / "system").note
+    (host / "nvidia-cuda-mps-control").unlink()
+    use = start_mps(host, FakeDaemon(), host / "system")
+    assert use.pipes is None and "is not on PATH" in use.note
