@@ -217,7 +217,7 @@ stage_checkpoint() {
     log "random weights: everything works, and it speaks noise"
   else
     stage_environment "$(runtime_extras),download"
-    local -a options=(--lock "$ROOT/deploy/models.lock.json")
+    local -a options=(--lock "$ROOT/deploy/models.lock.json" --own-lock "$WORK_DIR/models.lock.json")
     if [[ -n $OFFLINE ]]; then options+=(--offline); fi
     run "$VENV/bin/cosydit" download "$(checkpoint_dir)" "${options[@]}"
   fi

@@ -67,6 +67,18 @@ def install_command(extra: str) -> str:
     return f"{sys.executable} -m pip install {editable}'{source.requirement}[{extra}]'"
 
 
+def own_command(arguments: str) -> str:
+    """Return how this installation's `cosydit` is called from here, with arguments.
+
+    The program beside this Python: relative to the working directory if it lies below it, as `.venv/bin/cosydit` does.
+    """
+    program = Path(sys.prefix) / "bin" / PACKAGE
+    if not program.is_file():
+        return f"{PACKAGE} {arguments}"
+    here = Path.cwd()
+    return f"{program.relative_to(here) if program.is_relative_to(here) else program} {arguments}"
+
+
 def missing_extra(error: ImportError) -> str | None:
     """Return what to do about a module that could not be imported; None if no extra brings it."""
     name = (error.name or "").partition(".")[0]

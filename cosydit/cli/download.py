@@ -14,7 +14,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser("download", help="fetch the official checkpoint at pinned revisions")
     parser.add_argument("directory", type=Path, nargs="?", help="checkpoint directory to fill")
-    parser.add_argument("--lock", type=Path, default=DEFAULT_LOCK, help="lock file (default %(default)s)")
+    parser.add_argument("--lock", type=Path, default=DEFAULT_LOCK, help="committed lock file (default %(default)s)")
+    parser.add_argument(
+        "--own-lock",
+        type=Path,
+        help="used where that is missing, and written at first use with the newest commits (default: models.lock.json "
+        "in COSYDIT_HOME, else in ~/.cache/cosydit)",
+    )
     parser.add_argument("--offline", action="store_true", help="touch no network: fail unless everything is there")
     parser.add_argument("--update-lock", action="store_true", help="ask the hubs for commits and write the lock file")
     parser.set_defaults(run=run)
@@ -33,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         if args.update_lock:
             _update_lock(args.lock)
         if args.directory is not None:
-            _download(args.directory, args.lock, args.offline)
+            _download(args.directory, args.lock, args.own_lock, args.offline)
     except (DownloadError, OSError) as err:
         return _complain(str(err))
     return 0
@@ -48,11 +54,14 @@ def _update_lock(lock_path: Path) -> None:
     print(f"wrote {lock_path}")
 
 
-def _download(directory: Path, lock_path: Path, is_offline: bool) -> None:
-    from cosydit.stack.checkpoint.download import download_models, read_lock
+def _download(directory: Path, committed: Path, own: Path | None, is_offline: bool) -> None:
+    from cosydit.stack.checkpoint.download import LOCK_FILE, download_models, first_lock, read_lock
     from cosydit.stack.checkpoint.hubs import public_hubs
+    from cosydit.stack.stack import default_work_dir
 
-    fetched = download_models(directory, read_lock(lock_path), public_hubs(), is_offline=is_offline)
+    hubs = public_hubs()
+    lock_path = first_lock(committed, own or default_work_dir() / LOCK_FILE, hubs, is_offline=is_offline)
+    fetched = download_models(directory, read_lock(lock_path), hubs, is_offline=is_offline)
     print(f"{directory}: fetched {', '.join(fetched)}" if fetched else f"{directory}: complete at the locked commits")
     _ensure_voices(directory / "voices")
     _ensure_declaration(directory)

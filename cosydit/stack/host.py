@@ -22,6 +22,7 @@ from llm_service.backends.auto import choose_backend, has_gpu
 from llm_service.config import LLMBackend
 from llm_service.export.convert import Origin, convert_huggingface
 from llm_service.huggingface_layout import has_speech_form
+from servicekit.extras import own_command
 from servicekit.gpu_host import AUTO, CPU, CUDA, DEVICES, GpuFacts, default_device, read_gpus
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ def find_host(device: str) -> Host:
         return Host()
     gpus = read_gpus()
     if not gpus and device == CUDA:
-        raise ValueError("device is cuda, but nvidia-smi lists no GPU that this process may use; run: cosydit doctor")
+        look = own_command("doctor")
+        raise ValueError(f"device is cuda, but nvidia-smi lists no GPU that this process may use; run: {look}")
     return Host(gpus)
 
 

@@ -124,6 +124,7 @@ check_settings() {
   if [[ $LLM_BACKEND == auto && $DEVICE == cpu ]]; then LLM_BACKEND=embedded; fi
   check_choice --llm-engine "$LLM_ENGINE" pytorch tensorrt
   WORK_DIR=$(realpath -m -- "$WORK_DIR")
+  export COSYDIT_HOME=$WORK_DIR
   LOG_DIR=$(realpath -m -- "${LOG_DIR:-$WORK_DIR/logs}")
   if [[ -n $CHECKPOINT ]]; then CHECKPOINT=$(realpath -m -- "$CHECKPOINT"); fi
   if ((START > -1)) && [[ -z $DRY_RUN && ! -x $VENV/bin/cosydit ]]; then fail "there is no $VENV yet; run: bash $0 -1 $STOP"; fi

@@ -66,7 +66,7 @@ def _as_wav(audio: bytes, container: Container) -> bytes:
         import av
     except ImportError as error:
         got = f"the recording is {container.name}, which needs PyAV"
-        raise UnsupportedOptionError(f"{got}: pip install 'cosydit[audio]' on the server, {_INSTEAD}") from error
+        raise UnsupportedOptionError(f"{got}: the server lacks the extra `audio`; {_INSTEAD}") from error
     try:
         return _decoded(audio, container)
     except av.FFmpegError as error:

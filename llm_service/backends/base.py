@@ -12,6 +12,7 @@ from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError, CheckpointError
 from llm_service.huggingface_layout import has_speech_form, stores_head_bias
 from llm_service.text_encoder import TOKENIZER_FILE
+from servicekit.extras import own_command
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def require_served_form(name: LLMBackend, model_dir: Path) -> None:
     """
     if not (model_dir / MODEL_CONFIG).is_file() or has_speech_form(model_dir) or is_engine(model_dir):
         return
-    command = f"cosydit convert-llm huggingface {model_dir} DIRECTORY"
+    command = own_command(f"convert-llm huggingface {model_dir} DIRECTORY")
     if stores_head_bias(model_dir):
         raise CheckpointError(
             f"{model_dir} is stock Qwen2 with a bias in its speech head, which {name.value} has no room for; "

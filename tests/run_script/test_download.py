@@ -17,6 +17,7 @@ from cosydit.stack.checkpoint.download import (
     LockedModel,
     ModelSource,
     download_models,
+    first_lock,
     read_lock,
     update_lock,
 )
@@ -94,6 +95,30 @@ def test_an_answer_that_is_no_commit_hash_is_not_locked(tmp_path: Path, answer: 
 def test_without_a_lock_file_the_error_names_the_command_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="cosydit download --update-lock"):
         read_lock(tmp_path / "lock.json", MODELS)
+
+
+def test_the_first_use_writes_a_lock_of_our_own_and_later_ones_keep_to_it(tmp_path: Path) -> None:
+    committed, own = tmp_path / "deploy" / "lock.json", tmp_path / "work" / "lock.json"
+    at_first = first_lock(
+        committed, own, hubs(FakeHub({"one/llm": OLD, "two/mini": OLD})), is_offline=False, models=MODELS
+    )
+    assert at_first == own and read_lock(own, MODELS)["llm"].revision == OLD
+    assert not committed.exists(), "the repository is left as it is"
+    later = first_lock(committed, own, hubs(FakeHub({"one/llm": NEW, "two/mini": NEW})), is_offline=True, models=MODELS)
+    assert later == own and read_lock(own, MODELS)["llm"].revision == OLD
+
+
+def test_a_committed_lock_wins(tmp_path: Path) -> None:
+    committed, own = write_lock(tmp_path / "lock.json"), tmp_path / "own.json"
+    own.write_text("{}")
+    assert first_lock(committed, own, hubs(FakeHub({})), is_offline=False, models=MODELS) == committed
+
+
+def test_without_any_lock_and_offline_nothing_is_asked(tmp_path: Path) -> None:
+    hub = FakeHub({"one/llm": NEW, "two/mini": NEW})
+    with pytest.raises(DownloadError, match="run once without --offline"):
+        first_lock(tmp_path / "a.json", tmp_path / "b.json", hubs(hub), is_offline=True, models=MODELS)
+    assert not (tmp_path / "b.json").exists()
 
 
 def test_a_lock_without_an_entry_is_refused(tmp_path: Path) -> None:

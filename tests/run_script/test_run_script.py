@@ -122,6 +122,7 @@ def test_official_weights_come_through_the_lock_file() -> None:
     commands = planned("0", "0", "--model", "official", "--offline")
     download = next(command for command in commands if "cosydit download" in command)
     assert "--lock" in download and download.endswith("--offline")
+    assert re.search(r"--lock \S*/deploy/models.lock.json --own-lock \S*/models.lock.json", download)
 
 
 def test_a_stage_without_its_environment_says_which_stage_makes_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from cosydit.cli.main import main
 from cosydit.doctor.command import Finding, State, next_command
 from servicekit import extras
-from servicekit.extras import install_command, installed_from, missing_extra, require_modules
+from servicekit.extras import install_command, installed_from, missing_extra, own_command, require_modules
 from tests.package.test_resolve import PYPROJECT_EXTRAS
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +105,19 @@ def test_any_command_explains_a_missing_module(
 def test_doctor_tells_a_user_of_the_wheel_no_command_of_the_repository(missing: list[str], expected: str) -> None:
     command = next_command([Finding("x", name, "", State.MISSING) for name in missing])
     assert expected in command and "run_stepaudio2" not in command
+
+
+def test_a_hint_names_the_program_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert own_command("doctor") == "cosydit doctor"
+    program = tmp_path / ".venv" / "bin" / "cosydit"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    assert own_command("doctor") == f"{program} doctor"
+    monkeypatch.chdir(tmp_path)
+    assert own_command("doctor") == ".venv/bin/cosydit doctor"
+
+
+@pytest.mark.parametrize("extra", ["gpu", "tensorrt", "download"])
+def test_every_extra_of_a_gpu_host_can_download_the_checkpoint(extra: str) -> None:
+    assert any(requirement.startswith("huggingface_hub") for requirement in PYPROJECT_EXTRAS[extra])

@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cosydit.stack.checkpoint.hubs import HubError, HubName, ModelHub
+from servicekit.extras import own_command
 from servicekit.file_sums import write_sums
 from servicekit.files import write_text
 
 logger = logging.getLogger(__name__)
 
-LOCK_COMMAND = "cosydit download --update-lock"
+LOCK_FILE = "models.lock.json"
 RECORD_NAME = ".downloaded.json"
 """In a checkpoint directory: which parts are complete, and at which commit."""
 
@@ -83,6 +84,32 @@ def update_lock(lock_path: Path, hubs: Hubs, models: Sequence[ModelSource] = OFF
     return lock
 
 
+def first_lock(
+    committed: Path, own: Path, hubs: Hubs, *, is_offline: bool, models: Sequence[ModelSource] = OFFICIAL_MODELS
+) -> Path:
+    """Return the lock file to download by: the committed one, else our own, which is written at first use.
+
+    Args:
+        committed: wins where it is there.
+        own: in the working directory; names what the hubs had when it was written.
+        is_offline: touch no network.
+
+    Raises:
+        DownloadError: neither is there, and no hub answers or none may be asked.
+    """
+    if committed.is_file():
+        return committed
+    if not own.is_file():
+        if is_offline:
+            raise DownloadError(
+                f"offline, and neither {committed} nor {own} says which commits belong to the checkpoint; run once "
+                "without --offline, or give --checkpoint"
+            )
+        update_lock(own, hubs, models)
+        logger.info("there is no %s: wrote %s with the newest commits; later downloads keep to them", committed, own)
+    return own
+
+
 def read_lock(lock_path: Path, models: Sequence[ModelSource] = OFFICIAL_MODELS) -> dict[str, LockedModel]:
     """Read the lock file; every part must be in it.
 
@@ -91,16 +118,18 @@ def read_lock(lock_path: Path, models: Sequence[ModelSource] = OFFICIAL_MODELS) 
     """
     if not lock_path.is_file():
         raise DownloadError(
-            f"{lock_path} is missing, so nothing says which commits to fetch; write it with {LOCK_COMMAND!r}"
+            f"{lock_path} is missing, so nothing says which commits to fetch; write it with {_lock_command()!r}"
         )
     try:
         entries = json.loads(lock_path.read_text("utf-8"))["models"]
         lock = {name: _parse_entry(lock_path, name, entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise DownloadError(f"{lock_path} is not a lock file ({err!r}); write it again with {LOCK_COMMAND!r}") from err
+        raise DownloadError(
+            f"{lock_path} is not a lock file ({err!r}); write it again with {_lock_command()!r}"
+        ) from err
     missing = [source.name for source in models if source.name not in lock]
     if missing:
-        raise DownloadError(f"{lock_path} has no entry for {missing}; write it again with {LOCK_COMMAND!r}")
+        raise DownloadError(f"{lock_path} has no entry for {missing}; write it again with {_lock_command()!r}")
     return lock
 
 
@@ -162,7 +191,7 @@ def _checked(locked: LockedModel, origin: str) -> LockedModel:
     if not _COMMIT_HASH.fullmatch(locked.revision):
         raise DownloadError(
             f"{origin}: revision is {locked.revision!r}, expected a commit hash of 40 hexadecimal digits; "
-            f"write the lock with {LOCK_COMMAND!r}"
+            f"write the lock with {_lock_command()!r}"
         )
     return locked
 
@@ -185,6 +214,10 @@ def _read_record(directory: Path) -> dict[str, str]:
     except (ValueError, AttributeError):
         logger.warning("%s is unreadable: everything is checked against the hub again", path)
         return {}
+
+
+def _lock_command() -> str:
+    return own_command("download --update-lock")
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -63,7 +63,7 @@ async def test_without_pyav_the_refusal_says_what_to_install(monkeypatch: pytest
     audio = recording("m4a")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(
-        UnsupportedOptionError, match=r"MPEG-4 \(m4a\), which needs PyAV: pip install 'cosydit\[audio\]'"
+        UnsupportedOptionError, match=r"MPEG-4 \(m4a\), which needs PyAV: the server lacks the extra `audio`"
     ):
         await readable(audio)
 
