@@ -103,7 +103,7 @@ def _plans(args: argparse.Namespace, names: Sequence[str]) -> list[RunPlan]:
         got = f"the gateway has {len(names)} voices, expected {args.voices} and {args.unseen} unseen ones"
         raise BenchmarkError(f"{got}; make them with `cosydit checkpoint make-random --numbered-voices N`")
     known, unseen = list(names[: args.voices]), list(names[args.voices : args.voices + args.unseen])
-    load = SweepLoad(tuple(args.closed), tuple(args.open), args.open_s, args.requests_a_caller)
+    load = SweepLoad(tuple(args.closed), tuple(args.open), args.open_s, args.requests_a_caller, tuple(args.audible))
     plans = load.plans(known)
     return [*plans, unseen_run(unseen)] if unseen else plans
 
@@ -124,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs' samples")
     parser.add_argument("--closed", type=int, nargs="*", default=[1, 4, 10, 16, 32, 64, 128], help="callers")
     parser.add_argument("--open", type=float, nargs="*", default=[5, 10, 20, 32], help="requests a second (Poisson)")
+    audible = "requests a second (Poisson), timed from dispatch to the first audible sample as tts_bench does"
+    parser.add_argument("--audible", type=float, nargs="*", default=[], help=audible)
     add_run_lengths(parser)
     parser.add_argument("--voices", type=int, default=64, help="voices in use, known before (default %(default)s)")
     parser.add_argument("--unseen", type=int, default=20, help="voices never used before, one request each")

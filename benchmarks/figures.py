@@ -17,6 +17,7 @@ from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.engine_gpu import compute_figures
 from benchmarks.lib.plot import draw_sweep
 from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
+from cosydit.bench.audible import heard_at_s, nearest_rank
 from cosydit.bench.metrics import START_BUFFERS_S
 from cosydit.bench.report import aligned_table, write_json
 from cosydit.bench.types import BenchmarkError
@@ -63,14 +64,37 @@ def end_to_end_figures(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
     Raises:
         BenchmarkError: a run that a figure needs is missing.
     """
-    alone, ten, thirty_two = (_summary(runs, name) for name in ("closed-001", "poisson-010", "poisson-032"))
+    alone, thirty_two = _summary(runs, "closed-001"), _summary(runs, "poisson-032")
+    figures = {"ttfa_1_p50_ms": _MS * alone["ttfa_s"]["p50"]}
+    for name, run in runs.items():
+        kind, _, rate = name.partition("-")
+        if kind == "poisson":
+            summary = run.summary
+            figures[f"ttfa_poisson{int(rate)}_p95_ms"] = _MS * summary["ttfa_s"]["p95"]
+            figures[f"underrun_ratio_poisson{int(rate)}"] = _underrun_ratio(summary)
+        elif kind == "audible":
+            figures |= audible_figures(run, int(rate))
+        elif run.is_unseen:
+            figures["ttfa_unseen_p50_ms"] = _MS * run.summary["ttfa_s"]["p50"]
+    return {**figures, "failed_ratio_poisson32": thirty_two["failures"] / thirty_two["requests"]}
+
+
+def audible_figures(run: FinishedRun, requests_per_s: int) -> dict[str, float]:
+    """Compute what `tts_bench` reports of one rate: times from dispatch, percentiles by nearest rank.
+
+    Raises:
+        BenchmarkError: no request brought a sound.
+    """
+    heard = [record for record in run.result.records if record.is_ok and record.silence_s is not None]
+    if not heard:
+        raise BenchmarkError(f"run {run.name} has no request with a sound; make it again")
+    audible_ms = [_MS * (heard_at_s(r.arrivals, r.silence_s or 0.0) - r.dispatch_s) for r in heard]
+    name = f"audible_poisson{requests_per_s}"
     return {
-        "ttfa_1_p50_ms": _MS * alone["ttfa_s"]["p50"],
-        "ttfa_poisson10_p95_ms": _MS * ten["ttfa_s"]["p95"],
-        "ttfa_poisson32_p95_ms": _MS * thirty_two["ttfa_s"]["p95"],
-        "underrun_ratio_poisson10": _underrun_ratio(ten),
-        "underrun_ratio_poisson32": _underrun_ratio(thirty_two),
-        "failed_ratio_poisson32": thirty_two["failures"] / thirty_two["requests"],
+        f"{name}_p50_ms": nearest_rank(audible_ms, 50),
+        f"{name}_p95_ms": nearest_rank(audible_ms, 95),
+        f"{name}_silence_p50_ms": _MS * nearest_rank([r.silence_s or 0.0 for r in heard], 50),
+        f"underrun_ratio_audible{requests_per_s}": _underrun_ratio(run.summary),
     }
 
 

@@ -10,14 +10,17 @@ import json
 import os
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from cosydit.bench.audible import LeadingSilence
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, DoorOptions, HttpDoor, SpeechJob
 from cosydit.bench.inputs import read_samples
 from cosydit.bench.load import LoadGenerator, LoadPlan
@@ -25,6 +28,7 @@ from cosydit.bench.metrics import summarize
 from cosydit.bench.report import summary_json
 from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord, SpeechInput
 from servicekit.clock import SystemClock
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 RUN_SUFFIX = ".json.gz"
 _SENTENCE_LETTERS = 60
@@ -46,6 +50,8 @@ class RunPlan:
     voices: tuple[str, ...]
     """Taken at random; of a run of unseen voices each once, in this order."""
     is_unseen: bool = False
+    is_audible: bool = False
+    """The client listens for the first sound, as `tts_bench` does."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,12 @@ def open_run(requests_per_s: float, seconds: float, voices: Sequence[str]) -> Ru
     return RunPlan(f"poisson-{requests_per_s:03g}", plan, tuple(voices))
 
 
+def audible_run(requests_per_s: float, seconds: float, voices: Sequence[str]) -> RunPlan:
+    """Plan Poisson arrivals that are timed as `tts_bench` times them: from dispatch to the first audible sample."""
+    plan = LoadPlan(requests=round(requests_per_s * seconds), requests_per_s=requests_per_s, seed=round(requests_per_s))
+    return RunPlan(f"audible-{requests_per_s:03g}", plan, tuple(voices), is_audible=True)
+
+
 def unseen_run(voices: Sequence[str]) -> RunPlan:
     """Plan one request after the other, each in a voice that was never used."""
     return RunPlan("unseen-voice", LoadPlan(1, len(voices)), tuple(voices), is_unseen=True)
@@ -89,11 +101,14 @@ class SweepLoad:
     """Seconds of arrivals."""
     requests_a_caller: int = REQUESTS_A_CALLER
     """Of a closed loop, which has LEAST_REQUESTS at least."""
+    audible_per_s: tuple[float, ...] = ()
+    """Requests a second of runs that listen for the first sound."""
 
     def plans(self, voices: Sequence[str]) -> list[RunPlan]:
         """Return the runs, in order."""
         closed = [closed_run(n, max(LEAST_REQUESTS, self.requests_a_caller * n), voices) for n in self.callers]
-        return [*closed, *(open_run(rate, self.open_s, voices) for rate in self.requests_per_s)]
+        audible = [audible_run(rate, self.open_s, voices) for rate in self.audible_per_s]
+        return [*closed, *(open_run(rate, self.open_s, voices) for rate in self.requests_per_s), *audible]
 
 
 def plan_again(run: FinishedRun, voices: Sequence[str]) -> RunPlan:
@@ -144,18 +159,24 @@ class Sweep:
 
     async def run(self, plan: RunPlan) -> FinishedRun:
         """Run one plan and write its samples; failed requests are counted, never raised."""
-        done = FinishedRun(
-            plan.name, asdict(plan.load), plan.is_unseen, await self._run(jobs_of(plan), plan.load, plan.name)
-        )
+        result = await self._run(jobs_of(plan), plan.load, plan.name, plan.is_audible)
+        done = FinishedRun(plan.name, asdict(plan.load), plan.is_unseen, result)
         write_run(self._path(plan.name), done)
         return done
 
-    async def _run(self, jobs: Sequence[SpeechJob], load: LoadPlan, name: str = "warm-up") -> LoadResult:
-        door = HttpDoor(DoorOptions(self._url, self._timeout_s), jobs[0].voice or "")
+    async def _run(
+        self, jobs: Sequence[SpeechJob], load: LoadPlan, name: str = "warm-up", is_audible: bool = False
+    ) -> LoadResult:
+        silences: defaultdict[str, LeadingSilence] = defaultdict(partial(LeadingSilence, SAMPLE_RATE_HZ))
+        hear = (lambda request_id, samples: silences[request_id].feed(samples)) if is_audible else None
+        door = HttpDoor(DoorOptions(self._url, self._timeout_s, on_samples=hear), jobs[0].voice or "")
         generator = LoadGenerator(door, lambda job: f"{job.utt}|{job.voice}", SystemClock(), PIECES_OF_A_CHUNK_S)
         try:
             with tqdm(total=len(jobs), desc=name, unit="request", leave=False) as bar:
-                return await generator.run(jobs, load, lambda record: _advance(bar))
+                result = await generator.run(jobs, load, lambda record: _advance(bar))
+            for record in result.records:
+                record.silence_s = silences[record.request_id].seconds if is_audible else None
+            return result
         finally:
             await door.close()
 
@@ -207,13 +228,23 @@ def _pack(record: RequestRecord) -> dict[str, Any]:
     arrivals = [[round(arrival.at_s, _DIGITS), round(arrival.audio_s, _DIGITS)] for arrival in record.arrivals]
     packed: dict[str, Any] = {"utt": record.utt, "sent_s": round(record.sent_s, _DIGITS), "arrivals": arrivals}
     packed["total_s"] = round(record.total_s, _DIGITS)
+    packed["dispatch_s"] = round(record.dispatch_s, _DIGITS)
+    if record.silence_s is not None:
+        packed["silence_s"] = round(record.silence_s, _DIGITS)
     return packed | ({"error": record.error} if record.error is not None else {})
 
 
 def _unpack(entry: dict[str, Any]) -> RequestRecord:
     arrivals = [AudioArrival(at_s, audio_s) for at_s, audio_s in entry["arrivals"]]
+    optional = {"dispatch_s": entry.get("dispatch_s", 0.0), "silence_s": entry.get("silence_s")}
     return RequestRecord(
-        "", entry["utt"], entry["sent_s"], arrivals=arrivals, total_s=entry["total_s"], error=entry.get("error")
+        "",
+        entry["utt"],
+        entry["sent_s"],
+        arrivals=arrivals,
+        total_s=entry["total_s"],
+        error=entry.get("error"),
+        **optional,
     )
 
 

@@ -63,6 +63,10 @@ class RequestRecord:
     """From sending the request to its end."""
     error: str | None = None
     """Why it failed; None if it did not."""
+    dispatch_s: float = 0.0
+    """From `sent_s` to when it was really sent; 0 in a closed loop."""
+    silence_s: float | None = None
+    """Silence before the first sound; None where nobody listened for it, or nothing was heard."""
 
     @property
     def is_ok(self) -> bool:

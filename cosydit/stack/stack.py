@@ -25,6 +25,7 @@ from cosydit.stack.process import (
     read_json,
 )
 from cosydit.stack.run_file import RunRecord
+from servicekit.gpu_host import CUDA
 from token2wav_service.contract import TOKEN2WAV_MODEL
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class StackOptions:
     @property
     def has_token_stream(self) -> bool:
         """Tell whether the gateway takes tokens over gRPC: our own engine on a GPU outruns HTTP."""
-        return self.llm_backend == EMBEDDED and GPU_DEVICE in self.llm_options
+        return self.llm_backend == EMBEDDED and CUDA in self.llm_options
 
     @property
     def token_url(self) -> str:

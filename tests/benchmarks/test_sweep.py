@@ -80,6 +80,15 @@ def test_figures_come_from_the_samples() -> None:
     assert figures["failed_ratio_poisson32"] == 0.25
 
 
+def test_a_run_that_listened_is_timed_from_dispatch_to_the_first_sound() -> None:
+    runs = {name: finished(name, [0.1] * 3) for name in ("closed-001", "poisson-032", "audible-006")}
+    for record in runs["audible-006"].result.records:
+        record.dispatch_s, record.silence_s = 0.02, 0.05
+    figures = end_to_end_figures(runs)
+    assert figures["audible_poisson6_p95_ms"] == pytest.approx(130)
+    assert figures["audible_poisson6_silence_p50_ms"] == pytest.approx(50)
+
+
 def test_a_missing_run_is_named() -> None:
-    with pytest.raises(BenchmarkError, match="poisson-010"):
+    with pytest.raises(BenchmarkError, match="poisson-032"):
         end_to_end_figures({"closed-001": finished("closed-001", [0.1])})
