@@ -25,6 +25,7 @@ MANIFEST=${COSYDIT_MANIFEST:-}
 LLM_BACKEND=${LLM_BACKEND:-}
 LLM_ENGINE=${LLM_ENGINE:-pytorch}
 LLM_PORT=${LLM_PORT:-8000}
+LLM_GRPC_PORT=${LLM_GRPC_PORT:-8100}
 TRITON_HTTP_PORT=${TRITON_HTTP_PORT:-18000}
 TRITON_GRPC_PORT=${TRITON_GRPC_PORT:-8001}
 TRITON_METRICS_PORT=${TRITON_METRICS_PORT:-8002}
@@ -288,6 +289,7 @@ stage_serve() {
   require_free_ports "$LLM_PORT" "$TRITON_HTTP_PORT" "$TRITON_GRPC_PORT" "$TRITON_METRICS_PORT" "$GATEWAY_PORT" \
     "$GATEWAY_GRPC_PORT"
   resolve_host
+  if [[ $(token_url) == grpc:* ]]; then require_free_ports "$LLM_GRPC_PORT"; fi
   ensure_llm_form
   start_mps
   start_llm
@@ -296,7 +298,7 @@ stage_serve() {
   wait_ready llm_service "$LLM_PORT" /health
   wait_ready token2wav_service "$TRITON_HTTP_PORT" /v2/health/ready
   start_service gateway "$PYTHON" -m gateway --port "$GATEWAY_PORT" \
-    --llm-url "http://127.0.0.1:$LLM_PORT" --llm-backend "$LLM_BACKEND" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT" \
+    --llm-url "$(token_url)" --llm-backend "$LLM_BACKEND" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT" \
     --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices" --grpc-port "$GATEWAY_GRPC_PORT"
   wait_ready gateway "$GATEWAY_PORT" /readyz
   log "LLM service http://127.0.0.1:$LLM_PORT"
@@ -421,8 +423,18 @@ start_llm() {
   if [[ -n ${1:-} ]]; then gpu=(env "CUDA_VISIBLE_DEVICES=$1"); fi
   if [[ $LLM_BACKEND == embedded && " ${HOST_LLM_OPTIONS[*]} " != *" --device "* ]]; then options+=(--device "$DEVICE"); fi
   if [[ $LLM_BACKEND == embedded && $DEVICE == cpu ]]; then options+=(--num-threads "$(llm_threads)"); fi
+  if [[ $(token_url) == grpc:* ]]; then options+=(--grpc-port "$LLM_GRPC_PORT"); fi
   options+=("${HOST_LLM_OPTIONS[@]}")
   start_service llm_service "${gpu[@]}" "$PYTHON" -m llm_service "${options[@]}"
+}
+
+# Where the gateway takes tokens: our own engine on a GPU outruns HTTP.
+token_url() {
+  if [[ $LLM_BACKEND == embedded && $DEVICE == cuda ]]; then
+    echo "grpc://127.0.0.1:$LLM_GRPC_PORT"
+  else
+    echo "http://127.0.0.1:$LLM_PORT"
+  fi
 }
 
 # Args: name, model repository, HTTP port, gRPC port, metrics port [, number of the GPU it may use].

@@ -148,7 +148,7 @@ def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayCon
     return GatewayConfig(
         tokenizer_dir=options.checkpoint.llm_dir,
         voices_dir=options.checkpoint.voices_dir,
-        llm_url=options.llm_url,
+        llm_url=options.token_url,
         llm_backend=LLMBackend(options.llm_backend),
         token2wav_url=options.token2wav_url,
         warm_up_voice=str(request.voice),

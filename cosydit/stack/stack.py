@@ -25,14 +25,14 @@ from cosydit.stack.process import (
     read_json,
 )
 from cosydit.stack.run_file import RunRecord
-from servicekit.gpu_host import CUDA
+from servicekit.gpu_host import CPU, CUDA
 from token2wav_service.contract import TOKEN2WAV_MODEL
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-CPU, EMBEDDED = "cpu", "embedded"
-"""The default device of the model repository; the LLM server that may share the CPU with it."""
+EMBEDDED = "embedded"
+"""The LLM server that may share the CPU with token2wav."""
 STOP_MARGIN_S = 10.0
 """Beyond the longest that the gateway takes to stop, by its own account."""
 LLM_METRICS = {"trtllm": "/prometheus/metrics"}

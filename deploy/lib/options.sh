@@ -34,6 +34,7 @@ Services that a stage starts run until you stop the script when theirs is the la
   --set NAME=VALUE           setting of the model repository, repeatable; these also by environment:
                              BLS_INSTANCE_NUM TRITON_MAX_BATCH_SIZE MAX_QUEUE_DELAY_MICROSECONDS DECOUPLED_MODE
   --llm-port N               8000                                                  (LLM_PORT)
+  --llm-grpc-port N          8100, the embedded LLM's tokens on a GPU              (LLM_GRPC_PORT)
   --triton-http-port N       18000                                                 (TRITON_HTTP_PORT)
   --triton-grpc-port N       8001                                                  (TRITON_GRPC_PORT)
   --triton-metrics-port N    8002                                                  (TRITON_METRICS_PORT)
@@ -87,6 +88,7 @@ set_option() {
     --llm-engine) LLM_ENGINE=$2 ;;
     --set) ASSEMBLER_SETTINGS+=("$2") ;;
     --llm-port) LLM_PORT=$2 ;;
+    --llm-grpc-port) LLM_GRPC_PORT=$2 ;;
     --triton-http-port) TRITON_HTTP_PORT=$2 ;;
     --triton-grpc-port) TRITON_GRPC_PORT=$2 ;;
     --triton-metrics-port) TRITON_METRICS_PORT=$2 ;;
@@ -133,7 +135,7 @@ check_settings() {
 
 check_numbers() {
   local name
-  for name in LLM_PORT TRITON_HTTP_PORT TRITON_GRPC_PORT TRITON_METRICS_PORT GATEWAY_PORT GATEWAY_GRPC_PORT \
+  for name in LLM_PORT LLM_GRPC_PORT TRITON_HTTP_PORT TRITON_GRPC_PORT TRITON_METRICS_PORT GATEWAY_PORT GATEWAY_GRPC_PORT \
     TOKEN2WAV_SERVERS NUM_TASKS BATCH_SIZE TOKEN2WAV_BATCH_SIZE READY_TIMEOUT_S \
     DISAGGREGATED_HTTP_PORT DISAGGREGATED_GRPC_PORT DISAGGREGATED_METRICS_PORT; do
     if [[ $name == *BATCH_SIZE && -z ${!name} ]]; then continue; fi

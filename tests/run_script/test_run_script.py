@@ -238,3 +238,10 @@ def test_on_a_gpu_every_stage_takes_what_the_host_chooses(gpu_script: Path) -> N
 def test_on_a_cpu_nothing_is_asked_and_batches_are_small() -> None:
     assert "--batch-size 4 --token2wav-batch-size 4" in planned("5", "5")[0]
     assert "--batch-size 9" in planned("5", "5", "--batch-size", "9")[0]
+
+
+def test_on_a_gpu_the_gateway_takes_the_embedded_servers_tokens_over_grpc() -> None:
+    commands = planned("3", "3", "--device", "cuda", "--model", "random", "--llm-backend", "embedded")
+    llm = next(line for line in commands if "-m llm_service" in line)
+    gateway = next(line for line in commands if "-m gateway" in line)
+    assert "--grpc-port 8100" in llm and "--llm-url grpc://127.0.0.1:8100" in gateway
