@@ -28,6 +28,8 @@ from servicekit.heap import exempt_startup_objects
 from token2wav_service.serving.process.server import free_ports
 
 HOST = "127.0.0.1"
+GRPC = "grpc"
+"""Our own engine's stream of tokens."""
 VOICE = "default"
 READY_TIMEOUT_S, TIMEOUT_S = 60.0, 60.0
 WARM_UP = (10.0, 2.0)
@@ -57,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="gateway-cost-") as made:
         checkpoint = resolve_checkpoint(args.checkpoint, Path(made))
-        costs = _measure(checkpoint, Path(made), [open_run(rate, args.seconds, [VOICE]) for rate in args.rates])
+        plans = [open_run(rate, args.seconds, [VOICE]) for rate in args.rates]
+        costs = _measure(checkpoint, Path(made), plans, args.llm)
     rows = [["requests/s", "requests", "loop ms a request", "other threads", "ttfa p50 ms", "p99", "worst"]]
     for cost in costs:
         times = [cost.loop_s, cost.others_s, cost.ttfa_p50_s, cost.ttfa_p99_s, cost.ttfa_worst_s]
@@ -69,11 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure(checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPlan]) -> list[GatewayCost]:
+def _measure(checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPlan], llm_kind: str) -> list[GatewayCost]:
     llm, token2wav, port = free_ports(3)
     services = [sys.executable, "-m", "benchmarks.lib.paced_services", str(llm), str(token2wav)]
     gateway = [sys.executable, "-m", "gateway", "--port", str(port), "--grpc-port", "0"]
-    gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]
+    if llm_kind == GRPC:
+        gateway += ["--llm-url", f"grpc://{HOST}:{llm + 1}"]
+    else:
+        gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm"]
+    gateway += ["--token2wav-url", f"{HOST}:{token2wav}"]
     gateway += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
     gateway += ["--dynamic-chunk-strategy", "deadline"]
     url = f"http://{HOST}:{port}"
@@ -130,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", type=Path, help="its tokenizer and voices are used (the demo voice)")
     parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 16], help="requests a second")
     parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals at each rate (default %(default)s)")
+    parser.add_argument("--llm", choices=[GRPC, "vllm"], default=GRPC, help="how tokens come (default %(default)s)")
     parser.add_argument("--out", type=Path, help="JSON to write")
     return parser
 

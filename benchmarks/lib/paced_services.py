@@ -1,9 +1,10 @@
 """Both services as the gateway sees them over its sockets, without models: tokens and audio come at a steady pace.
 
-`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT [CAPACITY [SPEECH_S]]` runs until it is stopped. With
-CAPACITY all answers of the LLM together get so many seconds of speech a second, in turns. The LLM answers as vLLM does,
-SPEECH_S seconds of speech (8) in events of TOKENS_AN_EVENT tokens; token2wav answers each chunk with a constant, in
-Triton's own inference messages.
+`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT [CAPACITY [SPEECH_S]]` runs until it is stopped; the
+stream of tokens is on the port behind the LLM's. With CAPACITY all answers of the LLM together get so many seconds of
+speech a second, in turns. The LLM answers as vLLM does, SPEECH_S seconds of speech (8) in events of TOKENS_AN_EVENT
+tokens, and over gRPC as our own engine does; token2wav answers each chunk with a constant, in Triton's own inference
+messages.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
+from tts_api.llm.v1 import speech_token_service_pb2 as messages
+from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.vocab import llm_id_from_speech_id
 from servicekit.heap import exempt_startup_objects
@@ -83,6 +88,8 @@ EVENT_S = 0.012
 """Between two events: 3 ms a token, as measured at 10 callers of one H200."""
 STEP_S = 0.01
 """From a window to its audio."""
+TOKEN_STEP_S, SINGLE_TOKENS, PACK_TOKENS = 0.0015, 20, 16
+"""Of the stream of tokens: a step at 100 answers, tokens that come one by one, and tokens of later packs."""
 PROMPT_TOKENS = 125
 _STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
 
@@ -100,10 +107,58 @@ async def _serve(llm_port: int, token2wav_port: int, llm: web.Application) -> No
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(PacedToken2Wav(), server)
     server.add_insecure_port(f"{HOST}:{token2wav_port}")
     await server.start()
+    tokens = grpc.aio.server()
+    stubs.add_SpeechTokenServiceServicer_to_server(PacedTokens(), tokens)
+    add_health(tokens)
+    tokens.add_insecure_port(f"{HOST}:{llm_port + 1}")
+    await tokens.start()
     runner = web.AppRunner(llm, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, HOST, llm_port).start()
     await server.wait_for_termination()
+
+
+def add_health(server: grpc.aio.Server) -> None:
+    """Have a server say that it serves."""
+    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
+
+
+class PacedTokens(stubs.SpeechTokenServiceServicer):  # type: ignore[misc]
+    """The stream of tokens of our own engine: a token a step for all answers, packs behind the first ones."""
+
+    async def GenerateMany(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """See proto/tts_api/llm/v1."""
+        drawn: dict[int, int] = {}
+        taking = asyncio.ensure_future(_take(requests, drawn))
+        try:
+            while True:
+                await asyncio.sleep(TOKEN_STEP_S)
+                parts = [part for number in list(drawn) if (part := _part(number, drawn)) is not None]
+                if parts:
+                    yield messages.GenerateManyResponse(parts=parts)
+        finally:
+            taking.cancel()
+
+
+async def _take(requests: AsyncIterator[Any], drawn: dict[int, int]) -> None:
+    async for message in requests:
+        drawn.update((begun.number, 0) for begun in message.begin)
+        for number in message.cancel:
+            drawn.pop(number, None)
+
+
+def _part(number: int, drawn: dict[int, int]) -> Any | None:
+    """Draw one token of an answer; return what goes out by now."""
+    drawn[number] = count = drawn[number] + 1
+    is_last = count >= round(SPEECH_S * TOKEN_RATE_HZ)
+    if is_last:
+        del drawn[number]
+    if not (is_last or count <= SINGLE_TOKENS or count % PACK_TOKENS == 0):
+        return None
+    first = count - 1 if count <= SINGLE_TOKENS else (count - 1) // PACK_TOKENS * PACK_TOKENS
+    reason = messages.FINISH_REASON_STOP if is_last else messages.FINISH_REASON_UNSPECIFIED
+    response = messages.GenerateResponse(speech_ids=range(first, count), finish_reason=reason)
+    return messages.NumberedPart(number=number, response=response)
 
 
 class SharedPace:

@@ -120,9 +120,9 @@ class TokenStreamClient:
         limit_s = self._deadlines.first_token_s
         try:
             while True:
-                message = await self._next(answer, limit_s, ends_at)
-                reason = _REASONS.get(message.finish_reason)
-                yield SpeechTokenDelta(tuple(message.speech_ids), reason)
+                ids, told = await self._next(answer, limit_s, ends_at)
+                reason = _REASONS.get(told)
+                yield SpeechTokenDelta(ids, reason)
                 if reason is not None:
                     return
                 limit_s = self._deadlines.between_tokens_s
@@ -161,14 +161,16 @@ class TokenStreamClient:
             continued_tokens=len(utterance.spoken_tokens),
         )
 
-    async def _next(self, answer: TokenAnswer, limit_s: float, ends_at: float) -> Any:
+    async def _next(self, answer: TokenAnswer, limit_s: float, ends_at: float) -> tuple[tuple[int, ...], Any]:
         limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
         received = answer.connection.received
         try:
+            if answer.has_news:
+                return await answer.read()
             async with patient_timeout(limit_s, self._patience.begin(limit_s)):
-                message = await answer.read()
+                news = await answer.read()
             self._patience.progressed()
-            return message
+            return news
         except asyncio.TimeoutError as error:
             if answer.connection is self._connection and answer.connection.received == received:
                 self._disconnect()  # nobody gets anything over it: the next answer comes over a new one

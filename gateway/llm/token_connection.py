@@ -52,31 +52,40 @@ class TokenAnswer:
         self.number = number
         self.connection = connection
         self.has_begun = False
-        self._parts: deque[Any] = deque()
+        self._ids: list[int] = []
+        self._reason: Any = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def read(self) -> Any:
-        """Return the next `GenerateResponse`.
+    @property
+    def has_news(self) -> bool:
+        """Tell whether `read` returns or raises at once."""
+        return bool(self._ids or self._reason or self._error)
+
+    async def read(self) -> tuple[tuple[int, ...], Any]:
+        """Return all tokens that have come since the last time, and the `FinishReason`, 0 while there is none.
 
         Raises:
             AnswerFailedError: it failed.
             ConnectionLostError: the stream has ended.
         """
-        while not self._parts:
-            if self._error is not None:
-                raise self._error
+        while not self.has_news:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._parts.popleft()
+        if not (self._ids or self._reason) and self._error is not None:
+            raise self._error
+        ids, reason = tuple(self._ids), self._reason
+        self._ids, self._reason = [], 0
+        return ids, reason
 
     def put(self, response: Any) -> None:
         """Take the next part."""
         self.has_begun = True
-        self._parts.append(response)
+        self._ids += response.speech_ids
+        self._reason = response.finish_reason
         self._wake()
 
     def fail(self, error: Exception) -> None:

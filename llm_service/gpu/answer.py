@@ -21,8 +21,8 @@ _ROUNDING = 1e-9
 class EventPacking:
     """How many tokens one output carries: fewer and larger events cost everybody less."""
 
-    single_tokens: int = 32
-    """The first so many come one by one: the first audio waits for them."""
+    single_tokens: int = 20
+    """The first so many come one by one: the first audio waits for them, and has at most 18."""
     most_tokens: int = 16
     longest_wait_s: float = 0.05
 

@@ -108,7 +108,7 @@ async def _call(connection: TokenConnection, random: np.random.Generator, seed: 
     times: list[float] = []
     answer = connection.begin(asked, CALL_TIMEOUT_S)
     while True:
-        message = await answer.read()
-        times += [(time.perf_counter() - began) * 1e3] * len(message.speech_ids)
-        if message.finish_reason:
+        ids, reason = await answer.read()
+        times += [(time.perf_counter() - began) * 1e3] * len(ids)
+        if reason:
             return times
