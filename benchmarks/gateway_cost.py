@@ -73,11 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPlan], llm_kind: str) -> list[GatewayCost]:
-    llm, token2wav, port = free_ports(3)
-    services = [sys.executable, "-m", "benchmarks.lib.paced_services", str(llm), str(token2wav)]
+    llm, tokens, token2wav, port = free_ports(4)
+    services = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav))]
     gateway = [sys.executable, "-m", "gateway", "--port", str(port), "--grpc-port", "0"]
     if llm_kind == GRPC:
-        gateway += ["--llm-url", f"grpc://{HOST}:{llm + 1}"]
+        gateway += ["--llm-url", f"grpc://{HOST}:{tokens}"]
     else:
         gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm"]
     gateway += ["--token2wav-url", f"{HOST}:{token2wav}"]

@@ -210,8 +210,8 @@ def _gateway(args: argparse.Namespace, folder: Path) -> Iterator[Ports]:
     """Start the paced services and a gateway with two keys before them."""
     checkpoint = resolve_checkpoint(args.checkpoint, folder)
     (folder / "keys.txt").write_text(f"loud {LOUD}\nquiet {QUIET}\n", "utf-8")
-    llm, token2wav, http, grpc_port = free_ports(4)
-    services = [sys.executable, "-m", "benchmarks.lib.paced_services", str(llm), str(token2wav)]
+    llm, tokens, token2wav, http, grpc_port = free_ports(5)
+    services = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav))]
     services += [str(args.capacity), str(SPEECH_S)]
     gateway = [sys.executable, "-m", "gateway", "--port", str(http), "--grpc-port", str(grpc_port)]
     gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]

@@ -1,10 +1,9 @@
 """Both services as the gateway sees them over its sockets, without models: tokens and audio come at a steady pace.
 
-`python -m benchmarks.lib.paced_services LLM_PORT TOKEN2WAV_PORT [CAPACITY [SPEECH_S]]` runs until it is stopped; the
-stream of tokens is on the port behind the LLM's. With CAPACITY all answers of the LLM together get so many seconds of
-speech a second, in turns. The LLM answers as vLLM does, SPEECH_S seconds of speech (8) in events of TOKENS_AN_EVENT
-tokens, and over gRPC as our own engine does; token2wav answers each chunk with a constant, in Triton's own inference
-messages.
+`python -m benchmarks.lib.paced_services LLM_PORT TOKENS_PORT TOKEN2WAV_PORT [CAPACITY [SPEECH_S]]` runs until it is
+stopped. With CAPACITY all answers of the LLM together get so many seconds of speech a second, in turns. The LLM answers
+as vLLM does, SPEECH_S seconds of speech (8) in events of TOKENS_AN_EVENT tokens, and on TOKENS_PORT, over gRPC, as our
+own engine does; token2wav answers each chunk with a constant, in Triton's own inference messages.
 """
 
 from __future__ import annotations
@@ -96,21 +95,21 @@ _STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped."""
-    llm_port, token2wav_port, *numbers = sys.argv[1:] if argv is None else argv
+    llm_port, tokens_port, token2wav_port, *numbers = sys.argv[1:] if argv is None else argv
     application = llm_application(*(float(number) for number in numbers))
-    asyncio.run(_serve(int(llm_port), int(token2wav_port), application))
+    asyncio.run(_serve(int(llm_port), int(tokens_port), int(token2wav_port), application))
     return 0
 
 
-async def _serve(llm_port: int, token2wav_port: int, llm: web.Application) -> None:
+async def _serve(llm_port: int, tokens_port: int, token2wav_port: int, llm: web.Application) -> None:
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(PacedToken2Wav(), server)
     server.add_insecure_port(f"{HOST}:{token2wav_port}")
     await server.start()
     tokens = grpc.aio.server()
-    stubs.add_SpeechTokenServiceServicer_to_server(PacedTokens(), tokens)
+    stubs.add_SpeechTokenServiceServicer_to_server(PacedTokens(), tokens)  # type: ignore[no-untyped-call]
     add_health(tokens)
-    tokens.add_insecure_port(f"{HOST}:{llm_port + 1}")
+    tokens.add_insecure_port(f"{HOST}:{tokens_port}")
     await tokens.start()
     runner = web.AppRunner(llm, access_log=None)
     await runner.setup()
@@ -123,7 +122,7 @@ def add_health(server: grpc.aio.Server) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
 
 
-class PacedTokens(stubs.SpeechTokenServiceServicer):  # type: ignore[misc]
+class PacedTokens(stubs.SpeechTokenServiceServicer):
     """The stream of tokens of our own engine: a token a step for all answers, packs behind the first ones."""
 
     async def GenerateMany(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
