@@ -7,14 +7,13 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, busy_ports
-from cosydit.stack.stack import LocalStack, triton_spec
+from cosydit.stack.stack import LocalStack
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
 from gateway.core import FloatArray
@@ -26,18 +25,39 @@ from tests.e2e.conftest import RunningStack, make_options, wait_until
 
 pytestmark = pytest.mark.servers
 
-LONG_TEXT = "A long text keeps both services busy while one of them goes away. " * 8
+LONG_TEXT = "A long text keeps both services busy while one of them goes away. " * 3
 
+READY_S = 120.0
 IMPATIENT = RoutingSettings(failover_s=1.0, restart_wait_s=1.0, admission_wait_s=1.0)
 SAME_AUDIO_DB = 45.0
 
 
+@pytest.fixture(scope="module")
+def stack(checkpoint: CheckpointLayout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    with LocalStack(make_options(checkpoint, tmp_path_factory.mktemp("mortal"), BLS_INSTANCE_NUM="1")) as stack:
+        yield stack
+
+
 @pytest.fixture
-def mortal(checkpoint: CheckpointLayout, tmp_path: Path) -> Iterator[RunningStack]:
-    """A stack of the test's own, to be broken."""
-    options = make_options(checkpoint, tmp_path, BLS_INSTANCE_NUM="1")
-    with LocalStack(options) as stack:
-        yield RunningStack(stack)
+def mortal(stack: LocalStack) -> RunningStack:
+    """A stack to be broken; what the test before left dead is started again."""
+    for service in stack.services:
+        if service.returncode is not None:
+            _start_again(stack, service)
+    return RunningStack(stack)
+
+
+def _start_again(stack: LocalStack, service: ServiceProcess) -> None:
+    ports = stack.options.ports
+    service.stop()
+    wait_until(
+        lambda: (
+            not busy_ports((ports.llm,) if service is stack.services[0] else (ports.triton_http, ports.triton_grpc))
+        ),
+        f"the end of what {service.spec.name}'s killed launcher had started",
+    )
+    service.start()
+    service.wait_ready(READY_S)
 
 
 @asynccontextmanager
@@ -67,6 +87,36 @@ async def _speak_until_dead(gateway: Host, victim: ServiceProcess) -> SpeechResu
     return result
 
 
+async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal: RunningStack) -> None:
+    triton = mortal.stack.services[1]
+    async with _gateway(mortal) as gateway:
+        with pytest.raises(Token2WavError):
+            await _speak_until_dead(gateway, triton)
+        wait_until(lambda: mortal.llm_metric("requests_running") == 0, "the LLM's release of the request")
+        with pytest.raises(Token2WavUnavailableError):
+            await _speak_until_dead(gateway, triton)
+        await asyncio.to_thread(_start_again, mortal.stack, triton)
+        result = SpeechResult()
+        async for _ in gateway.pipeline.synthesize(SpeechRequest("Back again.", seed=0), result):
+            pass
+        assert result.audio_samples > 0
+
+
+async def test_a_stream_goes_on_at_its_sample_when_the_only_token2wav_is_started_again(mortal: RunningStack) -> None:
+    triton = mortal.stack.services[1]
+    async with _gateway(mortal, RoutingSettings()) as gateway:
+        unbroken = await _samples(gateway, asyncio.Event())
+        has_begun = asyncio.Event()
+        speaking = asyncio.create_task(_samples(gateway, has_begun))
+        await has_begun.wait()
+        await asyncio.to_thread(_kill, triton)
+        await asyncio.to_thread(_start_again, mortal.stack, triton)
+        heard = await speaking
+    assert len(heard) == len(unbroken)
+    noise = np.mean((heard - unbroken) ** 2)
+    assert noise == 0 or 10 * np.log10(np.mean(unbroken**2) / noise) >= SAME_AUDIO_DB
+
+
 async def test_the_llm_dying_in_mid_stream_and_staying_down(mortal: RunningStack) -> None:
     llm = mortal.stack.services[0]
     async with _gateway(mortal) as gateway:
@@ -78,42 +128,6 @@ async def test_the_llm_dying_in_mid_stream_and_staying_down(mortal: RunningStack
         with pytest.raises(NotReadyError):
             await gateway.readiness.check()
     assert mortal.token2wav_metric("open_streams") == 0
-
-
-async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal: RunningStack) -> None:
-    triton = mortal.stack.services[1]
-    async with _gateway(mortal) as gateway:
-        with pytest.raises(Token2WavError):
-            await _speak_until_dead(gateway, triton)
-        wait_until(lambda: mortal.llm_metric("requests_running") == 0, "the LLM's release of the request")
-        with pytest.raises(Token2WavUnavailableError):
-            await _speak_until_dead(gateway, triton)
-        ports = (mortal.options.ports.triton_http, mortal.options.ports.triton_grpc)
-        wait_until(lambda: not busy_ports(ports), "the end of the server under the killed launcher")
-        with ServiceProcess(triton_spec(mortal.options)) as again:
-            again.wait_ready(120)
-            result = SpeechResult()
-            async for _ in gateway.pipeline.synthesize(SpeechRequest("Back again.", seed=0), result):
-                pass
-            assert result.audio_samples > 0
-
-
-async def test_a_stream_goes_on_at_its_sample_when_the_only_token2wav_is_started_again(mortal: RunningStack) -> None:
-    triton = mortal.stack.services[1]
-    async with _gateway(mortal, RoutingSettings()) as gateway:
-        unbroken = await _samples(gateway, asyncio.Event())
-        has_begun = asyncio.Event()
-        speaking = asyncio.create_task(_samples(gateway, has_begun))
-        await has_begun.wait()
-        await asyncio.to_thread(_kill, triton)
-        ports = (mortal.options.ports.triton_http, mortal.options.ports.triton_grpc)
-        await asyncio.to_thread(wait_until, lambda: not busy_ports(ports), "the end of the killed server")
-        with ServiceProcess(triton_spec(mortal.options)) as again:
-            await asyncio.to_thread(again.wait_ready, 120)
-            heard = await speaking
-    assert len(heard) == len(unbroken)
-    noise = np.mean((heard - unbroken) ** 2)
-    assert noise == 0 or 10 * np.log10(np.mean(unbroken**2) / noise) >= SAME_AUDIO_DB
 
 
 async def _samples(gateway: Host, has_begun: asyncio.Event) -> FloatArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import wave
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import httpx
 import numpy as np
@@ -16,7 +17,8 @@ from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 
 pytestmark = pytest.mark.servers
 
-TEXT = "Numbers one to eight are speaking at the same time."
+TEXT = "Numbers one to four speak at once."
+CALLERS = 4
 
 
 def _speak(running: RunningStack, text: str = TEXT, seed: int = 0, voice: str = "default") -> bytes:
@@ -24,6 +26,12 @@ def _speak(running: RunningStack, text: str = TEXT, seed: int = 0, voice: str = 
     answer = httpx.post(f"{running.options.gateway_url}/v1/audio/speech", json=body, timeout=120, trust_env=False)
     assert answer.status_code == 200, answer.text
     return answer.content
+
+
+@lru_cache
+def _spoken(running: RunningStack, seed: int) -> bytes:
+    """Return what a caller without neighbours hears."""
+    return _speak(running, seed=seed)
 
 
 def _assert_same_speech(got: bytes, expected: bytes) -> None:
@@ -43,16 +51,16 @@ def test_wav_comes_out_and_is_not_silent(idle_after: RunningStack) -> None:
 
 
 def test_equal_seeds_give_equal_speech_and_others_do_not(idle_after: RunningStack) -> None:
-    first, again, other = (_speak(idle_after, seed=seed) for seed in (5, 5, 6))
+    first, again, other = (_speak(idle_after, seed=seed) for seed in (3, 3, 6))
     _assert_same_speech(again, first)
     assert other != first
 
 
-def test_eight_concurrent_callers_share_steps_and_hear_what_they_hear_alone(idle_after: RunningStack) -> None:
-    alone = [_speak(idle_after, seed=seed) for seed in range(8)]
+def test_concurrent_callers_share_steps_and_hear_what_they_hear_alone(idle_after: RunningStack) -> None:
+    alone = [_spoken(idle_after, seed=seed) for seed in range(CALLERS)]
     steps, streams = (idle_after.token2wav_metric(f"step_batch_size_{kind}") for kind in ("count", "sum"))
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda seed: _speak(idle_after, seed=seed), range(8)))
+    with ThreadPoolExecutor(CALLERS) as pool:
+        together = list(pool.map(lambda seed: _speak(idle_after, seed=seed), range(CALLERS)))
     for got, expected in zip(together, alone, strict=True):
         _assert_same_speech(got, expected)
     new_steps = idle_after.token2wav_metric("step_batch_size_count") - steps
@@ -80,7 +88,7 @@ def test_a_caller_who_leaves_frees_both_services(idle_after: RunningStack) -> No
 def test_bad_requests_get_typed_errors_and_harm_nobody(
     idle_after: RunningStack, change: dict[str, str], status: int, code: str
 ) -> None:
-    expected = _speak(idle_after, seed=3)
+    expected = _spoken(idle_after, seed=3)
     with ThreadPoolExecutor(2) as pool:
         neighbour = pool.submit(_speak, idle_after, seed=3)
         body = {"model": "cosydit", "input": TEXT, "voice": "default", "response_format": "pcm"} | change
