@@ -14,6 +14,7 @@ import tritonclient.http as httpclient
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import LocalStack, assemble_repository, triton_spec
 from tests.e2e.conftest import RunningStack, make_options, wait_until
+from tests.workers import is_whole
 
 pytestmark = pytest.mark.servers
 
@@ -52,6 +53,7 @@ def test_killing_the_original_client_in_mid_stream_frees_its_state(idle_after: R
     wait_until(lambda: idle_after.token2wav_metric("open_streams") == 0, "the stream's release")
 
 
+@pytest.mark.skipif(not is_whole(), reason="a second Triton; test_assembled_repository.py has it before a stand-in")
 def test_decoupled_mode_false_answers_plain_http_with_one_waveform(
     running: RunningStack, checkpoint: CheckpointLayout, tmp_path: Path
 ) -> None:

@@ -44,19 +44,6 @@ def test_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.servers
 @pytest.mark.slow
-def test_say_something_in_chinese(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ports = free_ports(4)
-    names = ("--llm-port", "--triton-http-port", "--triton-grpc-port", "--triton-metrics-port")
-    options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
-    assert main(["say", "今天天气很好。", *options]) == 0
-    said = capsys.readouterr()
-    assert "wrote speech.wav" in said.out
-    assert "warning: the text is in zh, which the checkpoint does not declare" in said.err
-    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["speech.wav"]
-
-
-@pytest.mark.servers
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "names"),
     [

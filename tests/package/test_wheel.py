@@ -11,6 +11,7 @@ import tarfile
 import venv
 import wave
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,14 @@ pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = COMMAND_TIMEOUT_S, **variables: str) -> str:
-    """Run a command that must succeed, without the repository on any path; return what it printed."""
+    """Run a command that must succeed, without the repository on any path; return what it wrote to stdout."""
+    return finished(command, cwd, timeout_s, variables).stdout
+
+
+def finished(
+    command: Sequence[str | Path], cwd: Path, timeout_s: float, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Do the same, and return all that it wrote."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COSYDIT"))}
     done = subprocess.run(
         [str(part) for part in command],
@@ -36,7 +44,7 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = COMMAND_TIMEOUT_S, *
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done
 
 
 def sources(*folders: str) -> set[str]:
@@ -119,19 +127,13 @@ def test_its_data_files_are_there(python: Path, tmp_path: Path) -> None:
     assert "one GPU" in plan
 
 
-def test_it_speaks_from_there(python: Path, tmp_path: Path) -> None:
-    speech = tmp_path / "speech.wav"
-    command = (
-        python.parent / "cosydit",
-        "say",
-        "The library closes at six on Fridays.",
-        "--seed",
-        "7",
-        "--out",
-        speech,
-    )
-    printed = run(*command, cwd=tmp_path, timeout_s=SPEAK_TIMEOUT_S, COSYDIT_HOME=str(tmp_path / "home"))
-    assert f"wrote {speech}" in printed
-    with wave.open(str(speech)) as file:
+def test_it_speaks_from_there_and_warns_of_what_the_voice_was_not_made_for(python: Path, tmp_path: Path) -> None:
+    text = "The library closes at six on Fridays. 今天天气很好。"
+    command = (python.parent / "cosydit", "say", text, "--seed", "7")
+    done = finished(command, tmp_path, SPEAK_TIMEOUT_S, {"COSYDIT_HOME": str(tmp_path / "home")})
+    assert "wrote speech.wav" in done.stdout
+    assert "warning: the text is in zh, which the checkpoint does not declare" in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["speech.wav"]
+    with wave.open(str(tmp_path / "speech.wav")) as file:
         assert file.getframerate() == 24_000
         assert file.getnframes() > file.getframerate()

@@ -20,7 +20,7 @@ from benchmarks.lib.failover import Callers, Processes, Scenario, StepReport
 from cosydit.stack.process import ServiceProcess
 from cosydit.stack.stack import LocalStack, gateway_spec
 from tests.e2e.conftest import wait_until
-from tests.workers import demo_checkpoint, free_ports, is_whole
+from tests.workers import demo_checkpoint, free_ports, is_whole, random_checkpoint
 
 pytestmark = [pytest.mark.production, pytest.mark.servers, pytest.mark.slow]
 
@@ -33,9 +33,8 @@ READY_TIMEOUT_S = 120.0
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failover, "free_ports", free_ports)
-        options = failover.stack_options(
-            demo_checkpoint(tmp_path_factory), tmp_path_factory.mktemp("production"), SERVERS
-        )
+        checkpoint = (demo_checkpoint if is_whole() else random_checkpoint)(tmp_path_factory)
+        options = failover.stack_options(checkpoint, tmp_path_factory.mktemp("production"), SERVERS)
     with LocalStack(options, with_gateway=True) as running:
         yield running
 
