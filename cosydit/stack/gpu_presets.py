@@ -6,8 +6,10 @@ and arithmetic: looks at no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 GB = 1_000_000_000
 STREAM_BYTES = 70_470_340
@@ -58,6 +60,11 @@ class GpuPreset:
     source: str
     """Where the numbers come from."""
 
+    @property
+    def memory(self) -> str:
+        """In words."""
+        return f"{self.name.removesuffix('gb')} GB"
+
     def token2wav_settings(self, servers: int = 1) -> dict[str, str]:
         """Return settings of the model repository, for one of so many servers on the GPU."""
         return {
@@ -81,7 +88,7 @@ def _rooms(embedded: LLMRoom, slots: int, trtllm_share: float) -> dict[str, LLMR
 
 
 PRESETS = (
-    GpuPreset("16gb", 15_000, 32, 16, 1 * GB, _rooms(LLMRoom(64, 0.1), 32, 0.1), 32, 16, "computed; not run"),
+    GpuPreset("16gb", 15_000, 32, 16, 1 * GB, _rooms(LLMRoom(64, 0.1), 64, 0.1), 32, 16, "computed; not run"),
     GpuPreset("24gb", 22_000, 60, 32, 3 * GB, _rooms(LLMRoom(128, 0.1), 64, 0.1), 64, 32, "computed; not run"),
     GpuPreset("48gb", 44_000, 150, 64, 8 * GB, _rooms(LLMRoom(256, 0.12), 64, 0.12), 128, 64, "computed; not run"),
     GpuPreset("80gb", 79_000, 480, 64, 16 * GB, _rooms(LLMRoom(512, 0.15), 64, 0.15), 256, 64, "computed; not run"),
@@ -94,3 +101,81 @@ def preset_for(memory_mib: int) -> GpuPreset:
     """Return the largest preset that so much memory holds; the smallest one for still smaller GPUs."""
     fitting = [preset for preset in PRESETS if preset.least_mib <= memory_mib]
     return fitting[-1] if fitting else PRESETS[0]
+
+
+WRITTEN = "Written by `python -m cosydit.stack.gpu_presets`."
+BASE_PRESET = "80gb"
+"""Whose values stand in deploy/k8s/base and are the defaults of deploy/compose."""
+_COMMAND_PATH = "/spec/template/spec/containers/0/command"
+_KUSTOMIZATION = """\
+# {written} The base with the settings of token2wav for a GPU, or a share of one, with {memory}.
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+bases:
+  - ../../base
+patchesJson6902:
+  - target: {{group: apps, version: v1, kind: Deployment, name: token2wav}}
+    path: token2wav.yaml
+"""
+
+
+def compose_file(preset: GpuPreset) -> str:
+    """Return the variables of Compose for both services on one such GPU, with vLLM."""
+    room, settings = preset.llm["vllm"], preset.token2wav_settings()
+    lines = [
+        f"# {WRITTEN} For one GPU with {preset.memory}:",
+        f"# docker compose --env-file gpu/{preset.name}.env --env-file .env up --build -d --wait",
+        f"LLM_MAX_BATCH_SIZE={room.slots}",
+        f"LLM_MEMORY_FRACTION={room.memory_share:g}",
+        f"TOKEN2WAV_STEP_STREAMS={settings['TRITON_MAX_BATCH_SIZE']}",
+        f"TOKEN2WAV_MAX_STREAMS={settings['max_streams']}",
+        f"TOKEN2WAV_VOICE_CACHE_BYTES={settings['voice_cache_bytes']}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def kubernetes_files(preset: GpuPreset, command: Sequence[str]) -> dict[str, str]:
+    """Return the files of the layer over the base that has a preset's values.
+
+    Args:
+        preset: for the GPU, or the share of one, that token2wav gets.
+        command: of token2wav in the base; its order decides what the patch points at.
+    """
+    base = next(each for each in PRESETS if each.name == BASE_PRESET)
+    lines = [f"# {WRITTEN}"]
+    for name, value in preset.token2wav_settings().items():
+        before = f"--set={name}={base.token2wav_settings()[name]}"
+        path = f"{_COMMAND_PATH}/{command.index(before)}"
+        lines.append(f"- {{op: test, path: {path}, value: {before}}}")
+        if (now := f"--set={name}={value}") != before:
+            lines.append(f"- {{op: replace, path: {path}, value: {now}}}")
+    kustomization = _KUSTOMIZATION.format(written=WRITTEN, memory=preset.memory)
+    return {"kustomization.yaml": kustomization, "token2wav.yaml": "\n".join(lines) + "\n"}
+
+
+def deploy_files(deploy: Path) -> dict[Path, str]:
+    """Return every file below `deploy` that is made from the table."""
+    import yaml
+
+    documents = yaml.safe_load_all((deploy / "k8s/base/token2wav.yaml").read_text(encoding="utf-8"))
+    deployment = next(each for each in documents if each["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    files = {}
+    for preset in PRESETS:
+        files[deploy / "compose/gpu" / f"{preset.name}.env"] = compose_file(preset)
+        for name, text in kubernetes_files(preset, container["command"]).items():
+            files[deploy / "k8s/gpu" / preset.name / name] = text
+    return files
+
+
+def main() -> int:
+    """Write the files of `deploy/` that are made from the table; return the exit status."""
+    for path, text in deploy_files(Path(__file__).resolve().parents[2] / "deploy").items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.gpu_presets import PRESETS, preset_for
+from cosydit.stack.gpu_presets import (
+    BASE_PRESET,
+    CONTEXT_BYTES,
+    PRESETS,
+    STREAM_BYTES,
+    TOKEN2WAV_BYTES,
+    deploy_files,
+    preset_for,
+)
 from cosydit.stack.host import (
     Host,
     describe_choice,
@@ -25,6 +34,7 @@ from llm_service.checkpoint import make_random_llm
 from llm_service.config import LLMBackend
 from llm_service.huggingface_layout import has_speech_form
 from servicekit.gpu_host import MIB, GpuFacts
+from tests import ROOT
 from tests.cosydit.stack.gpu_hosts import A4000, H100, H200, KINDS, L4
 
 
@@ -152,3 +162,19 @@ def test_the_embedded_server_and_converted_llms_are_served_as_they_are(tmp_path:
     assert served_form(llm_dir, "embedded", tmp_path) == llm_dir
     (llm_dir / "config.json").write_text('{"architectures": ["SpeechQwen2ForCausalLM"]}')
     assert served_form(llm_dir, "vllm", tmp_path) == llm_dir
+
+
+def test_the_files_in_deploy_are_those_of_the_table() -> None:
+    for path, text in deploy_files(ROOT / "deploy").items():
+        assert path.read_text("utf-8") == text, "run: python -m cosydit.stack.gpu_presets"
+    base = next(preset for preset in PRESETS if preset.name == BASE_PRESET).token2wav_settings()
+    compose = (ROOT / "deploy/compose/compose.yaml").read_text("utf-8")
+    assert f"TOKEN2WAV_MAX_STREAMS:-{base['max_streams']}" in compose
+    assert f"TOKEN2WAV_VOICE_CACHE_BYTES:-{base['voice_cache_bytes']}" in compose
+    assert f"TOKEN2WAV_STEP_STREAMS:-{base['TRITON_MAX_BATCH_SIZE']}" in compose
+
+
+def test_half_of_a_gpu_holds_token2wav_of_the_next_smaller_preset() -> None:
+    for smaller, larger in itertools.pairwise(PRESETS):
+        needed = CONTEXT_BYTES + TOKEN2WAV_BYTES + smaller.max_streams * STREAM_BYTES + smaller.voice_cache_bytes
+        assert needed < larger.least_mib * MIB / 2
