@@ -27,6 +27,7 @@ SUBCOMMANDS = (
     "cosydit.cli.export",
     "cosydit.cli.import_voices",
     "cosydit.cli.keys",
+    "cosydit.certify.command",
     "cosydit.doctor.command",
     "cosydit.plan.command",
     "cosydit.watch.command",

@@ -50,8 +50,8 @@ def check_special_rows(embedding: torch.Tensor, where: Path, vocabulary: SpeechV
     rows = embedding.shape[0]
     if rows != vocabulary.table_rows:
         raise CheckpointError(f"{where}: the embedding has {rows} rows, expected {vocabulary.table_rows}")
-    # Tokens that the model can't do without; the first speech token stands for all.
-    needed = (vocabulary.eos_token, SOS_TOKEN, TASK_TOKEN)
+    # Tokens that the model reads; the first speech token stands for all. Nothing comes after an end token.
+    needed = (SOS_TOKEN, TASK_TOKEN)
     ids = {speech_token_text(0): vocabulary.first_id} | {token: vocabulary.control_ids[token] for token in needed}
     for token, token_id in ids.items():
         if not embedding[token_id].any():

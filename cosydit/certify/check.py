@@ -1,0 +1,222 @@
+"""What a check is, what it finds, and what the run knows when it starts one. Imports nothing heavy.
+
+A check is a function of a `CheckContext` and `Findings`. It passes when every bounded figure is within its bound; an
+error that it raises fails it, and `NotRunError` says that something it needs is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cosydit.certify.context import CheckContext
+
+
+class Result(str, Enum):
+    """What became of a check."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_RUN = "not run"
+
+
+class NotRunError(Exception):
+    """Something that the check needs is not here; the message says what to install or to give."""
+
+
+class CheckFailedError(Exception):
+    """What was found can't be said in figures; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that a check found."""
+
+    name: str
+    value: float
+    unit: str = ""
+    bound: str = ""
+    """Such as `at most 3`; empty for a figure that is only told."""
+    is_within: bool = True
+
+    def describe(self) -> str:
+        """Return the figure for a person."""
+        unit = f" {self.unit}" if self.unit else ""
+        bound = f" ({self.bound})" if self.bound else ""
+        return f"{self.name} {self.value:.4g}{unit}{bound}"
+
+
+@dataclass
+class Findings:
+    """What one check has found so far."""
+
+    figures: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    audio: list[str] = field(default_factory=list)
+    """Names of files below the certificate's folder."""
+    series: dict[str, list[float]] = field(default_factory=dict)
+    """Samples behind the figures, for plots."""
+
+    def tell(self, name: str, value: float, unit: str = "") -> None:
+        """Keep a figure that has no bound."""
+        self.figures.append(Figure(name, float(value), unit))
+
+    def at_most(self, name: str, value: float, bound: float, unit: str = "") -> None:
+        """Keep a figure that must not be higher."""
+        self.figures.append(Figure(name, float(value), unit, f"at most {bound:g}", value <= bound))
+
+    def at_least(self, name: str, value: float, bound: float, unit: str = "") -> None:
+        """Keep a figure that must not be lower."""
+        self.figures.append(Figure(name, float(value), unit, f"at least {bound:g}", value >= bound))
+
+    def equals(self, name: str, value: float, expected: float, unit: str = "") -> None:
+        """Keep a figure that must be this one."""
+        self.figures.append(Figure(name, float(value), unit, f"{expected:g}", value == expected))
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the reader."""
+        self.notes.append(text)
+
+    @property
+    def outside(self) -> list[Figure]:
+        """Figures beyond their bounds; one that is no number is beyond any."""
+        return [figure for figure in self.figures if figure.bound and not (figure.is_within and _is_number(figure))]
+
+
+CheckFunction = Callable[["CheckContext", Findings], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is looked at."""
+
+    area: str
+    name: str
+    """Unique within the area; may have parts between slashes."""
+    run: CheckFunction
+    page: str
+    """File below docs/, with an anchor, that says how to mend it."""
+    timeout_s: float = 300.0
+    shares: str = ""
+    """Checks of one name share what they open, and stand together; empty: those of the same area and folder do."""
+
+    @property
+    def group(self) -> str:
+        """What is opened for one check of a group stays open for the next."""
+        return self.shares or self.path.rpartition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """AREA/NAME."""
+        return f"{self.area}/{self.name}"
+
+    def is_under(self, prefix: str) -> bool:
+        """Tell whether `--only` with this value means it."""
+        return self.path == prefix or self.path.startswith(prefix.rstrip("/") + "/")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one check."""
+
+    path: str
+    result: Result
+    seconds: float
+    reason: str = ""
+    """Why it failed or was not run."""
+    page: str = ""
+    figures: tuple[Figure, ...] = ()
+    notes: tuple[str, ...] = ()
+    audio: tuple[str, ...] = ()
+    series: dict[str, list[float]] = field(default_factory=dict)
+    log_tail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the certificate holds it."""
+        figures = [
+            {"name": each.name, "value": _json_number(each.value), "unit": each.unit, "bound": each.bound}
+            | ({"is_within": each.is_within} if each.bound else {})
+            for each in self.figures
+        ]
+        return {
+            "check": self.path,
+            "result": self.result.value,
+            "seconds": round(self.seconds, 3),
+            "reason": self.reason,
+            "page": self.page,
+            "figures": figures,
+            "notes": list(self.notes),
+            "audio": list(self.audio),
+            "series": {name: [_json_number(value) for value in values] for name, values in self.series.items()},
+            "log_tail": self.log_tail,
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Outcome:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError, LookupError, TypeError: it is something else.
+        """
+        figures = tuple(
+            Figure(each["name"], _number(each["value"]), each["unit"], each["bound"], each.get("is_within", True))
+            for each in entry["figures"]
+        )
+        return cls(
+            entry["check"],
+            Result(entry["result"]),
+            float(entry["seconds"]),
+            entry["reason"],
+            entry["page"],
+            figures,
+            tuple(entry["notes"]),
+            tuple(entry["audio"]),
+            {name: [_number(value) for value in values] for name, values in entry["series"].items()},
+            entry["log_tail"],
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is certified and how; plain values, as it crosses to the process that runs the checks."""
+
+    checkpoint_dir: Path
+    out_dir: Path
+    work_dir: Path
+    device: str
+    """cpu or cuda, for token2wav and our own LLM engine."""
+    is_short: bool = False
+    """Of everything the least that can still find a fault."""
+    golden_dir: Path | None = None
+    manifest: Path | None = None
+    """Sentences to listen to, in the form of Seed-TTS."""
+    load_s: float = 300.0
+    load_streams: int = 4
+    is_audible: bool = True
+    """False: the weights are random, so that nothing is to be understood."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of the model repository, as `cosydit serve --set` takes them."""
+    fault: str = ""
+    """Planted by the self-test; empty for none."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether token2wav runs on a GPU."""
+        return self.device.startswith("cuda")
+
+
+def _is_number(figure: Figure) -> bool:
+    return not math.isnan(figure.value)
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _number(value: float | str) -> float:
+    return float(value)

@@ -1,0 +1,186 @@
+"""`cosydit certify`: prove this host and these weights, and write down what was seen."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cosydit.certify.certificate import Certificate
+    from cosydit.certify.check import Check, Outcome, Plan
+
+PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
+DEFAULT_OUT = Path("certificate")
+GPU_SETTINGS = {"device": "cuda", "dtype": "float16"}
+"""Of token2wav where `--set` says nothing else."""
+SHORT_LOAD_S = 5.0
+_SHOWN_FIGURES = 3
+_PATH_WIDTH = 32
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("certify", help="check this host and a checkpoint whole, and write a certificate")
+    parser.add_argument("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: demo)")
+    parser.add_argument("--work-dir", type=Path, help="for what is made on the way (default: ~/.cache/cosydit)")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of the certificate (default %(default)s)")
+    parser.add_argument("--only", action="append", default=[], metavar="AREA[/NAME]", help="run these checks alone")
+    parser.add_argument("--list", action="store_true", help="list the checks and stop")
+    parser.add_argument("--resume", action="store_true", help="keep what passed in an earlier run into --out")
+    parser.add_argument("--self-test", action="store_true", help="short forms on the demo voice, then planted faults")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU, if any")
+    set_help = "a setting of token2wav's model repository, as of `cosydit serve`"
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=set_help)
+    parser.add_argument("--golden", type=Path, metavar="DIR", help="golden vectors (default: the repository's)")
+    manifest = "sentences to listen to, lines of utt|prompt_text|prompt_wav|text (default: the demo voice's)"
+    parser.add_argument("--manifest", type=Path, metavar="FILE", help=manifest)
+    parser.add_argument("--load-s", type=float, default=300.0, help="seconds under load (default %(default)s)")
+    parser.add_argument("--load-streams", type=int, default=4, help="listeners under load (default %(default)s)")
+    parser.add_argument("--commit", help="of the code, where there is no git repository")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Certify; return 0 if all that could run passed, 1 if something failed, 3 if nothing could run, 2 for bad use."""
+    from cosydit.certify.areas import all_checks
+    from cosydit.certify.run import selected
+    from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
+
+    try:
+        plan = make_plan(args)
+        checks = list(selected(all_checks(plan), args.only))
+        if args.list:
+            print("\n".join(f"{check.path:{_PATH_WIDTH}} docs/{check.page}" for check in checks))
+            return PASSED
+        certificate, left = _begin(plan, checks, args)
+    except (CheckpointMissingError, ValueError) as error:
+        print(f"cosydit certify: {error}", file=sys.stderr)
+        return USAGE
+    _run(plan, checks, left, certificate)
+    status = _finish(plan, certificate)
+    return max(status, _self_test(plan, args.only)) if args.self_test else status
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """Read the options; the self-test has its own weights and device.
+
+    Raises:
+        CheckpointMissingError: the checkpoint is not there.
+        ValueError: an option that can't be used.
+    """
+    from cosydit.certify.check import Plan
+    from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+    from cosydit.stack.stack import default_work_dir
+    from llm_service.speech_bounds import load_speech_bounds
+
+    work_dir = args.work_dir or default_work_dir()
+    checkpoint = resolve_checkpoint(None if args.self_test else args.checkpoint, work_dir)
+    device = "cpu" if args.self_test else _device(args.device)
+    if args.load_s <= 0 or args.load_streams < 1:
+        raise ValueError(f"got --load-s {args.load_s} and --load-streams {args.load_streams}, expected more than 0")
+    return Plan(
+        checkpoint_dir=checkpoint.llm_dir.parent.resolve(),
+        out_dir=args.out.resolve(),
+        work_dir=work_dir.resolve(),
+        device=device,
+        is_short=args.self_test,
+        golden_dir=args.golden,
+        manifest=args.manifest,
+        load_s=SHORT_LOAD_S if args.self_test else args.load_s,
+        load_streams=1 if args.self_test else args.load_streams,
+        is_audible=load_speech_bounds(checkpoint.llm_dir).follows_text is not False,
+        settings=_settings(args.set, device),
+    )
+
+
+def describe(outcome: Outcome) -> str:
+    """Return one line for one check."""
+    told = outcome.reason or ", ".join(figure.describe() for figure in outcome.figures[:_SHOWN_FIGURES])
+    first_line = told.partition("\n")[0]
+    return f"{outcome.result.value:8} {outcome.path:{_PATH_WIDTH}} {outcome.seconds:6.1f} s  {first_line}"
+
+
+def _device(asked: str) -> str:
+    from llm_service.backends.auto import has_gpu
+
+    if asked != "auto":
+        return asked
+    return "cuda" if has_gpu() else "cpu"
+
+
+def _settings(given: Sequence[str], device: str) -> dict[str, str]:
+    settings = dict(GPU_SETTINGS) if device == "cuda" else {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"got --set {text!r}, expected NAME=VALUE")
+        settings[name] = value
+    return settings
+
+
+def _begin(plan: Plan, checks: Sequence[Check], args: argparse.Namespace) -> tuple[Certificate, list[Check]]:
+    from cosydit.certify.certificate import begin, resume
+
+    settings: dict[str, Any] = {**plan.settings, "load_s": plan.load_s, "load_streams": plan.load_streams}
+    settings["manifest"] = str(args.manifest)
+    certificate = begin(plan, args.commit, settings)
+    kept = resume(certificate, plan.out_dir) if args.resume else []
+    kept_line = f", {len(kept)} kept" if kept else ""
+    print(f"{certificate.gpu}, {certificate.weights}: {len(checks)} checks on {plan.device}{kept_line}", flush=True)
+    return certificate, [check for check in checks if check.path not in kept]
+
+
+def _run(plan: Plan, checks: Sequence[Check], left: Sequence[Check], certificate: Certificate) -> None:
+    """Run what is left, a line for each check, the certificate written behind each."""
+    from tqdm import tqdm
+
+    from cosydit.certify.certificate import in_order
+    from cosydit.certify.run import run_checks
+
+    with tqdm(total=len(left), disable=not sys.stderr.isatty(), leave=False, bar_format="{n}/{total} {desc}") as bar:
+
+        def keep(outcome: Outcome) -> None:
+            certificate.outcomes[outcome.path] = outcome
+            certificate.outcomes = in_order(certificate.outcomes, [check.path for check in checks])
+            certificate.write(plan.out_dir)
+            bar.update()
+            tqdm.write(describe(outcome), file=sys.stdout)
+            sys.stdout.flush()
+
+        run_checks(plan, left, bar.set_description, keep)
+
+
+def _finish(plan: Plan, certificate: Certificate) -> int:
+    from cosydit.certify.certificate import CERTIFICATE_FILE
+    from cosydit.certify.check import Result
+    from cosydit.certify.page import write_page
+
+    certificate.write(plan.out_dir)
+    page = write_page(certificate, plan.out_dir)
+    print(f"{certificate.result.value}: {certificate.counts()}; {plan.out_dir / CERTIFICATE_FILE}, {page}")
+    failed = [outcome for outcome in certificate.outcomes.values() if outcome.result is Result.FAIL]
+    for outcome in failed:
+        print(f"{outcome.path}: see docs/{outcome.page}")
+    return {Result.PASS: PASSED, Result.FAIL: FAILED, Result.NOT_RUN: NOTHING_RAN}[certificate.result]
+
+
+def _self_test(plan: Plan, only: Sequence[str]) -> int:
+    """Plant the faults; return 1 if one was not found."""
+    from cosydit.certify.areas import all_checks
+    from cosydit.certify.self_test import FaultReport, find_faults, wanted_faults
+
+    missed: list[FaultReport] = []
+
+    def tell(report: FaultReport) -> None:
+        if not report.is_found:
+            missed.append(report)
+        verdict = "found" if report.is_found else "MISSED"
+        print(f"{verdict:8} {report.fault.name}: {describe(report.outcome)}", flush=True)
+
+    faults = list(wanted_faults(all_checks(plan), only))
+    find_faults(plan, faults, tell)
+    print(f"{len(faults) - len(missed)} of {len(faults)} planted faults found")
+    return FAILED if missed else PASSED

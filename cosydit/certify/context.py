@@ -1,0 +1,133 @@
+"""What the checks of one group share while they run: services, ports, texts, the log. Closed behind the group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cosydit.certify.check import NotRunError, Plan
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.process import ServiceProcess, ServiceSpec
+from servicekit.clock import Clock, SystemClock
+
+T = TypeVar("T")
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Please call me back this evening, if you can.",
+    "It rained all night, and the river rose by morning.",
+    "A small boat crossed the bay before the storm.",
+)
+"""Sentences that any English voice can say."""
+VOICE = "default"
+_FIRST_PORT, _PORTS = 21_000, 9_000
+"""Below the ports that Linux gives to outgoing connections."""
+
+
+class CheckContext:
+    """The plan, and what was opened for the checks that run now."""
+
+    def __init__(
+        self, plan: Plan, clock: Clock | None = None, on_service: Callable[[int], None] = lambda pid: None
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            plan: what is certified.
+            clock: measures.
+            on_service: told of each process group that is started, so that others can end it if we can't.
+        """
+        self.plan = plan
+        """Replaced while a fault is planted."""
+        self.clock = clock or SystemClock()
+        self._on_service = on_service
+        self._opened = ExitStack()
+        self._resources: dict[str, Any] = {}
+        self._ports = _free_ports(os.getpid())
+
+    @property
+    def checkpoint(self) -> CheckpointLayout:
+        """Where the checkpoint's parts lie."""
+        return CheckpointLayout.under(self.plan.checkpoint_dir)
+
+    def shared(self, name: str, open_it: Callable[[], AbstractContextManager[T]]) -> T:
+        """Return what was opened under a name; it stays open until the group ends.
+
+        Raises:
+            NotRunError: it was tried before and failed.
+        """
+        found = self._resources.get(name)
+        if isinstance(found, NotRunError):
+            raise found
+        if found is None:
+            try:
+                found = self._opened.enter_context(open_it())
+            except BaseException:
+                self._resources[name] = NotRunError(f"{name} could not be started; see the check that failed")
+                raise
+            self._resources[name] = found
+        opened: T = found
+        return opened
+
+    def kept(self, name: str, make: Callable[[], T]) -> T:
+        """Return what is made once for the group and needs no closing."""
+        return self.shared(name, lambda: nullcontext(make()))
+
+    def end_group(self) -> None:
+        """Close what was shared."""
+        self._resources.clear()
+        opened, self._opened = self._opened, ExitStack()
+        opened.close()
+
+    def scratch(self, name: str) -> Path:
+        """Return an empty folder that is removed behind the group."""
+        self.plan.work_dir.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=f"certify-{name}-", dir=self.plan.work_dir)
+        return Path(self._opened.enter_context(folder))
+
+    def ports(self, count: int) -> list[int]:
+        """Return free TCP ports of this machine."""
+        return [next(self._ports) for _ in range(count)]
+
+    def started(self, pid: int) -> None:
+        """Tell of a process group that was started."""
+        self._on_service(pid)
+
+    @property
+    def log_dir(self) -> Path:
+        """Where services that are started here log to."""
+        return self.plan.out_dir / "logs"
+
+    @contextmanager
+    def running(self, spec: ServiceSpec, timeout_s: float) -> Iterator[ServiceProcess]:
+        """Run one service until the context is left.
+
+        Raises:
+            ServiceStartError: it did not become ready; the message ends with its log.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            spec.log_path.unlink()
+        service = ServiceProcess(spec)
+        with service:
+            self.started(service.pid)
+            service.wait_ready(timeout_s)
+            yield service
+
+
+def _free_ports(offset: int) -> Iterator[int]:
+    """Yield ports that nobody listens on, from a place of our own."""
+    number = offset
+    while True:
+        number += 1
+        port = _FIRST_PORT + number % _PORTS
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                yield port

@@ -1,0 +1,286 @@
+"""Checks of the machine: driver, GPU, compiler, imports, memory, MPS, Docker, hubs. Loads no model library itself."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
+from cosydit.certify.context import CheckContext
+from servicekit.extras import install_command
+
+AREA = "host"
+COMMAND_TIMEOUT_S = 30.0
+IMPORT_TIMEOUT_S = 180.0
+MIN_DRIVERS = (((13, 0), 580), ((12, 0), 525), ((11, 8), 520))
+"""CUDA release and later -> the least driver branch for Linux, by NVIDIA's table of minor version compatibility."""
+MIN_CAPABILITY = 8.0
+"""The fused kernels and bfloat16 need Ampere."""
+MIN_SHM_MIB = 64
+MIN_FREE_GIB = 6.0
+"""Free GPU memory beyond the weights: pool, graphs, voices and two CUDA contexts."""
+GIB, MIB = 1024**3, 1024**2
+MPS_CONTROL = "nvidia-cuda-mps-control"
+DEFAULT_MPS_PIPES = "/tmp/nvidia-mps"
+HUBS = ("https://huggingface.co", "https://www.modelscope.cn")
+_HUB_TIMEOUT_S = 5.0
+_NEEDED = ("torch", "transformers", "onnxruntime", "soundfile", "scipy.signal", "tritonclient.grpc", "tokenizers")
+_NEEDED_SHORT = ("torch", "onnxruntime", "tokenizers")
+_NEEDED_ON_GPU = ("triton",)
+_OPTIONAL = ("vllm", "tensorrt_llm", "tensorrt", "s3tokenizer", "torchaudio")
+_SHOWN_CHARACTERS = 600
+
+
+def checks() -> list[Check]:
+    """Return the checks of this area."""
+    gpu, cpu = "quick-start-gpu.md", "quick-start-cpu.md"
+    return [
+        Check(AREA, "driver", check_driver, gpu),
+        Check(AREA, "gpu", check_gpu, gpu),
+        Check(AREA, "compiler", check_compiler, gpu),
+        Check(AREA, "imports", check_imports, cpu, timeout_s=900),
+        Check(AREA, "memory", check_memory, gpu),
+        Check(AREA, "mps", check_mps, "performance.md"),
+        Check(AREA, "shared-memory", check_shared_memory, "docker.md"),
+        Check(AREA, "tritonserver", check_tritonserver, "troubleshooting.md"),
+        Check(AREA, "docker", check_docker, "docker.md"),
+        Check(AREA, "hubs", check_hubs, "checkpoints.md"),
+    ]
+
+
+def check_driver(context: CheckContext, found: Findings) -> None:
+    """The driver is new enough for the CUDA that torch was built for."""
+    line = _gpu_lines("driver_version")[0]
+    branch = int(line.partition(".")[0])
+    cuda = torch_cuda_version()
+    needed = min_driver(cuda)
+    found.note(f"driver {line}; torch is built for {'CUDA ' + cuda if cuda else 'CPUs alone'}")
+    found.at_least("driver branch", branch, needed)
+
+
+def min_driver(cuda: str | None) -> int:
+    """Return the least driver branch for a CUDA release; None means the oldest that is known."""
+    release = tuple(int(part) for part in cuda.split(".")[:2]) if cuda else MIN_DRIVERS[-1][0]
+    return next((driver for least, driver in MIN_DRIVERS if release >= least), MIN_DRIVERS[-1][1])
+
+
+def torch_cuda_version() -> str | None:
+    """Return the CUDA release that the installed torch was built for, without importing it; None for none."""
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "version.py"
+        if path.is_file() and (match := re.search(r"^cuda\b[^=\n]*= *'([\d.]+)'", path.read_text("utf-8"), re.M)):
+            return match[1]
+    return None
+
+
+def check_gpu(context: CheckContext, found: Findings) -> None:
+    """Torch sees the GPU, and the GPU can run the kernels."""
+    for line in _gpu_lines("name,memory.total,mig.mode.current,compute_mode"):
+        found.note(line)
+    program = (
+        "import json, torch; d = torch.cuda.get_device_capability(); f, t = torch.cuda.mem_get_info(); "
+        "x = torch.ones(64, 64, device='cuda'); assert float((x @ x).sum()) == 64 ** 3; "
+        "print(json.dumps({'capability': d[0] + d[1] / 10, 'free': f, 'total': t, 'count': torch.cuda.device_count()}))"
+    )
+    told = json.loads(_run_python(program).splitlines()[-1])
+    found.at_least("GPUs that torch sees", told["count"], 1)
+    found.at_least("compute capability", told["capability"], MIN_CAPABILITY)
+    found.tell("memory", told["total"] / GIB, "GiB")
+
+
+def check_compiler(context: CheckContext, found: Findings) -> None:
+    """A C compiler and Python's headers are there: the Triton language builds its launcher with them."""
+    if not context.plan.is_gpu:
+        raise NotRunError("token2wav runs on the CPU, which needs no compiler")
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    missing = ([] if compiler else ["gcc"]) + ([] if header.is_file() else [str(header)])
+    if missing:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise CheckFailedError(
+            f"{' and '.join(missing)} not found; install them: apt-get install gcc python{version}-dev"
+        )
+    found.note(f"{compiler}, {header}")
+
+
+def check_imports(context: CheckContext, found: Findings) -> None:
+    """What the services load can be loaded, each in a process of its own."""
+    needed = _NEEDED_SHORT if context.plan.is_short else _NEEDED + (_NEEDED_ON_GPU if context.plan.is_gpu else ())
+    optional = () if context.plan.is_short else tuple(name for name in _OPTIONAL if importlib.util.find_spec(name))
+    with ThreadPoolExecutor(2) as pool:
+        reports = dict(zip((*needed, *optional), pool.map(_import_seconds, (*needed, *optional)), strict=True))
+    broken = {name: report for name, report in reports.items() if isinstance(report, str)}
+    for name, report in reports.items():
+        if not isinstance(report, str):
+            found.tell(f"import {name}", report, "s")
+    if broken:
+        told = "; ".join(f"{name}: {report}" for name, report in broken.items())
+        raise CheckFailedError(f"{told}. Install again with: {install_command('demo')}")
+
+
+def check_memory(context: CheckContext, found: Findings) -> None:
+    """The GPU has room for the weights, the streams' pool and the graphs."""
+    if not context.plan.is_gpu:
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        found.tell("RAM", pages / GIB, "GiB")
+        found.at_least("RAM beyond the weights", (pages - _weight_bytes(context)) / GIB, 1.0, "GiB")
+        return
+    free_mib = max(float(line) for line in _gpu_lines("memory.free", units=False))
+    weights_gib = _weight_bytes(context) / GIB
+    found.tell("weights", weights_gib, "GiB")
+    found.at_least("free GPU memory beyond the weights", free_mib * MIB / GIB - weights_gib, MIN_FREE_GIB, "GiB")
+
+
+def check_mps(context: CheckContext, found: Findings) -> None:
+    """A daemon of MPS that CUDA will turn to is alive, and takes clients of this user."""
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_MPS_PIPES))
+    control, daemons = pipes / "control", list(_processes(MPS_CONTROL))
+    if not control.exists():
+        if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+            raise CheckFailedError(f"CUDA_MPS_PIPE_DIRECTORY is {pipes}, where no daemon is; start it, or unset it")
+        raise NotRunError(f"no daemon of MPS was started ({control} is not there); {MPS_CONTROL} -d starts one")
+    if not daemons and not _is_answered(control):
+        raise CheckFailedError(
+            f"the MPS daemon of {pipes} is dead: nobody reads {control}, and CUDA waits for it or fails. Start it "
+            f"with {MPS_CONTROL} -d, or remove {pipes}"
+        )
+    owner = control.stat().st_uid
+    found.note(f"daemon {daemons or 'of another container'}, owner {owner}, we are {os.getuid()}")
+    if owner not in (0, os.getuid()):
+        raise CheckFailedError(f"the MPS daemon belongs to user {owner}, and serves user {os.getuid()} not; start it "
+                               "as root or as the services' user")  # fmt: skip
+
+
+def check_shared_memory(context: CheckContext, found: Findings) -> None:
+    """/dev/shm has room for Triton's Python backend."""
+    usage = shutil.disk_usage("/dev/shm")
+    found.at_least("free in /dev/shm", usage.free / MIB, MIN_SHM_MIB, "MiB")
+
+
+def check_tritonserver(context: CheckContext, found: Findings) -> None:
+    """There is a Triton server, and the libpython that it embeds."""
+    from token2wav_service.serving.process.installation import (
+        TritonNotFoundError,
+        find_installation,
+        find_shared_libpython,
+    )
+
+    try:
+        found.note(f"{find_installation().binary}, {find_shared_libpython()}")
+    except TritonNotFoundError as error:
+        raise CheckFailedError(str(error)) from error
+
+
+def check_docker(context: CheckContext, found: Findings) -> None:
+    """Docker can hand the GPU to a container."""
+    if shutil.which("docker") is None:
+        raise NotRunError("docker is not installed; nothing but Compose needs it")
+    told = _output(["docker", "info", "--format", "{{json .Runtimes}}"])
+    if told is None:
+        raise NotRunError("docker does not answer; is its daemon running, and are we in its group?")
+    found.note(f"runtimes: {told.strip()[:_SHOWN_CHARACTERS]}")
+    if context.plan.is_gpu and "nvidia" not in told:
+        raise CheckFailedError("Docker has no runtime `nvidia`; install nvidia-container-toolkit, then restart Docker")
+
+
+def check_hubs(context: CheckContext, found: Findings) -> None:
+    """The hubs of models can be reached."""
+    if context.plan.is_short:
+        raise NotRunError("the self-test asks nothing of the network")
+    reached = [hub for hub in HUBS if _answers(hub, found)]
+    if not reached:
+        raise NotRunError("no hub can be reached; the official checkpoint can't be fetched here")
+    found.note(f"reached: {', '.join(reached)}")
+
+
+def _gpu_lines(fields: str, units: bool = True) -> list[str]:
+    """Ask the driver.
+
+    Raises:
+        NotRunError: it lists no GPU.
+    """
+    form = "csv,noheader" if units else "csv,noheader,nounits"
+    told = _output(["nvidia-smi", f"--query-gpu={fields}", f"--format={form}"])
+    lines = [line.strip() for line in (told or "").splitlines() if line.strip()]
+    if not lines:
+        raise NotRunError("nvidia-smi lists no GPU")
+    return lines
+
+
+def _output(command: Sequence[str]) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _run_python(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise CheckFailedError(f"python ended with status {done.returncode}: {done.stderr[-_SHOWN_CHARACTERS:]}")
+    return done.stdout
+
+
+def _import_seconds(name: str) -> float | str:
+    """Return how long an import takes in a process of its own, or what it said."""
+    began = time.perf_counter()
+    try:
+        _run_python(f"import {name}")
+    except (CheckFailedError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return time.perf_counter() - began
+
+
+def _weight_bytes(context: CheckContext) -> int:
+    folders = (context.checkpoint.token2wav_dir, context.checkpoint.llm_dir)
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def _processes(name: str) -> Iterator[int]:
+    """Yield the ids of processes by the beginning of their command's name, which the kernel cuts to 15 characters."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                if (folder / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode() == name:
+                    yield int(folder.name)
+            except OSError:
+                continue
+
+
+def _is_answered(control: Path) -> bool:
+    """Tell whether somebody reads the daemon's pipe; it may live in another container, out of our sight."""
+    if not stat.S_ISFIFO(control.stat().st_mode):
+        return _output(["sh", "-c", f"echo get_server_list | timeout 5 {MPS_CONTROL}"]) is not None
+    try:
+        os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno == errno.EACCES
+    return True
+
+
+def _answers(url: str, found: Findings) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=_HUB_TIMEOUT_S):
+            return True
+    except (OSError, ValueError) as error:
+        found.note(f"{url}: {error}")
+        return False

@@ -1,0 +1,455 @@
+"""Checks of the LLM behind each backend, asked with the gateway's own streamed request.
+
+The model's float32 computation on the CPU is what greedy answers are compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+from prometheus_client.parser import text_string_to_metric_families
+
+from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
+from cosydit.certify.checkpoint import SERVED_DTYPE
+from cosydit.certify.context import TEXTS, VOICE, CheckContext
+from cosydit.certify.faults import server_program
+from cosydit.stack.process import ServiceSpec, read_json
+from gateway.core import Sampling, Utterance
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.wire import LLMWire
+from llm_service.backends.base import Backend
+from llm_service.backends.embedded import EmbeddedBackend
+from llm_service.backends.trtllm import PROGRAM as TRTLLM_PROGRAM
+from llm_service.backends.trtllm import TrtllmBackend
+from llm_service.backends.vllm import PROGRAM as VLLM_PROGRAM
+from llm_service.backends.vllm import VllmBackend
+from llm_service.config import EmbeddedConfig, LLMBackend
+from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
+from llm_service.export.convert import Origin, convert_huggingface
+from llm_service.huggingface_layout import has_speech_form
+from llm_service.speech_head import read_speech_head
+from llm_service.text_encoder import TextEncoder, load_text_encoder
+from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
+from token2wav_service.checkpoint.family import open_features
+from token2wav_service.features.audio import load_prompt_audio
+
+AREA = "llm"
+PAGE = "llm.md"
+START_TIMEOUT_S = 600.0
+REQUEST_TIMEOUT_S = 120.0
+GREEDY_TOKENS, SHORT_GREEDY_TOKENS = 12, 6
+"""Asked one by one for each text."""
+GREEDY_ANSWER_TOKENS = 48
+TOLERATED_GAP = 1.0
+"""Logits by which a choice may lie below the float32 model's best: half precision turns near ties round."""
+LEAST_EQUAL = 0.75
+"""Share of choices that must be the float32 model's own."""
+SHIFTS = range(-4, 5)
+LEAST_MARGIN = 0.5
+"""Logits by which the bias must decide between two tokens: more than half precision turns round."""
+LITTLE_PENALTY, MUCH_PENALTY = 1.0, 5.0
+EXACT_TOKENS = 40
+AT_ONCE, SHORT_AT_ONCE = 64, 8
+CANCELLED = 4
+LONG_TOKENS = 1500
+FREED_WITHIN_S = 10.0
+POLL_S = 0.05
+_RUNNING = ("cosydit_llm_requests_running", "vllm:num_requests_running", "trtllm_num_requests_running")
+_PROGRAMS = {LLMBackend.VLLM: VLLM_PROGRAM, LLMBackend.TRTLLM: TRTLLM_PROGRAM}
+_METRICS = {LLMBackend.TRTLLM: "/prometheus/metrics"}
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def checks(is_gpu: bool) -> list[Check]:
+    """Return the checks of every backend; of one that is not installed, only that it does not start."""
+    backends = [LLMBackend.EMBEDDED] + ([LLMBackend.VLLM, LLMBackend.TRTLLM] if is_gpu else [])
+    return [check for backend in backends for check in _checks_of(backend)]
+
+
+def _checks_of(backend: LLMBackend) -> Iterator[Check]:
+    named = {
+        "start": check_start,
+        "ids": check_ids,
+        "finish-reasons": check_finish_reasons,
+        "token-offset": check_token_offset,
+        "head-bias": check_head_bias,
+        "penalty": check_penalty,
+        "seeds": check_seeds,
+        "cancel": check_cancel,
+        "at-once": check_at_once,
+    }
+    program = _PROGRAMS.get(backend)
+    if program is not None and shutil.which(program) is None:
+        named = {"start": check_start}
+    for name, run in named.items():
+        timeout_s = 2 * START_TIMEOUT_S if name in ("start", "token-offset", "at-once") else START_TIMEOUT_S
+        yield Check(AREA, f"{backend.value}/{name}", partial(run, backend=backend), PAGE, timeout_s)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running LLM service and how to ask it."""
+
+    url: str
+    backend: LLMBackend
+    wire: LLMWire
+    encoder: TextEncoder
+    model: str
+    voice: Utterance
+    """With the voice's transcript and tokens; its text is replaced."""
+    ready_s: float
+
+    @property
+    def vocabulary(self) -> SpeechVocabulary:
+        """The model's numbering."""
+        return self.encoder.vocabulary
+
+    def body(self, text: str, **fields: Any) -> dict[str, Any]:
+        """Return the gateway's own request for a text, some fields replaced."""
+        utterance = Utterance(text, self.voice.reference_text, self.voice.reference_tokens)
+        request = self.wire.request(utterance, Sampling(), 0, self.model)
+        return {**request.body, **fields}
+
+    def ids(self, body: dict[str, Any]) -> tuple[list[int], str]:
+        """Ask for an answer in one piece; return its LLM ids, end tokens left out, and why it ended."""
+        response = httpx.post(
+            f"{self.url}/v1/completions", json={**body, "stream": False}, timeout=REQUEST_TIMEOUT_S, trust_env=False
+        )
+        if response.status_code != httpx.codes.OK:
+            raise CheckFailedError(f"the server answered {response.status_code}: {response.text[:300]}")
+        choice = response.json()["choices"][0]
+        ends = set(self.vocabulary.end_ids)
+        return [int(each) for each in choice["token_ids"] if each not in ends], str(choice["finish_reason"])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one streamed request brought."""
+
+    speech_ids: tuple[int, ...]
+    finish_reason: str
+    first_s: float
+    total_s: float
+
+
+def server(context: CheckContext, backend: LLMBackend) -> Server:
+    """Return the backend's server, started by the first check that asks."""
+    return context.shared(f"llm/{backend.value}", partial(_serving, context, backend))
+
+
+def check_start(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """The service starts, and says which model it serves."""
+    program = _PROGRAMS.get(backend)
+    if program is not None and shutil.which(program) is None:
+        raise NotRunError(f"{program} is not on PATH: {backend.value} is not installed in this environment")
+    running = server(context, backend)
+    found.tell("ready after", running.ready_s, "s")
+    found.note(f"model {running.model}, backend {backend.value}")
+
+
+def check_ids(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """The gateway's request brings speech tokens and nothing else, as many as the text needs."""
+    asked = server(context, backend)
+    answers = _ask(asked, _texts(context), seed=1)
+    lengths = [len(answer.speech_ids) for answer in answers]
+    found.equals("ids outside 0..6560", sum(not 0 <= i < SPEECH_TOKEN_COUNT for a in answers for i in a.speech_ids), 0)
+    found.at_least("tokens of the shortest answer", min(lengths), 1)
+    letters = [len(text) for text in _texts(context)]
+    rates = [length / count for length, count in zip(lengths, letters, strict=True)]
+    found.tell("tokens a letter", statistics.mean(rates))
+    found.tell("different tokens", len({token for answer in answers for token in answer.speech_ids}))
+
+
+def check_finish_reasons(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """An answer ends by itself or at max_tokens, says which, and never before min_tokens."""
+    asked = server(context, backend)
+    reasons = [answer.finish_reason for answer in _ask(asked, _texts(context), seed=2)]
+    found.equals("reasons that are neither stop nor length", sum(r not in ("stop", "length") for r in reasons), 0)
+    if context.plan.is_audible:
+        found.at_least("answers that ended by themselves", reasons.count("stop"), 1)
+    body = asked.body(TEXTS[0], min_tokens=EXACT_TOKENS, max_tokens=EXACT_TOKENS)
+    ids, reason = asked.ids(body)
+    found.equals("tokens where min_tokens and max_tokens agree", len(ids), EXACT_TOKENS)
+    found.equals("of them said to have ended at the bound", int(reason == "length"), 1)
+
+
+@dataclass(frozen=True)
+class _Question:
+    prompt: list[int]
+    logits: FloatArray
+    """[rows] of the float32 model."""
+
+
+def check_token_offset(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """Greedy answers are the float32 model's; where they are not, says whether all ids are shifted."""
+    asked = server(context, backend)
+    questions, choices = _greedy(context, asked)
+    best = [int(question.logits.argmax()) for question in questions]
+    gaps = [_gap(q.logits, row) for q, row in zip(questions, choices, strict=True)]
+    equal = sum(gap == 0 for gap in gaps) / len(gaps)
+    found.tell("questions", len(questions))
+    found.at_least("share of the float32 model's own choices", equal, LEAST_EQUAL)
+    found.at_most("worst choice below its best", max(gaps), TOLERATED_GAP, "logits")
+    shifts = {s: sum(row is not None and row - s == b for row, b in zip(choices, best, strict=True)) for s in SHIFTS}
+    shift = max(shifts, key=lambda s: shifts[s])
+    if shift and shifts[shift] > LEAST_EQUAL * len(questions):
+        raise CheckFailedError(f"every id is off by {shift:+d}: wrong token offset in the server or its tokenizer")
+
+
+def check_head_bias(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """Where the head's bias decides between two tokens, the server answers with it."""
+    asked = server(context, backend)
+    bias = read_speech_head(context.checkpoint.llm_dir).bias.float().numpy()
+    questions, _ = _greedy(context, asked)
+    pairs = [(question, *_decided_by(question.logits, bias)) for question in questions]
+    clear = [(question, right, wrong) for question, right, wrong, margin in pairs if margin >= LEAST_MARGIN]
+    found.tell("answers that the bias decides", len(clear))
+    if not clear:
+        raise NotRunError("the bias is too small to decide any answer")
+    choices = [_choice(asked, question, (right, wrong)) for question, right, wrong in clear]
+    without = sum(row != right for row, (_, right, _) in zip(choices, clear, strict=True)) / len(clear)
+    found.at_most("share of them as if there were none", without, 1 - LEAST_EQUAL)
+    if without > 1 - LEAST_EQUAL:
+        raise CheckFailedError(
+            f"{without:.0%} of {len(clear)} answers are those of a head without its bias: the bias was dropped; serve "
+            "the converted form (cosydit convert-llm huggingface)"
+        )
+
+
+def _decided_by(logits: FloatArray, bias: FloatArray) -> tuple[int, int, float]:
+    """Return the row that wins with the bias, one that wins over it without, and how clearly either does."""
+    wrong = int(bias.argmin())
+    lead, swing = logits - logits[wrong], bias - bias[wrong]
+    margins = np.minimum(lead, swing - lead)
+    right = int(margins.argmax())
+    return right, wrong, float(margins[right])
+
+
+def _choice(asked: Server, question: _Question, rows: Sequence[int] = ()) -> int | None:
+    """Return the row that the server draws greedily, of these alone if there are any; None for an end token."""
+    first_id = asked.vocabulary.first_id
+    only = {"allowed_token_ids": [first_id + row for row in rows]} if rows else {}
+    if rows and asked.backend is LLMBackend.TRTLLM:
+        raise NotRunError("trtllm-serve takes no allowed_token_ids, so that two tokens can't be compared")
+    flags = {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 1, "min_tokens": 0}
+    ids, _ = asked.ids(asked.body(TEXTS[0], **flags) | {"prompt": question.prompt} | only)
+    return ids[0] - first_id if ids else None
+
+
+def check_penalty(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """The repetition penalty is applied: a large one changes a greedy answer."""
+    asked = server(context, backend)
+    answers = [
+        asked.ids(
+            asked.body(
+                TEXTS[0],
+                temperature=0.0,
+                repetition_penalty=penalty,
+                min_tokens=GREEDY_ANSWER_TOKENS,
+                max_tokens=GREEDY_ANSWER_TOKENS,
+            )
+        )[0]
+        for penalty in (LITTLE_PENALTY, MUCH_PENALTY)
+    ]
+    changed = sum(one != other for one, other in zip(*answers, strict=False))
+    found.tell("repeated tokens without a penalty", len(answers[0]) - len(set(answers[0])))
+    found.tell("repeated tokens with a penalty of 5", len(answers[1]) - len(set(answers[1])))
+    found.at_least("tokens that the penalty changes", changed, 1)
+    if not changed:
+        raise CheckFailedError("repetition_penalty 1 and 5 give the same greedy answer: the sampler applies no penalty")
+
+
+def check_seeds(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """Equal seeds give equal answers, others don't."""
+    asked = server(context, backend)
+    first, again, other = (_ask(asked, TEXTS[:1], seed=seed)[0].speech_ids for seed in (7, 7, 8))
+    found.equals("tokens that differ with the same seed", _differences(first, again), 0)
+    found.at_least("tokens that differ with another seed", _differences(first, other), 1)
+
+
+def check_cancel(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """A caller who hangs up frees the slot."""
+    asked = server(context, backend)
+    before = _running(asked)
+    if before is None:
+        raise NotRunError(f"{backend.value} shows no number of running requests at {_metrics_url(asked)}")
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False))
+        body = asked.body(TEXTS[0], min_tokens=LONG_TOKENS, max_tokens=LONG_TOKENS)
+        for _ in range(CANCELLED):
+            response = stack.enter_context(client.stream("POST", f"{asked.url}/v1/completions", json=body))
+            next(response.iter_lines())
+    began = time.perf_counter()
+    running = _running(asked)
+    while running and time.perf_counter() - began < FREED_WITHIN_S:
+        time.sleep(POLL_S)
+        running = _running(asked)
+    found.equals("requests that still run", running if running is not None else -1, 0)
+    found.at_most("freed after", time.perf_counter() - began, FREED_WITHIN_S, "s")
+
+
+def check_at_once(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """Many requests at once all end well; says how fast one and all of them are."""
+    asked = server(context, backend)
+    alone = _ask(asked, TEXTS[:1], seed=3)[0]
+    found.tell("first token, alone", 1000 * alone.first_s, "ms")
+    spoken = len(alone.speech_ids) / alone.total_s
+    if context.plan.is_gpu:
+        found.at_least("tokens a second, alone", spoken, SPEECH_TOKENS_PER_SECOND)
+    else:
+        found.tell("tokens a second, alone", spoken)
+    count = SHORT_AT_ONCE if context.plan.is_short else AT_ONCE
+    began = time.perf_counter()
+    answers = _ask(asked, [TEXTS[i % len(TEXTS)] for i in range(count)], seed=4)
+    seconds = time.perf_counter() - began
+    found.equals(f"answers of {count} requests at once", len(answers), count)
+    found.tell("tokens a second, all together", sum(len(a.speech_ids) for a in answers) / seconds)
+    found.series["first token (ms), all at once"] = sorted(1000 * answer.first_s for answer in answers)
+
+
+@contextmanager
+def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
+    model_dir, port = _model_dir(context, backend), context.ports(1)[0]
+    command = [sys.executable, *server_program(context.plan.fault), "--backend", backend.value]
+    command += ["--model-dir", str(model_dir), "--port", str(port)]
+    if backend is LLMBackend.EMBEDDED and context.plan.is_gpu:
+        command += ["--device", context.plan.device]
+    url = f"http://127.0.0.1:{port}"
+    log = context.log_dir / f"llm_{backend.value}.log"
+    began = time.perf_counter()
+    with context.running(ServiceSpec("llm_service", command, f"{url}/health", log), START_TIMEOUT_S):
+        ready_s = time.perf_counter() - began
+        encoder = load_text_encoder(context.checkpoint.llm_dir)
+        model = str(read_json(f"{url}/v1/models")["data"][0]["id"])
+        yield Server(url, backend, LLMWire(encoder, backend), encoder, model, _voice(context), ready_s)
+
+
+def _model_dir(context: CheckContext, backend: LLMBackend) -> Path:
+    """Return what the backend serves: for vLLM and TensorRT-LLM the converted form, made here where it is not there."""
+    source = context.checkpoint.llm_dir
+    if not _backend(backend).capabilities.needs_converted_form or has_speech_form(source):
+        return source
+    target = context.plan.work_dir / "certify-llm-converted"
+    convert_huggingface(Origin(source), target, SERVED_DTYPE)
+    return target
+
+
+def _backend(name: LLMBackend) -> Backend:
+    if name is LLMBackend.VLLM:
+        return VllmBackend()
+    return TrtllmBackend() if name is LLMBackend.TRTLLM else EmbeddedBackend(EmbeddedConfig())
+
+
+def _voice(context: CheckContext) -> Utterance:
+    """Return the default voice's transcript and speech tokens."""
+    folder = context.checkpoint.voices_dir
+    transcript = (folder / f"{VOICE}.txt").read_text("utf-8").strip()
+    samples = load_prompt_audio((folder / f"{VOICE}.wav").read_bytes())
+    tokens = voice_tokens(context, samples, "cpu")
+    return Utterance("", transcript, tuple(int(token) for token in tokens))
+
+
+def voice_tokens(context: CheckContext, samples: FloatArray, device: str) -> npt.NDArray[np.int64]:
+    """Return the speech tokens [T] of a prompt [N] at 16 kHz."""
+    return open_features(context.checkpoint.token2wav_dir, 1, device).tokens(samples)
+
+
+def _texts(context: CheckContext) -> tuple[str, ...]:
+    return TEXTS[:2] if context.plan.is_short else TEXTS
+
+
+def _ask(asked: Server, texts: Sequence[str], seed: int) -> list[Answer]:
+    """Send the gateway's streamed request for every text at once."""
+
+    async def all_of_them() -> list[Answer]:
+        client = SpeechLMClient(asked.url, asked.wire)
+        try:
+            return await asyncio.gather(*(_answer(client, asked, text, seed + i) for i, text in enumerate(texts)))
+        finally:
+            await client.close()
+
+    return asyncio.run(all_of_them())
+
+
+async def _answer(client: SpeechLMClient, asked: Server, text: str, seed: int) -> Answer:
+    utterance = Utterance(text, asked.voice.reference_text, asked.voice.reference_tokens)
+    began = time.perf_counter()
+    ids: list[int] = []
+    first_s, reason = 0.0, ""
+    async for delta in client.generate(utterance, Sampling(), seed):
+        if delta.token_ids and not ids:
+            first_s = time.perf_counter() - began
+        ids += delta.token_ids
+        reason = delta.finish_reason or reason
+    return Answer(tuple(ids), reason, first_s, time.perf_counter() - began)
+
+
+def _greedy(context: CheckContext, asked: Server) -> tuple[list[_Question], list[int | None]]:
+    """Return the float32 model's logits after each of its own next tokens, and the server's choices there."""
+    return context.shared(f"llm/{asked.backend.value}/greedy", partial(_asked_greedily, context, asked))
+
+
+@contextmanager
+def _asked_greedily(context: CheckContext, asked: Server) -> Iterator[tuple[list[_Question], list[int | None]]]:
+    questions = list(_questions(context, asked))
+    choices = [_choice(asked, question) for question in questions]
+    yield questions, choices
+
+
+def _questions(context: CheckContext, asked: Server) -> Iterator[_Question]:
+    model = SpeechLanguageModel.load(context.checkpoint.llm_dir, "cpu", "float32")
+    count = SHORT_GREEDY_TOKENS if context.plan.is_short else GREEDY_TOKENS
+    prompts = [list(asked.body(text)["prompt"]) for text in _texts(context)]
+    longest = max(map(len, prompts)) + count
+    model.allocate_cache(model.cache_shape(1, longest), rows_per_forward=1)
+    for ids in prompts:
+        logits = model.prefill(0, ids)
+        for _ in range(count):
+            yield _Question(list(ids), logits)
+            row = int(logits.argmax())
+            if row >= SPEECH_TOKEN_COUNT:
+                break
+            ids.append(model.vocabulary.first_id + row)
+            logits = model.decode([DecodeRow(0, ids[-1], len(ids) - 1)])[0]
+
+
+def _gap(logits: FloatArray, row: int | None) -> float:
+    """Return how far a choice lies below the best; None is an end token, and what is no row is infinitely far."""
+    if row is None:
+        return float(logits.max() - logits[SPEECH_TOKEN_COUNT:].max())
+    return float(logits.max() - logits[row]) if 0 <= row < len(logits) else float("inf")
+
+
+def _differences(first: Sequence[int], second: Sequence[int]) -> int:
+    return sum(a != b for a, b in zip(first, second, strict=False)) + abs(len(first) - len(second))
+
+
+def _metrics_url(asked: Server) -> str:
+    return asked.url + _METRICS.get(asked.backend, "/metrics")
+
+
+def _running(asked: Server) -> float | None:
+    """Return how many requests the server says that it runs; None where it does not say."""
+    try:
+        with urllib.request.urlopen(_metrics_url(asked), timeout=REQUEST_TIMEOUT_S) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return None
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name in _RUNNING]
+    return sum(sample.value for sample in samples) if samples else None

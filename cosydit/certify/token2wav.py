@@ -1,0 +1,336 @@
+"""Checks of token2wav on its device: golden vectors, the served form against float32 on the CPU, prompts, speed.
+
+The engine here is the service's own, without Triton around it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cosydit.certify.audio import keep_audio
+from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
+from cosydit.certify.context import VOICE, CheckContext
+from cosydit.certify.faults import wrong_weight
+from cosydit.stack.engines import report_engines
+from servicekit.clock import SystemClock
+from servicekit.extras import install_command
+from token2wav_service.build import build_engine
+from token2wav_service.checkpoint.family import open_features
+from token2wav_service.config import Token2WavConfig
+from token2wav_service.contract import (
+    LOOKAHEAD_TOKENS,
+    MAX_PROMPT_SECONDS,
+    PROMPT_SAMPLE_RATE_HZ,
+    SAMPLE_RATE_HZ,
+    SAMPLES_PER_TOKEN,
+)
+from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.features.mel import flow_mel_24k
+from token2wav_service.models.streaming import FlowInput, VocoderInput
+from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.offline import OfflineUtterance, best_window_tokens, synthesize_all
+from token2wav_service.replay.report import Report
+from token2wav_service.replay.run import replay_directory
+from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, load_flow_vectors, load_hift_vectors, stream_flow
+from token2wav_service.replay.vectors import VectorFolder, calls
+from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
+from token2wav_service.runtime.tensorrt.manifest import probe_host
+from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
+
+AREA = "token2wav"
+PAGE = "performance.md"
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "assets" / "golden"
+GPU_TOLERANCE = 1e-2
+"""Largest error of mel and wave on a GPU: its sums run in another order, and the solver's ten steps multiply that."""
+GOLDEN_STEPS = 10
+LARGEST_DISTANCE = 0.15
+"""Mean absolute difference of log-mels (natural log) between the served form and float32 on the CPU."""
+ALONE_DISTANCE = 0.05
+"""The same between a stream alone and beside another."""
+SPOKEN_TOKENS, SHORT_SPOKEN_TOKENS = 75, 40
+PROMPT_SECONDS = (3.0, 8.0, MAX_PROMPT_SECONDS)
+SHORT_PROMPT_SECONDS = (3.0,)
+LEAST_EQUAL_TOKENS = 0.95
+WARM_UP_RUNS, RUNS = 2, 5
+REAL_TIME = 1.0
+_MIB = 1024 * 1024
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def checks() -> list[Check]:
+    """Return the checks of this area."""
+    return [
+        Check(AREA, "golden", check_golden, "contributing.md"),
+        Check(AREA, "reference", check_reference, PAGE, timeout_s=900),
+        Check(AREA, "speech-tokens", check_speech_tokens, "voices.md"),
+        Check(AREA, "prompts", check_prompts, "voices.md", timeout_s=600),
+        Check(AREA, "two-voices", check_two_voices, PAGE),
+        Check(AREA, "buckets", check_buckets, PAGE, timeout_s=600),
+        Check(AREA, "tensorrt", check_tensorrt, PAGE, timeout_s=900),
+    ]
+
+
+def check_golden(context: CheckContext, found: Findings) -> None:
+    """Golden vectors of the original, through the modules on the device, in float32."""
+    directory = context.plan.golden_dir or GOLDEN
+    if not directory.is_dir():
+        raise NotRunError("the golden vectors lie in the repository's tests/assets/golden; name them with --golden")
+    report = _replay_on(directory, context.plan.device) if context.plan.is_gpu else replay_directory(directory)
+    failed = [row.output for row in report.rows if not row.passed]
+    found.at_least("outputs compared", len(report.rows), 1)
+    found.equals("outputs out of tolerance", len(failed), 0)
+    if failed:
+        worst = ", ".join(f"{row.output} {row.error:.3g}" for row in report.rows if not row.passed)
+        raise CheckFailedError(f"{len(failed)} of {len(report.rows)} golden outputs differ: {worst[:500]}")
+
+
+def check_reference(context: CheckContext, found: Findings) -> None:
+    """Fixed tokens sound the same in the served form as in float32 on the CPU."""
+    engine = _engine(context)
+    tokens, prompt = _tokens(context), _prompt(context)
+    served = _speak(engine, tokens, prompt)
+    with _opened(_config(context, device="cpu", dtype="float32", runner="torch")) as plain:
+        reference = _speak(plain, tokens, prompt)
+    found.equals("samples", len(served), len(reference))
+    found.equals("samples that are not finite", int((~np.isfinite(served)).sum()), 0)
+    found.note(f"served: {engine.config.device}, {engine.config.dtype}, runner {engine.config.runner.value}")
+    keep_audio(context, found, "token2wav-served", served)
+    keep_audio(context, found, "token2wav-float32-cpu", reference)
+    found.at_most("log-mel distance", _distance(served, reference), LARGEST_DISTANCE)
+
+
+def check_speech_tokens(context: CheckContext, found: Findings) -> None:
+    """The speech tokenizer on the GPU hears what it hears on the CPU."""
+    if not context.plan.is_gpu:
+        raise NotRunError("token2wav runs on the CPU, and so does its speech tokenizer")
+    if importlib.util.find_spec("s3tokenizer") is None:
+        raise NotRunError(f"s3tokenizer is not installed, so the tokenizer runs on the CPU; {install_command('gpu')}")
+    prompt = _prompt(context)
+    on_gpu, on_cpu = (
+        open_features(context.checkpoint.token2wav_dir, 1, device).tokens(prompt.samples)
+        for device in (context.plan.device, "cpu")
+    )
+    found.equals("tokens on the GPU", len(on_gpu), len(on_cpu))
+    found.at_least("share of equal tokens", float((on_gpu == on_cpu).mean()), LEAST_EQUAL_TOKENS)
+
+
+def check_prompts(context: CheckContext, found: Findings) -> None:
+    """Voices of short, usual and the longest prompts are prepared, and speak."""
+    engine, tokens = _engine(context), _tokens(context)
+    for seconds in SHORT_PROMPT_SECONDS if context.plan.is_short else PROMPT_SECONDS:
+        prompt = _prompt(context, seconds)
+        began = time.perf_counter()
+        engine.voices.register(prompt)
+        found.tell(f"a voice of {seconds:g} s prepared in", 1000 * (time.perf_counter() - began), "ms")
+        samples = _speak(engine, tokens, prompt)
+        found.equals(f"seconds spoken with {seconds:g} s", len(samples) / SAMPLE_RATE_HZ, _seconds(tokens))
+        found.at_least(f"loudness with {seconds:g} s", _level(samples), 1e-5)
+        found.equals(f"samples not finite with {seconds:g} s", int((~np.isfinite(samples)).sum()), 0)
+    found.tell("memory of voices", engine.stats().voice_bytes / _MIB, "MiB")
+
+
+def check_two_voices(context: CheckContext, found: Findings) -> None:
+    """Two streams with different voices in one batch sound as each alone."""
+    engine, tokens = _engine(context), _tokens(context)
+    prompts = {"short": _prompt(context, 3.0), "usual": _prompt(context)}
+    alone = {name: _speak(engine, tokens, prompt) for name, prompt in prompts.items()}
+    utterances = [OfflineUtterance(name, tokens, prompt, StreamOptions(seed=1)) for name, prompt in prompts.items()]
+    for speech in synthesize_all(engine, utterances, best_window_tokens(engine.config)):
+        if not isinstance(speech.outcome, np.ndarray):
+            raise CheckFailedError(f"the {speech.name} voice: {speech.outcome}")
+        found.at_most(
+            f"log-mel distance of the {speech.name} voice beside the other",
+            _distance(speech.outcome, alone[speech.name]),
+            ALONE_DISTANCE,
+        )
+    engine.check_integrity()
+
+
+def check_buckets(context: CheckContext, found: Findings) -> None:
+    """One chunk of so many streams at once, for every program that is served."""
+    engine, shapes = _engine(context), StepShapes()
+    voice = engine.voices.register(_prompt(context)).voice_id
+    token_buckets = TOKEN_BUCKETS if context.plan.is_gpu else TOKEN_BUCKETS[: 1 if context.plan.is_short else 2]
+    most = engine.config.max_streams if context.plan.is_gpu else 2
+    for tokens in token_buckets:
+        sizes = [size for size in STREAM_BUCKETS if size <= min(most, shapes.most_streams(tokens))]
+        for streams in sizes:
+            times = _chunk_s(engine, voice, streams, tokens, 1 if context.plan.is_short else RUNS)
+            found.tell(f"{streams} streams, {tokens} tokens", 1000 * float(np.median(times)), "ms")
+    one = next(figure.value for figure in found.figures if figure.name.startswith("1 streams"))
+    if context.plan.is_gpu:
+        found.at_most("of a chunk's own duration, alone", one / 1000 / (token_buckets[0] / 25), REAL_TIME)
+
+
+def check_tensorrt(context: CheckContext, found: Findings) -> None:
+    """The engine of TensorRT sounds as the fused kernels; says which of the two is faster."""
+    if not context.plan.is_gpu or importlib.util.find_spec("tensorrt") is None:
+        raise NotRunError(f"TensorRT needs a GPU and its package; install with: {install_command('tensorrt')}")
+    reports = report_engines(context.checkpoint.token2wav_dir, probe_host())
+    if not any(report.graph and not report.problems for report in reports):
+        told = "; ".join(f"{report.name}: {', '.join(report.problems)}" for report in reports) or "none is built"
+        raise NotRunError(f"no engine that fits ({told}); cosydit build-engines {context.checkpoint.token2wav_dir}")
+    tokens, prompt = _tokens(context), _prompt(context)
+    engine = _engine(context)
+    voice = engine.voices.register(prompt).voice_id
+    slots, slots_s = _speak(engine, tokens, prompt), _chunk_s(engine, voice, 1, TOKEN_BUCKETS[0], RUNS)
+    with _opened(_config(context, runner="tensorrt")) as other:
+        voice = other.voices.register(prompt).voice_id
+        spoken, seconds = _speak(other, tokens, prompt), _chunk_s(other, voice, 1, TOKEN_BUCKETS[0], RUNS)
+    found.at_most("log-mel distance from slots", _distance(spoken, slots), LARGEST_DISTANCE)
+    found.tell("one chunk, slots", 1000 * float(np.median(slots_s)), "ms")
+    found.tell("one chunk, tensorrt", 1000 * float(np.median(seconds)), "ms")
+    found.note(f"faster: {'tensorrt' if np.median(seconds) < np.median(slots_s) else 'slots'}")
+
+
+def _config(context: CheckContext, **fields: str) -> Token2WavConfig:
+    """Return the engine's settings: the plan's, some replaced."""
+    known = set(Token2WavConfig.__dataclass_fields__)
+    given = {name: value for name, value in context.plan.settings.items() if name in known}
+    return Token2WavConfig.from_mapping(
+        {"model_dir": str(context.checkpoint.token2wav_dir), "device": context.plan.device, **given, **fields}
+    )
+
+
+def _engine(context: CheckContext) -> Token2WavEngine:
+    """Return the engine as it serves, built by the first check that asks."""
+    return context.shared("token2wav", partial(_served, context))
+
+
+@contextmanager
+def _served(context: CheckContext) -> Iterator[Token2WavEngine]:
+    with ExitStack() as stack:
+        with wrong_weight(context.plan.fault):
+            engine = stack.enter_context(_opened(_config(context)))
+        yield engine
+
+
+@contextmanager
+def _opened(config: Token2WavConfig) -> Iterator[Token2WavEngine]:
+    engine = build_engine(config, SystemClock())
+    try:
+        yield engine
+    finally:
+        del engine
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _prompt(context: CheckContext, seconds: float | None = None) -> VoicePrompt:
+    """Return the default voice, repeated or cut to a length."""
+    samples = load_prompt_audio((context.checkpoint.voices_dir / f"{VOICE}.wav").read_bytes())
+    if seconds is None:
+        return VoicePrompt(samples)
+    count = int(seconds * PROMPT_SAMPLE_RATE_HZ)
+    return VoicePrompt(np.tile(samples, -(-count // len(samples)))[:count])
+
+
+def _tokens(context: CheckContext) -> tuple[int, ...]:
+    """Return tokens that any checkpoint can speak: those of its own default voice."""
+    count = SHORT_SPOKEN_TOKENS if context.plan.is_short else SPOKEN_TOKENS
+    heard = open_features(context.checkpoint.token2wav_dir).tokens(_prompt(context).samples)
+    return tuple(int(token) for token in np.tile(heard, -(-count // len(heard)))[:count])
+
+
+def _speak(engine: Token2WavEngine, tokens: Sequence[int], prompt: VoicePrompt) -> FloatArray:
+    utterance = OfflineUtterance("one", tuple(tokens), prompt, StreamOptions(seed=1))
+    (speech,) = synthesize_all(engine, [utterance], best_window_tokens(engine.config))
+    if not isinstance(speech.outcome, np.ndarray):
+        raise speech.outcome
+    return speech.outcome
+
+
+def _chunk_s(engine: Token2WavEngine, voice: str, streams: int, tokens: int, runs: int) -> list[float]:
+    """Return seconds from the tokens of a chunk to the last stream's audio, per run."""
+    seconds = []
+    for run in range(WARM_UP_RUNS + runs):
+        opened = [engine.open_stream(voice, StreamOptions(seed=run * streams + i)) for i in range(streams)]
+        window = tuple(range(tokens + LOOKAHEAD_TOKENS))
+        began = time.perf_counter()
+        for stream in opened:
+            engine.add_chunk(TokenChunk(stream, 0, window, False))
+        done = 0
+        while done < streams:
+            results = engine.step()
+            failed = [result.outcome for result in results if not isinstance(result.outcome, AudioChunk)]
+            if failed:
+                raise CheckFailedError(f"{streams} streams of {tokens} tokens: {failed[0]}")
+            done += len(results)
+        seconds.append(time.perf_counter() - began)
+        for stream in opened:
+            engine.abort(stream)
+    return seconds[WARM_UP_RUNS:]
+
+
+def _distance(first: FloatArray, second: FloatArray) -> float:
+    """Return the mean absolute difference of two log-mels, natural log, over the time that both have."""
+    mels = [flow_mel_24k(samples) for samples in (first, second)]
+    count = min(map(len, mels))
+    return float(np.abs(mels[0][:count] - mels[1][:count]).mean())
+
+
+def _level(samples: FloatArray) -> float:
+    return float(np.sqrt((samples.astype(np.float64) ** 2).mean()))
+
+
+def _seconds(tokens: Sequence[int]) -> float:
+    return len(tokens) * SAMPLES_PER_TOKEN / SAMPLE_RATE_HZ
+
+
+@torch.inference_mode()
+def _replay_on(directory: Path, device: str) -> Report:
+    """Replay the streams of the golden flow and vocoder on a device, chunk by chunk, TF32 off."""
+    flow_folder, stream_folder = VectorFolder(directory / "d_flow"), VectorFolder(directory / "f_stream")
+    setup, prompt = flow_folder.tensors("setup_cache.safetensors"), stream_folder.tensors("prompt.safetensors")
+    steps = int(flow_folder.json("config.json").get("n_timesteps", GOLDEN_STEPS))
+    report = Report()
+    with _exact_products():
+        streamed = stream_flow(flow_folder, steps, load_flow_vectors(flow_folder).to(device).eval())
+        vocoder = StreamVocoder(
+            load_hift_vectors(VectorFolder(directory / "e_hift")).to(device).eval(), UPSTREAM_POLICY
+        )
+        voice = streamed.prepare_voice(setup["prompt_token"][0], setup["prompt_mel"][0], setup["spk"][0])
+        for file in flow_folder.matching("stream_*.safetensors"):
+            tensors, state = flow_folder.tensors(file.name), voice
+            plan = zip(tensors["schedule"].tolist(), calls(tensors), strict=True)
+            for number, ((start, end, last), call) in enumerate(plan):
+                row = FlowInput(state, tensors["token"].flatten()[start:end].long(), setup["spk"][0], 0, bool(last))
+                (mel,), (state,) = streamed.forward([row])
+                report.check_close(f"{file.stem}.c{number}.mel", mel[None].cpu(), call["mel"], GPU_TOLERANCE)
+        voice = streamed.prepare_voice(prompt["prompt_token"][0], prompt["prompt_mel"][0], prompt["spk"][0])
+        for file in stream_folder.matching("*.safetensors"):
+            tensors, state, vocoded = stream_folder.tensors(file.name), voice, vocoder.initial_state()
+            plan = zip(tensors["schedule"].tolist(), calls(tensors), strict=True) if "schedule" in tensors else ()
+            for number, ((start, end, last), call) in enumerate(plan):
+                row = FlowInput(state, tensors["token"].flatten()[start:end].long(), prompt["spk"][0], 0, bool(last))
+                (mel,), (state,) = streamed.forward([row])
+                if "source_out" not in call:
+                    break
+                given = VocoderInput(vocoded, mel, 0, bool(last))
+                (wave,), (vocoded,), _ = vocoder.forward([given], source=call["source_out"].to(device))
+                report.check_close(f"{file.stem}.c{number}.wav", wave[None].cpu(), call["wav"], GPU_TOLERANCE)
+    return report
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Float32 products without TF32, while it lasts."""
+    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
