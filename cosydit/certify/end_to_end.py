@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -131,7 +131,8 @@ def judge_audio(context: CheckContext, found: Findings, text: str, samples: Floa
 @contextmanager
 def _started(context: CheckContext) -> Iterator[RunningStack]:
     plan = context.plan
-    ports = context.ports(7)
+    names = [each.name for each in fields(Ports)]
+    *ports, wyoming_port = context.ports(len(names) + 1)
     settings = dict(plan.settings)
     if plan.is_gpu:
         settings.setdefault("device", plan.device)
@@ -140,12 +141,12 @@ def _started(context: CheckContext) -> Iterator[RunningStack]:
     options = StackOptions(
         checkpoint=context.checkpoint,
         work_dir=context.scratch("stack"),
-        ports=Ports(*ports[:6]),
+        ports=Ports(**dict(zip(names, ports, strict=True))),
         settings=settings,
         ready_timeout_s=READY_TIMEOUT_S,
         llm_backend="auto",
         llm_options=() if plan.is_gpu else ("--device", "cpu"),
-        gateway_options=("--dynamic-chunk-strategy", "deadline", "--wyoming-port", str(ports[6])),
+        gateway_options=("--dynamic-chunk-strategy", "deadline", "--wyoming-port", str(wyoming_port)),
     )
     stack = LocalStack(with_llm_backend(options), with_gateway=True)
     began = time.perf_counter()
@@ -153,7 +154,7 @@ def _started(context: CheckContext) -> Iterator[RunningStack]:
         with stack:
             for service in stack.services:
                 context.started(service.pid)
-            yield RunningStack(stack, time.perf_counter() - began, ports[6])
+            yield RunningStack(stack, time.perf_counter() - began, wyoming_port)
     finally:
         _keep_logs(context, options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -107,8 +108,7 @@ def wrong_weight(fault: str) -> Iterator[None]:
     if fault != WRONG_WEIGHT:
         yield
         return
-    from token2wav_service import build
-
+    build: Any = importlib.import_module("token2wav_service.build")
     load = build.load_models
 
     def spoiled(model_dir: Path) -> Any:

@@ -225,8 +225,7 @@ def _opened(config: Token2WavConfig) -> Iterator[Token2WavEngine]:
     finally:
         del engine
         gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing where CUDA was not used
 
 
 def _prompt(context: CheckContext, seconds: float | None = None) -> VoicePrompt:
@@ -313,7 +312,9 @@ def _replay_on(directory: Path, device: str) -> Report:
         voice = streamed.prepare_voice(prompt["prompt_token"][0], prompt["prompt_mel"][0], prompt["spk"][0])
         for file in stream_folder.matching("*.safetensors"):
             tensors, state, vocoded = stream_folder.tensors(file.name), voice, vocoder.initial_state()
-            plan = zip(tensors["schedule"].tolist(), calls(tensors), strict=True) if "schedule" in tensors else ()
+            if "schedule" not in tensors:
+                continue
+            plan = zip(tensors["schedule"].tolist(), calls(tensors), strict=True)
             for number, ((start, end, last), call) in enumerate(plan):
                 row = FlowInput(state, tensors["token"].flatten()[start:end].long(), prompt["spk"][0], 0, bool(last))
                 (mel,), (state,) = streamed.forward([row])
