@@ -14,6 +14,9 @@ Token2WavError
  +- StreamAbortedError
  +- CheckpointError
  +- MemoryBudgetError
+
+
+ +- ProgramCaptureError
  +- ExportError
  +- TensorRTError
      +- EngineBuildError
@@ -101,6 +104,10 @@ class CheckpointError(Token2WavError):
 
 class MemoryBudgetError(Token2WavError):
     """The GPU's memory does not hold what the settings ask for; the message names the setting and a value that fits."""
+
+
+class ProgramCaptureError(Token2WavError):
+    """A step could not be captured as a CUDA graph; its message names the program and the cause."""
 
 
 class ExportError(Token2WavError):

@@ -95,8 +95,8 @@ class Runner(Protocol[V, S]):
         """Give a state back; called once per opened stream, never while a step runs it."""
         ...
 
-    def bucket(self, chunk: TokenChunk) -> int:
-        """Return which of the runner's programs a chunk needs; one step runs chunks of one bucket."""
+    def bucket(self, chunk: TokenChunk, state: S) -> int:
+        """Return which of the runner's programs a stream's next chunk needs; one step runs chunks of one bucket."""
         ...
 
     def step_size(self, bucket: int, ready: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from token2wav_service.engine.stream import Stream
 from token2wav_service.types import TokenChunk
@@ -16,7 +16,7 @@ CLASS_PENALTY_S = 0.5
 class Programs(Protocol):
     """What runs a batch, as far as a scheduler must know it; every `Runner` does."""
 
-    def bucket(self, chunk: TokenChunk) -> int:
+    def bucket(self, chunk: TokenChunk, state: Any) -> int:
         """See `Runner.bucket`."""
         ...
 
@@ -49,8 +49,8 @@ class Scheduler:
         ready = sorted((stream for stream in streams if stream.is_ready), key=_due_s)
         if not ready:
             return None
-        bucket = programs.bucket(ready[0].waiting[0])
-        alike = [stream for stream in ready if programs.bucket(stream.waiting[0]) == bucket]
+        bucket = programs.bucket(ready[0].waiting[0], ready[0].state)
+        alike = [stream for stream in ready if programs.bucket(stream.waiting[0], stream.state) == bucket]
         return Batch(tuple(alike[: programs.step_size(bucket, min(len(alike), self._max_batch_size))]))
 
 

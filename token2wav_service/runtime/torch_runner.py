@@ -79,7 +79,7 @@ class ModelRunner(Generic[P, F, A]):
     def close(self, state: TorchState[P, F, A]) -> None:
         """Nothing to do: a state is freed with its last reference."""
 
-    def bucket(self, chunk: TokenChunk) -> int:
+    def bucket(self, chunk: TokenChunk, state: TorchState[P, F, A]) -> int:
         """All chunks share one program, whatever their sizes."""
         return 0
 

@@ -80,7 +80,7 @@ class ModelledRunner:
         """Give the slot back."""
         self._free += 1
 
-    def bucket(self, chunk: TokenChunk) -> int:
+    def bucket(self, chunk: TokenChunk, state: ModelledState) -> int:
         """See `Runner.bucket`."""
         return self.shapes.token_bucket(_spoken(chunk))
 

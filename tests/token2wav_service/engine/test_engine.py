@@ -240,7 +240,7 @@ def test_priority_classes_delay_but_never_starve() -> None:
 def test_a_step_runs_one_bucket_and_the_most_urgent_streams_bucket_first() -> None:
     clock = ManualClock()
     engine = make_engine(clock)
-    engine._runner.bucket = lambda chunk: 0 if len(chunk.token_ids) <= 18 else 1  # type: ignore[method-assign]
+    engine._runner.bucket = lambda chunk, state: 0 if len(chunk.token_ids) <= 18 else 1  # type: ignore[method-assign]
     sizes = [40, 18, 18, 40]
     streams = []
     for seed, size in enumerate(sizes):

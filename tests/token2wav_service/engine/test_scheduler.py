@@ -13,7 +13,7 @@ from token2wav_service.types import TokenChunk
 class TwoBuckets:
     """Programs for chunks of at most 10 tokens, three a step, and for all others, one a step."""
 
-    def bucket(self, chunk: TokenChunk) -> int:
+    def bucket(self, chunk: TokenChunk, state: object) -> int:
         return 10 if len(chunk.token_ids) <= 10 else 100
 
     def step_size(self, bucket: int, ready: int) -> int:

@@ -31,7 +31,7 @@ from token2wav_service.models.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import slot_vocoder
-from token2wav_service.runtime.slots.pool import PoolSizes
+from token2wav_service.runtime.slots.pool import PoolSizes, pool_tensors
 from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import StreamOptions, TokenChunk
@@ -106,11 +106,8 @@ def test_mixed_streams_equal_the_plain_modules(plain: Token2WavEngine, fused: To
 def test_a_used_slot_leaves_nothing_for_the_next_stream(plain: Token2WavEngine, fused: Token2WavEngine) -> None:
     plans = [(10, 6)]
     runner = fused._runner
-    for tensor in vars(runner.pool).values():
-        if isinstance(tensor, torch.Tensor):
-            tensor.fill_(float("nan"))
-    runner.pool.solver.window.fill_(float("nan"))
-    runner.pool.solver.tails.fill_(float("nan"))
+    for tensor in pool_tensors(runner.pool):
+        tensor.fill_(float("nan"))
     (got,), (expected,) = _speak_all(fused, plans), _speak_all(plain, plans)
     assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
 

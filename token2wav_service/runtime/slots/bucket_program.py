@@ -1,18 +1,56 @@
-"""Flow and vocoder for one bucket of streams and tokens: static inputs and output, a CUDA graph where there is CUDA."""
+"""Flow and vocoder for one bucket of streams and tokens: static inputs and output, a CUDA graph where there is CUDA.
+
+A flow brings its batch: a dataclass of [B] int64 tensors, among them `num_tokens` and `is_last`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import logging
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from token2wav_service.runtime.slots.slot_flow import SlotBatch, SlotFlow
-from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder
+from token2wav_service.errors import ProgramCaptureError
+from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
+from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.types import FloatArray
 
-FIELDS = len(SlotBatch.__dataclass_fields__)
+logger = logging.getLogger(__name__)
+
+
+class BatchedFlow(Protocol):
+    """Tokens to mel for one batch of streams in slots."""
+
+    batch_type: ClassVar[type[Any]]
+    """Dataclass of [B] int64 tensors on the device."""
+    lookahead: int
+
+    def prompt_sizes(self) -> tuple[int, ...]:
+        """Return the values of `prompt_size` to prepare programs for."""
+        ...
+
+    def run(self, tokens: Tensor, batch: Any, prompt_size: int = 0) -> Tensor:
+        """Return the new mel [B, F, 80] float32 of tokens [B, T + look-ahead], and keep what the next chunk needs."""
+        ...
+
+    def frame_lengths(self, batch: Any) -> Tensor:
+        """Return [B] valid frames of that mel."""
+        ...
+
+
+class BatchedVocoder(Protocol):
+    """Mel to audio for one batch of streams in slots."""
+
+    def run(self, mel: Tensor, frames: Tensor, batch: Any) -> Tensor:
+        """Return samples [B, N] of new mel [B, F, 80] with `frames` valid ones, and keep what the next chunk needs."""
+        ...
+
+    def deliver(self, progress: VocoderProgress, frames: int, speech: FloatArray, *, is_last: bool) -> FloatArray:
+        """Move a stream's progress on by `frames` new ones, and cut its row of samples to what can be given out."""
+        ...
 
 
 class BucketProgram:
@@ -20,8 +58,8 @@ class BucketProgram:
 
     def __init__(
         self,
-        flow: SlotFlow,
-        vocoder: SlotVocoder,
+        flow: BatchedFlow,
+        vocoder: BatchedVocoder,
         device: torch.device,
         *,
         streams: int,
@@ -45,17 +83,17 @@ class BucketProgram:
         self.streams = streams
         self.prompt_size = prompt_size
         self.mel: Tensor | None = None
-        """[B, 2T, 80] of the latest run."""
+        """[B, F, 80] of the latest run."""
         self._flow = flow
         self._vocoder = vocoder
         self._graph_memory = graph_memory
         # A scratch batch without history: valid input for the first runs.
-        self._fields = torch.zeros(FIELDS, streams, dtype=torch.int64, device=device)
+        names = [field.name for field in dataclasses.fields(flow.batch_type)]
+        self._fields = torch.zeros(len(names), streams, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(streams, tokens + flow.lookahead, dtype=torch.int64, device=device)
-        names = list(SlotBatch.__dataclass_fields__)
         self._fields[names.index("num_tokens")] = 1
         self._fields[names.index("is_last")] = 1
-        self._batch = SlotBatch(*self._fields.unbind(0))
+        self._batch = flow.batch_type(*self._fields.unbind(0))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._speech: Tensor | None = None
         self._host: Tensor | None = None
@@ -84,7 +122,21 @@ class BucketProgram:
         return self._vocoder.run(self.mel, self._flow.frame_lengths(self._batch), self._batch)
 
     def _capture(self) -> None:
-        """Run twice on a side stream, so that everything is compiled and tuned, then capture."""
+        """Run twice on a side stream, so that everything is compiled and tuned, then capture.
+
+        Raises:
+            ProgramCaptureError: the step does something that a graph can't.
+        """
+        try:
+            self._capture_on_side_stream()
+        except Exception as err:
+            streams, tokens = self._tokens.shape
+            raise ProgramCaptureError(
+                f"the program of {streams} streams and {tokens} tokens (look-ahead included) could not be captured as "
+                f"a CUDA graph: {type(err).__name__}: {err}; runner=torch runs without graphs"
+            ) from err
+
+    def _capture_on_side_stream(self) -> None:
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -95,3 +147,43 @@ class BucketProgram:
         with torch.cuda.graph(self._graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             self._speech = self._compute()
         self._host = torch.empty(self._speech.shape, pin_memory=True)
+
+
+class ProgramTable:
+    """The programs of one runner, each made at first use and kept."""
+
+    def __init__(self, flow: BatchedFlow, vocoder: BatchedVocoder, shapes: StepShapes, device: torch.device) -> None:
+        self.flow, self.vocoder, self.shapes, self.device = flow, vocoder, shapes, device
+        # All graphs share one pool of memory: they run one after another.
+        self._graph_memory: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._programs: dict[tuple[int, int, int], BucketProgram] = {}
+
+    def prepare(self) -> None:
+        """Compile every kernel and capture every bucket, so that nothing compiles under load."""
+        for tokens in self.shapes.token_buckets:
+            for streams in self.shapes.stream_buckets:
+                if streams <= self.shapes.most_streams(tokens):
+                    for prompt_size in self.flow.prompt_sizes():
+                        self.get(streams, tokens, prompt_size)
+
+    def get(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
+        """Return the program of a bucket, making it at first use; one of any other size is not kept."""
+        if tokens not in self.shapes.token_buckets or prompt_size not in self.flow.prompt_sizes():
+            return self._make(streams, tokens, prompt_size, is_captured=False)
+        key = (streams, tokens, prompt_size)
+        if key not in self._programs:
+            logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
+            self._programs[key] = self._make(streams, tokens, prompt_size, is_captured=self.device.type == "cuda")
+        return self._programs[key]
+
+    def _make(self, streams: int, tokens: int, prompt_size: int, *, is_captured: bool) -> BucketProgram:
+        return BucketProgram(
+            self.flow,
+            self.vocoder,
+            self.device,
+            streams=streams,
+            tokens=tokens,
+            prompt_size=prompt_size,
+            graph_memory=self._graph_memory,
+            is_captured=is_captured,
+        )

@@ -5,6 +5,7 @@ A voice's own keys and values are not here: `SlotVoice` holds them once, and eve
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,20 @@ class PoolSizes:
 
 
 @dataclass(frozen=True)
+class VocoderPool:
+    """What HiFT keeps of streams; first axis S is the slot."""
+
+    mel_tail: Tensor
+    """[S, 80, 8] float32, left aligned."""
+    source_tail: Tensor
+    """[S, 3840] float32."""
+    speech_tail: Tensor
+    """[S, 3840] float32."""
+    phase: Tensor
+    """[S, H] float32."""
+
+
+@dataclass(frozen=True)
 class StreamPool:
     """State of streams; first axis S is the slot. Rings hold frame f of a stream at place f mod W."""
 
@@ -43,21 +58,31 @@ class StreamPool:
     """[S, C, 4]."""
     speaker: Tensor
     """[S, 80] projected speaker vector."""
-    mel_tail: Tensor
-    """[S, 80, 8] float32, left aligned."""
-    source_tail: Tensor
-    """[S, 3840] float32."""
-    speech_tail: Tensor
-    """[S, 3840] float32."""
-    phase: Tensor
-    """[S, H] float32."""
+    vocoder: VocoderPool
 
     @property
     def bytes_per_stream(self) -> int:
         """Memory of one slot."""
-        tensors = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        tensors += [self.solver.window, self.solver.tails]
-        return sum(t[0].numel() * t.element_size() for t in tensors)
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in pool_tensors(self))
+
+
+def pool_tensors(pool: object) -> list[Tensor]:
+    """Return every tensor of a pool and of the pools inside it."""
+    values = list(vars(pool).values())
+    inner = [value for value in values if dataclasses.is_dataclass(value)]
+    return [value for value in values if isinstance(value, Tensor)] + [t for one in inner for t in pool_tensors(one)]
+
+
+def allocate_vocoder(slots: int, hift: HiFTConfig, device: torch.device) -> VocoderPool:
+    """Allocate HiFT's part of a pool, zeroed."""
+    overlap = OVERLAP_FRAMES * hift.frame_samples
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(slots, *shape, device=device)
+
+    return VocoderPool(
+        zeros(hift.in_channels, OVERLAP_FRAMES), zeros(overlap), zeros(overlap), zeros(hift.nb_harmonics + 1)
+    )
 
 
 def allocate_pool(
@@ -66,10 +91,9 @@ def allocate_pool(
     """Allocate a pool, zeroed: rings are read before they are full."""
     slots = sizes.streams + 1
     dit, encoder = flow.estimator, flow.encoder
-    overlap = OVERLAP_FRAMES * hift.frame_samples
 
-    def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.zeros(slots, *shape, dtype=kind, device=device)
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(slots, *shape, dtype=dtype, device=device)
 
     kv, heads = 2 * encoder.head_dim, encoder.attention_heads
     return StreamPool(
@@ -82,8 +106,5 @@ def allocate_pool(
         lookahead_tail=zeros(encoder.output_size, 2),
         upsample_tail=zeros(encoder.output_size, 4),
         speaker=zeros(flow.output_size),
-        mel_tail=zeros(flow.output_size, OVERLAP_FRAMES, kind=torch.float32),
-        source_tail=zeros(overlap, kind=torch.float32),
-        speech_tail=zeros(overlap, kind=torch.float32),
-        phase=zeros(hift.nb_harmonics + 1, kind=torch.float32),
+        vocoder=allocate_vocoder(slots, hift, device),
     )

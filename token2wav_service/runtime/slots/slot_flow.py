@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional
@@ -50,6 +51,8 @@ class SlotBatch:
 class SlotFlow:
     """Runs the flow on a pool; holds the models, no stream."""
 
+    batch_type: ClassVar[type[SlotBatch]] = SlotBatch
+
     def __init__(
         self, flow: Flow, solver: ChunkSolver, pool: StreamPool, max_prompt_frames: int, token_buckets: Sequence[int]
     ) -> None:
@@ -66,6 +69,10 @@ class SlotFlow:
         self.encoder = FusedEncoder(flow.encoder, max_prompt_frames, token_buckets)
         self.stride = flow.config.encoder.up_stride
         self.lookahead = flow.config.encoder.pre_lookahead_len
+
+    def prompt_sizes(self) -> tuple[int, ...]:
+        """Return what the solver wants prompts padded to."""
+        return self.solver.prompt_sizes
 
     def frame_lengths(self, batch: SlotBatch) -> Tensor:
         """Return [B] mel frames that each row makes."""

@@ -6,10 +6,8 @@ place. On a device without CUDA graphs the same programs run one kernel after an
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,17 +20,14 @@ from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_state import FlowState
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES
-from token2wav_service.runtime.slots.bucket_program import BucketProgram
+from token2wav_service.runtime.slots.bucket_program import BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
 from token2wav_service.runtime.slots.pool import PoolSizes, StreamPool, allocate_pool
 from token2wav_service.runtime.slots.slot_flow import SlotFlow
-from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder
+from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
 from token2wav_service.runtime.slots.slots import SCRATCH_SLOT, SlotAllocator
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,8 +61,7 @@ class SlotState:
     num_bytes: int
     """Memory of the slot."""
     generated: int = 0
-    mel_tail: int = 0
-    has_speech: bool = False
+    vocoder: VocoderProgress = field(default_factory=VocoderProgress)
     is_broken: bool = False
     """True while a step changes the slot, and for ever if that step failed."""
 
@@ -111,21 +105,15 @@ class SlotRunner:
         self.slots = SlotAllocator(sizes.streams)
         chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
         self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
-        self.vocoder = SlotVocoder(hift, self.policy, self.pool)
+        self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype)
         self._prompts = StreamFlow(flow, self.policy)
         self.facts = ModelFacts(flow.config.vocab_size, self.flow.lookahead, self.flow.stride)
-        # All graphs share one pool of memory: they run one after another.
-        self.graph_memory: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        self._programs: dict[tuple[int, int, int], BucketProgram] = {}
+        self._programs = ProgramTable(self.flow, self.vocoder, self.shapes, self.device)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
-        for tokens in self.shapes.token_buckets:
-            for streams in self.shapes.stream_buckets:
-                if streams <= self.shapes.most_streams(tokens):
-                    for prompt_size in self.flow.solver.prompt_sizes:
-                        self.program(streams, tokens, prompt_size)
+        self._programs.prepare()
 
     @torch.inference_mode()
     def prepare_voice(self, features: VoiceFeatures) -> SlotVoice:
@@ -161,7 +149,7 @@ class SlotRunner:
         """Give the slot back."""
         self.slots.free(state.slot)
 
-    def bucket(self, chunk: TokenChunk) -> int:
+    def bucket(self, chunk: TokenChunk, state: SlotState) -> int:
         """Return the spoken tokens that the chunk's program has room for."""
         return self.shapes.token_bucket(self._spoken(chunk))
 
@@ -179,22 +167,11 @@ class SlotRunner:
         if any(work.state.is_broken for work in works):
             raise Token2WavError("an earlier step failed while it changed this stream; open it again")
         outcomes: dict[int, ChunkOutcome[SlotState]] = {}
-        for indices, tokens in self._groups(works):
+        for indices, tokens in self.shapes.groups([self._spoken(work) for work in works]):
             group = [works[index] for index in indices]
             for index, samples in zip(indices, self._run_group(group, tokens), strict=True):
                 outcomes[index] = ChunkOutcome(samples, works[index].state)
         return [outcomes[index] for index in range(len(works))]
-
-    def _groups(self, works: Sequence[ChunkWork[SlotState]]) -> list[tuple[list[int], int]]:
-        """Split a batch by token bucket, and by what one program may hold."""
-        buckets: dict[int, list[int]] = {}
-        for index, work in enumerate(works):
-            buckets.setdefault(self.shapes.token_bucket(self._spoken(work)), []).append(index)
-        groups = []
-        for tokens, members in buckets.items():
-            most = self.shapes.most_streams(tokens)
-            groups += [(members[start : start + most], tokens) for start in range(0, len(members), most)]
-        return groups
 
     def _run_group(self, works: Sequence[ChunkWork[SlotState]], tokens: int) -> list[FloatArray]:
         prompt_size = self.flow.solver.prompt_size(max(work.state.voice.frames for work in works))
@@ -231,7 +208,7 @@ class SlotRunner:
             state, flow = work.state, work.state.voice.flow
             addresses = (flow.solver_kv.data_ptr(), flow.token_kv.data_ptr(), flow.frame_kv.data_ptr())
             progress = (flow.prompt_frames, state.generated, len(work.token_ids), int(work.is_last), work.seed)
-            rows.append((state.slot, *addresses, *progress, state.mel_tail, int(state.has_speech)))
+            rows.append((state.slot, *addresses, *progress, state.vocoder.mel_tail, int(state.vocoder.has_speech)))
         # A scratch row reads the first row's voice and speaks one last token into the scratch slot.
         padding = (SCRATCH_SLOT, *rows[0][1:5], 0, 1, 1, 0, 0, 0)
         rows += [padding] * (streams - len(rows))
@@ -241,42 +218,12 @@ class SlotRunner:
         """Move the host's half of a state on, and cut the row's samples to deliver."""
         state = work.state
         frames = self.facts.new_frames(len(work.token_ids), work.is_last)
-        total = state.mel_tail + frames
-        is_ready = work.is_last or state.has_speech or total >= OVERLAP_FRAMES
         state.generated += frames
-        state.mel_tail = min(total, OVERLAP_FRAMES)
-        if not is_ready:
-            return np.zeros(0, np.float32)
-        state.has_speech = True
-        held_back = 0 if work.is_last else self.vocoder.overlap
-        return speech[: total * self.vocoder.frame_samples - held_back].copy()
-
-    def is_planned(self, tokens: int, prompt_size: int) -> bool:
-        """Say whether a program of this size is kept, and captured where there is CUDA."""
-        return tokens in self.shapes.token_buckets and prompt_size in self.flow.solver.prompt_sizes
+        return self.vocoder.deliver(state.vocoder, frames, speech, is_last=work.is_last)
 
     def program(self, streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
         """Return the program of a bucket, making it at first use; one of any other size is not kept."""
-        if not self.is_planned(tokens, prompt_size):
-            return self._make_program(streams, tokens, prompt_size, is_captured=False)
-        key = (streams, tokens, prompt_size)
-        if key not in self._programs:
-            logger.info("preparing a program for %d streams of %d tokens", streams, tokens)
-            is_captured = self.device.type == "cuda"
-            self._programs[key] = self._make_program(streams, tokens, prompt_size, is_captured)
-        return self._programs[key]
-
-    def _make_program(self, streams: int, tokens: int, prompt_size: int, is_captured: bool) -> BucketProgram:
-        return BucketProgram(
-            self.flow,
-            self.vocoder,
-            self.device,
-            streams=streams,
-            tokens=tokens,
-            prompt_size=prompt_size,
-            graph_memory=self.graph_memory,
-            is_captured=is_captured,
-        )
+        return self._programs.get(streams, tokens, prompt_size)
 
     def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
         return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)

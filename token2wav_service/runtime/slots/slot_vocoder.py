@@ -5,6 +5,10 @@ What `models/vocoder_stream.py` computes, with rows at the beginning, middle and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,26 +19,60 @@ from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES
 from token2wav_service.runtime.kernels import vocoder_ops as ops
 from token2wav_service.runtime.kernels.ops import counter_noise
-from token2wav_service.runtime.slots.pool import StreamPool
-from token2wav_service.runtime.slots.slot_flow import SlotBatch
+from token2wav_service.runtime.slots.pool import VocoderPool
 from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
+from token2wav_service.types import FloatArray
+
+
+@dataclass
+class VocoderProgress:
+    """The host's half of one stream's vocoder state."""
+
+    mel_tail: int = 0
+    """Mel frames that are kept to be vocoded with the next ones."""
+    has_speech: bool = False
+    """True once the vocoder has run."""
+
+
+class VocoderBatch(Protocol):
+    """What the vocoder reads of a batch; every tensor [B] int64 on the device."""
+
+    @property
+    def slots(self) -> Tensor: ...
+
+    @property
+    def generated(self) -> Tensor:
+        """Mel frames of each stream before these."""
+        ...
+
+    @property
+    def is_last(self) -> Tensor: ...
+
+    @property
+    def seeds(self) -> Tensor: ...
+
+    @property
+    def mel_tails(self) -> Tensor: ...
+
+    @property
+    def has_speech(self) -> Tensor: ...
 
 
 class SlotVocoder:
     """Vocodes on a pool; holds the model, no stream."""
 
-    def __init__(self, hift: HiFT, policy: SynthesisPolicy, pool: StreamPool) -> None:
+    def __init__(self, hift: HiFT, policy: SynthesisPolicy, pool: VocoderPool, dtype: torch.dtype) -> None:
         """Pack the weights.
 
         Args:
             hift: float32, weight norms folded.
             policy: cross-fade and source phase.
-            pool: states; in half precision, so are the vocoder's products (float16 in either kind, which keeps more of
-                the wave than bfloat16 does).
+            pool: states.
+            dtype: the flow's. With half precision the vocoder's products are float16 in either kind, which keeps more
+                of the wave than bfloat16 does.
         """
         self.policy, self.pool = policy, pool
-        is_float32 = pool.solver.tails.dtype == torch.float32
-        self.network = VocoderNetwork(hift, torch.float32 if is_float32 else torch.float16)
+        self.network = VocoderNetwork(hift, torch.float32 if dtype == torch.float32 else torch.float16)
         self.frame_samples = hift.config.frame_samples
         self.overlap = OVERLAP_FRAMES * self.frame_samples
         self.fade = crossfade_window(policy.crossfade, self.overlap).float().to(pool.mel_tail.device)
@@ -45,7 +83,7 @@ class SlotVocoder:
             c.nsf_voiced_threshold,
         )  # fmt: skip
 
-    def run(self, mel: Tensor, frames: Tensor, batch: SlotBatch) -> Tensor:
+    def run(self, mel: Tensor, frames: Tensor, batch: VocoderBatch) -> Tensor:
         """Vocode [tail | new frames] of every row and keep what the next chunk needs.
 
         Rows that are not ready (no speech yet, fewer frames than the overlap, not last) only keep their frames.
@@ -68,7 +106,17 @@ class SlotVocoder:
         ops.keep_tails(joined, source, speech, slots, lengths, tails)
         return speech
 
-    def _source(self, mel: Tensor, lengths: Tensor, batch: SlotBatch) -> Tensor:
+    def deliver(self, progress: VocoderProgress, frames: int, speech: FloatArray, *, is_last: bool) -> FloatArray:
+        """Move a stream's progress on by `frames` new ones, and cut its row of samples to what can be given out."""
+        total = progress.mel_tail + frames
+        is_ready = is_last or progress.has_speech or total >= OVERLAP_FRAMES
+        progress.mel_tail = min(total, OVERLAP_FRAMES)
+        if not is_ready:
+            return np.zeros(0, np.float32)
+        progress.has_speech = True
+        return speech[: total * self.frame_samples - (0 if is_last else self.overlap)].copy()
+
+    def _source(self, mel: Tensor, lengths: Tensor, batch: VocoderBatch) -> Tensor:
         """Source [B, N] with the cached beginning; the phase at each row's right edge is kept."""
         continues = self.policy.source_phase is SourcePhase.CONTINUOUS
         pitch = self.network.predict_pitch(mel, lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
@@ -42,6 +43,17 @@ class StepShapes:
         """Return the streams that a program of a token bucket may hold."""
         fitting = [size for size in self.stream_buckets if size * tokens <= STEP_TOKENS]
         return max(fitting, default=self.stream_buckets[0])
+
+    def groups(self, tokens: Sequence[int]) -> list[tuple[list[int], int]]:
+        """Split chunks of so many tokens by token bucket, and by what one program may hold: (indices, bucket)."""
+        buckets: dict[int, list[int]] = {}
+        for index, count in enumerate(tokens):
+            buckets.setdefault(self.token_bucket(count), []).append(index)
+        groups = []
+        for bucket, members in buckets.items():
+            most = self.most_streams(bucket)
+            groups += [(members[start : start + most], bucket) for start in range(0, len(members), most)]
+        return groups
 
     def step_size(self, bucket: int, ready: int) -> int:
         """Return how many of so many chunks of a bucket one step should take."""
