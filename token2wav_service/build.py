@@ -27,6 +27,7 @@ from token2wav_service.models.flow import Flow
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.runtime.slots.step_shapes import StepShapes, stream_buckets_up_to
 from token2wav_service.runtime.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -41,13 +42,19 @@ MAX_PROMPT_FRAMES = 900
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
+def build_engine(config: Token2WavConfig, clock: Clock, shapes: StepShapes | None = None) -> Token2WavEngine:
     """Load the checkpoint and return an engine that has not begun to run.
+
+    Args:
+        config: says what to load and how to run it.
+        clock: tells the engine's time.
+        shapes: programs to prepare, for those who measure few; None prepares what the service needs.
 
     Raises:
         CheckpointError: the checkpoint is incomplete or does not fit.
         MemoryBudgetError: the GPU's memory does not hold what the settings ask for.
         ValueError: an unknown dtype.
+        ProgramCaptureError: a program could not be captured.
     """
     if config.dtype not in DTYPES:
         raise ValueError(f"got dtype {config.dtype!r}, expected one of {sorted(DTYPES)}")
@@ -63,7 +70,7 @@ def build_engine(config: Token2WavConfig, clock: Clock) -> Token2WavEngine:
     models.flow.to(config.device, DTYPES[config.dtype])
     fold_weight_norm(models.vocoder).to(config.device)
     extractor = open_features(config.model_dir, config.num_threads or 1, config.device)
-    runner = _build_runner(config, models)
+    runner = _build_runner(config, models, shapes)
     version = partial(voice_model_version, config.model_dir)
     sizes = models.config.flow
     model = VoiceModel(version, sizes.output_size, sizes.spk_embed_dim)
@@ -84,16 +91,16 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
     return RunnerKind.SLOTS if is_cuda and not needs_plain else RunnerKind.TORCH
 
 
-def _build_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, Any]:
+def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
     """Make what the configuration asks for, warmed up.
 
     Raises:
-        CheckpointError: only runner `torch` serves the checkpoint's family.
+        CheckpointError: the runner does not serve the checkpoint's family.
         MemoryBudgetError: the GPU's memory does not hold the pool and a voice.
     """
     flow, hift = models.flow, models.vocoder
     if not (isinstance(flow, Flow) and isinstance(hift, HiFT)):
-        return _build_block_runner(config, models)
+        return _build_block_runner(config, models, shapes)
     kind = choose_runner(config)
     if kind is RunnerKind.TORCH:
         return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
@@ -101,13 +108,13 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, 
     from token2wav_service.runtime.slots.memory import memory_need, warn_of_cache
     from token2wav_service.runtime.slots.pool import PoolSizes
     from token2wav_service.runtime.slots.slot_runner import SlotRunner
-    from token2wav_service.runtime.slots.step_shapes import stream_buckets_up_to
 
     policy = config.synthesis
     sizes = PoolSizes(
         config.max_streams, policy.estimator_recent_frames, policy.conformer_recent_frames, MAX_PROMPT_FRAMES
     )
-    make = partial(SlotRunner, flow, hift, policy, sizes, stream_buckets_up_to(config.max_batch_size))
+    planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size))
+    make = partial(SlotRunner, flow, hift, policy, sizes, planned.stream_buckets, planned.token_buckets)
     if torch.device(config.device).type != "cuda":
         return make(solver=_load_solver(config, flow, hift, kind))
     need = memory_need(sizes, flow.config, hift.config, policy.ode_steps, DTYPES[config.dtype])
@@ -154,18 +161,29 @@ def _free_bytes(device: str) -> int:
     return free
 
 
-def _build_block_runner(config: Token2WavConfig, models: LoadedModels) -> Runner[Any, Any]:
-    """Make the runner of a block-masked flow: the plain modules, on any device."""
+def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
+    """Make the runner of a block-masked flow, warmed up."""
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
-    if config.runner not in (RunnerKind.AUTO, RunnerKind.TORCH) or not isinstance(flow, BlockFlow):
+    kind = choose_runner(config)
+    if kind is RunnerKind.TENSORRT or not isinstance(flow, BlockFlow):
         raise CheckpointError(
             f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
-            "serve; set runner to torch or auto"
+            "serve; set runner to auto, slots or torch"
         )
-    streamed = BlockStreamFlow(flow, policy)
-    if isinstance(vocoder, CausalHiFT):
-        return ModelRunner(streamed, CausalStreamVocoder(vocoder, policy))
-    return ModelRunner(streamed, StreamVocoder(vocoder, policy))
+    if kind is RunnerKind.TORCH:
+        streamed = BlockStreamFlow(flow, policy)
+        if isinstance(vocoder, CausalHiFT):
+            return ModelRunner(streamed, CausalStreamVocoder(vocoder, policy))
+        return ModelRunner(streamed, StreamVocoder(vocoder, policy))
+    from token2wav_service.runtime.slots.block_pool import BlockPoolSizes
+    from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+
+    sizes = BlockPoolSizes(config.max_streams, policy.estimator_recent_frames, MAX_PROMPT_FRAMES)
+    planned = (shapes.stream_buckets, shapes.token_buckets) if shapes else ()
+    runner = BlockSlotRunner(flow, vocoder, policy, sizes, *planned)
+    if torch.device(config.device).type == "cuda":
+        runner.warm_up()
+    return runner
 
 
 def _load_solver(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKind) -> ChunkSolver | None:

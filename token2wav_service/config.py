@@ -69,7 +69,7 @@ class SynthesisPolicy:
 
     history: HistoryPolicy = HistoryPolicy.AUTO
     estimator_recent_frames: int = 100
-    """Newest mel frames (50 Hz) the DiT keeps beside the prompt."""
+    """Newest mel frames (50 Hz) the DiT keeps beside the prompt; of a block-masked flow, rounded up to whole blocks."""
     conformer_recent_frames: int = 250
     """Newest mel frames (50 Hz) the conformer keeps beside the prompt; at least 2, one token's."""
     noise: NoiseSource = NoiseSource.COUNTER

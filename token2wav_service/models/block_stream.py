@@ -127,7 +127,7 @@ class BlockStreamFlow:
         """
         count = min(mel.shape[0] // self.stride, tokens.shape[0])
         tokens, mel = tokens[:count], mel[: count * self.stride]
-        trimmed = self._trimmed(count, 0)
+        trimmed = self.trimmed(count, 0)
         start = self.run_prompt(tokens, mel, speaker, trimmed)
         num_bytes = MAX_STARTS * start.num_bytes + sum(t.numel() * t.element_size() for t in (tokens, mel, speaker))
         return BlockVoice(tokens, mel, speaker, count * self.stride, num_bytes, {trimmed: start})
@@ -137,7 +137,7 @@ class BlockStreamFlow:
 
         Runs the prompt, shortened at its start, where no newer stream of the voice began with such a chunk.
         """
-        starts, trimmed = prompt.starts, self._trimmed(len(prompt.tokens), hop)
+        starts, trimmed = prompt.starts, self.trimmed(len(prompt.tokens), hop)
         if trimmed not in starts:
             state = self.run_prompt(prompt.tokens, prompt.mel, prompt.speaker, trimmed)
             while len(starts) >= MAX_STARTS:
@@ -145,9 +145,14 @@ class BlockStreamFlow:
             starts[trimmed] = state
         return starts[trimmed]
 
-    def _trimmed(self, count: int, hop: int) -> int:
+    def trimmed(self, count: int, hop: int) -> int:
         """Return the tokens to leave away at a prompt's start: none of a prompt that is shorter than a block."""
         return (count + hop) % self.flow.block_tokens if count > self.flow.block_tokens else 0
+
+    def shared_tokens(self, count: int) -> int:
+        """Return the tokens of a prompt of `count` whose blocks need none of a stream's: all its streams share them."""
+        block = self.flow.block_tokens
+        return max(0, count - self.lookahead) // block * block
 
     def run_prompt(self, tokens: Tensor, mel: Tensor, speaker: Tensor, trimmed: int = 0) -> BlockState:
         """Run the complete blocks of a prompt.
@@ -165,8 +170,7 @@ class BlockStreamFlow:
         ids = tokens[trimmed:count].to(self.device)
         cond = mel[trimmed * self.stride : count * self.stride].T.to(self.device)
         state = BlockState(len(ids), 0, 0, ids[:0], cond, self._empty_caches())
-        block = self.flow.block_tokens
-        whole = max(0, len(ids) - self.lookahead) // block * block
+        whole = self.shared_tokens(len(ids))
         if whole:
             chunk = FlowInput(state, ids[: whole + self.lookahead], speaker, PROMPT_SEED, is_last=False)
             _, (state,) = self.forward([chunk])
@@ -254,7 +258,7 @@ class BlockStreamFlow:
             return None
         if policy.history is HistoryPolicy.AUTO and span.end <= EXACT_TOKENS:
             return None
-        first = prompt // block * block
+        first = self.shared_tokens(prompt)
         last = -(-policy.estimator_recent_frames // (block * self.stride)) * block
         return (first, last) if held > first + last else None
 

@@ -9,7 +9,7 @@ from tests.token2wav_service.streaming.flow_factory import randomise
 from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.dit import DiT
-from token2wav_service.models.noise import NoiseDomain, counter_normal
+from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
 from token2wav_service.runtime.slots.slots import SlotAllocator
@@ -26,6 +26,10 @@ def test_noise_equals_the_counter_based_noise() -> None:
     for width, domain in ((80, NoiseDomain.FLOW), (45, NoiseDomain.SOURCE)):
         got = ops.counter_noise(seeds, starts, 2, width, int(domain))
         torch.testing.assert_close(got, counter_normal(seeds, starts, 2, width, domain), atol=1e-5, rtol=0)
+        assert torch.equal(
+            ops.counter_uniform(seeds, starts, 2, width, int(domain)),
+            counter_uniform(seeds, starts, 2, width, domain),
+        )
 
 
 @pytest.mark.slow

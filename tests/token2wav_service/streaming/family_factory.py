@@ -23,10 +23,14 @@ VOCAB = 100
 SEED = 7
 
 
-def make_block_flow(family: Family, seed: int = 0) -> BlockFlow:
+def make_block_flow(family: Family, seed: int = 0, block_tokens: int = BLOCK, *, is_least: bool = False) -> BlockFlow:
+    """Make a flow; `is_least` leaves one block of every kind, for kernels in the interpreter."""
     config = SMALL_SIZES[family][0]
     assert isinstance(config, CosyVoice2FlowConfig | CosyVoice3FlowConfig)
-    config = replace(config, block_tokens=BLOCK, vocab_size=VOCAB)
+    config = replace(config, block_tokens=block_tokens, vocab_size=VOCAB)
+    if is_least and isinstance(config, CosyVoice2FlowConfig):
+        encoder = replace(config.encoder, num_blocks=1, num_up_blocks=1)
+        config = replace(config, encoder=encoder, estimator=replace(config.estimator, num_mid_blocks=1))
     flow = build_flow(config)
     flow.load_state_dict(random_flow_state(config, seed))
     assert isinstance(flow, BlockFlow)

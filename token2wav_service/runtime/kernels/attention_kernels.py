@@ -17,7 +17,7 @@ def _head_norm(x, weight, bias, d, D: tl.constexpr):
 @triton.jit
 def _fold(score, v, seen, best, total, mixed, scale):
     # One more block of keys into the running softmax, in base 2.
-    score = tl.where(seen[None, :], score * scale, float("-inf"))
+    score = tl.where(seen, score * scale, float("-inf"))
     new_best = tl.maximum(best, tl.max(score, 1))
     weight = tl.exp2(score - new_best[:, None])
     decay = tl.exp2(best - new_best)
@@ -35,7 +35,7 @@ def _position_score(scores, score_bias, head, rows, row, query, place, frames, p
 
 
 # Sizes that differ between programs are not specialised on: each would compile every variant again.
-_SIZES = ("frames", "streams", "rows", "prompt_plane", "window_size", "score_pitch")
+_SIZES = ("frames", "streams", "rows", "prompt_plane", "window_size", "score_pitch", "block")
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -43,9 +43,9 @@ def attend_kernel(
     qkv, own_kv, prompts, prompt_lengths, window, q_weight, q_bias, k_weight, k_bias, scores, score_bias, out,
     partial, peaks, slots, generated, lengths,
     own_stream_stride, own_cfg_stride, prompt_plane, window_slot_stride, window_cfg_stride, window_size,
-    frames, streams, rows, score_pitch, scale,
+    frames, streams, rows, score_pitch, scale, block,
     H: tl.constexpr, D: tl.constexpr, QB: tl.constexpr, KB: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_NORMS: tl.constexpr, HAS_POSITIONS: tl.constexpr,
+    HAS_NORMS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     query_block = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
@@ -69,6 +69,9 @@ def attend_kernel(
 
     # The chunk itself is the first part's.
     own_count = tl.load(lengths + stream).to(tl.int32)
+    if HAS_BLOCKS:
+        # No key behind the last query's block is needed.
+        own_count = tl.minimum(own_count, ((query_block + 1) * QB - 1) // block * block + block)
     for begin in range(0, tl.where(split == 0, own_count, 0), KB):
         key = begin + tl.arange(0, KB)
         seen = key < own_count
@@ -87,7 +90,12 @@ def attend_kernel(
         if HAS_POSITIONS:
             shown = inside[:, None] & seen[None, :]
             score += _position_score(scores, score_bias, head, rows, row, query, key, frames, score_pitch, shown)
-        best, total, mixed = _fold(score, v, seen, best, total, mixed, scale)
+        if HAS_BLOCKS:
+            # Every row sees the first key, so that no row's greatest score is minus infinity.
+            visible = seen[None, :] & (key[None, :] < (query // block * block + block)[:, None])
+            best, total, mixed = _fold(score, v, visible, best, total, mixed, scale)
+        else:
+            best, total, mixed = _fold(score, v, seen[None, :], best, total, mixed, scale)
 
     # Then the voice's prompt and the stream's ring of newest frames.
     prompt_count = tl.load(prompt_lengths + stream).to(tl.int32)
@@ -117,7 +125,7 @@ def attend_kernel(
             place = tl.where(is_prompt, key - prompt_count - window_count, in_ring)
             shown = inside[:, None] & seen[None, :]
             score += _position_score(scores, score_bias, head, rows, row, query, place, frames, score_pitch, shown)
-        best, total, mixed = _fold(score, v, seen, best, total, mixed, scale)
+        best, total, mixed = _fold(score, v, seen[None, :], best, total, mixed, scale)
 
     at = row[:, None] * H * D + head * D + d[None, :]
     if SPLITS == 1:
@@ -155,9 +163,9 @@ def combine_kernel(
 @triton.jit(do_not_specialize=("window_size", "frames"))
 def commit_rows_kernel(
     qkv, window, slots, generated, lengths, layer_stride, window_slot_stride, window_size, frames,
-    H: tl.constexpr, D: tl.constexpr, TB: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, TB: tl.constexpr, CFGS: tl.constexpr,
 ):  # fmt: skip
-    # Rows [L, B, T, 3, H, D]; rings [S, L, H, W, 2D].
+    # Rows [L, cfg, B, T, 3, H, D]; rings [S, L, cfg, H, W, 2D].
     plane = tl.program_id(0).to(tl.int64)
     stream = tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + stream)
@@ -165,42 +173,64 @@ def commit_rows_kernel(
     place = (tl.load(generated + stream) + frame) % window_size
     d = tl.arange(0, 2 * D)
     keep = (frame < length)[:, None]
-    row = qkv + (plane // H) * layer_stride + (stream * frames + frame[:, None]) * 3 * H * D
+    cfg = plane // H % CFGS
+    first_row = (cfg * tl.num_programs(1) + stream) * frames
+    row = qkv + (plane // H // CFGS) * layer_stride + (first_row + frame[:, None]) * 3 * H * D
     source = row + (1 + d[None, :] // D) * H * D + (plane % H) * D + d[None, :] % D
     target = window + tl.load(slots + stream) * window_slot_stride + plane * window_size * 2 * D
     tl.store(target + place[:, None] * 2 * D + d[None, :], tl.load(source, mask=keep), mask=keep)
 
 
-@triton.jit(do_not_specialize=("columns", "frames"))
+@triton.jit(do_not_specialize=("rows", "rows_per_cfg"))
+def rotate_kernel(
+    qkv, angles, rows, rows_per_cfg, H: tl.constexpr, D: tl.constexpr, BLOCK_P: tl.constexpr, ROWS: tl.constexpr
+):
+    # Turns neighbouring channels of head 0's query and key, in place; angles [B, T, D / 2, 2] cosines and sines.
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    pair = tl.arange(0, BLOCK_P)[None, :]
+    valid = (row < rows) & (pair < D // 2)
+    angle = angles + (row % rows_per_cfg) * D + 2 * pair
+    cosine = tl.load(angle, mask=valid, other=0.0)
+    sine = tl.load(angle + 1, mask=valid, other=0.0)
+    for which in tl.static_range(2):
+        at = qkv + row * 3 * H * D + which * H * D + 2 * pair
+        a = tl.load(at, mask=valid, other=0.0).to(tl.float32)
+        b = tl.load(at + 1, mask=valid, other=0.0).to(tl.float32)
+        tl.store(at, (a * cosine - b * sine).to(qkv.dtype.element_ty), mask=valid)
+        tl.store(at + 1, (b * cosine + a * sine).to(qkv.dtype.element_ty), mask=valid)
+
+
+@triton.jit(do_not_specialize=("columns", "frames", "streams"))
 def lead_columns_kernel(
-    tail, x, slots, out, columns, frames, C: tl.constexpr, WIDTH: tl.constexpr, REPEAT: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    tail, x, slots, out, tail_slot_stride, tail_cfg_stride, columns, frames, streams,
+    C: tl.constexpr, WIDTH: tl.constexpr, REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    # Tails [S, C, WIDTH]; out [B, WIDTH + REPEAT T, C].
+    # Tails [S, cfg, C, WIDTH]; out [cfg, B, WIDTH + REPEAT T, C].
     stream = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0)
-    channel = tl.arange(0, BLOCK_C)
-    valid = channel < C
-    # A vector, as in `_store_shifted`.
-    at = column + 0 * channel
-    old = tail + (tl.load(slots + stream) * C + channel) * WIDTH + column
-    value = tl.load(old, mask=valid & (at < WIDTH), other=0.0)
-    new = x + (stream * frames + (at - WIDTH) // REPEAT) * C + channel
-    value += tl.load(new, mask=valid & (at >= WIDTH), other=0.0).to(value.dtype)
+    slot = tl.load(slots + stream % streams)
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
+    channel = tl.arange(0, BLOCK_C)[None, :]
+    valid = (column < columns) & (channel < C)
+    old = tail + slot * tail_slot_stride + stream // streams * tail_cfg_stride + channel * WIDTH + column
+    value = tl.load(old, mask=valid & (column < WIDTH), other=0.0)
+    new = x + (stream * frames + (column - WIDTH) // REPEAT) * C + channel
+    value += tl.load(new, mask=valid & (column >= WIDTH), other=0.0).to(value.dtype)
     tl.store(out + (stream * columns + column) * C + channel, value, mask=valid)
 
 
-@triton.jit(do_not_specialize=("columns", "factor"))
+@triton.jit(do_not_specialize=("columns", "factor", "streams"))
 def keep_columns_kernel(
-    x, slots, lengths, tail, columns, factor, C: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr
-):
+    x, slots, lengths, tail, tail_slot_stride, tail_cfg_stride, columns, factor, streams,
+    C: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     stream = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0)
-    channel = tl.arange(0, BLOCK_C)
-    valid = channel < C
-    at = tl.load(lengths + stream) * factor + column
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
+    channel = tl.arange(0, BLOCK_C)[None, :]
+    valid = (column < WIDTH) & (channel < C)
+    at = tl.load(lengths + stream % streams) * factor + column
+    kept = tail + tl.load(slots + stream % streams) * tail_slot_stride + stream // streams * tail_cfg_stride
     value = tl.load(x + (stream * columns + at) * C + channel, mask=valid)
-    tl.store(tail + (tl.load(slots + stream) * C + channel) * WIDTH + column, value, mask=valid)
+    tl.store(kept + channel * WIDTH + column, value, mask=valid)
 
 
 @triton.jit(do_not_specialize=("frames",))

@@ -68,6 +68,7 @@ def attend(
     *,
     norms: HeadNorms | None = None,
     positions: Positions | None = None,
+    block: int = 0,
 ) -> None:
     """Attend to [own chunk | the voice's prompt | the stream's ring].
 
@@ -81,6 +82,8 @@ def attend(
         out: [cfg B T, HD].
         norms: of heads that are normalised.
         positions: None for attention without positions; never together with norms.
+        block: columns that share a block, counted from the chunk's start: of the chunk, a query sees its own block and
+            those before it; 0 shows the whole chunk. Never together with norms.
     """
     rows, streams = out.shape[0], places.slots.shape[0]
     dim = out.shape[1] // heads
@@ -97,9 +100,9 @@ def attend(
         qkv, own, places.prompts, places.prompt_lengths, window, *weights, p.scores if p else out, p.bias if p else out,
         out, partial, peaks, places.slots, places.generated, places.lengths, own.stride(0), own.stride(1),
         prompt_plane, window.stride(0), cfg_stride, window.shape[-2], frames, streams, rows,
-        p.scores.shape[2] if p else 0, LOG2_E / dim**0.5,
+        p.scores.shape[2] if p else 0, LOG2_E / dim**0.5, block,
         H=heads, D=dim, QB=QUERY_BLOCK, KB=POSITIONS_KEY_BLOCK if p else KEY_BLOCK, SPLITS=splits,
-        HAS_NORMS=n is not None, HAS_POSITIONS=p is not None, num_warps=4, num_stages=3,
+        HAS_NORMS=n is not None, HAS_POSITIONS=p is not None, HAS_BLOCKS=block > 0, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         kernels.combine_kernel[(rows,)](
@@ -118,38 +121,61 @@ def commit_rows(qkv: Tensor, window: Tensor, slots: Tensor, generated: Tensor, l
     """Write the chunk's newest keys and values into the streams' rings.
 
     Args:
-        qkv: [L, B T, 3 H D] queries, keys, values.
-        window: [slots, L, H, W, 2D]; column f of a stream stands at f mod W.
+        qkv: [L, (cfg) B T, 3 H D] queries, keys, values.
+        window: [slots, L, (cfg,) H, W, 2D]; column f of a stream stands at f mod W. May be strided on slots.
         slots: [B].
-        generated: [B] columns of the stream before this chunk.
-        lengths: [B] valid columns of the chunk.
+        generated: [B] columns that the stream's rings had before this chunk.
+        lengths: [B] columns of the chunk to write.
         frames: T.
     """
-    layers, heads, size, width = window.shape[1:]
+    _, *cfgs, heads, size, width = window.shape[1:]
+    planes = qkv.shape[0] * heads * (cfgs[0] if cfgs else 1)
     block = min(32, triton.next_power_of_2(frames))
-    grid = (layers * heads, slots.shape[0], triton.cdiv(min(frames, size), block))
+    grid = (planes, slots.shape[0], triton.cdiv(min(frames, size), block))
     kernels.commit_rows_kernel[grid](
         qkv, window, slots, generated, lengths, qkv.stride(0), window.stride(0), size, frames,
-        H=heads, D=width // 2, TB=block, num_warps=4,
+        H=heads, D=width // 2, TB=block, CFGS=cfgs[0] if cfgs else 1, num_warps=4,
     )  # fmt: skip
+
+
+def rotate_first_head(qkv: Tensor, angles: Tensor, heads: int) -> None:
+    """Turn the query and the key of head 0, in place.
+
+    Args:
+        qkv: [cfg B T, 3 H D] queries, keys, values.
+        angles: [B, T, D / 2, 2] float32, cosines and sines for neighbouring channels.
+        heads: H.
+    """
+    streams, frames, pairs, _ = angles.shape
+    rows, at_once = qkv.shape[0], _columns_at_once(qkv)
+    kernels.rotate_kernel[(triton.cdiv(rows, at_once),)](
+        qkv, angles, rows, streams * frames,
+        H=heads, D=2 * pairs, BLOCK_P=triton.next_power_of_2(pairs), ROWS=at_once, num_warps=1,
+    )  # fmt: skip
+
+
+def _columns_at_once(x: Tensor) -> int:
+    """Return the columns of one block of a launch: few keep a GPU busy, many the interpreter."""
+    return 4 if x.is_cuda else 64
 
 
 def lead_columns(x: Tensor, tails: Tensor, slots: Tensor, repeat: int = 1) -> Tensor:
     """Return [tail | x, each column `repeat` times] as [B, W + repeat T, C].
 
     Args:
-        x: [B, T, C].
-        tails: [slots, C, W] what each stream continues from.
+        x: [(cfg) B, T, C].
+        tails: [slots, (cfg,) C, W] what each stream continues from; may be strided on slots and cfg.
         slots: [B].
         repeat: see above.
     """
-    streams, frames, channels = x.shape
-    width = tails.shape[2]
+    rows, frames, channels = x.shape
+    width = tails.shape[-1]
     columns = width + repeat * frames
-    out = tails.new_empty(streams, columns, channels)
-    kernels.lead_columns_kernel[(columns, streams)](
-        tails, x, slots, out, columns, frames,
-        C=channels, WIDTH=width, REPEAT=repeat, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+    out = tails.new_empty(rows, columns, channels)
+    at_once = _columns_at_once(x)
+    kernels.lead_columns_kernel[(triton.cdiv(columns, at_once), rows)](
+        tails, x, slots, out, tails.stride(0), tails.stride(1), columns, frames, slots.shape[0],
+        C=channels, WIDTH=width, REPEAT=repeat, BLOCK_C=triton.next_power_of_2(channels), COLUMNS=at_once, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -158,16 +184,17 @@ def keep_columns(x: Tensor, tails: Tensor, slots: Tensor, lengths: Tensor, facto
     """Write the last columns of every row of `lead_columns`'s result into the tails.
 
     Args:
-        x: [B, W + T, C].
-        tails: [slots, C, W].
+        x: [(cfg) B, W + T, C].
+        tails: [slots, (cfg,) C, W]; may be strided on slots and cfg.
         slots, lengths: [B]; valid columns behind the tail are `factor` times the length.
         factor: see above.
     """
-    streams, columns, channels = x.shape
-    width = tails.shape[2]
-    kernels.keep_columns_kernel[(width, streams)](
-        x, slots, lengths, tails, columns, factor,
-        C=channels, WIDTH=width, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
+    rows, columns, channels = x.shape
+    width = tails.shape[-1]
+    at_once = _columns_at_once(x)
+    kernels.keep_columns_kernel[(triton.cdiv(width, at_once), rows)](
+        x, slots, lengths, tails, tails.stride(0), tails.stride(1), columns, factor, slots.shape[0],
+        C=channels, WIDTH=width, BLOCK_C=triton.next_power_of_2(channels), COLUMNS=at_once, num_warps=4,
     )  # fmt: skip
 
 

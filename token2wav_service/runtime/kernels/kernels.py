@@ -81,10 +81,10 @@ def residual_norm_kernel(
 
 @triton.jit(do_not_specialize=("frames", "streams", "ahead_lines"))
 def norm_mish_kernel(
-    x_ptr, weight, bias, out,
+    x_ptr, weight, bias, added, out,
     slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride,
-    frames, streams, ahead, ahead_lines,
-    C: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
+    frames, streams, ahead, ahead_lines, added_stride,
+    HAS_ADDED: tl.constexpr, IS_SHIFTED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     if AHEAD > 0:
         _prefetch(ahead, ahead_lines, AHEAD)
@@ -101,12 +101,42 @@ def norm_mish_kernel(
     e = tl.exp(tl.minimum(y, 20.0))
     square = e * (e + 2)
     y = tl.where(y > 20.0, y, y * square / (square + 2))
+    if HAS_ADDED:
+        y += tl.load(added + row * added_stride + channel, mask=valid, other=0.0).to(tl.float32)
+    if IS_SHIFTED:
+        frame = (row % frames).to(tl.int32)
+        stream = (row // frames) % streams
+        cfg = row // frames // streams
+        slot = tl.load(slots + stream)
+        _store_shifted(
+            out, y, row, frame, frames,
+            tail + slot * tail_slot_stride + cfg * tail_cfg_stride,
+            new_tail + stream * new_tail_slot_stride + cfg * tail_cfg_stride,
+            tl.load(lengths + stream), channel, valid, C,
+        )  # fmt: skip
+    else:
+        tl.store(out + row * C + channel, y.to(out.dtype.element_ty), mask=valid)
+
+
+@triton.jit(do_not_specialize=("frames", "streams"))
+def shift_rows_kernel(
+    x_ptr, branch, out,
+    slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride,
+    frames, streams,
+    HAS_BRANCH: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, BLOCK_C)
+    valid = channel < C
+    x = tl.load(x_ptr + row * C + channel, mask=valid, other=0.0)
+    if HAS_BRANCH:
+        x += tl.load(branch + row * C + channel, mask=valid, other=0.0).to(tl.float32)
     frame = (row % frames).to(tl.int32)
     stream = (row // frames) % streams
     cfg = row // frames // streams
     slot = tl.load(slots + stream)
     _store_shifted(
-        out, y, row, frame, frames,
+        out, x, row, frame, frames,
         tail + slot * tail_slot_stride + cfg * tail_cfg_stride,
         new_tail + stream * new_tail_slot_stride + cfg * tail_cfg_stride,
         tl.load(lengths + stream), channel, valid, C,
@@ -144,7 +174,9 @@ def commit_window_kernel(
 
 
 @triton.jit
-def noise_kernel(seeds, starts, out, positions, width, DOMAIN: tl.constexpr, BLOCK: tl.constexpr):
+def noise_kernel(
+    seeds, starts, out, positions, width, DOMAIN: tl.constexpr, IS_UNIFORM: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     column = tl.program_id(1)
     block = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -155,9 +187,15 @@ def noise_kernel(seeds, starts, out, positions, width, DOMAIN: tl.constexpr, BLO
     counter = zero + block.to(tl.uint32)
     words = tl.philox(tl.load(seeds + row), counter, zero + low, zero + high, zero + DOMAIN)
     target = out + (row.to(tl.int64) * positions + column) * width
-    for pair in tl.static_range(2):
-        radius = tl.sqrt(-2.0 * tl.log((words[2 * pair].to(tl.float32) + 1.0) * 2.3283064365386963e-10))
-        angle = words[2 * pair + 1].to(tl.float32) * 1.4629180792671596e-09
-        index = 4 * block + 2 * pair
-        tl.store(target + index, radius * tl.cos(angle), mask=index < width)
-        tl.store(target + index + 1, radius * tl.sin(angle), mask=index + 1 < width)
+    if IS_UNIFORM:
+        # The upper 24 bits, as `counter_uniform` takes them.
+        for one in tl.static_range(4):
+            value = (words[one] >> 8).to(tl.float32) * 5.9604644775390625e-08
+            tl.store(target + 4 * block + one, value, mask=4 * block + one < width)
+    else:
+        for pair in tl.static_range(2):
+            radius = tl.sqrt(-2.0 * tl.log((words[2 * pair].to(tl.float32) + 1.0) * 2.3283064365386963e-10))
+            angle = words[2 * pair + 1].to(tl.float32) * 1.4629180792671596e-09
+            index = 4 * block + 2 * pair
+            tl.store(target + index, radius * tl.cos(angle), mask=index < width)
+            tl.store(target + index + 1, radius * tl.sin(angle), mask=index + 1 < width)

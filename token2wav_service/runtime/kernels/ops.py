@@ -48,7 +48,7 @@ def residual_norm(
     grid = (rows,)
     kernels.residual_norm_kernel[grid](
         hidden, hidden if branch is None else branch, scale if gate is None else gate, scale, shift, out,
-        *(t.arguments() if t else (None, None, None, None, 0, 0, 0)),
+        *_tail_arguments(t),
         frames, rows // frames // 2, eps, *_ahead(hidden, ahead),
         HAS_BRANCH=branch is not None, HAS_GATE=gate is not None, IS_SHIFTED=t is not None, C=channels,
         BLOCK_C=triton.next_power_of_2(channels), AHEAD=_ahead_block(hidden, ahead), num_warps=4,
@@ -60,15 +60,38 @@ def norm_mish(
     weight: Tensor,
     bias: Tensor,
     out: Tensor,
-    tails: ConvolutionTails,
+    tails: ConvolutionTails | None,
     frames: int,
     ahead: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> None:
-    """out = shifted rows [2BT, 3C] of mish(layer_norm(x) * weight + bias); `ahead` as in `residual_norm`."""
+    """out = mish(layer_norm(x) * weight + bias) + added.
+
+    Args:
+        x: [2BT, C].
+        weight, bias: [C] float32.
+        out: [2BT, 3C] shifted rows, or [2BT, C] without `tails`.
+        tails: of the convolution that reads the shifted rows.
+        frames: T.
+        ahead: as in `residual_norm`.
+        added: [C], or [2BT, C]; None adds nothing.
+    """
     rows, channels = x.shape
+    added_stride = added.stride(0) if added is not None and added.dim() > 1 else 0
     kernels.norm_mish_kernel[(rows,)](
-        x, weight, bias, out, *tails.arguments(), frames, rows // frames // 2, *_ahead(x, ahead),
-        C=channels, BLOCK_C=triton.next_power_of_2(channels), AHEAD=_ahead_block(x, ahead), num_warps=4,
+        x, weight, bias, bias if added is None else added, out, *_tail_arguments(tails), frames, rows // frames // 2,
+        *_ahead(x, ahead), added_stride,
+        HAS_ADDED=added is not None, IS_SHIFTED=tails is not None, C=channels, BLOCK_C=triton.next_power_of_2(channels),
+        AHEAD=_ahead_block(x, ahead), num_warps=4,
+    )  # fmt: skip
+
+
+def shift_rows(x: Tensor, branch: Tensor | None, out: Tensor, tails: ConvolutionTails, frames: int) -> None:
+    """out = shifted rows [2BT, 3C] of x + branch, both [2BT, C], for the convolution whose tails are given."""
+    rows, channels = x.shape
+    kernels.shift_rows_kernel[(rows,)](
+        x, x if branch is None else branch, out, *tails.arguments(), frames, rows // frames // 2,
+        HAS_BRANCH=branch is not None, C=channels, BLOCK_C=triton.next_power_of_2(channels), num_warps=4,
     )  # fmt: skip
 
 
@@ -110,11 +133,22 @@ def commit_window(own_kv: Tensor, window: Tensor, slots: Tensor, generated: Tens
 
 def counter_noise(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: int) -> Tensor:
     """Return [B, positions, width] float32: `models.noise.counter_normal` in one kernel, equal to rounding."""
+    return _draw(seeds, starts, positions, width, domain, is_uniform=False)
+
+
+def counter_uniform(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: int) -> Tensor:
+    """Return [B, positions, width] float32: `models.noise.counter_uniform` in one kernel."""
+    return _draw(seeds, starts, positions, width, domain, is_uniform=True)
+
+
+def _draw(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: int, *, is_uniform: bool) -> Tensor:
     out = torch.empty(seeds.shape[0], positions, width, dtype=torch.float32, device=seeds.device)
     blocks = triton.cdiv(width, 4)
     block = min(256, triton.next_power_of_2(blocks))
     grid = (seeds.shape[0], positions, triton.cdiv(blocks, block))
-    kernels.noise_kernel[grid](seeds, starts, out, positions, width, DOMAIN=domain, BLOCK=block, num_warps=4)
+    kernels.noise_kernel[grid](
+        seeds, starts, out, positions, width, DOMAIN=domain, IS_UNIFORM=is_uniform, BLOCK=block, num_warps=4
+    )
     return out
 
 
@@ -150,6 +184,10 @@ class ConvolutionTails:
     def arguments(self) -> tuple[object, ...]:
         """Return the kernels' arguments, in order."""
         return (*self._tensors, *self._strides)
+
+
+def _tail_arguments(tails: ConvolutionTails | None) -> tuple[object, ...]:
+    return tails.arguments() if tails else (None, None, None, None, 0, 0, 0)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from token2wav_service.models.causal import PreLookahead
 from token2wav_service.models.encoder import LAYER_NORM_EPS, ConformerEncoder
 from token2wav_service.runtime.kernels import attention_ops, ops
 from token2wav_service.runtime.kernels import vocoder_ops as convolutions
@@ -27,6 +28,16 @@ OUTER_EPS = 1e-5
 LOOKAHEAD_SLOPE = 0.01
 ALIGNMENT = 8
 """Distances are padded to a multiple, so that products read whole vectors."""
+
+
+@dataclass(frozen=True)
+class BlockMasking:
+    """Of a chunk whose queries see no further than their own block."""
+
+    tokens: int
+    """Tokens of a block."""
+    committed: Tensor
+    """[B] tokens of the chunk whose blocks are complete after it; no others are kept."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,7 @@ class FusedEncoder:
         self.config = c
         self.dtype = encoder.after_norm.weight.dtype
         self.embed, self.up_embed = _Embed(encoder.embed), _Embed(encoder.up_embed)
-        ahead: Any = encoder.pre_lookahead_layer
-        self.conv1 = pack_convolution(ahead.conv1, self.dtype)
-        self.conv2 = pack_convolution(ahead.conv2, self.dtype)
+        self.lookahead = FusedLookahead(encoder.pre_lookahead_layer, self.dtype)
         self.up_conv = pack_convolution(encoder.up_layer.conv, self.dtype)
         self.factor = encoder.up_layer.factor
         prompts = max_prompt_frames // c.up_stride
@@ -72,6 +81,7 @@ class FusedEncoder:
         places: tuple[KeyPlaces, KeyPlaces],
         windows: tuple[Tensor, Tensor],
         tails: EncoderTails,
+        masking: BlockMasking | None = None,
     ) -> Tensor:
         """Encode one chunk of every row, and keep what the next needs.
 
@@ -82,38 +92,62 @@ class FusedEncoder:
             places: of the blocks' keys (token rate) and of the up-blocks' (mel rate).
             windows: their rings, [slots, L, h, W, 2d].
             tails: changed in place.
+            masking: None shows the whole chunk to every query, and keeps it all.
 
         Returns:
             [B, 2T, C] hidden frames.
         """
-        slots, ahead = places[0].slots, self.config.pre_lookahead_len
-        size = embedded.shape[1] - ahead
+        slots = places[0].slots
+        size = embedded.shape[1] - self.config.pre_lookahead_len
+        kept, block = (masking.committed, masking.tokens) if masking else (spoken, 0)
         x = self.embed(embedded, num_tokens, self.dtype)
-        ends = convolutions.Ends(spoken, 0, size)
-        # Behind the last token the look-ahead reads silence.
-        leaky = convolutions.Activation(LEAKY.value, slope=LOOKAHEAD_SLOPE)
-        _, y = convolutions.convolve(x, self.conv1, ends, size, activation=leaky, keeps_plain=False)
-        assert y is not None
-        columns = attention_ops.lead_columns(y, tails.lookahead, slots)
-        attention_ops.keep_columns(columns, tails.lookahead, slots, spoken)
-        mixed, _ = convolutions.convolve(columns, self.conv2, ends, size, residual=x[:, :size].contiguous())
-        assert mixed is not None
-        hidden = mixed.float()
-        hidden, branch = self.blocks.run(hidden, places[0], windows[0])
+        hidden = self.lookahead(x, size, kept, tails.lookahead, slots).float()
+        hidden, branch = self.blocks.run(hidden, places[0], windows[0], kept, block)
         hidden = hidden.add_(branch).to(self.dtype)
         columns = attention_ops.lead_columns(hidden, tails.upsample, slots, self.factor)
-        attention_ops.keep_columns(columns, tails.upsample, slots, spoken, self.factor)
+        attention_ops.keep_columns(columns, tails.upsample, slots, kept, self.factor)
         frames = size * self.factor
         ends = convolutions.Ends(spoken, 0, frames)
         upsampled, _ = convolutions.convolve(columns, self.up_conv, ends, frames)
         assert upsampled is not None
-        hidden, branch = self.up_blocks.run(self.up_embed(upsampled, None, torch.float32), places[1], windows[1])
+        hidden = self.up_embed(upsampled, None, torch.float32)
+        hidden, branch = self.up_blocks.run(hidden, places[1], windows[1], kept * self.factor, block * self.factor)
         normed = torch.empty_like(branch)
         ops.residual_norm(
             hidden.flatten(0, 1), branch.flatten(0, 1), None, self.after_scale, self.after_shift,
             normed.flatten(0, 1), None, frames, OUTER_EPS,
         )  # fmt: skip
         return normed
+
+
+class FusedLookahead:
+    """The layer that mixes each token with the next ones; holds packed weights, no state."""
+
+    def __init__(self, layer: PreLookahead, dtype: torch.dtype) -> None:
+        self.conv1, self.conv2 = (pack_convolution(conv, dtype) for conv in (layer.conv1, layer.conv2))
+
+    def __call__(self, x: Tensor, size: int, kept: Tensor, tails: Tensor, slots: Tensor) -> Tensor:
+        """Mix in the look-ahead, and keep what the next chunk needs.
+
+        Args:
+            x: [B, size + look-ahead, C]; behind the last token the look-ahead reads silence.
+            size: columns to make.
+            kept: [B] columns per row after which the tail is taken.
+            tails: [slots, hidden, 2], changed in place.
+            slots: [B].
+
+        Returns:
+            [B, size, C].
+        """
+        ends = convolutions.Ends(kept, 0, size)
+        leaky = convolutions.Activation(LEAKY.value, slope=LOOKAHEAD_SLOPE)
+        _, y = convolutions.convolve(x, self.conv1, ends, size, activation=leaky, keeps_plain=False)
+        assert y is not None
+        columns = attention_ops.lead_columns(y, tails, slots)
+        attention_ops.keep_columns(columns, tails, slots, kept)
+        mixed, _ = convolutions.convolve(columns, self.conv2, ends, size, residual=x[:, :size].contiguous())
+        assert mixed is not None
+        return mixed
 
 
 class _Embed:
@@ -137,8 +171,13 @@ class _Stack:
         self.max_prompt, self.kept_sizes = max_prompt, tuple(kept_sizes)
         self._tables: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
-    def run(self, hidden: Tensor, places: KeyPlaces, window: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all blocks on [B, T, C] float32, changed in place; returns it and what is still to be added."""
+    def run(
+        self, hidden: Tensor, places: KeyPlaces, window: Tensor, kept: Tensor, block_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Run all blocks on [B, T, C] float32, changed in place; returns it and what is still to be added.
+
+        `kept` [B] columns join the rings; `block_size` as `attend` takes it.
+        """
         streams, frames, width = hidden.shape
         rows = hidden.flatten(0, 1)
         layers, heads = window.shape[1:3]
@@ -156,14 +195,15 @@ class _Stack:
             queries = own[:, :width].view(-1, heads, dim).transpose(0, 1)
             positions = Positions(block.query_bias, torch.bmm(queries, encodings), bias)
             attention_ops.attend(
-                own, heads, window[:, layer], layer * heads, places, frames, attended, positions=positions
-            )
+                own, heads, window[:, layer], layer * heads, places, frames, attended, positions=positions,
+                block=block_size,
+            )  # fmt: skip
             branch = functional.linear(attended, block.out_weight, block.out_bias)
             ops.residual_norm(rows, branch, None, *block.norm_ff, normed, None, frames, LAYER_NORM_EPS)
             widened = functional.silu(functional.linear(normed, block.w1, block.b1), inplace=True)
             branch = functional.linear(widened, block.w2, block.b2)
         assert branch is not None
-        attention_ops.commit_rows(qkv, window, places.slots, places.generated, places.lengths, frames)
+        attention_ops.commit_rows(qkv, window, places.slots, places.generated, kept, frames)
         return hidden, branch.view(streams, frames, width)
 
     def _tables_of(self, frames: int, window: int) -> list[tuple[Tensor, Tensor]]:

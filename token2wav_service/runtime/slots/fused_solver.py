@@ -80,11 +80,11 @@ class FusedSolver:
         grid = time_grid(steps)
         self.deltas = (grid[1:] - grid[:-1]).tolist()
         with torch.inference_mode():
-            condition = functional.silu(_float(dit.t_embedder)(grid[:-1].to(self.device)))
-            tables = torch.stack([_affine(layer, condition) for layer in _modulations(dit)], 1)
+            condition = functional.silu(float_copy(dit.t_embedder)(grid[:-1].to(self.device)))
+            tables = torch.stack([affine_float(layer, condition) for layer in _modulations(dit)], 1)
             self.modulations = tables.view(steps, config.depth, MODULATIONS, config.hidden_size)
             final_layer: Any = dit.final_layer
-            final = _affine(final_layer.adaLN_modulation[1], condition)
+            final = affine_float(final_layer.adaLN_modulation[1], condition)
             self.final_modulations = final.view(steps, 2, config.hidden_size)
             mel = config.out_channels
             weight = dit.in_proj.weight.to(dtype)
@@ -196,9 +196,9 @@ class _PackedBlock:
         q, k = attn.q_norm, attn.k_norm
         self.norms = (_float32(q.weight), _float32(q.bias), _float32(k.weight), _float32(k.bias))
         self.proj_weight, self.proj_bias = attn.proj.weight.to(dtype), attn.proj.bias.to(dtype)
-        self.conv1_weight, self.conv1_bias = _shifted_weight(conv[1], dtype)
+        self.conv1_weight, self.conv1_bias = shifted_weight(conv[1], dtype)
         self.conv_norm = (conv[3].weight.float(), conv[3].bias.float())
-        self.conv2_weight, self.conv2_bias = _shifted_weight(conv[6], dtype)
+        self.conv2_weight, self.conv2_bias = shifted_weight(conv[6], dtype)
         self.fc1_weight, self.fc1_bias = mlp.fc1.weight.to(dtype), mlp.fc1.bias.to(dtype)
         self.fc2_weight, self.fc2_bias = mlp.fc2.weight.to(dtype), mlp.fc2.bias.to(dtype)
         self.after_qkv = self.after_fc1 = self.proj_weight
@@ -232,7 +232,7 @@ def _float32(parameter: Tensor) -> Tensor:
     return parameter.float().contiguous()
 
 
-def _shifted_weight(conv: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def shifted_weight(conv: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """[out, in, 3] of a causal convolution as [out, 3 in] over the rows [t-2 | t-1 | t]."""
     return conv.weight.permute(0, 2, 1).flatten(1).to(dtype).contiguous(), conv.bias.to(dtype)
 
@@ -242,9 +242,11 @@ def _modulations(dit: DiT) -> list[Any]:
     return [block.adaLN_modulation[1] for block in blocks]
 
 
-def _float(module: torch.nn.Module) -> torch.nn.Module:
+def float_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy in float32."""
     return copy.deepcopy(module).float()
 
 
-def _affine(linear: Any, x: Tensor) -> Tensor:
+def affine_float(linear: Any, x: Tensor) -> Tensor:
+    """Run a linear layer in float32."""
     return functional.linear(x, linear.weight.float(), linear.bias.float())

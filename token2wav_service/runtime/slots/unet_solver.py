@@ -1,0 +1,206 @@
+"""CosyVoice2's solver with everything constant taken out, on fused ops.
+
+What `models/cfm.py` computes with `models/unet.py`, for states held in pools: what the time adds to the residual blocks
+is a table made at load, convolutions are products over shifted rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from token2wav_service.models.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.unet import KERNEL, LEFT_CONTEXT, UNet
+from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.slots.block_solver import (
+    BlockSolverBatch,
+    HeadedRows,
+    allocate_history,
+    pack_attention,
+    pack_linear,
+)
+from token2wav_service.runtime.slots.fused_solver import SolverPool, affine_float, float_copy, shifted_weight
+
+NORM_EPS = 1e-5
+CFG_HALVES = 2
+
+
+class UNetSolver:
+    """Solves chunks of many streams; see `BlockSolver`."""
+
+    def __init__(self, cfm: ConditionalFlowMatching[UNet], steps: int, dtype: torch.dtype) -> None:
+        unet, config = cfm.estimator, cfm.estimator.config
+        self.config, self.steps, self.dtype, self.guidance = config, steps, dtype, cfm.guidance
+        self.device = next(cfm.parameters()).device
+        grid = time_grid(steps)
+        self.deltas = (grid[1:] - grid[:-1]).tolist()
+        stages: list[Any] = [unet.down_blocks[0], *unet.mid_blocks, unet.up_blocks[0]]
+        with torch.inference_mode():
+            embedded = functional.mish(float_copy(unet.time_mlp)(grid[:-1].to(self.device)))
+            self.times = torch.stack([affine_float(stage.resnet.mlp[1], embedded) for stage in stages], 1)
+            """[n, stages, C] float32."""
+            self.stages = [_PackedStage(stage, dtype) for stage in stages]
+            final: Any = unet.final_block
+            self.down_conv, self.up_conv = (shifted_weight(stages[i].conv, dtype) for i in (0, -1))
+            self.final_conv, self.final_norm = shifted_weight(final.block[0], dtype), _norm(final.block[2])
+            self.final = pack_linear(unet.final_proj, dtype)
+        widths = [config.in_channels, *[config.channels] * (2 + 2 * config.num_mid_blocks)]
+        self.widths = [*widths, 2 * config.channels, *[config.channels] * 3]
+        """Input channels of each convolution, in the order in which they run."""
+
+    def allocate(self, slots: int, ring: int) -> SolverPool:
+        """See `BlockSolver`; tails are [S, n, ...], of every convolution [2 cfg, 2 columns, C] one after another."""
+        c = self.config
+        window = (c.num_layers, CFG_HALVES, c.num_heads, ring, 2 * c.head_dim)
+        size = CFG_HALVES * LEFT_CONTEXT * c.tail_channels
+        return allocate_history(slots, self.steps, window, (size,), self.final[0])
+
+    def place_tails(self, tails: Tensor) -> Tensor:
+        """See `BlockSolver`."""
+        parts = torch.split(tails[:, 0], self.widths, 2)
+        return torch.cat([part.transpose(2, 3).flatten(1) for part in parts], 1)
+
+    def solve(
+        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, batch: BlockSolverBatch, pool: SolverPool
+    ) -> Tensor:
+        """See `BlockSolver`."""
+        streams, frames, mel = noise.shape
+        c = self.config
+        rows = HeadedRows(c.num_layers, 2 * streams * frames, c.num_heads, c.head_dim, pool.tails)
+        new_tails = pool.tails.new_empty(streams, *pool.tails.shape[1:])
+        constants = torch.cat([mu, speaker[:, None].expand(-1, frames, -1), cond], -1).to(self.dtype)
+        inputs = self._inputs(constants, mel)
+        x, half = noise, noise.to(self.dtype)
+        for step in range(self.steps):
+            inputs[..., :mel] = half
+            tails = self._tails(step, batch, pool, new_tails)
+            velocity = _Pass(self, step, rows, tails, batch, pool, frames).run(inputs.flatten(0, 2))
+            rows.keep(step, batch, pool, frames)
+            x, half = ops.guide(x, velocity, self.deltas[step], self.guidance, self.dtype)
+        # A chunk that completes no block leaves the tails as they were.
+        slots = batch.places.slots
+        is_kept = (batch.committed > 0)[:, None, None]
+        pool.tails.index_copy_(0, slots, torch.where(is_kept, new_tails, pool.tails.index_select(0, slots)))
+        return x
+
+    def _inputs(self, constants: Tensor, mel: int) -> Tensor:
+        """[2, B, T, 4 mel]: what the first convolution reads, the channels of x still empty."""
+        streams, frames, channels = constants.shape
+        inputs = constants.new_zeros(CFG_HALVES, streams, frames, mel + channels)
+        inputs[0, :, :, mel:] = constants
+        return inputs
+
+    def _tails(
+        self, step: int, batch: BlockSolverBatch, pool: SolverPool, new_tails: Tensor
+    ) -> Iterator[ops.ConvolutionTails]:
+        """Give every convolution its tails, in the order in which they run."""
+        begin = 0
+        for width in self.widths:
+            size = CFG_HALVES * LEFT_CONTEXT * width
+            old, new = (
+                tails[:, step, begin : begin + size].view(-1, CFG_HALVES, LEFT_CONTEXT, width)
+                for tails in (pool.tails, new_tails)
+            )
+            yield ops.ConvolutionTails(batch.places.slots, batch.committed, old, new)
+            begin += size
+
+
+class _Pass:
+    """One evaluation of the estimator: its way through layers and tails."""
+
+    def __init__(
+        self,
+        solver: UNetSolver,
+        step: int,
+        rows: HeadedRows,
+        tails: Iterator[ops.ConvolutionTails],
+        batch: BlockSolverBatch,
+        pool: SolverPool,
+        frames: int,
+    ) -> None:
+        self._solver, self._step, self._rows, self._tails = solver, step, rows, tails
+        self._batch, self._pool, self._frames = batch, pool, frames
+        self._layer = 0
+
+    def run(self, inputs: Tensor) -> Tensor:
+        """Map [2BT, 320] to the velocity [2BT, 80]."""
+        s = self._solver
+        branch: Tensor | None
+        hidden, added = self._stage(0, inputs, None)
+        shifted = self._shift(hidden, added)
+        skip = shifted[:, -hidden.shape[1] :]
+        hidden, branch = functional.linear(shifted, *s.down_conv), None
+        for index in range(1, len(s.stages) - 1):
+            hidden, branch = self._stage(index, hidden, branch)
+        middle = hidden if branch is None else hidden + branch
+        hidden, added = self._stage(-1, torch.cat([middle.to(s.dtype), skip], 1), None)
+        hidden = functional.linear(self._shift(hidden, added), *s.up_conv)
+        convolved = functional.linear(self._shift(hidden, None), *s.final_conv)
+        out = torch.empty_like(convolved)
+        ops.norm_mish(convolved, *s.final_norm, out, None, self._frames)
+        return functional.linear(out, *s.final)
+
+    def _shift(self, x: Tensor, branch: Tensor | None) -> Tensor:
+        """[2BT, 3C] of x + branch for the next convolution."""
+        shifted = x.new_empty(x.shape[0], KERNEL * x.shape[1], dtype=self._solver.dtype)
+        ops.shift_rows(x, branch, shifted, next(self._tails), self._frames)
+        return shifted
+
+    def _stage(self, index: int, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Run a residual block and its transformer layers; returns [2BT, C] float32 and what is still to be added."""
+        s, stage = self._solver, self._solver.stages[index]
+        shifted = self._shift(x, branch)
+        convolved = functional.linear(shifted, *stage.conv1)
+        again = shifted.new_empty(convolved.shape[0], KERNEL * convolved.shape[1])
+        added = s.times[self._step, index]
+        ops.norm_mish(convolved, *stage.norm1, again, next(self._tails), self._frames, added=added)
+        convolved = functional.linear(again, *stage.conv2)
+        residual = functional.linear(shifted[:, -x.shape[1] :], *stage.residual)
+        hidden = torch.empty_like(convolved, dtype=torch.float32)
+        ops.norm_mish(convolved, *stage.norm2, hidden, None, self._frames, added=residual)
+        return hidden, self._layers(stage, hidden)
+
+    def _layers(self, stage: _PackedStage, hidden: Tensor) -> Tensor:
+        """Run the transformer layers on hidden, changed in place; returns what is still to be added."""
+        normed = torch.empty_like(hidden, dtype=self._solver.dtype)
+        branch: Tensor | None = None
+        for layer in stage.layers:
+            own, index = self._rows.qkv[self._layer], self._layer
+            ops.residual_norm(hidden, branch, None, *layer.norm1, normed, None, self._frames, NORM_EPS)
+            torch.mm(normed, layer.qkv_weight, out=own)
+            attended = self._rows.attend(self._step, index, self._batch, self._pool, self._frames)
+            branch = functional.linear(attended, *layer.out)
+            ops.residual_norm(hidden, branch, None, *layer.norm3, normed, None, self._frames, NORM_EPS)
+            branch = functional.linear(functional.gelu(functional.linear(normed, *layer.first)), *layer.second)
+            self._layer += 1
+        assert branch is not None
+        return branch
+
+
+class _PackedStage:
+    """One stage's weights."""
+
+    def __init__(self, stage: Any, dtype: torch.dtype) -> None:
+        resnet = stage.resnet
+        self.conv1, self.norm1 = shifted_weight(resnet.block1.block[0], dtype), _norm(resnet.block1.block[2])
+        self.conv2, self.norm2 = shifted_weight(resnet.block2.block[0], dtype), _norm(resnet.block2.block[2])
+        self.residual = pack_linear(resnet.res_conv, dtype)
+        self.layers = [_PackedLayer(layer, dtype) for layer in stage.layers]
+
+
+class _PackedLayer:
+    """One transformer layer's weights; scales less one, as `residual_norm` takes them."""
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        self.norm1, self.norm3 = ((weight - 1, bias) for weight, bias in map(_norm, (layer.norm1, layer.norm3)))
+        self.qkv_weight, _ = pack_attention(layer.attn1, dtype)
+        self.out = pack_linear(layer.attn1.to_out[0], dtype)
+        self.first, self.second = pack_linear(layer.ff.net[0].proj, dtype), pack_linear(layer.ff.net[2], dtype)
+
+
+def _norm(norm: Any) -> tuple[Tensor, Tensor]:
+    return norm.weight.detach().float(), norm.bias.detach().float()
