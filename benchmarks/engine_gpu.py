@@ -1,12 +1,15 @@
-"""The token2wav engine alone on a GPU at full size: first chunks, real-time streams, cost over time, precision.
+"""The token2wav engine alone on a GPU at full size: first chunks, real-time streams, cost over time, of each family.
 
-Random weights of the official sizes give honest speed. Writes raw samples beside the figures computed from them.
+Random weights of the official sizes give honest speed. Writes raw samples beside the figures computed from them. With
+`--quick` it prepares the programs of few streams only and takes less than a minute.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import heapq
+import math
 import statistics
 import sys
 import tempfile
@@ -20,27 +23,41 @@ import torch
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from servicekit.clock import SystemClock
 from token2wav_service.build import build_engine
-from token2wav_service.checkpoint.make_random import make_random_token2wav
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.loader import build_flow
+from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES, make_random_token2wav
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavConfig
-from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
-from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.models.dit import DiT
-from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
+from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
+from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
+from token2wav_service.engine.runner import ChunkWork
+from token2wav_service.errors import ProgramCaptureError
+from token2wav_service.models.block_stream import BlockStreamFlow
+from token2wav_service.models.config import AnyFlowConfig, FlowConfig
+from token2wav_service.models.streaming import FlowInput
+from token2wav_service.replay.report import snr_db
+from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+from token2wav_service.runtime.slots.step_shapes import StepShapes
+from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
 
 FIRST_CHUNK_TOKENS = 18
 SECOND_CHUNK_TOKENS = 28
-"""One second and the look-ahead."""
+"""One second and the look-ahead; a block of the block-masked flows."""
 WARM_UP_RUNS = 3
 PROMPT_S = 5.0
 LISTENER_BUFFER_S = 1.0
 RAMP_STREAMS_PER_S = 150.0
-COST_CHUNKS = 100
-"""Of 15 tokens: 60 s."""
+LISTENERS, BLOCK_LISTENERS = [500, 600, 700, 750, 800], [100, 150, 200, 250, 300]
+"""A stream of a block-masked flow takes 0.2 GB."""
+COST_S = 60
+"""Of the stream whose every chunk is timed."""
+QUICK_RUNS, QUICK_COST_S, QUICK_STREAMS = 10, 10, 32
+LEAST_MEL_SNR_DB = 20.0
+"""Of the programs against the plain modules in float32: what a wrong kernel makes stays below 10."""
 BATCH_STREAMS = (1, 4, 16, 64, 128)
 BATCH_TOKENS = (15 + LOOKAHEAD_TOKENS, 25 + LOOKAHEAD_TOKENS, 50 + LOOKAHEAD_TOKENS)
 BATCH_RUNS = 10
 ODE_STEPS, CFG_HALVES, FRAMES_A_TOKEN = 10, 2, 2
+MEL_RATE_HZ = 50
 PEAK_FLOPS, PEAK_BYTES_PER_S = 790e12, 4.3e12
 """What one H200 was seen to do: half-precision matrix products on random data, and copies."""
 BYTES_A_WEIGHT = 2
@@ -57,31 +74,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--first-chunk", type=int, nargs="*", default=[1, 4, 8, 16, 32, 64], help="simultaneous streams"
     )
     parser.add_argument(
-        "--listeners", type=int, nargs="*", default=[500, 600, 700, 750, 800], help="numbers to try, ascending"
+        "--listeners", type=int, nargs="*", help=f"numbers to try, ascending (default {LISTENERS} or {BLOCK_LISTENERS})"
     )
     parser.add_argument("--listen-s", type=float, default=12.0, help="seconds each number is held")
+    parser.add_argument(
+        "--family", type=Family, choices=list(Family), default=Family.STEP_AUDIO2, help="whose flow and vocoder"
+    )
+    parser.add_argument("--quick", action="store_true", help="few programs and runs, no listeners; under a minute")
     parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as scratch:
-        model_dir = Path(scratch) / "token2wav"
-        make_random_token2wav(model_dir, seed=0, flow=FlowConfig(), hift=HiFTConfig())
-        began = CLOCK.now()
-        engine = _engine(model_dir, args.dtype, max(args.listeners, default=64))
-        start_s = CLOCK.now() - began
-    voice = engine.voices.register(_prompt()).voice_id
-    raw: dict[str, Any] = {
-        "start_s": start_s,
-        "first_chunk_s": {str(n): first_chunks(engine, voice, n, args.runs) for n in args.first_chunk},
-        "batches": batches(engine, voice, estimator_weights()),
-        "chunk_cost_s": chunk_costs(engine, voice),
-        "listeners": listen_all(engine, voice, args.listeners, args.listen_s),
-        "bytes_per_stream": _bytes_per_stream(engine, voice),
-        "voice_bytes": engine.stats().voice_bytes,
-    }
-    engine.check_integrity()
-    figures = compute_figures(raw)
+    if args.listeners is None:
+        args.listeners = LISTENERS if args.family is Family.STEP_AUDIO2 else BLOCK_LISTENERS
+    if args.quick:
+        args.runs, args.first_chunk, args.listeners = QUICK_RUNS, [1, QUICK_STREAMS], []
+    try:
+        raw, engine = measure(args)
+    except (ProgramCaptureError, MeasurementError) as err:
+        print(f"engine_gpu: {err}", file=sys.stderr)
+        return 1
+    figures = compute_figures(raw, "" if args.family is Family.STEP_AUDIO2 else f"{args.family.value}_")
     policy = engine.config.synthesis
     setting = {
+        "family": args.family.value,
         "history": f"prompt_and_recent, {policy.estimator_recent_frames} and {policy.conformer_recent_frames} frames",
         "prompt_s": PROMPT_S,
         "ode_steps": policy.ode_steps,
@@ -94,8 +108,88 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def compute_figures(raw: dict[str, Any]) -> dict[str, float]:
-    """Compute the published figures from raw samples."""
+class MeasurementError(Exception):
+    """The engine ran and gave out what no figure may be made of."""
+
+
+def measure(args: argparse.Namespace) -> tuple[dict[str, Any], Token2WavEngine]:
+    """Make the engine and take the samples that the command line asks for.
+
+    Raises:
+        ProgramCaptureError: a step could not be captured.
+        MeasurementError: a chunk failed, or mel is not the plain modules'.
+    """
+    flow, hift = OFFICIAL_SIZES[args.family]
+    with tempfile.TemporaryDirectory() as scratch:
+        model_dir = Path(scratch) / "token2wav"
+        make_random_token2wav(model_dir, seed=0, flow=flow, hift=hift)
+        began = CLOCK.now()
+        shapes = quick_shapes(flow) if args.quick else None
+        engine = _engine(model_dir, args.dtype, max(args.listeners, default=64), shapes)
+        start_s = CLOCK.now() - began
+    print(f"ready after {start_s:.1f} s", file=sys.stderr)
+    voice = engine.voices.register(_prompt()).voice_id
+    hop = FIRST_CHUNK_TOKENS if isinstance(flow, FlowConfig) else SECOND_CHUNK_TOKENS
+    raw: dict[str, Any] = {"start_s": start_s}
+    if not isinstance(flow, FlowConfig):
+        raw["mel_snr_db"] = mel_snr(engine)
+        print(f"mel against the plain modules: {raw['mel_snr_db']:.1f} dB", file=sys.stderr)
+    raw |= {
+        "first_chunk_s": {str(n): first_chunks(engine, voice, n, args.runs) for n in args.first_chunk},
+        "batches": [] if args.quick else batches(engine, voice, estimator_weights(flow)),
+        "chunk_cost_s": chunk_costs(engine, voice, hop, QUICK_COST_S if args.quick else COST_S),
+        "listeners": listen_all(engine, voice, args.listeners, args.listen_s),
+        "bytes_per_stream": _bytes_per_stream(engine, voice),
+        "voice_bytes": engine.stats().voice_bytes,
+    }
+    engine.check_integrity()
+    return raw, engine
+
+
+def quick_shapes(flow: AnyFlowConfig) -> StepShapes:
+    """Return the programs of one stream and of many, for a first chunk and the ones behind it."""
+    if isinstance(flow, FlowConfig):
+        return StepShapes((1, QUICK_STREAMS), (FIRST_CHUNK_TOKENS - LOOKAHEAD_TOKENS,))
+    return StepShapes((1, QUICK_STREAMS), (flow.block_tokens, 2 * flow.block_tokens))
+
+
+@torch.inference_mode()
+def mel_snr(engine: Token2WavEngine) -> float:
+    """Return the least dB of three chunks' mel from one stream's programs, against the plain modules' in float32.
+
+    Raises:
+        MeasurementError: too few.
+    """
+    runner: BlockSlotRunner = engine._runner  # type: ignore[assignment]
+    features = _features()
+    plain = BlockStreamFlow(copy.deepcopy(runner.flow.flow).float(), runner.policy)
+    speaker = torch.from_numpy(features.speaker_embedding)
+    tokens, prompt_mel = torch.from_numpy(features.prompt_tokens), torch.from_numpy(features.prompt_mel)
+    state = runner.open(runner.prepare_voice(features))
+    trimmed = plain.trimmed(len(tokens), FIRST_CHUNK_TOKENS - LOOKAHEAD_TOKENS)
+    expected_state = plain.run_prompt(tokens, prompt_mel, speaker, trimmed)
+    found = []
+    for index, count in enumerate((FIRST_CHUNK_TOKENS, SECOND_CHUNK_TOKENS, SECOND_CHUNK_TOKENS)):
+        ids = _tokens(count, index)
+        bucket = runner.bucket(TokenChunk("", index, ids, False), state)
+        runner.run([ChunkWork(ids, False, 7, state)])
+        (expected,), (expected_state,) = plain.forward(
+            [FlowInput(expected_state, torch.tensor(ids), speaker, 7, is_last=False)]
+        )
+        made = runner.program(1, bucket).mel
+        assert made is not None
+        found.append(snr_db(made[0, : expected.shape[1]].T, expected))
+    runner.close(state)
+    if not min(found) >= LEAST_MEL_SNR_DB:
+        raise MeasurementError(
+            f"mel of three chunks is {', '.join(f'{one:.1f}' for one in found)} dB from the plain modules', "
+            f"expected at least {LEAST_MEL_SNR_DB}: a kernel is wrong on this GPU"
+        )
+    return min(found)
+
+
+def compute_figures(raw: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Compute the published figures from raw samples; their names begin with the prefix."""
     figures = {}
     for streams, samples in raw["first_chunk_s"].items():
         name = "first_chunk_1_ms" if streams == "1" else f"first_chunk_{streams}_last_ms"
@@ -103,8 +197,9 @@ def compute_figures(raw: dict[str, Any]) -> dict[str, float]:
     costs = raw["chunk_cost_s"]
     figures["chunk_cost_last_over_first"] = statistics.median(costs[-5:]) / statistics.median(costs[:5])
     held = [entry["listeners"] for entry in raw["listeners"] if entry["underruns"] == 0]
-    figures["realtime_streams"] = max(held, default=0)
-    return figures
+    if raw["listeners"]:
+        figures["realtime_streams"] = max(held, default=0)
+    return {prefix + name: value for name, value in figures.items()}
 
 
 def first_chunks(
@@ -120,18 +215,25 @@ def first_chunks(
             engine.add_chunk(chunk)
         done = 0
         while done < streams:
-            done += sum(isinstance(result.outcome, AudioChunk) for result in engine.step())
+            done += len([_audio(result) for result in engine.step()])
         seconds.append(CLOCK.now() - began)
         for stream in opened:
             engine.abort(stream)
     return seconds[WARM_UP_RUNS:]
 
 
-def estimator_weights() -> int:
+def _audio(result: ChunkResult) -> AudioChunk:
+    if not isinstance(result.outcome, AudioChunk):
+        raise MeasurementError(f"a chunk failed: {result.outcome}")
+    return result.outcome
+
+
+def estimator_weights(flow: AnyFlowConfig) -> int:
     """Count the weights of the full-size estimator that every solver step uses; the modulation's are read at load."""
     with torch.device("meta"):
-        estimator = DiT(FlowConfig().estimator)
-    return sum(p.numel() for name, p in estimator.named_parameters() if "adaLN" not in name)
+        estimator = build_flow(flow).decoder.estimator
+    tables = ("adaLN", "attn_norm", "norm_out", "time_mlp", "mlp.1.")
+    return sum(p.numel() for name, p in estimator.named_parameters() if not any(part in name for part in tables))
 
 
 def batches(engine: Token2WavEngine, voice: str, weights: int) -> list[dict[str, Any]]:
@@ -157,17 +259,19 @@ def floor_s(weights: int, streams: int, tokens: int) -> float:
     return max(multiplied, read)
 
 
-def chunk_costs(engine: Token2WavEngine, voice: str) -> list[float]:
-    """Return seconds of each equal chunk of one stream of 60 s."""
+def chunk_costs(engine: Token2WavEngine, voice: str, tokens: int, audio_s: float) -> list[float]:
+    """Return seconds of each chunk of `tokens` tokens of one stream of `audio_s`."""
     stream = engine.open_stream(voice, StreamOptions(seed=1))
     seconds = []
-    for index in range(COST_CHUNKS):
+    for index in range(math.ceil(audio_s * TOKEN_RATE_HZ / (tokens - LOOKAHEAD_TOKENS)) + 1):
         began = CLOCK.now()
-        engine.add_chunk(TokenChunk(stream, index, _tokens(FIRST_CHUNK_TOKENS, index), False))
-        engine.step()
+        engine.add_chunk(TokenChunk(stream, index, _tokens(tokens, index), False))
+        for result in engine.step():
+            _audio(result)
         seconds.append(CLOCK.now() - began)
     engine.abort(stream)
-    return seconds
+    # The first one runs the prompt for its own alignment, and more tokens than the others.
+    return seconds[1:]
 
 
 def listen_all(engine: Token2WavEngine, voice: str, numbers: Sequence[int], seconds: float) -> list[dict[str, Any]]:
@@ -198,17 +302,16 @@ def listen(engine: Token2WavEngine, voice: str, listeners: int, seconds: float) 
             next_index[i] += 1
         for result in engine.step():
             i, arrived = number_of[result.stream_id], CLOCK.now()
-            assert isinstance(result.outcome, AudioChunk), result.outcome
             late = arrived - plays_until[i] if result.index else 0.0
             underruns, worst_s, chunks = underruns + (late > 0), max(worst_s, late), chunks + 1
-            plays_until[i] = max(arrived, plays_until[i]) + len(result.outcome.samples) / SAMPLE_RATE_HZ
+            plays_until[i] = max(arrived, plays_until[i]) + len(_audio(result).samples) / SAMPLE_RATE_HZ
             heapq.heappush(due, (plays_until[i] - LISTENER_BUFFER_S, i))
     for stream in streams:
         engine.abort(stream)
     return {"listeners": listeners, "underruns": underruns, "worst_s": worst_s, "chunks": chunks, "held_s": seconds}
 
 
-def _engine(model_dir: Path, dtype: str, max_streams: int) -> Token2WavEngine:
+def _engine(model_dir: Path, dtype: str, max_streams: int, shapes: StepShapes | None) -> Token2WavEngine:
     config = Token2WavConfig(
         model_dir=model_dir,
         device="cuda",
@@ -218,7 +321,7 @@ def _engine(model_dir: Path, dtype: str, max_streams: int) -> Token2WavEngine:
         voice_cache_bytes=8 * 1024**3,
         synthesis=SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT),
     )
-    return build_engine(config, CLOCK)
+    return build_engine(config, CLOCK, shapes)
 
 
 def _bytes_per_stream(engine: Token2WavEngine, voice: str) -> int:
@@ -231,6 +334,16 @@ def _bytes_per_stream(engine: Token2WavEngine, voice: str) -> int:
 def _prompt() -> VoicePrompt:
     time = np.arange(int(PROMPT_S * 16_000)) / 16_000
     return VoicePrompt((0.2 * np.sign(np.sin(2 * np.pi * 120 * time))).astype(np.float32))
+
+
+def _features() -> VoiceFeatures:
+    rng, frames = np.random.default_rng(0), int(PROMPT_S * MEL_RATE_HZ)
+    return VoiceFeatures(
+        "voice",
+        rng.integers(0, SPEECH_VOCAB_SIZE, frames // FRAMES_A_TOKEN),
+        rng.standard_normal((frames, 80), dtype=np.float32),
+        rng.standard_normal(192, dtype=np.float32),
+    )
 
 
 def _tokens(count: int, seed: int) -> tuple[int, ...]:
