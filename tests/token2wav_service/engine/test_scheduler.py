@@ -23,7 +23,7 @@ class TwoBuckets:
 def stream(name: str, due_s: float, tokens: int = 5, priority: int = 1) -> Any:
     options = SimpleNamespace(priority=priority)
     waiting = [TokenChunk(name, 0, (0,) * tokens, False)]
-    return SimpleNamespace(is_ready=True, waiting=waiting, options=options, due_s=due_s, name=name)
+    return SimpleNamespace(state=None, is_ready=True, waiting=waiting, options=options, due_s=due_s, name=name)
 
 
 def names(streams: list[Any], max_batch_size: int = 8) -> list[str]:
