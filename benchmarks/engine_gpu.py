@@ -160,7 +160,8 @@ def mel_snr(engine: Token2WavEngine) -> float:
     Raises:
         MeasurementError: too few.
     """
-    runner: BlockSlotRunner = engine._runner  # type: ignore[assignment]
+    runner = engine.runner
+    assert isinstance(runner, BlockSlotRunner)
     features = _features()
     plain = BlockStreamFlow(copy.deepcopy(runner.flow.flow).float(), runner.policy)
     speaker = torch.from_numpy(features.speaker_embedding)

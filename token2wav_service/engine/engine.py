@@ -92,6 +92,11 @@ class Token2WavEngine:
         self._streams: dict[str, Stream] = {}
         self._counters = EngineCounters()
 
+    @property
+    def runner(self) -> Runner[Any, Any]:
+        """What computes; for measurements, while nothing steps the engine."""
+        return self._runner
+
     def open_stream(self, voice_id: str, options: StreamOptions) -> str:
         """Open a stream of a registered voice; returns its id.
 
