@@ -9,6 +9,7 @@ from cosydit.certify.context import TEXTS, CheckContext
 from cosydit.cli.download import DEFAULT_LOCK
 from cosydit.stack.checkpoint.download import DownloadError, read_lock
 from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
+from cosydit.stack.host import CONVERTED_TYPE
 from llm_service.export.convert import Origin, convert_huggingface
 from llm_service.huggingface_layout import has_speech_form
 from llm_service.prompt import build_prompt
@@ -19,7 +20,6 @@ from servicekit.file_sums import WEIGHT_SUFFIXES, check_files, sums_path
 
 AREA = "checkpoint"
 PAGE = "checkpoints.md"
-SERVED_DTYPE = "bfloat16"
 _ROUNDING = 0.01
 """Of the largest value: bfloat16 keeps 8 bits."""
 
@@ -95,7 +95,7 @@ def check_forms(context: CheckContext, found: Findings) -> None:
         found.note("the LLM lies in the converted form already")
         return
     target = context.scratch("forms") / "llm"
-    convert_huggingface(Origin(source), target, SERVED_DTYPE)
+    convert_huggingface(Origin(source), target, CONVERTED_TYPE)
     before, after = read_speech_head(source), read_speech_head(target)
     for name, one, other in (("weight", before.weight, after.weight), ("bias", before.bias, after.bias)):
         difference = float((one.float() - other.to(torch.float32)).abs().max())

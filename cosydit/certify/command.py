@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servicekit.gpu_host import DEVICES, default_device
+
 if TYPE_CHECKING:
     from cosydit.certify.certificate import Certificate
     from cosydit.certify.check import Check, Outcome, Plan
 
 PASSED, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 DEFAULT_OUT = Path("certificate")
-GPU_SETTINGS = {"device": "cuda", "dtype": "float16"}
-"""Of token2wav where `--set` says nothing else."""
 SHORT_LOAD_S = 5.0
-_SHOWN_FIGURES = 3
-_PATH_WIDTH = 32
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--list", action="store_true", help="list the checks and stop")
     parser.add_argument("--resume", action="store_true", help="keep what passed in an earlier run into --out")
     parser.add_argument("--self-test", action="store_true", help="short forms on the demo voice, then planted faults")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU, if any")
+    parser.add_argument("--device", choices=DEVICES, default=default_device(), help="default: a GPU, if any")
     set_help = "a setting of token2wav's model repository, as of `cosydit serve`"
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=set_help)
     parser.add_argument("--golden", type=Path, metavar="DIR", help="golden vectors (default: the repository's)")
@@ -46,14 +44,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Certify; return 0 if all that could run passed, 1 if something failed, 3 if nothing could run, 2 for bad use."""
     from cosydit.certify.areas import all_checks
-    from cosydit.certify.run import selected
+    from cosydit.certify.run import PATH_WIDTH, selected
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
 
     try:
         plan = make_plan(args)
         checks = list(selected(all_checks(plan), args.only))
         if args.list:
-            print("\n".join(f"{check.path:{_PATH_WIDTH}} docs/{check.page}" for check in checks))
+            print("\n".join(f"{check.path:{PATH_WIDTH}} docs/{check.page}" for check in checks))
             return PASSED
         certificate, left = _begin(plan, checks, args)
     except (CheckpointMissingError, ValueError) as error:
@@ -73,12 +71,14 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """
     from cosydit.certify.check import Plan
     from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+    from cosydit.stack.host import find_host
     from cosydit.stack.stack import default_work_dir
     from llm_service.speech_bounds import load_speech_bounds
+    from servicekit.gpu_host import CPU, CUDA
 
     work_dir = args.work_dir or default_work_dir()
     checkpoint = resolve_checkpoint(None if args.self_test else args.checkpoint, work_dir)
-    device = "cpu" if args.self_test else _device(args.device)
+    device = CUDA if not args.self_test and find_host(args.device).gpus else CPU
     if args.load_s <= 0 or args.load_streams < 1:
         raise ValueError(f"got --load-s {args.load_s} and --load-streams {args.load_streams}, expected more than 0")
     return Plan(
@@ -92,27 +92,12 @@ def make_plan(args: argparse.Namespace) -> Plan:
         load_s=SHORT_LOAD_S if args.self_test else args.load_s,
         load_streams=1 if args.self_test else args.load_streams,
         is_audible=load_speech_bounds(checkpoint.llm_dir).follows_text is not False,
-        settings=_settings(args.set, device),
+        settings=_settings(args.set),
     )
 
 
-def describe(outcome: Outcome) -> str:
-    """Return one line for one check."""
-    told = outcome.reason or ", ".join(figure.describe() for figure in outcome.figures[:_SHOWN_FIGURES])
-    first_line = told.partition("\n")[0]
-    return f"{outcome.result.value:8} {outcome.path:{_PATH_WIDTH}} {outcome.seconds:6.1f} s  {first_line}"
-
-
-def _device(asked: str) -> str:
-    from llm_service.backends.auto import has_gpu
-
-    if asked != "auto":
-        return asked
-    return "cuda" if has_gpu() else "cpu"
-
-
-def _settings(given: Sequence[str], device: str) -> dict[str, str]:
-    settings = dict(GPU_SETTINGS) if device == "cuda" else {}
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    settings = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
@@ -138,7 +123,7 @@ def _run(plan: Plan, checks: Sequence[Check], left: Sequence[Check], certificate
     from tqdm import tqdm
 
     from cosydit.certify.certificate import in_order
-    from cosydit.certify.run import run_checks
+    from cosydit.certify.run import describe, run_checks
 
     with tqdm(total=len(left), disable=not sys.stderr.isatty(), leave=False, bar_format="{n}/{total} {desc}") as bar:
 
@@ -170,6 +155,7 @@ def _finish(plan: Plan, certificate: Certificate) -> int:
 def _self_test(plan: Plan, only: Sequence[str]) -> int:
     """Plant the faults; return 1 if one was not found."""
     from cosydit.certify.areas import all_checks
+    from cosydit.certify.run import describe
     from cosydit.certify.self_test import FaultReport, find_faults, wanted_faults
 
     missed: list[FaultReport] = []

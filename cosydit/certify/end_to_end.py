@@ -28,9 +28,12 @@ from cosydit.bench.types import SpeechInput
 from cosydit.certify.audio import keep_audio
 from cosydit.certify.check import Check, CheckFailedError, Findings
 from cosydit.certify.context import TEXTS, VOICE, CheckContext
-from cosydit.stack.stack import LocalStack, Ports, StackOptions, with_llm_backend
+from cosydit.cli.stack_options import choice_lines, gpu_shared
+from cosydit.stack.host import find_host, for_host, with_served_form
+from cosydit.stack.stack import LocalStack, Ports, StackOptions
 from demo_voice.ears.faults import find_faults
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
+from servicekit.gpu_host import AUTO
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 AREA = "end-to-end"
@@ -47,6 +50,7 @@ LARGEST_SILENT_SHARE = 0.6
 LARGEST_CLIPPED_SHARE = 0.001
 LEAST_SECONDS = 0.2
 _PCM16_SCALE = 32768.0
+_ONE_CALLER = {"BLS_INSTANCE_NUM": "1"}
 _MAX_MESSAGE = 1 << 24
 
 FloatArray = npt.NDArray[np.float32]
@@ -62,6 +66,8 @@ class RunningStack:
     stack: LocalStack
     ready_s: float
     wyoming_port: int
+    chosen: list[str]
+    """What was chosen for this host, a line each."""
 
     @property
     def options(self) -> StackOptions:
@@ -93,7 +99,7 @@ def check_start(context: CheckContext, found: Findings) -> None:
     """All services become ready."""
     started = running(context)
     found.tell("ready after", started.ready_s, "s")
-    for line in started.stack.describe():
+    for line in [*started.chosen, *started.stack.describe()]:
         found.note(line)
 
 
@@ -130,31 +136,26 @@ def judge_audio(context: CheckContext, found: Findings, text: str, samples: Floa
 
 @contextmanager
 def _started(context: CheckContext) -> Iterator[RunningStack]:
-    plan = context.plan
     names = [each.name for each in fields(Ports)]
     *ports, wyoming_port = context.ports(len(names) + 1)
-    settings = dict(plan.settings)
-    if plan.is_gpu:
-        settings.setdefault("device", plan.device)
-    if plan.is_short:
-        settings.setdefault("BLS_INSTANCE_NUM", "1")
+    host = find_host(context.plan.device)
     options = StackOptions(
         checkpoint=context.checkpoint,
         work_dir=context.scratch("stack"),
         ports=Ports(**dict(zip(names, ports, strict=True))),
-        settings=settings,
+        settings={**(_ONE_CALLER if context.plan.is_short else {}), **context.plan.settings},
         ready_timeout_s=READY_TIMEOUT_S,
-        llm_backend="auto",
-        llm_options=() if plan.is_gpu else ("--device", "cpu"),
-        gateway_options=("--dynamic-chunk-strategy", "deadline", "--wyoming-port", str(wyoming_port)),
+        llm_backend=AUTO,
+        gateway_options=("--wyoming-port", str(wyoming_port)),
     )
-    stack = LocalStack(with_llm_backend(options), with_gateway=True)
+    options = with_served_form(for_host(options, host))
+    stack = LocalStack(options, with_gateway=True)
     began = time.perf_counter()
     try:
-        with stack:
+        with gpu_shared(options, host) as mps, stack:
             for service in stack.services:
                 context.started(service.pid)
-            yield RunningStack(stack, time.perf_counter() - began, wyoming_port)
+            yield RunningStack(stack, time.perf_counter() - began, wyoming_port, choice_lines(options, host, mps))
     finally:
         _keep_logs(context, options)
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,23 +24,17 @@ import numpy.typing as npt
 from prometheus_client.parser import text_string_to_metric_families
 
 from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
-from cosydit.certify.checkpoint import SERVED_DTYPE
 from cosydit.certify.context import TEXTS, VOICE, CheckContext
 from cosydit.certify.faults import server_program
+from cosydit.stack.host import find_host, llm_arguments, preset_of, served_form
 from cosydit.stack.process import ServiceSpec, read_json
 from gateway.core import Sampling, Utterance
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.wire import LLMWire
-from llm_service.backends.base import Backend
-from llm_service.backends.embedded import EmbeddedBackend
 from llm_service.backends.trtllm import PROGRAM as TRTLLM_PROGRAM
-from llm_service.backends.trtllm import TrtllmBackend
 from llm_service.backends.vllm import PROGRAM as VLLM_PROGRAM
-from llm_service.backends.vllm import VllmBackend
-from llm_service.config import EmbeddedConfig, LLMBackend
+from llm_service.config import LLMBackend
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
-from llm_service.export.convert import Origin, convert_huggingface
-from llm_service.huggingface_layout import has_speech_form
 from llm_service.speech_head import read_speech_head
 from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import SPEECH_TOKEN_COUNT, SPEECH_TOKENS_PER_SECOND, SpeechVocabulary
@@ -353,11 +346,11 @@ def check_at_once(context: CheckContext, found: Findings, backend: LLMBackend) -
 
 @contextmanager
 def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
-    model_dir, port = _model_dir(context, backend), context.ports(1)[0]
+    model_dir = served_form(context.checkpoint.llm_dir, backend.value, context.plan.work_dir)
+    host, port = find_host(context.plan.device), context.ports(1)[0]
     command = [sys.executable, *server_program(context.plan.fault), "--backend", backend.value]
     command += ["--model-dir", str(model_dir), "--port", str(port)]
-    if backend is LLMBackend.EMBEDDED and context.plan.is_gpu:
-        command += ["--device", context.plan.device]
+    command += llm_arguments(preset_of(host), backend.value, shared=True) if host.gpus else ()
     url = f"http://127.0.0.1:{port}"
     log = context.log_dir / f"llm_{backend.value}.log"
     began = time.perf_counter()
@@ -366,22 +359,6 @@ def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
         encoder = load_text_encoder(context.checkpoint.llm_dir)
         model = str(read_json(f"{url}/v1/models")["data"][0]["id"])
         yield Server(url, backend, LLMWire(encoder, backend), encoder, model, _voice(context), ready_s)
-
-
-def _model_dir(context: CheckContext, backend: LLMBackend) -> Path:
-    """Return what the backend serves: for vLLM and TensorRT-LLM the converted form, made here where it is not there."""
-    source = context.checkpoint.llm_dir
-    if not _backend(backend).capabilities.needs_converted_form or has_speech_form(source):
-        return source
-    target = context.plan.work_dir / "certify-llm-converted"
-    convert_huggingface(Origin(source), target, SERVED_DTYPE)
-    return target
-
-
-def _backend(name: LLMBackend) -> Backend:
-    if name is LLMBackend.VLLM:
-        return VllmBackend()
-    return TrtllmBackend() if name is LLMBackend.TRTLLM else EmbeddedBackend(EmbeddedConfig())
 
 
 def _voice(context: CheckContext) -> Utterance:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import logging
 import multiprocessing
 import os
@@ -35,6 +36,9 @@ TAIL_LINES = 20
 STOP_TIMEOUT_S = 60.0
 """That the process of the checks may take to stop its services."""
 
+PATH_WIDTH = 30
+_SHOWN_FIGURES = 3
+
 OnOutcome = Callable[[Outcome], None]
 OnBegin = Callable[[str], None]
 
@@ -58,13 +62,19 @@ def run_checks(plan: Plan, checks: Sequence[Check], on_begin: OnBegin, on_outcom
     plan.out_dir.mkdir(parents=True, exist_ok=True)
     left = list(checks)
     while left:
-        with _Worker(plan, left) as worker:
-            while left:
-                outcome = worker.next_outcome(left[0], on_begin)
-                left.pop(0)
+        batch = _first_group(left) if plan.is_gpu else list(left)
+        with _Worker(plan, batch) as worker:
+            for check in batch:
+                outcome = worker.next_outcome(check, on_begin)
+                left.remove(check)
                 on_outcome(outcome)
                 if not worker.is_alive:
                     break
+
+
+def _first_group(checks: Sequence[Check]) -> list[Check]:
+    """Return the checks that share what they open with the first: each group finds the GPU's memory free."""
+    return list(itertools.takewhile(lambda check: check.group == checks[0].group, checks))
 
 
 class _Worker:
@@ -170,7 +180,7 @@ def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) ->
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
-    checks = {check.path: check for check in all_checks(plan)}
+    checks = {check.path: check for check in all_checks(plan, paths)}
     context = CheckContext(plan, on_service=lambda pid: connection.send(_Service(pid)))
     try:
         for path, after in zip(paths, [*paths[1:], None], strict=True):
@@ -245,3 +255,10 @@ def selected(checks: Sequence[Check], only: Sequence[str]) -> Iterator[Check]:
             areas = sorted({check.area for check in checks})
             raise ValueError(f"got --only {prefix}, expected AREA or AREA/NAME with AREA one of {', '.join(areas)}")
     yield from (check for check in checks if not only or any(check.is_under(prefix) for prefix in only))
+
+
+def describe(outcome: Outcome) -> str:
+    """Return one line for one check."""
+    told = outcome.reason or ", ".join(figure.describe() for figure in outcome.figures[:_SHOWN_FIGURES])
+    first_line = told.partition("\n")[0]
+    return f"{outcome.result.value:8} {outcome.path:{PATH_WIDTH}} {outcome.seconds:6.1f} s  {first_line}"

@@ -22,6 +22,7 @@ from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import VOICE, CheckContext
 from cosydit.certify.faults import wrong_weight
 from cosydit.stack.engines import report_engines
+from cosydit.stack.host import engine_settings, find_host, preset_of
 from servicekit.clock import SystemClock
 from servicekit.extras import install_command
 from token2wav_service.build import build_engine
@@ -197,11 +198,11 @@ def check_tensorrt(context: CheckContext, found: Findings) -> None:
 
 def _config(context: CheckContext, **fields: str) -> Token2WavConfig:
     """Return the engine's settings: the plan's, some replaced."""
+    directory, given, host = context.checkpoint.token2wav_dir, context.plan.settings, find_host(context.plan.device)
+    chosen = engine_settings(preset_of(host), directory, given) if host.gpus else {}
     known = set(Token2WavConfig.__dataclass_fields__)
-    given = {name: value for name, value in context.plan.settings.items() if name in known}
-    return Token2WavConfig.from_mapping(
-        {"model_dir": str(context.checkpoint.token2wav_dir), "device": context.plan.device, **given, **fields}
-    )
+    settings = {name: value for name, value in {**chosen, **given, **fields}.items() if name in known}
+    return Token2WavConfig.from_mapping({"model_dir": str(directory), **settings})
 
 
 def _engine(context: CheckContext) -> Token2WavEngine:

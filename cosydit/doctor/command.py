@@ -45,18 +45,43 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
     for option, name, default in _PORT_OPTIONS:
         parser.add_argument(option, dest=name, type=int, default=default, help="port to look at (default %(default)s)")
+    gpu = "try the GPU too, for about a minute: driver, kernels' compiler, imports, memory, MPS"
+    parser.add_argument("--gpu", action="store_true", help=gpu)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; returns 0 if the services can run on this machine's CPU, else 1."""
+    """Print the report; returns 0 if the services can run on this machine's CPU, with --gpu on its GPU, else 1."""
     ports = Ports(**{name: getattr(args, name) for _, name, _ in _PORT_OPTIONS})
     findings = examine(ports, args.checkpoint, args.work_dir or default_work_dir())
     _print_report(findings)
     is_able = can_run_on_cpu(findings)
     print(f"\nthe CPU path {'can run' if is_able else 'can NOT run yet'}")
     print(f"next: {next_command(findings)}")
-    return 0 if is_able else 1
+    return 0 if is_able and (not args.gpu or _can_run_on_gpu(args)) else 1
+
+
+def _can_run_on_gpu(args: argparse.Namespace) -> bool:
+    """Run the checks of the host that `cosydit certify` begins with; a host without a GPU can't."""
+    from cosydit.certify import host
+    from cosydit.certify.check import Plan, Result
+    from cosydit.certify.context import CheckContext
+    from cosydit.certify.run import describe, run_here
+
+    work_dir = args.work_dir or default_work_dir()
+    plan = Plan(args.checkpoint or default_directory(work_dir), work_dir, work_dir, "cuda")
+    print("\nGPU")
+    outcomes = []
+    for check in host.checks():
+        outcomes.append(run_here(CheckContext(plan), check))
+        print(f"  {describe(outcomes[-1])}", flush=True)
+    failed = [outcome for outcome in outcomes if outcome.result is Result.FAIL]
+    has_gpu = any(outcome.path == "host/gpu" and outcome.result is Result.PASS for outcome in outcomes)
+    for outcome in failed:
+        print(f"{outcome.path}: see docs/{outcome.page}")
+    is_able = has_gpu and not failed
+    print(f"the GPU path {'can run; prove it with: cosydit certify' if is_able else 'can NOT run yet'}")
+    return is_able
 
 
 def _print_report(findings: list[Finding]) -> None:
