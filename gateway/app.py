@@ -23,6 +23,7 @@ from gateway.host import Host, HostLimits
 from gateway.lexicons.book import LexiconBook, open_lexicons
 from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness
+from gateway.lifecycle.sampling_probe import SamplingProbe
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.client import SpeechLMClient
 from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
@@ -78,13 +79,15 @@ async def open_gateway(
     clock = clock or SystemClock()
     declaration = _declaration(config)
     encoder = load_text_encoder(config.tokenizer_dir, declaration)
-    routes = _open_routes(config, _llm_wire(config, encoder), clock)
+    wire = _llm_wire(config, encoder)
+    routes = _open_routes(config, wire, clock)
     access = access or open_access(config.access, clock)
     lexicons = open_lexicons(config.lexicons, access.key_of_call, takes_phonemes=declaration.phonemes is not None)
     voices = _open_voices(config, routes.token2wav, clock, access)
     gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
     pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)
-    readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice)
+    probe = SamplingProbe(routes.llm, lambda utterance: wire.token_prompt(utterance).bounds, config.sampling_probe)
+    readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe.run)
     try:
         routes.start()
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:

@@ -22,6 +22,7 @@ from gateway.dialects.wyoming.settings import WyomingSettings, add_wyoming_optio
 from gateway.doors.grpc import DEFAULT_GRACE_S, DEFAULT_GRPC_PORT
 from gateway.host import DEFAULT_READER_TIMEOUT_S
 from gateway.lexicons.book import LexiconSettings, add_lexicon_options, lexicon_settings
+from gateway.lifecycle.sampling_probe import ProbeMode
 from gateway.llm.client import LLMDeadlines
 from gateway.llm.wire import PromptForm
 from gateway.routing.options import (
@@ -71,6 +72,8 @@ class GatewayConfig:
     """One replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
     llm_prompt_form: PromptForm = PromptForm.TOKENS
+    llm_sampling_probe: ProbeMode | None = None
+    """What is done about an LLM server that ignores the repetition penalty; None: see `sampling_probe`."""
     llm_model: str | None = None
     """Name to ask the LLM server for; None takes the first it lists."""
     llm_max_speech_tokens: int = LengthLimits().max_speech_tokens
@@ -104,6 +107,13 @@ class GatewayConfig:
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     """Then streams under way may take so long to end."""
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+    @property
+    def sampling_probe(self) -> ProbeMode:
+        """What was asked for, else `refuse`; our own server is known to apply the penalty and is not asked."""
+        if self.llm_sampling_probe is not None:
+            return self.llm_sampling_probe
+        return ProbeMode.OFF if self.llm_backend is LLMBackend.EMBEDDED else ProbeMode.REFUSE
 
     def __post_init__(self) -> None:
         llm_sources(self.llm_url, self.routing)
@@ -146,6 +156,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         llm_backend=LLMBackend(args.llm_backend),
         llm_prompt_form=PromptForm(args.llm_prompt_form),
         llm_model=args.llm_model,
+        llm_sampling_probe=ProbeMode(args.llm_sampling_probe) if args.llm_sampling_probe else None,
         llm_max_speech_tokens=args.llm_max_speech_tokens,
         token2wav_url=",".join(args.token2wav_url or [GatewayConfig.token2wav_url]),
         warm_up_voice=args.warm_up_voice,
@@ -244,6 +255,13 @@ def _add_llm_options(parser: argparse.ArgumentParser) -> None:
         "--llm-prompt-form", choices=[f.value for f in PromptForm], default="tokens", help="chat: servers without ids"
     )
     group.add_argument("--llm-model", default=None, help="model name; by default the first that the server lists")
+    group.add_argument(
+        "--llm-sampling-probe",
+        choices=[mode.value for mode in ProbeMode],
+        default=None,
+        help="a server that ignores repetition_penalty: refuse to serve it, warn, or do not ask (default: refuse; off "
+        "with embedded)",
+    )
     limit = LengthLimits().max_speech_tokens
     group.add_argument("--llm-max-speech-tokens", type=_positive_int, default=limit, help="most tokens (25 Hz) a text")
     limits = LLMDeadlines()

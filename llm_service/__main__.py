@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
+from llm_service.backends.vllm import ENVIRONMENT
 from llm_service.config import (
     SETTINGS,
     LLMBackend,
@@ -79,6 +80,9 @@ def _run(backend: Backend, config: ServerConfig) -> None:
         serve(config, backend.embedded_config)
         return
     _check_weights(config.model_dir)
+    if isinstance(backend, VllmBackend):
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
     command = backend.command(config)
     logging.getLogger(__name__).info("running %s", shlex.join(command))
     os.execvp(command[0], command)

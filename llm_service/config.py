@@ -32,7 +32,7 @@ class LLMBackend(str, Enum):
 ALL_BACKENDS = frozenset(LLMBackend)
 _EMBEDDED = frozenset({LLMBackend.EMBEDDED})
 _TRTLLM = frozenset({LLMBackend.TRTLLM})
-_VLLM = frozenset({LLMBackend.VLLM})
+_STREAMED = frozenset({LLMBackend.VLLM, LLMBackend.TRTLLM})
 _NAMED = frozenset({LLMBackend.EMBEDDED, LLMBackend.VLLM})
 
 
@@ -71,7 +71,7 @@ SETTINGS = (
         "stream_interval",
         "tokens in one streamed event after the first, fewer and larger events cost the server less (default: its own)",
         int,
-        _VLLM,
+        _STREAMED,
     ),
     Setting("engine_backend", "what trtllm-serve runs (default: its choice)", str, _TRTLLM, ("pytorch", "tensorrt")),
     Setting("device", "torch device (default cpu)", str, _EMBEDDED),
@@ -121,7 +121,7 @@ class ServerConfig:
     max_num_tokens: int | None = None  # tokens a step; None: the server's own default
     max_seq_len: int | None = None  # tokens, prompt plus answer; None: the server's own default
     engine_backend: str | None = None  # trtllm only
-    stream_interval: int | None = None  # tokens an event; vllm only
+    stream_interval: int | None = None  # tokens an event; vllm, and trtllm with its pytorch backend
 
     def __post_init__(self) -> None:
         _require_range("port", self.port, 0, MAX_PORT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from gateway.core import SpeechLM, Token2Wav
@@ -29,8 +29,18 @@ class Readiness:
         token2wav: Token2Wav,
         voice: str,
         retry_s: float = DEFAULT_RETRY_S,
+        probe: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Nothing is asked before `warm_up`."""
+        """Nothing is asked before `warm_up`.
+
+        Args:
+            pipeline: speaks the warm-up.
+            llm: is asked whether it answers.
+            token2wav: is asked the same.
+            voice: of the warm-up.
+            retry_s: pause between attempts.
+            probe: must return, too, before the gateway is ready; raises GatewayError.
+        """
         self._pipeline = pipeline
         self._llm = llm
         self._token2wav = token2wav
@@ -38,12 +48,15 @@ class Readiness:
         self._retry_s = retry_s
         self._reason: str | None = "the warm-up synthesis has not finished yet; wait"
         self._withdrawal: str | None = None
+        self._probe = probe
 
     async def warm_up(self, then: Callable[[], None] = lambda: None) -> None:
         """Speak one word, again and again until it works; calls `then` before anybody is told."""
         while self._reason is not None:
             try:
                 await self._speak_once()
+                if self._probe is not None:
+                    await self._probe()
                 then()
                 self._reason = None
                 logger.info("warm-up synthesis succeeded; ready")

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
 from llm_service.adapters import TRTLLM_MODULE_DIR, TRTLLM_SERVE_OPTIONS
 from llm_service.backends.base import (
     Capabilities,
@@ -13,9 +20,14 @@ from llm_service.backends.base import (
 from llm_service.config import LLMBackend, ServerConfig
 from llm_service.errors import ConfigError
 from llm_service.huggingface_layout import has_speech_form
+from servicekit.files import write_text
 
 PROGRAM = "trtllm-serve"
 TENSORRT = "tensorrt"
+PENALTY_SAMPLER = "TRTLLMSampler"
+"""The default sampler of these releases accepts penalties and ignores them (TensorRT-LLM's issue 9442); this one
+applies them. Later releases apply them in the default one. The gateway asks in any case (`--llm-sampling-probe`)."""
+_PENALTY_SAMPLER_FROM, _PENALTY_SAMPLER_UNTIL = (1, 1), (1, 3)
 INSTALL = "install TensorRT-LLM (pip install tensorrt_llm) or run in the image nvcr.io/nvidia/tensorrt-llm/release"
 
 
@@ -48,7 +60,7 @@ class TrtllmBackend:
             command += ["--custom_module_dirs", str(TRTLLM_MODULE_DIR)]
         engine_backend = config.engine_backend or (TENSORRT if is_engine(config.model_dir) else None)
         if engine_backend != TENSORRT:
-            command += ["--extra_llm_api_options", str(TRTLLM_SERVE_OPTIONS)]
+            command += ["--extra_llm_api_options", str(_options_file(config))]
         if engine_backend is not None:
             command += ["--backend", engine_backend]
         return command
@@ -56,6 +68,9 @@ class TrtllmBackend:
     def check(self, config: ServerConfig) -> None:
         """See `Backend.check`."""
         require_directories(config)
+        is_tensorrt = config.engine_backend == TENSORRT or is_engine(config.model_dir)
+        if is_tensorrt and config.stream_interval not in (None, 1):
+            raise ConfigError("stream_interval is for trtllm's pytorch backend; an engine streams every token: give 1")
         if config.engine_backend == TENSORRT and has_speech_form(config.model_dir):
             raise ConfigError(
                 f"{config.model_dir} is no engine; build one with cosydit convert-llm trtllm and build, or leave "
@@ -63,3 +78,42 @@ class TrtllmBackend:
             )
         require_program(PROGRAM, INSTALL)
         require_served_form(self.name, config.model_dir)
+
+
+def serve_options(stream_interval: int | None, version: str | None) -> str:
+    """Return what `trtllm-serve` reads beside its command line, for its PyTorch backend: lines of YAML.
+
+    Args:
+        stream_interval: tokens in one event; None: its own.
+        version: of TensorRT-LLM; None if it is not known here.
+    """
+    lines = [TRTLLM_SERVE_OPTIONS.read_text(encoding="utf-8").rstrip("\n")]
+    if version is not None and _PENALTY_SAMPLER_FROM <= _release(version) < _PENALTY_SAMPLER_UNTIL:
+        lines.append(f"sampler_type: {PENALTY_SAMPLER}")
+    if stream_interval is not None:
+        lines.append(f"stream_interval: {stream_interval}")
+    return "\n".join(lines) + "\n"
+
+
+def _options_file(config: ServerConfig) -> Path:
+    """Return the file of options: the one that is there, or one in the folder for temporary files, named by content."""
+    text = serve_options(config.stream_interval, _installed_version())
+    if text == TRTLLM_SERVE_OPTIONS.read_text(encoding="utf-8"):
+        return TRTLLM_SERVE_OPTIONS
+    name = f"cosydit-trtllm-{hashlib.sha256(text.encode()).hexdigest()[:12]}-{os.getuid()}.yml"
+    path = Path(tempfile.gettempdir()) / name
+    write_text(path, text)
+    return path
+
+
+def _installed_version() -> str | None:
+    try:
+        return metadata.version("tensorrt_llm")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Return major and minor of a version such as 1.2.0rc3."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

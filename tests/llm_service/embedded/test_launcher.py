@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from llm_service.__main__ import main
 from llm_service.backends import Backend, TrtllmBackend, VllmBackend
 from llm_service.backends.auto import choose_backend, succeeds
+from llm_service.backends.trtllm import serve_options
 from llm_service.config import (
     SETTINGS,
     SPEECH_HEAD_FILE,
@@ -80,6 +81,24 @@ def test_trtllm_serve_has_metrics_for_prometheus_unless_it_runs_an_engine(
     (tmp_path / "rank0.engine").touch()
     for flags in (["--model-dir", str(tmp_path)], ["--engine-backend", "tensorrt"]):
         assert "--extra_llm_api_options" not in dry_run(capsys, "trtllm", *flags)
+
+
+@pytest.mark.parametrize(
+    ("version", "sampler"),
+    [(None, None), ("1.0.0", None), ("1.1.0rc5", "TRTLLMSampler"), ("1.2.1", "TRTLLMSampler"), ("1.3.0", None)],
+)
+def test_trtllm_serve_is_asked_for_the_sampler_that_applies_penalties(version: str | None, sampler: str | None) -> None:
+    options = yaml.safe_load(serve_options(None, version))
+    assert options.get("sampler_type") == sampler
+    assert options["return_perf_metrics"] is True
+    assert yaml.safe_load(serve_options(4, version))["stream_interval"] == 4
+
+
+def test_trtllm_serve_reads_the_stream_interval_from_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    command = dry_run(capsys, "trtllm", "--stream-interval", "4")
+    options = Path(command[command.index("--extra_llm_api_options") + 1])
+    assert yaml.safe_load(options.read_text())["stream_interval"] == 4
+    assert dry_run(capsys, "trtllm", "--stream-interval", "4") == command
 
 
 def test_vllm_gets_the_same_settings_under_its_own_names(capsys: pytest.CaptureFixture[str]) -> None:
