@@ -21,7 +21,7 @@ MIN_SPEECH_S = 2.0
 MAX_BUSY_S = 3.0
 _NEWEST_SHARE = 0.5
 """Of the newest measurement in the mean."""
-_AT_ITS_LIMIT = 2.0
+_AT_ITS_LIMIT = 1.0
 """A service slower than so many times the least speed works all the time: what it made then is what it can make."""
 _HOPED_FOR = 2.0
 UNMEASURED_STREAMS = 64.0
