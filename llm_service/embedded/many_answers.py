@@ -59,7 +59,7 @@ class _Part:
     """What is ready of one answer."""
 
     ids: list[int] = field(default_factory=list)
-    last: GenerationOutput | None = None
+    reason: FinishReason | None = None
 
 
 class ManyAnswers:
@@ -153,17 +153,20 @@ class ManyAnswers:
         self._ready.set()
 
     def _parts(self) -> list[Any]:
-        # NOTE: an answer that was never taken, such as a refused one, has no entry; its outputs go out all the same.
+        """Return what is ready: tokens first, then those that failed."""
         ready: dict[int, _Part] = {}
+        failed: list[Any] = []
         llm_ids = self._loop.speech_ids
         for _ in range(len(self._outputs)):
             number, output = self._outputs.popleft()
+            self._note(number, output)
+            if output.error is not None:
+                failed.append(self._failure(number, output.error))
+                continue
             part = ready.setdefault(number, _Part())
             part.ids += speech_ids(output.token_ids, llm_ids)
-            self._note(number, output)
-            if output.is_last:
-                part.last = output
-        return [self._message(number, part) for number, part in ready.items() if part.ids or part.last]
+            part.reason = output.finish_reason
+        return [*(self._message(number, part) for number, part in ready.items() if part.ids or part.reason), *failed]
 
     def _note(self, number: int, output: GenerationOutput) -> None:
         answer = self._answers.get(number)
@@ -175,10 +178,9 @@ class ManyAnswers:
             del self._answers[number]
 
     def _message(self, number: int, part: _Part) -> Any:
-        last = part.last
-        if last is not None and last.error is not None:
-            failure = messages.Failure(code=self._status_of(last.error), message=str(last.error))
-            return messages.NumberedPart(number=number, failure=failure)
-        reason = REASONS[last.finish_reason if last is not None else None]
-        response = messages.GenerateResponse(speech_ids=part.ids, finish_reason=reason)
+        response = messages.GenerateResponse(speech_ids=part.ids, finish_reason=REASONS[part.reason])
         return messages.NumberedPart(number=number, response=response)
+
+    def _failure(self, number: int, error: EngineError) -> Any:
+        failure = messages.Failure(code=self._status_of(error), message=str(error))
+        return messages.NumberedPart(number=number, failure=failure)

@@ -147,7 +147,7 @@ async def ids_of(call: Any, wanted: int) -> dict[int, list[int]]:
     while ended < wanted:
         message = await asyncio.wait_for(call.read(), WAIT_S)
         numbers = [part.number for part in message.parts]
-        assert numbers and len(set(numbers)) == len(numbers)
+        assert numbers and len(set(numbers)) == len(numbers), "none of these fails"
         for part in message.parts:
             found.setdefault(part.number, []).extend(part.response.speech_ids)
             ended += part.HasField("failure") or part.response.finish_reason != 0
