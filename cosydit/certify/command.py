@@ -110,7 +110,7 @@ def _begin(plan: Plan, checks: Sequence[Check], args: argparse.Namespace) -> tup
     from cosydit.certify.certificate import begin, resume
 
     settings: dict[str, Any] = {**plan.settings, "load_s": plan.load_s, "load_streams": plan.load_streams}
-    settings["manifest"] = str(args.manifest)
+    settings["manifest"] = args.manifest.name if args.manifest else "none"
     certificate = begin(plan, args.commit, settings)
     kept = resume(certificate, plan.out_dir) if args.resume else []
     kept_line = f", {len(kept)} kept" if kept else ""

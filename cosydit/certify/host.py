@@ -160,9 +160,14 @@ def check_mps(context: CheckContext, found: Findings) -> None:
         )
     owner = control.stat().st_uid
     found.note(f"daemon {daemons or 'of another container'}, owner {owner}, we are {os.getuid()}")
-    if owner not in (0, os.getuid()):
-        raise CheckFailedError(f"the MPS daemon belongs to user {owner}, and serves user {os.getuid()} not; start it "
-                               "as root or as the services' user")  # fmt: skip
+    if not is_served(owner, os.getuid()):
+        got = f"the MPS daemon belongs to user {owner}, and does not serve user {os.getuid()}"
+        raise CheckFailedError(f"{got}; start it as root or as the services' user")
+
+
+def is_served(owner: int, user: int) -> bool:
+    """Tell whether a daemon of one user takes clients of another: root's takes anybody's, any other its owner's."""
+    return owner in (0, user)
 
 
 def check_shared_memory(context: CheckContext, found: Findings) -> None:

@@ -183,10 +183,13 @@ def check_finish_reasons(context: CheckContext, found: Findings, backend: LLMBac
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
+    """A prompt, and what the float32 model answers."""
+
     prompt: list[int]
+    """LLM ids."""
     logits: FloatArray
-    """[rows] of the float32 model."""
+    """[rows] after it."""
 
 
 def check_token_offset(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
@@ -234,9 +237,7 @@ def _decided_by(logits: FloatArray, bias: FloatArray) -> tuple[int, int, float]:
     return right, wrong, float(margins[right])
 
 
-def _choice(
-    asked: Server, question: _Question, rows: Sequence[int] = (), penalty: float = LITTLE_PENALTY
-) -> int | None:
+def _choice(asked: Server, question: Question, rows: Sequence[int] = (), penalty: float = LITTLE_PENALTY) -> int | None:
     """Return the row that the server draws greedily, of these alone if there are any; None for an end token."""
     first_id = asked.vocabulary.first_id
     only = {"allowed_token_ids": [first_id + row for row in rows]} if rows else {}
@@ -281,7 +282,7 @@ def _check_penalty_of_heard(context: CheckContext, asked: Server) -> None:
         raise CheckFailedError("repetition_penalty 1 and 5 give the same greedy answer: the sampler applies no penalty")
 
 
-def _decided_by_penalty(question: _Question, vocabulary: SpeechVocabulary) -> tuple[int, int, float]:
+def _decided_by_penalty(question: Question, vocabulary: SpeechVocabulary) -> tuple[int, int, float]:
     """Return a row of the prompt, one that wins over it once it is penalised, and how clearly either wins."""
     logits = question.logits[:SPEECH_TOKEN_COUNT]
     rows = sorted({i - vocabulary.first_id for i in question.prompt if vocabulary.is_speech(i)})
@@ -405,19 +406,19 @@ async def _answer(client: SpeechLMClient, asked: Server, text: str, seed: int) -
     return Answer(tuple(ids), reason, first_s, time.perf_counter() - began)
 
 
-def _greedy(context: CheckContext, asked: Server) -> tuple[list[_Question], list[int | None]]:
+def _greedy(context: CheckContext, asked: Server) -> tuple[list[Question], list[int | None]]:
     """Return the float32 model's logits after each of its own next tokens, and the server's choices there."""
     return context.shared(f"llm/{asked.backend.value}/greedy", partial(_asked_greedily, context, asked))
 
 
 @contextmanager
-def _asked_greedily(context: CheckContext, asked: Server) -> Iterator[tuple[list[_Question], list[int | None]]]:
+def _asked_greedily(context: CheckContext, asked: Server) -> Iterator[tuple[list[Question], list[int | None]]]:
     questions = list(_questions(context, asked))
     choices = [_choice(asked, question) for question in questions]
     yield questions, choices
 
 
-def _questions(context: CheckContext, asked: Server) -> Iterator[_Question]:
+def _questions(context: CheckContext, asked: Server) -> Iterator[Question]:
     model = SpeechLanguageModel.load(context.checkpoint.llm_dir, "cpu", "float32")
     count = SHORT_GREEDY_TOKENS if context.plan.is_short else GREEDY_TOKENS
     prompts = [list(asked.body(text)["prompt"]) for text in _texts(context)]
@@ -426,7 +427,7 @@ def _questions(context: CheckContext, asked: Server) -> Iterator[_Question]:
     for ids in prompts:
         logits = model.prefill(0, ids)
         for _ in range(count):
-            yield _Question(list(ids), logits)
+            yield Question(list(ids), logits)
             row = int(logits.argmax())
             if row >= SPEECH_TOKEN_COUNT:
                 break

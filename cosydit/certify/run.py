@@ -190,12 +190,18 @@ def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) ->
             if after is None or checks[after].group != checks[path].group:
                 context.end_group()
             sys.stderr.flush()
-            connection.send(replace(outcome, log_tail=_redacted(_tail(log, start))))
+            connection.send(_finished(outcome, _tail(log, start)))
     except KeyboardInterrupt:
         logger.info("interrupted")
     finally:
         context.end_group()
         connection.close()
+
+
+def _finished(outcome: Outcome, log_tail: str) -> Outcome:
+    """Return an outcome as it may be published, with the end of the log."""
+    notes = tuple(map(_redacted, outcome.notes))
+    return replace(outcome, reason=_redacted(outcome.reason), notes=notes, log_tail=_redacted(log_tail))
 
 
 def _told(error: BaseException) -> str:

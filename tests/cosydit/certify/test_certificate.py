@@ -1,0 +1,98 @@
+"""The certificate's file and page, what an interrupted run keeps, and what the command's status says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cosydit.certify import certificate
+from cosydit.certify.certificate import Certificate, resume
+from cosydit.certify.check import Figure, Outcome, Result
+from cosydit.certify.page import write_page
+from cosydit.cli.main import main
+
+
+def outcome(path: str, result: Result = Result.PASS, **fields: object) -> Outcome:
+    return Outcome(path, result, 1.0, **fields)  # type: ignore[arg-type]
+
+
+def certificate_of(*outcomes: Outcome, commit: str = "abc") -> Certificate:
+    return Certificate("H100", commit, "random", {"device": "cuda"}, {}, {each.path: each for each in outcomes})
+
+
+@pytest.mark.parametrize(
+    ("results", "whole"),
+    [
+        ([Result.PASS, Result.NOT_RUN], Result.PASS),
+        ([Result.PASS, Result.FAIL, Result.NOT_RUN], Result.FAIL),
+        ([Result.NOT_RUN], Result.NOT_RUN),
+        ([], Result.NOT_RUN),
+    ],
+)
+def test_one_failure_fails_the_whole_and_what_was_not_run_does_not(results: list[Result], whole: Result) -> None:
+    found = certificate_of(*(outcome(f"host/{number}", result) for number, result in enumerate(results)))
+    assert found.result is whole and found.to_json()["result"] == whole.value
+
+
+def test_the_file_has_what_a_reader_of_many_needs(tmp_path: Path) -> None:
+    certificate_of(outcome("host/gpu", figures=(Figure("memory", 80.0, "GiB", "at least 6"),))).write(tmp_path)
+    told = json.loads((tmp_path / certificate.CERTIFICATE_FILE).read_text("utf-8"))
+    assert {"gpu", "commit", "weights", "result", "checks"} <= set(told)
+    assert told["checks"][0]["figures"] == [
+        {"name": "memory", "value": 80.0, "unit": "GiB", "bound": "at least 6", "is_within": True}
+    ]
+
+
+def test_resume_keeps_what_passed_and_nothing_of_another_commit(tmp_path: Path) -> None:
+    certificate_of(outcome("host/gpu"), outcome("llm/ids", Result.FAIL), outcome("x", Result.NOT_RUN)).write(tmp_path)
+    again = certificate_of()
+    assert resume(again, tmp_path) == ["host/gpu"] == list(again.outcomes)
+    with pytest.raises(ValueError, match="of another commit; leave --resume out"):
+        resume(certificate_of(commit="def"), tmp_path)
+    assert resume(certificate_of(), tmp_path / "empty") == []
+
+
+def test_resume_refuses_a_damaged_file(tmp_path: Path) -> None:
+    (tmp_path / certificate.CERTIFICATE_FILE).write_text('{"checks": [1', "utf-8")
+    with pytest.raises(ValueError, match="can't be read"):
+        resume(certificate_of(), tmp_path)
+
+
+def test_the_page_shows_figures_plots_audio_and_how_to_mend(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    failed = outcome(
+        "token2wav/buckets",
+        Result.FAIL,
+        reason="2 < 3 & more",
+        page="performance.md",
+        figures=tuple(Figure(f"{number} streams", number, "ms", "at most 2", number <= 2) for number in range(5)),
+        audio=("audio/one.opus",),
+        series={"memory (MiB)": [1.0, 2.0]},
+        log_tail="the end <of> the log",
+    )
+    text = write_page(certificate_of(failed), tmp_path).read_text("utf-8")
+    assert "2 &lt; 3 &amp; more" in text and "&lt;of&gt;" in text and "docs/performance.md" in text
+    assert text.count("data:image/png;base64,") == 2 and "<audio controls src='audio/one.opus'>" in text
+    assert text.count("class='outside'") == 2
+
+
+def test_a_wrong_option_is_told_with_what_is_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(["certify", "--self-test", "--only", "hots", *work]) == 2
+    assert "AREA one of checkpoint, end-to-end, host" in capsys.readouterr().err
+    assert main(["certify", "--set", "dtype", "--device", "cpu", *work]) == 2
+    assert main(["certify", "--checkpoint", str(tmp_path / "none"), "--device", "cpu", *work]) == 2
+    assert main(["certify", "--load-s", "0", "--device", "cpu", *work]) == 2
+
+
+@pytest.mark.slow
+def test_where_nothing_can_run_the_status_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpacks the demo voice."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    work = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["certify", "--only", "host/gpu", "--only", "host/docker", *work]) == 3
+    told = json.loads((tmp_path / "out" / "certificate.json").read_text("utf-8"))
+    assert told["result"] == "not run" and [entry["check"] for entry in told["checks"]] == ["host/gpu", "host/docker"]
+    assert (tmp_path / "out" / "certificate.html").is_file()

@@ -1,0 +1,101 @@
+"""What the checks of the host see: drivers, MPS daemons, compilers. The host is faked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cosydit.certify import host
+from cosydit.certify.check import Check, Outcome, Result
+from cosydit.certify.faults import DEAD_MPS, OLD_DRIVER
+from cosydit.certify.run import run_here
+from tests.cosydit.certify.plans import context_in
+
+CHECKS = {check.name: check for check in host.checks()}
+
+
+def outcome_of(name: str, folder: Path, device: str = "cuda", fault: str = "") -> Outcome:
+    check: Check = CHECKS[name]
+    context = context_in(folder, device, fault=fault)
+    try:
+        return run_here(context, check)
+    finally:
+        context.end_group()
+
+
+def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver"), [("13.0", 580), ("12.8", 525), ("12.1", 525), ("11.8", 520), ("11.2", 520), (None, 520)]
+)
+def test_every_cuda_has_its_least_driver(cuda: str | None, driver: int) -> None:
+    assert host.min_driver(cuda) == driver
+
+
+@pytest.mark.parametrize(("driver", "result"), [("580.95.05", Result.PASS), ("470.57.02", Result.FAIL)])
+def test_a_driver_is_compared_with_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, result: Result
+) -> None:
+    monkeypatch.setattr(host, "torch_cuda_version", lambda: "13.0")
+    fake_smi(tmp_path, monkeypatch, driver)
+    outcome = outcome_of("driver", tmp_path)
+    assert outcome.result is result
+    assert outcome.figures[0].bound == "at least 580"
+
+
+def test_a_planted_old_driver_is_found(tmp_path: Path) -> None:
+    outcome = outcome_of("driver", tmp_path, fault=OLD_DRIVER)
+    assert outcome.result is Result.FAIL and "driver branch 470" in outcome.reason
+
+
+def test_a_planted_dead_daemon_is_found_and_gone_afterwards(tmp_path: Path) -> None:
+    outcome = outcome_of("mps", tmp_path, fault=DEAD_MPS)
+    assert outcome.result is Result.FAIL and "MPS daemon" in outcome.reason and "is dead" in outcome.reason
+    assert list(tmp_path.glob("certify-*")) == []
+
+
+def test_a_daemon_that_reads_its_pipe_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "control")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    daemon = os.open(tmp_path / "control", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert outcome_of("mps", tmp_path).result is Result.PASS
+    finally:
+        os.close(daemon)
+
+
+def test_a_named_place_without_a_daemon_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert "no daemon is" in outcome_of("mps", tmp_path).reason
+
+
+@pytest.mark.parametrize(("owner", "user", "is_served"), [(0, 1000, True), (1000, 1000, True), (1000, 1001, False)])
+def test_a_daemon_serves_its_owner_and_roots_everybody(owner: int, user: int, is_served: bool) -> None:
+    assert host.is_served(owner, user) is is_served
+
+
+def test_a_host_without_a_gpu_is_not_run_and_without_a_compiler_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert outcome_of("gpu", tmp_path).result is Result.NOT_RUN
+    assert outcome_of("compiler", tmp_path, device="cpu").result is Result.NOT_RUN
+    compiler = outcome_of("compiler", tmp_path)
+    assert compiler.result is Result.FAIL and "apt-get install gcc" in compiler.reason
+
+
+def test_a_module_that_breaks_at_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_module.py").write_text("raise OSError('libcudart.so.12 is missing')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(host, "_NEEDED_SHORT", ("json", "broken_module"))
+    outcome = outcome_of("imports", tmp_path)
+    assert outcome.result is Result.FAIL and "libcudart.so.12 is missing" in outcome.reason
+    assert [figure.name for figure in outcome.figures] == ["import json"]

@@ -1,0 +1,108 @@
+"""What the checks of the LLM notice, asked of a fake server that can be spoiled in one way."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cosydit.certify import llm
+from cosydit.certify.check import Outcome, Result
+from cosydit.certify.run import run_here
+from llm_service.config import LLMBackend
+from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
+from tests.cosydit.certify.plans import context_in
+
+ROWS = COSYVOICE2.head_rows
+FIRST = COSYVOICE2.first_id
+QUESTIONS = 12
+NAMES = {check.name.removeprefix("embedded/"): check for check in llm.checks(is_gpu=False)}
+
+
+def rows_of(seed: int) -> llm.FloatArray:
+    return np.random.default_rng(seed).normal(0, 1.5, ROWS).astype(np.float32)
+
+
+@dataclass
+class FakeServer:
+    """Knows the logits after each prompt, which is its last id."""
+
+    bias: llm.FloatArray = field(default_factory=lambda: rows_of(1000) / 4)
+    has_bias: bool = True
+    has_penalty: bool = True
+    shift: int = 0
+    backend: LLMBackend = LLMBackend.EMBEDDED
+    vocabulary: SpeechVocabulary = COSYVOICE2
+
+    def questions(self) -> list[Any]:
+        return [llm.Question([FIRST + 5, FIRST + 6, seed], self.logits(seed)) for seed in range(QUESTIONS)]
+
+    def logits(self, seed: int) -> llm.FloatArray:
+        return rows_of(seed) + self.bias
+
+    def body(self, text: str, **fields: Any) -> dict[str, Any]:
+        return {"prompt": [FIRST + 5, FIRST + 6, 0], "repetition_penalty": 1.1, **fields}
+
+    def ids(self, body: dict[str, Any]) -> tuple[list[int], str]:
+        scores = self.logits(body["prompt"][-1]) - (0 if self.has_bias else self.bias)
+        heard = [token - FIRST for token in body["prompt"][:-1]]
+        if self.has_penalty:
+            penalty = body["repetition_penalty"]
+            scores[heard] = np.where(scores[heard] > 0, scores[heard] / penalty, scores[heard] * penalty)
+        allowed = [token - FIRST for token in body.get("allowed_token_ids", range(FIRST, FIRST + ROWS))]
+        row = max(allowed, key=lambda each: float(scores[each]))
+        return ([FIRST + row + self.shift] if row < SPEECH_TOKEN_COUNT else []), "length"
+
+
+def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    context = context_in(folder)
+    head = type(
+        "Head", (), {"bias": type("Bias", (), {"float": lambda self: self, "numpy": lambda self: server.bias})()}
+    )
+    monkeypatch.setattr(llm, "read_speech_head", lambda directory: head)
+    monkeypatch.setattr(llm, "_questions", lambda context, asked: iter(server.questions()))
+    context.shared("llm/embedded", lambda: nullcontext(server))
+    return run_here(context, NAMES[name])
+
+
+@pytest.mark.parametrize("name", ["token-offset", "head-bias", "penalty"])
+def test_a_good_server_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = asked(name, FakeServer(), tmp_path, monkeypatch)
+    assert outcome.result is Result.PASS, outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "server", "said"),
+    [
+        pytest.param("token-offset", FakeServer(shift=1), r"every id is off by \+1: wrong token offset", id="offset"),
+        pytest.param("token-offset", FakeServer(shift=-3), r"off by -3", id="offset below"),
+        pytest.param("head-bias", FakeServer(has_bias=False), "the bias was dropped", id="bias"),
+        pytest.param("penalty", FakeServer(has_penalty=False), "applies no penalty", id="penalty"),
+    ],
+)
+def test_a_spoiled_server_is_found_by_name(
+    name: str, server: FakeServer, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = asked(name, server, tmp_path, monkeypatch)
+    assert outcome.result is Result.FAIL
+    assert re.search(said, outcome.reason), outcome.reason
+
+
+def test_a_head_without_a_bias_to_speak_of_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer(bias=np.zeros(ROWS, np.float32))
+    assert asked("head-bias", server, tmp_path, monkeypatch).result is Result.NOT_RUN
+
+
+def test_a_backend_that_is_not_installed_has_one_check_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    checks = {check.name: check for check in llm.checks(is_gpu=True)}
+    assert {name for name in checks if not name.startswith("embedded/")} == {"vllm/start", "trtllm/start"}
+    outcome = run_here(context_in(tmp_path), checks["vllm/start"])
+    assert outcome.result is Result.NOT_RUN and "vllm is not on PATH" in outcome.reason

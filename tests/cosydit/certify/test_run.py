@@ -1,0 +1,120 @@
+"""A check passes by its figures, fails by its errors, and takes nothing else down with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cosydit.certify import host
+from cosydit.certify.areas import all_checks
+from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError, Outcome, Result
+from cosydit.certify.context import CheckContext
+from cosydit.certify.run import describe, run_checks, run_here, selected
+from tests.cosydit.certify.plans import check_of, context_in, plan_in
+
+ROOT = Path(__file__).parents[3]
+
+
+def outcome_of(folder: Path, *, raises: Exception | None = None, value: float = 1.0) -> Outcome:
+    def run(context: CheckContext, found: Findings) -> None:
+        found.at_most("errors", value, 1)
+        found.note("looked at")
+        if raises is not None:
+            raise raises
+
+    return run_here(context_in(folder), check_of(run))
+
+
+def test_a_check_passes_within_its_bounds(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path)
+    assert (outcome.result, outcome.reason, outcome.notes) == (Result.PASS, "", ("looked at",))
+    assert "errors 1 (at most 1)" in describe(outcome)
+
+
+@pytest.mark.parametrize("value", [2.0, math.nan])
+def test_a_figure_beyond_its_bound_fails_the_check_and_is_told(tmp_path: Path, value: float) -> None:
+    outcome = outcome_of(tmp_path, value=value)
+    assert outcome.result is Result.FAIL and outcome.reason == f"errors {value:.4g} (at most 1)"
+
+
+@pytest.mark.parametrize(
+    ("error", "result", "said"),
+    [
+        (CheckFailedError("the bias was dropped"), Result.FAIL, "the bias was dropped"),
+        (ZeroDivisionError("by zero"), Result.FAIL, "ZeroDivisionError: by zero"),
+        (NotRunError("no GPU"), Result.NOT_RUN, "no GPU"),
+        (ModuleNotFoundError("none", name="pocketsphinx"), Result.NOT_RUN, "[ears]"),
+        (ModuleNotFoundError("none", name="of_nobody"), Result.FAIL, "ModuleNotFoundError"),
+    ],
+)
+def test_an_error_is_the_outcome(tmp_path: Path, error: Exception, result: Result, said: str) -> None:
+    outcome = outcome_of(tmp_path, raises=error)
+    assert outcome.result is result and said in outcome.reason
+
+
+def test_an_outcome_survives_its_file(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, value=math.inf)
+    assert Outcome.from_json(outcome.to_json()) == replace(outcome, seconds=round(outcome.seconds, 3))
+
+
+def test_what_is_shared_is_opened_once_and_not_again_after_a_failure(tmp_path: Path) -> None:
+    context, opened = context_in(tmp_path), []
+
+    def fail() -> list[str]:
+        opened.append("one")
+        raise OSError("no port")
+
+    with pytest.raises(OSError, match="no port"):
+        context.kept("server", fail)
+    with pytest.raises(NotRunError, match="server could not be started"):
+        context.kept("server", fail)
+    assert context.kept("other", list) is context.kept("other", list) and opened == ["one"]
+    context.end_group()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_fails_its_check_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """Takes two processes, which is what it is about."""
+    known = next(check for check in host.checks() if check.name == "shared-memory")
+    unknown = Check(host.AREA, "no-such-check", known.run, "certify.md")
+    begun: list[str] = []
+    outcomes: list[Outcome] = []
+    run_checks(plan_in(tmp_path), [unknown, known], begun.append, outcomes.append)
+    assert [outcome.path for outcome in outcomes] == begun == ["host/no-such-check", "host/shared-memory"]
+    assert [outcome.result for outcome in outcomes] == [Result.FAIL, Result.PASS]
+    assert "ended with status" in outcomes[0].reason and "KeyError" in outcomes[0].log_tail
+
+
+@pytest.mark.slow
+def test_a_check_that_hangs_is_ended(tmp_path: Path) -> None:
+    known = next(check for check in host.checks() if check.name == "shared-memory")
+    hanging = Check(host.AREA, known.name, known.run, "certify.md", timeout_s=0.0)
+    outcomes: list[Outcome] = []
+    run_checks(plan_in(tmp_path), [hanging], lambda path: None, outcomes.append)
+    assert outcomes[0].result is Result.FAIL and "took longer than 0 s" in outcomes[0].reason
+
+
+def test_only_chooses_areas_and_checks(tmp_path: Path) -> None:
+    checks = [check_of(lambda *_: None, area, name) for area, name in (("llm", "embedded/ids"), ("llm", "vllm/ids"))]
+    assert list(selected(checks, [])) == checks
+    assert list(selected(checks, ["llm/vllm"])) == checks[1:]
+    with pytest.raises(ValueError, match="got --only llm/v, expected AREA"):
+        list(selected(checks, ["llm/v"]))
+
+
+def test_every_check_has_a_name_of_its_own_and_a_page_that_is_there(tmp_path: Path) -> None:
+    checks = all_checks(plan_in(tmp_path, device="cuda"))
+    assert len({check.path for check in checks}) == len(checks) > 40
+    assert [check.path for check in checks if not (ROOT / "docs" / check.page).is_file()] == []
+    assert {check.area for check in checks} == {
+        *("host", "checkpoint", "llm", "token2wav", "end-to-end", "quality", "load")
+    }
+
+
+def test_checks_that_share_services_stand_together(tmp_path: Path) -> None:
+    groups = [check.group for check in all_checks(plan_in(tmp_path, device="cuda"))]
+    changes = [group for before, group in zip(["", *groups], groups, strict=False) if group != before]
+    assert len(changes) == len(set(changes))
