@@ -11,10 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cosydit.certify.context import CheckContext
+from typing import Any
 
 
 class Result(str, Enum):
@@ -88,7 +85,8 @@ class Findings:
         return [figure for figure in self.figures if figure.bound and not (figure.is_within and _is_number(figure))]
 
 
-CheckFunction = Callable[["CheckContext", Findings], None]
+CheckFunction = Callable[[Any, Findings], None]
+"""Takes a `CheckContext` and what to write into."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +103,13 @@ class Check:
     shares: str = ""
     """Checks of one name share what they open, and stand together; empty: those of the same area and folder do."""
 
+    fault: str = ""
+    """Planted by the self-test while the check runs; empty for none."""
+
     @property
     def group(self) -> str:
         """What is opened for one check of a group stays open for the next."""
-        return self.shares or self.path.rpartition("/")[0]
+        return f"{self.shares or self.path.rpartition('/')[0]} {self.fault}".strip()
 
     @property
     def path(self) -> str:
@@ -201,8 +202,6 @@ class Plan:
     """False: the weights are random, so that nothing is to be understood."""
     settings: dict[str, str] = field(default_factory=dict)
     """Of the model repository, as `cosydit serve --set` takes them."""
-    fault: str = ""
-    """Planted by the self-test; empty for none."""
 
     @property
     def is_gpu(self) -> bool:

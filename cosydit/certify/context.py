@@ -44,7 +44,9 @@ class CheckContext:
             on_service: told of each process group that is started, so that others can end it if we can't.
         """
         self.plan = plan
-        """Replaced while a fault is planted."""
+        """Replaced while a fault of the checkpoint is planted."""
+        self.fault = ""
+        """What is planted now; empty for nothing."""
         self.clock = clock or SystemClock()
         self._on_service = on_service
         self._opened = ExitStack()

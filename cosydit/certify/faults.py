@@ -6,7 +6,7 @@ import importlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,20 +86,18 @@ def server_program(fault: str) -> list[str]:
 
 @contextmanager
 def planted(context: CheckContext, check: Check) -> Iterator[None]:
-    """Have the plan's fault, if it is one of files or of the host, while a check runs."""
-    fault = context.plan.fault
-    if fault == WRONG_FILE:
-        with _spoiled_file(context):
-            yield
-    elif fault == DEAD_MPS:
-        with _environment(CUDA_MPS_PIPE_DIRECTORY=str(_dead_mps(context.scratch("mps")))):
-            yield
-    elif fault == OLD_DRIVER:
-        folder = _fake_driver(context.scratch("driver"))
-        with _environment(PATH=f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"):
-            yield
-    else:
+    """Have a check's fault while it runs: those of files and of the host here, the others where they are started."""
+    context.fault = check.fault
+    with ExitStack() as stack:
+        if check.fault == WRONG_FILE:
+            stack.enter_context(_spoiled_file(context))
+        elif check.fault == DEAD_MPS:
+            stack.enter_context(_environment(CUDA_MPS_PIPE_DIRECTORY=str(_dead_mps(context.scratch("mps")))))
+        elif check.fault == OLD_DRIVER:
+            folder = _fake_driver(context.scratch("driver"))
+            stack.enter_context(_environment(PATH=f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"))
         yield
+    context.fault = ""
 
 
 @contextmanager

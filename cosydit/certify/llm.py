@@ -349,7 +349,7 @@ def check_at_once(context: CheckContext, found: Findings, backend: LLMBackend) -
 def _serving(context: CheckContext, backend: LLMBackend) -> Iterator[Server]:
     model_dir = served_form(context.checkpoint.llm_dir, backend.value, context.plan.work_dir)
     host, port = find_host(context.plan.device), context.ports(1)[0]
-    command = [sys.executable, *server_program(context.plan.fault), "--backend", backend.value]
+    command = [sys.executable, *server_program(context.fault), "--backend", backend.value]
     command += ["--model-dir", str(model_dir), "--port", str(port)]
     command += llm_arguments(preset_of(host), backend.value, shared=True) if host.gpus else ()
     url = f"http://127.0.0.1:{port}"

@@ -85,7 +85,9 @@ class _Worker:
         self._log = plan.out_dir / LOG_FILE
         self._clock: Clock = SystemClock()
         self._connection, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_work, args=(plan, [check.path for check in checks], theirs))
+        self._process = context.Process(
+            target=_work, args=(plan, [(check.path, check.fault) for check in checks], theirs)
+        )
         self._theirs = theirs
         self._services: list[int] = []
         self._left = len(checks)
@@ -171,8 +173,8 @@ def run_here(context: CheckContext, check: Check) -> Outcome:
     )
 
 
-def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) -> None:
-    """Run checks and send what becomes of them; the whole of the other process."""
+def _work(plan: Plan, wanted: Sequence[tuple[str, str]], connection: Connection[Any, Any]) -> None:
+    """Run checks, by their paths and faults, and send what becomes of them; the whole of the other process."""
     log = plan.out_dir / LOG_FILE
     _log_to(log)
     if not plan.is_gpu:
@@ -180,14 +182,14 @@ def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) ->
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
     faulthandler.enable()
     signal.signal(signal.SIGTERM, _interrupt)
-    checks = {check.path: check for check in all_checks(plan, paths)}
     context = CheckContext(plan, on_service=lambda pid: connection.send(_Service(pid)))
     try:
-        for path, after in zip(paths, [*paths[1:], None], strict=True):
+        checks = _looked_up(plan, wanted)
+        for check, after in zip(checks, [*checks[1:], None], strict=True):
             start = _size(log)
-            logger.info("%s", path)
-            outcome = run_here(context, checks[path])
-            if after is None or checks[after].group != checks[path].group:
+            logger.info("%s %s", check.path, check.fault)
+            outcome = run_here(context, check)
+            if after is None or after.group != check.group:
                 context.end_group()
             sys.stderr.flush()
             connection.send(_finished(outcome, _tail(log, start)))
@@ -196,6 +198,11 @@ def _work(plan: Plan, paths: Sequence[str], connection: Connection[Any, Any]) ->
     finally:
         context.end_group()
         connection.close()
+
+
+def _looked_up(plan: Plan, wanted: Sequence[tuple[str, str]]) -> list[Check]:
+    known = {check.path: check for check in all_checks(plan, [path for path, _ in wanted])}
+    return [replace(known[path], fault=fault) for path, fault in wanted]
 
 
 def _finished(outcome: Outcome, log_tail: str) -> Outcome:

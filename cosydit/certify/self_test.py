@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cosydit.certify.areas import all_checks
 from cosydit.certify.check import Check, Outcome, Plan, Result
@@ -36,11 +35,11 @@ def wanted_faults(checks: Sequence[Check], only: Sequence[str]) -> Iterator[Faul
 def find_faults(plan: Plan, faults: Sequence[Fault], on_report: Callable[[FaultReport], None]) -> None:
     """Plant each fault, run the check that must find it, and tell."""
     by_path = {check.path: check for check in all_checks(plan)}
-    for fault in faults:
-        folder = plan.out_dir / FAULTS_FOLDER / fault.name.replace(" ", "-")
-        run_checks(
-            replace(plan, fault=fault.name, out_dir=Path(folder)),
-            [by_path[fault.check]],
-            lambda path: None,
-            lambda outcome, fault=fault: on_report(FaultReport(fault, outcome)),  # type: ignore[misc]
-        )
+    checks = [replace(by_path[fault.check], fault=fault.name) for fault in faults]
+    waiting = list(faults)
+    run_checks(
+        replace(plan, out_dir=plan.out_dir / FAULTS_FOLDER),
+        checks,
+        lambda path: None,
+        lambda outcome: on_report(FaultReport(waiting.pop(0), outcome)),
+    )

@@ -213,7 +213,7 @@ def _engine(context: CheckContext) -> Token2WavEngine:
 @contextmanager
 def _served(context: CheckContext) -> Iterator[Token2WavEngine]:
     with ExitStack() as stack:
-        with wrong_weight(context.plan.fault):
+        with wrong_weight(context.fault):
             engine = stack.enter_context(_opened(_config(context)))
         yield engine
 

@@ -8,13 +8,13 @@ from cosydit.certify.check import Check, CheckFunction, Plan
 from cosydit.certify.context import CheckContext
 
 
-def plan_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None, fault: str = "") -> Plan:
+def plan_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> Plan:
     """Return a short plan that writes below a folder."""
-    return Plan(checkpoint or folder / "checkpoint", folder / "out", folder, device, is_short=True, fault=fault)
+    return Plan(checkpoint or folder / "checkpoint", folder / "out", folder, device, is_short=True)
 
 
-def context_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None, fault: str = "") -> CheckContext:
-    return CheckContext(plan_in(folder, device, checkpoint, fault))
+def context_in(folder: Path, device: str = "cpu", checkpoint: Path | None = None) -> CheckContext:
+    return CheckContext(plan_in(folder, device, checkpoint))
 
 
 def check_of(run: CheckFunction, area: str = "host", name: str = "one") -> Check:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cosydit.certify import host
-from cosydit.certify.check import Check, Outcome, Result
+from cosydit.certify.check import Outcome, Result
 from cosydit.certify.faults import DEAD_MPS, OLD_DRIVER
 from cosydit.certify.run import run_here
 from tests.cosydit.certify.plans import context_in
@@ -17,8 +18,8 @@ CHECKS = {check.name: check for check in host.checks()}
 
 
 def outcome_of(name: str, folder: Path, device: str = "cuda", fault: str = "") -> Outcome:
-    check: Check = CHECKS[name]
-    context = context_in(folder, device, fault=fault)
+    check = replace(CHECKS[name], fault=fault)
+    context = context_in(folder, device)
     try:
         return run_here(context, check)
     finally:
