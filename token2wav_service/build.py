@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -19,8 +19,8 @@ from token2wav_service.engine.loop import EngineLoop, OnFatal
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CheckpointError
-from token2wav_service.models.block_flow import BlockFlow
-from token2wav_service.models.block_stream import BlockStreamFlow
+from token2wav_service.models.block_flow import BlockFlow, state_bytes
+from token2wav_service.models.block_stream import MAX_STARTS, BlockStreamFlow
 from token2wav_service.models.causal_hift import CausalHiFT
 from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.flow import Flow
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from token2wav_service.runtime.slots.slot_runner import SlotRunner
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 MAX_PROMPT_FRAMES = 900
 """18 s, the longest prompt that is accepted."""
@@ -74,11 +76,19 @@ def build_engine(config: Token2WavConfig, clock: Clock, shapes: StepShapes | Non
     version = partial(voice_model_version, config.model_dir)
     sizes = models.config.flow
     model = VoiceModel(version, sizes.output_size, sizes.spk_embed_dim)
-    voices = VoiceStore(extractor, runner, config.voice_cache_bytes, model)
+    voices = VoiceStore(extractor, runner, _voice_cache_bytes(config, models), model)
     logger.info(
         "token2wav (%s) on %s in %s from %s", models.family.value, config.device, config.dtype, config.model_dir
     )
     return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device))
+
+
+def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
+    """Return the cache's size: room for one voice of a block-masked flow at least, which may take gigabytes."""
+    if not isinstance(models.flow, BlockFlow):
+        return config.voice_cache_bytes
+    longest = MAX_PROMPT_FRAMES // models.flow.stride
+    return max(config.voice_cache_bytes, MAX_STARTS * state_bytes(models.flow, config.synthesis.ode_steps, longest))
 
 
 def choose_runner(config: Token2WavConfig) -> RunnerKind:
@@ -132,7 +142,7 @@ def _warm_runner(config: Token2WavConfig, flow: Flow, hift: HiFT, make: Callable
     return runner
 
 
-def _runner_that_fits(need: MemoryNeed, free_bytes: Callable[[], int], make: Callable[[], SlotRunner]) -> SlotRunner:
+def _runner_that_fits(need: MemoryNeed, free_bytes: Callable[[], int], make: Callable[[], R]) -> R:
     """Make a runner and see to it that a voice fits beside it.
 
     Raises:
@@ -162,7 +172,12 @@ def _free_bytes(device: str) -> int:
 
 
 def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
-    """Make the runner of a block-masked flow, warmed up."""
+    """Make the runner of a block-masked flow, warmed up.
+
+    Raises:
+        CheckpointError: the runner does not serve the checkpoint's family.
+        MemoryBudgetError: the GPU's memory does not hold the pool and a voice.
+    """
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     kind = choose_runner(config)
     if kind is RunnerKind.TENSORRT or not isinstance(flow, BlockFlow):
@@ -176,13 +191,23 @@ def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: S
             return ModelRunner(streamed, CausalStreamVocoder(vocoder, policy))
         return ModelRunner(streamed, StreamVocoder(vocoder, policy))
     from token2wav_service.runtime.slots.block_pool import BlockPoolSizes
-    from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+    from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner, block_buckets
+    from token2wav_service.runtime.slots.memory import block_memory_need, warn_of_cache
 
     sizes = BlockPoolSizes(config.max_streams, policy.estimator_recent_frames, MAX_PROMPT_FRAMES)
-    planned = (shapes.stream_buckets, shapes.token_buckets) if shapes else ()
-    runner = BlockSlotRunner(flow, vocoder, policy, sizes, *planned)
-    if torch.device(config.device).type == "cuda":
-        runner.warm_up()
+    planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size), block_buckets(flow))
+
+    def make() -> BlockSlotRunner:
+        runner = BlockSlotRunner(flow, vocoder, policy, sizes, planned.stream_buckets, planned.token_buckets)
+        if torch.device(config.device).type == "cuda":
+            runner.warm_up()
+        return runner
+
+    if torch.device(config.device).type != "cuda":
+        return make()
+    need = block_memory_need(sizes, flow, vocoder, policy.ode_steps)
+    runner = _runner_that_fits(need, partial(_free_bytes, config.device), make)
+    warn_of_cache(_voice_cache_bytes(config, models), _free_bytes(config.device))
     return runner
 
 

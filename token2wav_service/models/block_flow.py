@@ -8,6 +8,7 @@ Source: specification of the flows, sections 3 to 7.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -196,6 +197,17 @@ class BlockFlow(nn.Module, ABC):
         }
         none = torch.zeros(rows, dtype=torch.long, device=weight.device)
         return Past(caches, none, none)
+
+
+def state_bytes(flow: BlockFlow, steps: int, tokens: int) -> int:
+    """Return the memory of a state under `steps` solver steps whose growing caches hold `tokens` tokens."""
+    count = 0
+    for spec in flow.state_specs(steps):
+        shape = list(spec.shape)
+        if spec.time_axis is not None:
+            shape[spec.time_axis] = tokens * spec.columns_per_token
+        count += math.prod(shape)
+    return count * flow.spk_embed_affine_layer.weight.element_size()
 
 
 class CosyVoice2Flow(BlockFlow):

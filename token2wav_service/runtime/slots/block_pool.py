@@ -14,7 +14,7 @@ from torch import Tensor
 
 from token2wav_service.models.block_flow import BlockFlow, CosyVoice2Flow
 from token2wav_service.runtime.slots.fused_solver import SolverPool
-from token2wav_service.runtime.slots.pool import pool_tensors
+from token2wav_service.runtime.slots.pool import pool_bytes
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class BlockStreamPool:
     @property
     def bytes_per_stream(self) -> int:
         """Memory of one slot."""
-        return sum(t.numel() * t.element_size() for t in pool_tensors(self)) // self.slots
+        return pool_bytes(self) // self.slots
 
 
 def ring_frames(flow: BlockFlow, recent_frames: int) -> int:

@@ -12,8 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from token2wav_service.errors import MemoryBudgetError
+from token2wav_service.models.block_flow import BlockFlow, state_bytes
+from token2wav_service.models.block_stream import MAX_STARTS
+from token2wav_service.models.causal_hift import CausalHiFT
 from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.runtime.slots.pool import PoolSizes, allocate_pool
+from token2wav_service.models.hift import HiFT
+from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, ring_frames
+from token2wav_service.runtime.slots.causal_slot_vocoder import allocate_causal_vocoder
+from token2wav_service.runtime.slots.pool import PoolSizes, allocate_pool, allocate_vocoder, pool_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +60,19 @@ def memory_need(sizes: PoolSizes, flow: FlowConfig, hift: HiFTConfig, steps: int
     # A voice keeps for its whole prompt what a slot keeps for its newest frames.
     voice = replace(sizes, estimator_recent=longest, conformer_recent=longest)
     return MemoryNeed(sizes.streams, slot_bytes(sizes), slot_bytes(voice))
+
+
+def block_memory_need(sizes: BlockPoolSizes, flow: BlockFlow, vocoder: HiFT | CausalHiFT, steps: int) -> MemoryNeed:
+    """Return what a block-masked flow's pool of these sizes takes, and a voice in all its alignments."""
+    if isinstance(vocoder, CausalHiFT):
+        kept = pool_bytes(allocate_causal_vocoder(1, vocoder))
+    else:
+        kept = pool_bytes(allocate_vocoder(1, vocoder.config, torch.device("meta")))
+    ring, longest = (
+        frames // flow.stride for frames in (ring_frames(flow, sizes.recent_frames), sizes.max_prompt_frames)
+    )
+    voice = MAX_STARTS * state_bytes(flow, steps, longest)
+    return MemoryNeed(sizes.streams, state_bytes(flow, steps, ring) + kept, voice)
 
 
 def check_before(need: MemoryNeed, free_bytes: int) -> None:

@@ -73,6 +73,11 @@ def pool_tensors(pool: object) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)] + [t for one in inner for t in pool_tensors(one)]
 
 
+def pool_bytes(pool: object) -> int:
+    """Return the memory of all slots."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in pool_tensors(pool))
+
+
 def allocate_vocoder(slots: int, hift: HiFTConfig, device: torch.device) -> VocoderPool:
     """Allocate HiFT's part of a pool, zeroed."""
     overlap = OVERLAP_FRAMES * hift.frame_samples
