@@ -13,7 +13,7 @@ from servicekit.clock import Clock
 from token2wav_service.checkpoint.family import open_features
 from token2wav_service.checkpoint.loader import LoadedModels, load_models, missing_files
 from token2wav_service.checkpoint.version import voice_model_version
-from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.loop import EngineLoop, OnFatal
 from token2wav_service.engine.runner import Runner
@@ -96,7 +96,8 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
     if config.runner is not RunnerKind.AUTO:
         return config.runner
     policy = config.synthesis
-    needs_plain = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
+    is_upstream = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
+    needs_plain = is_upstream or policy.parity is Parity.UPSTREAM
     is_cuda = torch.device(config.device).type == "cuda"
     return RunnerKind.SLOTS if is_cuda and not needs_plain else RunnerKind.TORCH
 
@@ -105,12 +106,17 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
     """Make what the configuration asks for, warmed up.
 
     Raises:
-        CheckpointError: the runner does not serve the checkpoint's family.
+        CheckpointError: the runner or the parity is not one of the checkpoint's family.
         MemoryBudgetError: the GPU's memory does not hold the pool and a voice.
     """
     flow, hift = models.flow, models.vocoder
     if not (isinstance(flow, Flow) and isinstance(hift, HiFT)):
         return _build_block_runner(config, models, shapes)
+    if config.synthesis.parity is Parity.UPSTREAM:
+        raise CheckpointError(
+            f"{config.model_dir} is of family {models.family.value}, whose streams have no block mask; expected parity "
+            "none: what reproduces the original here is history, noise, crossfade and source_phase `upstream`"
+        )
     kind = choose_runner(config)
     if kind is RunnerKind.TORCH:
         return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))

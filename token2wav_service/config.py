@@ -41,6 +41,16 @@ class Crossfade(str, Enum):
     """Hamming: the halves sum to 1.08."""
 
 
+class Parity(str, Enum):
+    """How a block-masked flow (CosyVoice2's, CosyVoice3's) computes a stream's chunks."""
+
+    NONE = "none"
+    """Under the mask that the models were trained to stream with; what complete blocks leave behind is kept."""
+    UPSTREAM = "upstream"
+    """As the original runtime serves them, for comparisons: every chunk computes the whole prefix again, its estimator
+    unmasked, and the last one without any mask. Cost grows with the square of the length."""
+
+
 class RunnerKind(str, Enum):
     """What computes the engine's batches."""
 
@@ -77,6 +87,8 @@ class SynthesisPolicy:
     source_phase: SourcePhase = SourcePhase.CONTINUOUS
     ode_steps: int = 10
     """Euler steps of the flow's solver."""
+    parity: Parity = Parity.NONE
+    """Of a block-masked flow: `upstream` computes chunks as the original does, for comparisons; `runner=torch`."""
 
 
 @dataclass(frozen=True)
@@ -175,4 +187,5 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "crossfade": Crossfade,
     "source_phase": SourcePhase,
     "ode_steps": _at_least(1),
+    "parity": Parity,
 }

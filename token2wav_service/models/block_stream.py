@@ -2,7 +2,8 @@
 
 A is a stream's last complete block, E the end of its chunk. A chunk that ends inside a block is computed again with
 the next one, at most one block less a token. The states' layout comes from the flow. Long streams keep the prompt's
-blocks and the newest ones (see `SynthesisPolicy`), so that a chunk's cost does not grow.
+blocks and the newest ones (see `SynthesisPolicy`), so that a chunk's cost does not grow. Under `parity=upstream`
+nothing is committed, and every chunk is computed from the prompt's start on.
 
 Source: specification of the flows, sections 6 and 7; differs in the default noise (see `SynthesisPolicy`).
 """
@@ -16,8 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
-from token2wav_service.models.block_flow import STREAMING, BlockFlow, BlockMask, Caches, CacheSpec, Past
+from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy
+from token2wav_service.models.block_flow import (
+    STREAMING,
+    UNMASKED,
+    UNMASKED_ESTIMATOR,
+    BlockFlow,
+    BlockMask,
+    Caches,
+    CacheSpec,
+    Past,
+)
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 
@@ -106,7 +116,8 @@ class BlockStreamFlow:
         self.device = flow.device
         self.stride = flow.stride
         self.lookahead = flow.lookahead
-        self.hop_multiple = flow.block_tokens
+        self.is_whole = policy.parity is Parity.UPSTREAM
+        self.hop_multiple = 1 if self.is_whole else flow.block_tokens
         self.specs = flow.state_specs(policy.ode_steps)
         self.noise_buffer = noise_buffer
         if policy.noise is NoiseSource.UPSTREAM and noise_buffer is None:
@@ -146,13 +157,15 @@ class BlockStreamFlow:
         return starts[trimmed]
 
     def trimmed(self, count: int, hop: int) -> int:
-        """Return the tokens to leave away at a prompt's start: none of a prompt that is shorter than a block."""
-        return (count + hop) % self.flow.block_tokens if count > self.flow.block_tokens else 0
+        """Return the tokens to leave away at a prompt's start: none of one that is no longer than a block."""
+        if self.is_whole or count <= self.flow.block_tokens:
+            return 0
+        return (count + hop) % self.flow.block_tokens
 
     def shared_tokens(self, count: int) -> int:
         """Return the tokens of a prompt of `count` whose blocks need none of a stream's: all its streams share them."""
         block = self.flow.block_tokens
-        return max(0, count - self.lookahead) // block * block
+        return 0 if self.is_whole else max(0, count - self.lookahead) // block * block
 
     def run_prompt(self, tokens: Tensor, mel: Tensor, speaker: Tensor, trimmed: int = 0) -> BlockState:
         """Run the complete blocks of a prompt.
@@ -176,12 +189,8 @@ class BlockStreamFlow:
             _, (state,) = self.forward([chunk])
         return replace(state, end_token=len(ids), pending=ids[state.first_token :])
 
-    def forward(self, rows: Sequence[Row], mask: BlockMask = STREAMING) -> tuple[list[Tensor], list[BlockState]]:
+    def forward(self, rows: Sequence[Row]) -> tuple[list[Tensor], list[BlockState]]:
         """Run one chunk of every row.
-
-        Args:
-            rows: the streams' inputs.
-            mask: other than the default for comparisons only; states made under another mask are not exact.
 
         Returns:
             Mel [80, F] float32 per row, and the new states; the input states are unchanged.
@@ -189,6 +198,18 @@ class BlockStreamFlow:
         Raises:
             ValueError: a row would pass the end of the noise buffer of noise policy `upstream`.
         """
+        if not self.is_whole:
+            return self._run(rows, STREAMING)
+        made: dict[int, tuple[Tensor, BlockState]] = {}
+        for is_last, mask in ((False, UNMASKED_ESTIMATOR), (True, UNMASKED)):
+            alike = [index for index, row in enumerate(rows) if row.is_last == is_last]
+            if alike:
+                found = self._run([rows[index] for index in alike], mask)
+                made.update(zip(alike, zip(*found, strict=True), strict=True))
+        return [made[i][0] for i in range(len(rows))], [made[i][1] for i in range(len(rows))]
+
+    def _run(self, rows: Sequence[Row], mask: BlockMask) -> tuple[list[Tensor], list[BlockState]]:
+        """Run one chunk of every row under one mask."""
         spans = [self._span(row) for row in rows]
         self._check_limit(spans)
         tokens = [torch.cat([row.state.pending, row.token_ids.to(self.device)]) for row in rows]
@@ -218,7 +239,8 @@ class BlockStreamFlow:
     def _span(self, row: Row) -> _Span:
         state, block = row.state, self.flow.block_tokens
         end = state.end_token + len(row.token_ids) - (0 if row.is_last else self.lookahead)
-        return _Span(state.first_token, state.end_token, end, max(state.first_token, end // block * block))
+        complete = 0 if self.is_whole else end // block * block
+        return _Span(state.first_token, state.end_token, end, max(state.first_token, complete))
 
     def _check_limit(self, spans: Sequence[_Span]) -> None:
         if self.policy.noise is not NoiseSource.UPSTREAM or self.noise_buffer is None:

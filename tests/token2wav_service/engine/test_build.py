@@ -11,8 +11,10 @@ from servicekit.clock import SystemClock
 from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
-from token2wav_service.config import HistoryPolicy, NoiseSource, RunnerKind, SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, SynthesisPolicy, Token2WavConfig
 from token2wav_service.errors import CheckpointError
+from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner
+from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, VoicePrompt
 
 
@@ -24,6 +26,7 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
         pytest.param("cuda:1", SynthesisPolicy(), RunnerKind.SLOTS, id="another GPU"),
         pytest.param("cuda", SynthesisPolicy(history=HistoryPolicy.UPSTREAM), RunnerKind.TORCH, id="upstream history"),
         pytest.param("cuda", SynthesisPolicy(noise=NoiseSource.UPSTREAM), RunnerKind.TORCH, id="upstream noise"),
+        pytest.param("cuda", SynthesisPolicy(parity=Parity.UPSTREAM), RunnerKind.TORCH, id="upstream parity"),
     ],
 )
 def test_auto_takes_slots_on_a_gpu_unless_a_policy_needs_the_plain_modules(
@@ -52,7 +55,20 @@ def test_a_checkpoint_of_every_family_speaks(family: Family, tmp_path: Path) -> 
     assert engine.open_stream_ids() == []
 
 
-def test_a_runner_that_does_not_serve_the_family_is_refused(tmp_path: Path) -> None:
-    make_random_token2wav(tmp_path, 0, *SMALL_SIZES[Family.COSYVOICE3])
-    with pytest.raises(CheckpointError, match=r"cosyvoice3.*slots"):
-        build_engine(Token2WavConfig(tmp_path, runner=RunnerKind.SLOTS), SystemClock())
+@pytest.mark.parametrize("family", [Family.COSYVOICE2, Family.COSYVOICE3])
+def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path, 0, *SMALL_SIZES[family])
+    policy = SynthesisPolicy(ode_steps=1)
+    for runner, kind in ((RunnerKind.AUTO, ModelRunner), (RunnerKind.SLOTS, BlockSlotRunner)):
+        config = Token2WavConfig(tmp_path, runner=runner, max_streams=2, synthesis=policy)
+        assert isinstance(build_engine(config, SystemClock())._runner, kind)
+
+
+def test_what_does_not_serve_the_family_is_refused(tmp_path: Path) -> None:
+    make_random_token2wav(tmp_path / "3", 0, *SMALL_SIZES[Family.COSYVOICE3])
+    with pytest.raises(CheckpointError, match=r"cosyvoice3.*tensorrt"):
+        build_engine(Token2WavConfig(tmp_path / "3", runner=RunnerKind.TENSORRT), SystemClock())
+    make_random_token2wav(tmp_path / "1", 0)
+    policy = SynthesisPolicy(parity=Parity.UPSTREAM)
+    with pytest.raises(CheckpointError, match=r"step_audio2.*expected parity none"):
+        build_engine(Token2WavConfig(tmp_path / "1", synthesis=policy), SystemClock())

@@ -24,7 +24,7 @@ from tests.token2wav_service.engine.test_families import (
 from tests.token2wav_service.streaming.family_factory import COSYVOICE, make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.checkpoint.family import Family
-from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
+from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidPromptError
@@ -183,7 +183,8 @@ def test_a_chunk_takes_the_program_of_what_is_computed(prompt: int, hop: int, is
 
 
 def test_what_the_runner_does_not_have_is_refused() -> None:
-    for policy in (replace(POLICY, history=HistoryPolicy.UPSTREAM), replace(POLICY, noise=NoiseSource.UPSTREAM)):
+    upstream = ({"history": HistoryPolicy.UPSTREAM}, {"noise": NoiseSource.UPSTREAM}, {"parity": Parity.UPSTREAM})
+    for policy in (replace(POLICY, **change) for change in upstream):  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="use runner=torch"):
             BlockSlotRunner(*_models(Family.COSYVOICE3), policy, SIZES)
     with pytest.raises(ValueError, match="estimator_recent_frames 0"):
