@@ -151,7 +151,7 @@ def test_a_voice_keeps_few_starts_and_counts_them(family: Family) -> None:
 
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_the_state_of_a_long_stream_does_not_grow(family: Family) -> None:
-    policy = SynthesisPolicy(ode_steps=1, history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=4 * BLOCK)
+    policy = SynthesisPolicy(ode_steps=1, history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=8 * BLOCK)
     flow = BlockStreamFlow(make_block_flow(family), policy)
     runner = ModelRunner(flow, _vocoder(family, policy))
     engine = make_engine(family, policy)
@@ -165,7 +165,7 @@ def test_the_state_of_a_long_stream_does_not_grow(family: Family) -> None:
         sizes.append(state.num_bytes)
     assert sizes[4] > sizes[0]
     assert sizes[-1] == sizes[-2] == sizes[-3]
-    assert state.flow.caches["solver_kv"].shape[-2] == 2 * (2 * BLOCK + 2 * BLOCK)
+    assert state.flow.caches["solver_kv"].shape[-2] == 2 * (BLOCK + 4 * BLOCK)
 
 
 @pytest.mark.parametrize("family", COSYVOICE)
