@@ -29,6 +29,12 @@ TOKEN2WAV_MODEL = "token2wav_dit"
 DROP_IN_MODEL = "cosyvoice2_dit"
 DROP_IN_MODELS = {"flow.yaml": DROP_IN_MODEL, "cosyvoice2.yaml": "cosyvoice2", "cosyvoice3.yaml": "cosyvoice3"}
 """What the original runtime calls the drop-in for each family, by the file that describes the family's flow."""
+ORIGINAL_MODELS = {
+    "cosyvoice2": {"token2wav_of_cosyvoice2": "token2wav"},
+    "cosyvoice3": {"token2wav_of_cosyvoice3": "token2wav", "vocoder_of_cosyvoice3": "vocoder"},
+}
+"""By the drop-in's name: templates of the models that the original's run.sh and run_cosyvoice3.sh offer beside it, and
+what they are called there. A name means another contract in each, so a repository holds those of one family."""
 AUDIO_TOKENIZER_MODEL = "audio_tokenizer"
 SPEAKER_EMBEDDING_MODEL = "speaker_embedding"
 

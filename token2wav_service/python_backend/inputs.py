@@ -62,6 +62,13 @@ class RequestInputs:
         """Return an FP32 tensor of any shape, flattened; every value is finite."""
         return self._finite(name).reshape(-1)
 
+    def halves(self, name: str) -> npt.NDArray[np.float32]:
+        """Return an FP16 tensor of any shape, flattened, as float32; every value is finite."""
+        values: npt.NDArray[np.float32] = self._array(name, np.dtype(np.float16), "FP16").astype(np.float32)
+        if not bool(np.isfinite(values).all()):
+            raise InvalidRequestError(f"{name} holds NaN or infinity: send finite values")
+        return values.reshape(-1)
+
     def float_rows(self, name: str) -> npt.NDArray[np.float32]:
         """Return an FP32 tensor of shape [B, N], N at least 1; every value is finite."""
         values = self._finite(name)

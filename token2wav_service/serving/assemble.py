@@ -16,12 +16,18 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from token2wav_service.contract import DROP_IN_MODEL, DROP_IN_MODELS
+from token2wav_service.contract import (
+    AUDIO_TOKENIZER_MODEL,
+    DROP_IN_MODEL,
+    DROP_IN_MODELS,
+    ORIGINAL_MODELS,
+    SPEAKER_EMBEDDING_MODEL,
+    TOKEN2WAV_MODEL,
+)
 from token2wav_service.serving.settings import (
+    ORIGINAL_MODELS_SETTING,
     SETTINGS,
-    Field,
     ModelConfigMessage,
-    Parameter,
     SettingsError,
     resolve_settings,
 )
@@ -61,16 +67,22 @@ def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES
     """
     values = resolve_settings(given)
     drop_in = find_drop_in_name(Path(values["model_dir"]))
+    names = _choose_models(values, drop_in)
     _refuse_foreign_folder(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
-        _write(staging / "new", templates, values, drop_in)
+        _write(staging / "new", templates, values, names)
         _swap(staging / "new", output, staging / "old")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return [
-        AppliedSetting(s.name, values[s.name], s.name in given, tuple(_place(target, drop_in) for target in s.targets))
+        AppliedSetting(
+            s.name,
+            values[s.name],
+            s.name in given,
+            tuple(f"{names[target.model]}: {target.describe()}" for target in s.targets if target.model in names),
+        )
         for s in SETTINGS
         if s.name in values
     ]
@@ -125,17 +137,32 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _place(target: Parameter | Field, drop_in: str) -> str:
-    return f"{drop_in if target.model == DROP_IN_MODEL else target.model}: {target.describe()}"
+def _choose_models(values: Mapping[str, str], drop_in: str) -> dict[str, str]:
+    """Return the templates to write, and what their models are called.
+
+    Raises:
+        SettingsError: the original has no other models of the checkpoint's family.
+    """
+    own = (TOKEN2WAV_MODEL, AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
+    names = {DROP_IN_MODEL: drop_in} | {name: name for name in own}
+    if values[ORIGINAL_MODELS_SETTING] != "True":
+        return names
+    if drop_in not in ORIGINAL_MODELS:
+        raise SettingsError(
+            f"{ORIGINAL_MODELS_SETTING}=True: the original offers no other models beside {drop_in}; expected a "
+            f"checkpoint of {' or '.join(ORIGINAL_MODELS)}"
+        )
+    return names | ORIGINAL_MODELS[drop_in]
 
 
-def _write(repository: Path, templates: Path, values: Mapping[str, str], drop_in: str) -> None:
-    configs = {path.parent.name: read_config(path) for path in templates.glob(f"*/{CONFIG_NAME}")}
+def _write(repository: Path, templates: Path, values: Mapping[str, str], names: Mapping[str, str]) -> None:
+    configs = {template: read_config(templates / template / CONFIG_NAME) for template in names}
     for setting in SETTINGS:
         for target in setting.targets if setting.name in values else ():
-            target.apply(configs[target.model], values[setting.name])
-    configs[DROP_IN_MODEL].name = drop_in
-    for config in configs.values():
+            if target.model in configs:
+                target.apply(configs[target.model], values[setting.name])
+    for template, config in configs.items():
+        config.name = names[template]
         model = repository / config.name
         version = model / _VERSION
         version.mkdir(parents=True)

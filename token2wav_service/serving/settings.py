@@ -17,6 +17,7 @@ from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import (
     AUDIO_TOKENIZER_MODEL,
     DROP_IN_MODEL,
+    ORIGINAL_MODELS,
     SPEAKER_EMBEDDING_MODEL,
     TOKEN2WAV_MODEL,
 )
@@ -188,6 +189,7 @@ def _set_decoupled(config: ModelConfigMessage, value: str) -> None:
 
 def _engine_settings() -> tuple[Setting, ...]:
     """Every field of the engine's own configuration that has no name of the original's."""
+    of_models = {"device", "dtype", "num_threads", "noise", "crossfade", "source_phase", "ode_steps", "parity"}
     renamed = {"model_dir", "max_batch_size", "batch_window_us", "synthesis"}
     fields = [*dataclasses.fields(Token2WavConfig), *dataclasses.fields(SynthesisPolicy)]
     return tuple(
@@ -195,7 +197,10 @@ def _engine_settings() -> tuple[Setting, ...]:
             field.name,
             f"token2wav engine: {field.name}",
             _folder if field.name.endswith("_dir") else _engine_value(field.name),
-            (Parameter(TOKEN2WAV_MODEL, field.name),),
+            tuple(
+                Parameter(model, field.name)
+                for model in (TOKEN2WAV_MODEL, *(_ORIGINAL_MODELS if field.name in of_models else ()))
+            ),
             default=_as_text(field.default),
         )
         for field in fields
@@ -211,6 +216,7 @@ def _as_text(value: object) -> str | None:
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
+_ORIGINAL_MODELS = tuple(template for templates in ORIGINAL_MODELS.values() for template in templates)
 _FEATURE_MODELS = (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
 _MAX_INSTANCES = 256
 """More processes than any host serves; catches a slip of the keyboard."""
@@ -220,7 +226,7 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
         "model_dir",
         "folder with flow.yaml, flow.pt, hift.pt and the two ONNX files",
         _folder,
-        tuple(Parameter(model, "model_dir") for model in (TOKEN2WAV_MODEL, *_FEATURE_MODELS)),
+        tuple(Parameter(model, "model_dir") for model in (TOKEN2WAV_MODEL, *_FEATURE_MODELS, *_ORIGINAL_MODELS)),
         is_required=True,
     ),
     Setting(
@@ -270,6 +276,18 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
 )
 
 
+ORIGINAL_MODELS_SETTING = "ORIGINAL_MODELS"
+_ROUTE_SETTINGS = (
+    Setting(
+        ORIGINAL_MODELS_SETTING,
+        "True: also offer token2wav (and vocoder) of the original's run.sh or run_cosyvoice3.sh",
+        _boolean,
+        (),
+        default="False",
+    ),
+)
+
+
 def _drop_in(name: str, help_text: str, check: Callable[[str], str], default: str | None = None) -> Setting:
     return Setting(name, help_text, check, (Parameter(DROP_IN_MODEL, name),), default=default)
 
@@ -294,5 +312,10 @@ _DROP_IN_SETTINGS: tuple[Setting, ...] = (
     _drop_in("requests_per_instance", "requests one process of cosyvoice2_dit serves at once", _integer(1), "4"),
 )
 
-SETTINGS: tuple[Setting, ...] = (*_ORIGINAL_SETTINGS, *_DROP_IN_SETTINGS, *_engine_settings())
+SETTINGS: tuple[Setting, ...] = (
+    *_ORIGINAL_SETTINGS,
+    *_ROUTE_SETTINGS,
+    *_DROP_IN_SETTINGS,
+    *_engine_settings(),
+)
 """Everything the assembler accepts, the original's names first."""

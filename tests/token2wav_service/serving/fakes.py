@@ -106,10 +106,11 @@ class FakeSender:
 class FakeRequest:
     """A request and, in decoupled models, its sender."""
 
-    def __init__(self, tensors: Mapping[str, Any], parameters: str = "{}") -> None:
+    def __init__(self, tensors: Mapping[str, Any], parameters: str = "{}", request_id: str = "") -> None:
         self.tensors = {name: FakeTensor(name, array) for name, array in tensors.items()}
         self.sender = FakeSender()
         self._parameters = parameters
+        self._request_id = request_id
 
     def get_response_sender(self) -> FakeSender:
         return self.sender
@@ -119,6 +120,9 @@ class FakeRequest:
 
     def parameters(self) -> str:
         return self._parameters
+
+    def request_id(self) -> str:
+        return self._request_id
 
 
 class FakeMetric:

@@ -72,6 +72,32 @@ def test_the_drop_in_is_called_what_the_original_calls_it_for_the_checkpoints_fa
     assert instances.places[0] == f"{expected[family]}: instance_group[0].count"
 
 
+@pytest.mark.parametrize(
+    ("family", "names"), [(Family.COSYVOICE2, {"token2wav"}), (Family.COSYVOICE3, {"token2wav", "vocoder"})]
+)
+def test_the_originals_other_models_are_those_of_one_family(
+    family: Family, names: set[str], tmp_path: Path, required: dict[str, str]
+) -> None:
+    (tmp_path / "token2wav" / family.files.description).touch()
+    asked = required | {"ORIGINAL_MODELS": "true", "device": "cuda:1"}
+    applied = assemble(tmp_path / "out", asked)
+    usual = {TOKEN2WAV_MODEL, family.value, AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == usual | names
+    for name in names:
+        config = read_config(tmp_path / "out" / name / "config.pbtxt")
+        assert callable(pkgutil.resolve_name(config.parameters[ENTRY_PARAMETER].string_value)) and config.name == name
+        given = [config.parameters[key].string_value for key in ("model_dir", "device")]
+        assert given == [required["model_dir"], "cuda:1"]
+    device = next(one for one in applied if one.name == "device")
+    assert device.places == tuple(f"{name}: parameters[device]" for name in (TOKEN2WAV_MODEL, *sorted(names)))
+
+
+def test_a_family_without_other_models_is_told_so(tmp_path: Path, required: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="no other models beside cosyvoice2_dit; expected a checkpoint of cosy"):
+        assemble(tmp_path / "out", required | {"ORIGINAL_MODELS": "True"})
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_defaults_are_the_originals(tmp_path: Path, required: dict[str, str]) -> None:
     assemble(tmp_path / "out", required)
     made = configs(tmp_path / "out")
@@ -133,6 +159,7 @@ OWN_SETTINGS = [
     (TOKEN2WAV_MODEL, "crossfade", "upstream"),
     (TOKEN2WAV_MODEL, "source_phase", "upstream"),
     (TOKEN2WAV_MODEL, "ode_steps", "5"),
+    (TOKEN2WAV_MODEL, "parity", "upstream"),
 ]
 
 
@@ -146,7 +173,7 @@ def test_a_setting_of_ours_reaches_its_model(
 
 def test_every_setting_is_covered_by_a_test_here() -> None:
     originals = {"model_dir", "llm_tokenizer_dir", "BLS_INSTANCE_NUM", "TRITON_MAX_BATCH_SIZE"}
-    originals |= {"MAX_QUEUE_DELAY_MICROSECONDS", "DECOUPLED_MODE", "voices_dir"}
+    originals |= {"MAX_QUEUE_DELAY_MICROSECONDS", "DECOUPLED_MODE", "voices_dir", "ORIGINAL_MODELS"}
     assert {setting.name for setting in SETTINGS} == originals | {name for _, name, _ in OWN_SETTINGS}
 
 

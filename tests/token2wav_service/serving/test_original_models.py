@@ -1,0 +1,139 @@
+"""`token2wav` and `vocoder` of the original's other scripts: one request, one pass over everything sent so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.token2wav_service.serving.fakes import FakePbUtils, FakeRequest
+from tests.token2wav_service.streaming.family_factory import BLOCK, VOCAB, make_block_flow, make_causal_hift
+from tests.token2wav_service.streaming.flow_factory import make_hift
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.config import Parity, SynthesisPolicy, Token2WavConfig
+from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.hift import fold_weight_norm
+from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.serving import original_models
+from token2wav_service.serving.original_models import TOKEN_OFFSET, MelModel, VocoderModel, WaveModel, WholePass
+
+POLICY = SynthesisPolicy(ode_steps=2)
+PROMPT = 2 * BLOCK
+TOKENS = np.random.default_rng(1).integers(0, VOCAB, 2 * BLOCK)
+
+
+def make_whole(family: Family, policy: SynthesisPolicy = POLICY) -> WholePass:
+    return WholePass(make_block_flow(family), Token2WavConfig(Path("unused"), synthesis=policy))
+
+
+def request(tokens: Any, added: int, request_id: str = "", **more: Any) -> FakeRequest:
+    rng = np.random.default_rng(0)
+    tensors = {
+        "target_speech_tokens": (np.asarray(tokens) + added)[None].astype(np.int32),
+        "prompt_speech_tokens": (rng.integers(0, VOCAB, PROMPT) + added)[None].astype(np.int32),
+        "prompt_speech_feat": rng.standard_normal((1, 2 * PROMPT, 80)).astype(np.float16),
+        "prompt_spk_embedding": rng.standard_normal((1, 192)).astype(np.float16),
+    }
+    if "token_offset" in more:
+        tensors["token_offset"] = np.array([[more["token_offset"]]], np.int32)
+        tensors["finalize"] = np.array([[more["finalize"]]])
+    return FakeRequest(tensors, request_id=request_id)
+
+
+def answer(model: Any, *requests: FakeRequest) -> list[Any]:
+    responses = model.execute(list(requests))
+    assert all(response.error is None for response in responses), [r.error and r.error.message() for r in responses]
+    return [next(iter(response.named().values())) for response in responses]
+
+
+def mel_of(policy: SynthesisPolicy) -> list[Any]:
+    """A first chunk, the last one, both at once, and the whole utterance."""
+    return answer(
+        MelModel(FakePbUtils(), make_whole(Family.COSYVOICE3, policy)),
+        request(TOKENS[: BLOCK + 3], 0, token_offset=0, finalize=False),
+        request(TOKENS, 0, token_offset=BLOCK, finalize=True),
+        request(TOKENS, 0, token_offset=0, finalize=True),
+        request(TOKENS, 0),
+    )
+
+
+def test_mel_of_chunks_that_end_blocks_is_that_of_one_pass() -> None:
+    first, last, both, whole = mel_of(POLICY)
+    assert first.shape == last.shape == (1, 80, 2 * BLOCK) and first.dtype == np.float32
+    np.testing.assert_allclose(np.concatenate([first, last], 2), both, atol=1e-4)
+    assert np.abs(both - whole).max() > 1e-2, "a whole utterance is not block-masked"
+
+
+def test_parity_upstream_serves_chunks_as_the_original_does() -> None:
+    first, _, both, whole = mel_of(SynthesisPolicy(ode_steps=2, parity=Parity.UPSTREAM))
+    np.testing.assert_allclose(both, whole, atol=1e-5)
+    assert np.abs(first - both[:, :, : 2 * BLOCK]).max() > 1e-2
+
+
+def test_the_vocoder_gives_all_audio_but_that_of_the_last_eight_frames() -> None:
+    vocoder = VocoderModel(FakePbUtils(), CausalStreamVocoder(fold_weight_norm(make_causal_hift()), SynthesisPolicy()))
+    mel = np.random.default_rng(2).standard_normal((1, 80, 30)).astype(np.float32)
+    requests = [
+        FakeRequest({"mel": np.ascontiguousarray(mel[:, :, :end]), "finalize": np.array([[is_last]])})
+        for end, is_last in ((20, False), (30, True))
+    ]
+    first, whole = answer(vocoder, *requests)
+    assert (first.shape, whole.shape) == ((1, 12 * 480), (1, 30 * 480))
+    np.testing.assert_allclose(first, whole[:, : 12 * 480], atol=1e-4)
+    (short,) = vocoder.execute([FakeRequest({"mel": mel[:, :, :8], "finalize": np.array([[False]])})])
+    assert "got 8 mel frames, expected" in short.error.message()
+
+
+def make_wave_model() -> WaveModel:
+    vocoder = StreamVocoder(fold_weight_norm(make_hift()), SynthesisPolicy())
+    return WaveModel(FakePbUtils(), make_whole(Family.COSYVOICE2), vocoder)
+
+
+def test_a_stream_s_audio_goes_by_its_request_id_and_is_as_long_as_its_tokens() -> None:
+    model = make_wave_model()
+    chunks = [(TOKENS[: BLOCK + 3], 0, False), (TOKENS, BLOCK, True)]
+    requests = [
+        request(tokens, TOKEN_OFFSET, name, token_offset=offset, finalize=is_last)
+        for tokens, offset, is_last in chunks
+        for name in ("a", "b")
+    ]
+    first, also_first, last, _ = answer(model, *requests)
+    assert first.shape == (1, 12 * 480) and first.shape[1] + last.shape[1] == 2 * len(TOKENS) * 480
+    np.testing.assert_array_equal(first, also_first)
+    (whole,) = answer(model, request(TOKENS, TOKEN_OFFSET))
+    assert whole.shape == (1, 2 * len(TOKENS) * 480)
+    (gone,) = model.execute([requests[2]])
+    assert "nothing is kept of stream 'a'" in gone.error.message()
+
+
+def test_streams_that_nobody_ends_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(original_models, "MAX_STATES", 1)
+    model = make_wave_model()
+    begun = [request(TOKENS[:13], TOKEN_OFFSET, name, token_offset=0, finalize=False) for name in ("a", "b")]
+    answer(model, *begun)
+    (lost,) = model.execute([request(TOKENS, TOKEN_OFFSET, "a", token_offset=BLOCK, finalize=True)])
+    assert "nothing is kept of stream 'a'" in lost.error.message()
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        pytest.param(request(TOKENS, 0), "all in 151663..158223", id="tokens without the offset"),
+        pytest.param(
+            request(TOKENS, TOKEN_OFFSET, token_offset=0, finalize=True), "needs a request id", id="no request id"
+        ),
+        pytest.param(
+            request(TOKENS, TOKEN_OFFSET, "a", token_offset=18, finalize=False), "speaks 17 tokens", id="nothing new"
+        ),
+        pytest.param(
+            FakeRequest({"target_speech_tokens": np.array([[TOKEN_OFFSET]], np.int32)}),
+            "prompt_speech_tokens is missing",
+            id="no voice",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said(bad: FakeRequest, said: str) -> None:
+    (response,) = make_wave_model().execute([bad])
+    assert response.error.message().startswith("INVALID_REQUEST: ") and said in response.error.message()

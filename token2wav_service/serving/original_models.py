@@ -1,0 +1,235 @@
+"""The Triton models `token2wav` and `vocoder` of the original runtime's other scripts, with their tensors.
+
+For clients that were written against them: one request is one pass of the plain modules over everything that was sent,
+one after another, without the batching of the engine. `token2wav` of CosyVoice2 gives audio; that of CosyVoice3 mel,
+which `vocoder` turns into audio. They load the checkpoint for themselves; the setting `ORIGINAL_MODELS` asks for them.
+
+Source: specification of the flows, section 11; differs in that CosyVoice2's vocoder states are bounded in number.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from token2wav_service.build import DTYPES
+from token2wav_service.checkpoint.loader import LoadedModels, load_models
+from token2wav_service.config import Parity, Token2WavConfig
+from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
+from token2wav_service.errors import CheckpointError, InvalidRequestError, StreamAbortedError
+from token2wav_service.models.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockFlow, BlockMask
+from token2wav_service.models.block_stream import upstream_noise
+from token2wav_service.models.causal_hift import CausalHiFT
+from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.hift import HiFT, fold_weight_norm
+from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderState
+from token2wav_service.python_backend.inputs import RequestInputs
+from token2wav_service.python_backend.responder import PbUtils, error_response, error_text, make_response
+from token2wav_service.python_backend.server_process import read_parameters
+from token2wav_service.types import FloatArray
+
+TOKEN_OFFSET = 151_663
+"""What CosyVoice2's clients add to speech tokens: their place in the LLM's vocabulary."""
+HELD_BACK_FRAMES = 8
+"""Mel frames of CosyVoice3 whose audio a call that is not the last does not give."""
+MAX_STATES = 256
+"""Streams whose vocoder state is kept; of more, the one that was silent longest is forgotten."""
+SEED = 0
+"""Of the vocoder's noise: requests of one stream must agree on it."""
+
+
+class WholePass:
+    """Runs a block-masked flow over prompt and tokens in one pass."""
+
+    def __init__(self, flow: BlockFlow, config: Token2WavConfig) -> None:
+        self.flow, self._policy = flow, config.synthesis
+        self._noise = upstream_noise(flow.output_size).to(flow.device)
+
+    @torch.inference_mode()
+    def run(self, inputs: RequestInputs, offset: int) -> tuple[Tensor, bool]:
+        """Return the mel [80, F] from `token_offset` on, and whether the request is its stream's last.
+
+        Args:
+            inputs: the request's tensors.
+            offset: what its tokens are ahead of 0.
+
+        Raises:
+            InvalidRequestError: a tensor is missing or wrong.
+        """
+        prompt = _tokens(inputs, "prompt_speech_tokens", offset)
+        tokens = _tokens(inputs, "target_speech_tokens", offset)
+        mel = torch.from_numpy(inputs.halves("prompt_speech_feat")).view(-1, self.flow.output_size)
+        stride = self.flow.stride
+        count = min(len(prompt), len(mel) // stride)
+        is_stream = inputs.has("token_offset")
+        is_last = inputs.boolean("finalize") if inputs.has("finalize") else not is_stream
+        first = inputs.integer("token_offset", np.int32) if is_stream else 0
+        spoken = len(tokens) - (0 if is_last else LOOKAHEAD_TOKENS)
+        if not 0 <= first < spoken:
+            raise InvalidRequestError(
+                f"token_offset is {first}, but the request speaks {max(spoken, 0)} tokens; a request that is not the "
+                f"last needs {LOOKAHEAD_TOKENS} tokens of look-ahead beyond those"
+            )
+        ids = torch.cat([prompt[:count], tokens])
+        frames = stride * (count + spoken)
+        if frames > self._noise.shape[1]:
+            raise InvalidRequestError(f"got {frames / 50:.0f} s of prompt and audio, expected at most 300 s")
+        made = self._mel(ids, mel[: stride * count], inputs.halves("prompt_spk_embedding"), frames, is_stream, is_last)
+        return made[:, stride * (count + first) :], is_last
+
+    def _mel(
+        self, ids: Tensor, prompt: Tensor, speaker: FloatArray, frames: int, is_stream: bool, is_last: bool
+    ) -> Tensor:
+        device = self.flow.device
+        cond = functional.pad(prompt.T, (0, frames - len(prompt)))
+        mel, _ = self.flow(
+            ids[None].to(device),
+            torch.tensor([len(ids)], device=device),
+            torch.tensor([is_last], device=device),
+            torch.from_numpy(speaker)[None].to(device),
+            self._noise[None, :, :frames],
+            self._policy.ode_steps,
+            cond=cond[None].to(device),
+            mask=self._mask(is_stream, is_last),
+        )
+        return torch.as_tensor(mel[0, :, :frames]).float()
+
+    def _mask(self, is_stream: bool, is_last: bool) -> BlockMask:
+        """Whole utterances see everything; chunks are block-masked, or as the original serves them."""
+        if not is_stream:
+            return UNMASKED
+        if self._policy.parity is Parity.NONE:
+            return STREAMING
+        return UNMASKED if is_last else UNMASKED_ESTIMATOR
+
+
+class _OriginalModel:
+    """Answers requests one by one, an error included."""
+
+    def __init__(self, pb_utils: PbUtils, answer: Callable[[RequestInputs, str], tuple[str, Tensor]]) -> None:
+        self._pb_utils, self._answer = pb_utils, answer
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer each request of a batch."""
+        return [self._respond(request) for request in requests]
+
+    def finalize(self) -> None:
+        """End: nothing is open."""
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            if request.is_cancelled():
+                raise StreamAbortedError("the request was cancelled before it was served")
+            name, value = self._answer(RequestInputs(self._pb_utils, request), request.request_id())
+            return make_response(self._pb_utils, {name: value.float().cpu().numpy()[None]})
+        except Exception as err:
+            return error_response(self._pb_utils, error_text(err))
+
+
+class MelModel(_OriginalModel):
+    """CosyVoice3's `token2wav`: tokens and a voice to mel FP32 [1, 80, F]; keeps nothing."""
+
+    @classmethod
+    def load(cls, pb_utils: PbUtils, model_config_json: str) -> MelModel:
+        """Load the flow of the model's `model_dir`."""
+        config, models = _load(model_config_json)
+        return cls(pb_utils, WholePass(_flow_of(models, config), config))
+
+    def __init__(self, pb_utils: PbUtils, whole: WholePass) -> None:
+        super().__init__(pb_utils, lambda inputs, _: ("mel", whole.run(inputs, 0)[0]))
+
+
+class VocoderModel(_OriginalModel):
+    """CosyVoice3's `vocoder`: all mel of a stream so far to all its audio FP32 [1, N]; keeps nothing."""
+
+    @classmethod
+    def load(cls, pb_utils: PbUtils, model_config_json: str) -> VocoderModel:
+        """Load the vocoder of the model's `model_dir`."""
+        config, models = _load(model_config_json)
+        assert isinstance(models.vocoder, CausalHiFT)
+        return cls(pb_utils, CausalStreamVocoder(_folded(models.vocoder, config), config.synthesis))
+
+    def __init__(self, pb_utils: PbUtils, vocoder: CausalStreamVocoder) -> None:
+        super().__init__(pb_utils, self._vocode)
+        self._vocoder = vocoder
+
+    @torch.inference_mode()
+    def _vocode(self, inputs: RequestInputs, _: str) -> tuple[str, Tensor]:
+        hift = self._vocoder.hift
+        channels = hift.config.in_channels
+        mel = torch.from_numpy(inputs.floats("mel").copy()).view(channels, -1).to(hift.window.device)
+        is_last = inputs.boolean("finalize")
+        frames = mel.shape[1] - (0 if is_last else HELD_BACK_FRAMES)
+        if frames < 1:
+            raise InvalidRequestError(
+                f"got {mel.shape[1]} mel frames, expected at least 1 in a last request, {HELD_BACK_FRAMES + 1} before"
+            )
+        row = VocoderInput(self._vocoder.initial_state(), mel, SEED, is_last)
+        (wave,), _states = self._vocoder.vocode([row])
+        return "tts_speech", wave[: frames * hift.config.frame_samples]
+
+
+class WaveModel(_OriginalModel):
+    """CosyVoice2's `token2wav`: tokens and a voice to audio FP32 [1, N]; a stream's state goes by request id."""
+
+    @classmethod
+    def load(cls, pb_utils: PbUtils, model_config_json: str) -> WaveModel:
+        """Load the flow and the vocoder of the model's `model_dir`."""
+        config, models = _load(model_config_json)
+        assert isinstance(models.vocoder, HiFT)
+        vocoder = StreamVocoder(_folded(models.vocoder, config), config.synthesis)
+        return cls(pb_utils, WholePass(_flow_of(models, config), config), vocoder)
+
+    def __init__(self, pb_utils: PbUtils, whole: WholePass, vocoder: StreamVocoder) -> None:
+        super().__init__(pb_utils, self._speak)
+        self._whole, self._vocoder = whole, vocoder
+        self._states: OrderedDict[str, VocoderState] = OrderedDict()
+
+    @torch.inference_mode()
+    def _speak(self, inputs: RequestInputs, request_id: str) -> tuple[str, Tensor]:
+        if inputs.has("token_offset") and not request_id:
+            raise InvalidRequestError("a request with token_offset needs a request id: its stream's state goes by it")
+        mel, is_last = self._whole.run(inputs, TOKEN_OFFSET)
+        begins = not inputs.has("token_offset") or inputs.integer("token_offset", np.int32) == 0
+        kept = None if begins else self._states.pop(request_id, None)
+        if kept is None and not begins:
+            raise InvalidRequestError(f"nothing is kept of stream {request_id!r}: send it from its first tokens on")
+        row = VocoderInput(kept or self._vocoder.initial_state(), mel, SEED, is_last)
+        (wave,), (state,) = self._vocoder.vocode([row])
+        if not is_last:
+            self._states[request_id] = state
+            while len(self._states) > MAX_STATES:
+                self._states.popitem(last=False)
+        return "waveform", wave
+
+
+def _tokens(inputs: RequestInputs, name: str, offset: int) -> Tensor:
+    ids = torch.from_numpy(inputs.integers(name).astype(np.int64)) - offset
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= SPEECH_VOCAB_SIZE:
+        raise InvalidRequestError(
+            f"{name} has {len(ids)} tokens, expected at least one, all in {offset}..{offset + SPEECH_VOCAB_SIZE - 1}"
+        )
+    return ids
+
+
+def _load(model_config_json: str) -> tuple[Token2WavConfig, LoadedModels]:
+    config = Token2WavConfig.from_mapping(read_parameters(model_config_json))
+    return config, load_models(Path(config.model_dir))
+
+
+def _flow_of(models: LoadedModels, config: Token2WavConfig) -> BlockFlow:
+    if not isinstance(models.flow, BlockFlow):
+        raise CheckpointError(f"{config.model_dir} is of family {models.family.value}, which has no such model")
+    return models.flow.to(config.device, DTYPES[config.dtype])
+
+
+def _folded(vocoder: Any, config: Token2WavConfig) -> Any:
+    return fold_weight_norm(vocoder).to(config.device)
