@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy
+from token2wav_service.contract import CHUNK_SIZES_TOKENS
 from token2wav_service.models.block_flow import (
     STREAMING,
     UNMASKED,
@@ -129,7 +130,7 @@ class BlockStreamFlow:
         return self.flow.vocab_size
 
     def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> BlockVoice:
-        """Run the prompt for streams whose first chunk is one block.
+        """Run the prompt for streams whose first chunk has the usual size.
 
         Args:
             tokens: [T] int64 prompt speech tokens.
@@ -138,7 +139,7 @@ class BlockStreamFlow:
         """
         count = min(mel.shape[0] // self.stride, tokens.shape[0])
         tokens, mel = tokens[:count], mel[: count * self.stride]
-        trimmed = self.trimmed(count, 0)
+        trimmed = self.trimmed(count, CHUNK_SIZES_TOKENS[0])
         start = self.run_prompt(tokens, mel, speaker, trimmed)
         num_bytes = MAX_STARTS * start.num_bytes + sum(t.numel() * t.element_size() for t in (tokens, mel, speaker))
         return BlockVoice(tokens, mel, speaker, count * self.stride, num_bytes, {trimmed: start})
