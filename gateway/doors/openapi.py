@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -212,6 +213,7 @@ def _name_of(model: type[BaseModel]) -> str:
     return model.model_config.get("title") or model.__name__
 
 
+@cache
 def _schemas(model: type[BaseModel]) -> dict[str, Any]:
     """Return the model's schema and those that it refers to."""
     schema = model.model_json_schema(ref_template=_REFERENCE)

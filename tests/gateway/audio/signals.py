@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -15,13 +17,16 @@ def tone(frequency_hz: float, samples: int, rate_hz: int = SAMPLE_RATE_HZ, ampli
     return (amplitude * np.sin(2 * np.pi * frequency_hz * np.arange(samples) / rate_hz)).astype(np.float32)
 
 
+@lru_cache
 def speech_like(samples: int) -> FloatArray:
     """Return [samples] of a voice-like sound that fits onto itself at no other place: a hum that rises and swells."""
     time_s = np.arange(samples) / SAMPLE_RATE_HZ
     phase = 2 * np.pi * (120 * time_s + 60 * time_s**2)
     hum = sum(np.sin(harmonic * phase) / harmonic for harmonic in range(1, 12))
     swell = 0.6 + 0.4 * np.sin(2 * np.pi * 3.1 * time_s)
-    return (0.2 * hum * swell).astype(np.float32)
+    made: FloatArray = (0.2 * hum * swell).astype(np.float32)
+    made.setflags(write=False)
+    return made
 
 
 def cut(samples: FloatArray, lengths: list[int]) -> list[FloatArray]:
@@ -46,11 +51,14 @@ def snr_db(got: FloatArray, wanted: FloatArray) -> float:
 
 def best_lag(got: FloatArray, wanted: FloatArray, max_samples: int) -> tuple[int, float]:
     """Return by how many samples `got` comes later, and its correlation with `wanted` there."""
-    scores = [float(np.corrcoef(_shifted(got, lag, len(wanted)), wanted)[0, 1]) for lag in range(max_samples)]
+    count = len(wanted)
+    heard = np.pad(got.astype(np.float64), (0, max_samples + count))[: max_samples + count - 1]
+    sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (heard, heard**2))
+    sum_of, square_of = (each[count:] - each[:max_samples] for each in (sums, squares))  # of the part at each lag
+    centred = wanted - wanted.mean(dtype=np.float64)
+    spread = np.sqrt(np.maximum(square_of - sum_of**2 / count, 1e-30) * np.square(centred).sum())
+    size = 1 << (len(heard) + count).bit_length()
+    products = np.fft.irfft(np.fft.rfft(heard, size) * np.fft.rfft(centred[::-1], size), size)
+    scores = products[count - 1 : count - 1 + max_samples] / spread
     lag = int(np.argmax(scores))
-    return lag, scores[lag]
-
-
-def _shifted(samples: FloatArray, lag: int, length: int) -> FloatArray:
-    part = samples[lag : lag + length]
-    return np.pad(part, (0, length - len(part)))
+    return lag, float(scores[lag])
