@@ -31,6 +31,7 @@ from tests.workers import free_ports, random_checkpoint
 pytestmark = pytest.mark.servers
 
 SCRAPE_S = 1
+REQUESTS = 6
 WINDOW = "60s"
 PATIENCE_S = 40.0
 TRACE = "5b8efff798038103d269b633813fc60c"
@@ -115,7 +116,7 @@ def wait_for(condition: Any, what: str) -> None:
 def put_under_load(watched: Watched) -> None:
     """Speak four at once for some scrapes; one caller errs, one leaves, one asks for a voice that is not there."""
     with ThreadPoolExecutor(4) as callers:
-        answers = list(callers.map(lambda _: watched.speak(), range(12)))
+        answers = list(callers.map(lambda _: watched.speak(), range(REQUESTS)))
     assert {answer.status_code for answer in answers} == {200}
     assert watched.speak(voice="nobody").status_code == 404
     watched.leave()
@@ -153,7 +154,7 @@ def test_the_numbers_of_all_services_agree(prometheus: Prometheus) -> None:
     def value(expression: str) -> float:
         return float(prometheus.query(expression)[0]["value"][1])
 
-    assert value('sum(cosydit_gateway_requests_total{outcome="completed"})') >= 12
+    assert value('sum(cosydit_gateway_requests_total{outcome="completed"})') >= REQUESTS
     assert value('cosydit_gateway_requests_total{dialect="openai", outcome="invalid"}') >= 1
     assert value("cosydit_gateway_cancelled_total") >= 1
     assert value("cosydit_gateway_wasted_speech_tokens_total") > 0

@@ -18,7 +18,7 @@ from cosydit.bench.types import BenchmarkError
 from tests.benchmarks.simulate.costs import COSTS
 
 SHAPES = [(1, 15), (4, 15), (16, 15), (64, 15), (1, 25), (16, 25), (32, 25), (4, 50), (16, 50)]
-PLANS = [RunPlan("one", LoadPlan(1, 2), ("default",)), RunPlan("six", LoadPlan(6, 12), ("default", "second"))]
+PLANS = [RunPlan("one", LoadPlan(1, 1), ("default",)), RunPlan("six", LoadPlan(6, 6), ("default", "second"))]
 
 
 def simulate(model: CostModel, seed: int = 0) -> dict[str, dict[str, float]]:
@@ -43,7 +43,7 @@ def test_parameters_are_found_again_from_runs_that_they_made() -> None:
     truth = COSTS.with_parameters({"llm.step_fixed_s": 0.003, "gateway.latency_s": 0.02})
     targets = simulate(truth)
     parameters = ("llm.step_fixed_s", "gateway.latency_s")
-    found = fit(COSTS, simulate, targets, parameters, simulations=60)
+    found = fit(COSTS, simulate, targets, parameters, simulations=40)
     assert found.loss < fit(COSTS, simulate, targets, parameters, simulations=1).loss / 10
     assert found.model.parameter("llm.step_fixed_s") == pytest.approx(0.003, rel=0.1)
     assert found.model.parameter("gateway.latency_s") == pytest.approx(0.02, rel=0.25)
@@ -71,7 +71,7 @@ def test_one_parameter_is_changed_and_the_others_stay() -> None:
 @pytest.mark.slow
 def test_the_same_is_found_whatever_the_processes() -> None:
     targets = simulate(COSTS.with_parameters({"llm.step_fixed_s": 0.003}))
-    one, two = (fit(COSTS, simulate, targets, ("llm.step_fixed_s",), simulations=5, processes=n) for n in (1, 2))
+    one, two = (fit(COSTS, simulate, targets, ("llm.step_fixed_s",), simulations=3, processes=n) for n in (1, 2))
     assert one == two
 
 
