@@ -27,6 +27,21 @@ TINY_FLOW = FlowConfig(
 TINY_HIFT = HiFTConfig(base_channels=8, f0_cond_channels=8)
 
 
+SHORT_HIFT = HiFTConfig(
+    base_channels=8,
+    f0_cond_channels=8,
+    resblock_kernel_sizes=(3,),
+    resblock_dilation_sizes=((1, 3),),
+    source_resblock_dilation_sizes=((1,), (1,), (1,)),
+)
+
+
+def make_stream_checkpoint(directory: Path) -> Path:
+    """Write a checkpoint whose vocoder has few blocks, too; returns `directory`."""
+    make_random_token2wav(directory, 0, TINY_FLOW, SHORT_HIFT)
+    return directory
+
+
 def make_tiny_checkpoint(directory: Path, seed: int) -> Path:
     """Write a checkpoint whose models have one block each; returns `directory`."""
     make_random_token2wav(directory, seed, TINY_FLOW, TINY_HIFT)
