@@ -19,6 +19,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2, tts_service_pb2_grpc
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.grpc_door import CONFIG, PATIENCE_S, opened_grpc, say
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
+from tests.workers import is_whole
 
 TTS, RIVA = "/tts_api.tts.v1.TextToSpeechService/", "/nvidia.riva.tts.RivaSpeechSynthesis/"
 METHODS = {
@@ -49,8 +50,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(message[: draw(st.integers(0, len(message)))])
 
 
-EXAMPLES = 500
-"""A method; each dialect has two, hence a thousand."""
+EXAMPLES = 500 if is_whole() else 150
+"""Of each method; each dialect has two."""
 MESSAGES = st.binary(max_size=64) | damaged()
 
 
