@@ -1,7 +1,8 @@
 """Every documented set of extras resolves with pip from the public index alone, and quickly.
 
 Takes metadata of up to 300 packages, no package; reports the time of each set (`pytest -rP`). Skips where no index is
-within reach. It takes one to four minutes a set, so it is done where COSYDIT_RESOLVE=all says so, as `checks.yml` does.
+within reach. It takes one to four minutes a set, so it is done where COSYDIT_RESOLVE=all says so, as `checks.yml` does
+every night.
 """
 
 from __future__ import annotations
