@@ -17,8 +17,12 @@ TOGETHER = ("tests/e2e", "tests/token2wav_service/export")
 """Folders whose files share what takes long to make: the services of a session, an exported checkpoint."""
 APART = ("tests/e2e/test_failures.py",)
 """Files of them that do not."""
+LONGEST = (
+    *("tests/token2wav_service/export", "tests/demo_voice/ears", "tests/production", "tests/e2e", "tests/package"),
+    *("tests/benchmarks/test_", "tests/observability", "tests/token2wav_service/runtime", "tests/gateway/web"),
+)
 FIRST = ("servers", "slow")
-"""Marks of the tests that start first, so that no worker is left alone with them at the end."""
+"""Folders and marks of the tests that start first, so that no worker is left alone with them at the end."""
 
 # One thread a process: workers share the cores, and results don't depend on the machine. Read when torch is imported,
 # and inherited by the services that tests start.
@@ -63,7 +67,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest, if there are several workers."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in FIRST))
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[int, bool]:
+    """Return what is lower the earlier a test starts."""
+    place = next((number for number, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
+    return place, not any(item.get_closest_marker(mark) for mark in FIRST)
 
 
 def pytest_collection_finish() -> None:
