@@ -62,6 +62,7 @@ source "$ROOT/deploy/lib/host.sh"
 
 main() {
   local verb=${1:-}
+  clear_python_path
   case $verb in
     say | install | check | test)
       shift
@@ -202,6 +203,7 @@ stage_environment() {
     log "environment: .venv is ready ($("$PYTHON" --version), $(installed_mb) MB, $((SECONDS - INSTALL_BEGAN_S)) s)"
   fi
   ensure_libpython
+  ensure_compiler
 }
 
 stage_checkpoint() {

@@ -21,8 +21,9 @@ from llm_service.config import (
     parse_embedded_config,
     parse_server_config,
 )
-from llm_service.errors import CheckpointError, LLMServiceError
+from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServiceError
 from servicekit.file_sums import FileSumsError, check_files
+from servicekit.gpu_host import mps_problem
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
 from servicekit.tracing import ENDPOINT_VARIABLE
 
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(shlex.join(backend.command(config)) + "\n")
             return 0
         backend.check(config)
+        _check_mps()
         _run(backend, config)
     except LLMServiceError as err:
         sys.stderr.write(f"error: {err}\n")
@@ -86,6 +88,16 @@ def _run(backend: Backend, config: ServerConfig) -> None:
     command = backend.command(config)
     logging.getLogger(__name__).info("running %s", shlex.join(command))
     os.execvp(command[0], command)
+
+
+def _check_mps() -> None:
+    """Check that this user may use the MPS daemon that the environment names, before CUDA fails on it.
+
+    Raises:
+        BackendUnavailableError: it can't.
+    """
+    if (problem := mps_problem()) is not None:
+        raise BackendUnavailableError(problem)
 
 
 def _check_weights(model_dir: Path) -> None:

@@ -10,14 +10,21 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 MIB = 1024**2
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 DEVICES = (AUTO, CPU, CUDA)
 """What a user may ask for."""
 DEVICE_VARIABLE = "COSYDIT_DEVICE"
+COMPILERS = ("gcc", "clang", "cc")
+MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+_MPS_CONTROL = "control"
+_ROOT_UID = 0
 QUERY_TIMEOUT_S = 20.0
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap", "mig.mode.current")
 _QUERY = ("nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
@@ -126,3 +133,43 @@ def _visible(names: str, found: Mapping[str, GpuFacts], indices: Mapping[str, st
 def default_device(environment: Mapping[str, str] | None = None) -> str:
     """Return the device that the environment asks for, else auto."""
     return (os.environ if environment is None else environment).get(DEVICE_VARIABLE) or AUTO
+
+
+def missing_for_kernels(include: Path | None = None, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the Debian packages that GPU kernels lack here: their launchers are compiled on the host.
+
+    Args:
+        include: where Python.h should lie; None: where this Python says.
+        environment: read for CC and PATH; None reads this process's own.
+    """
+    environment = os.environ if environment is None else environment
+    header = (include or Path(sysconfig.get_path("include"))) / "Python.h"
+    named = environment.get("CC")
+    has_compiler = any(shutil.which(name, path=environment.get("PATH")) for name in ((named,) if named else COMPILERS))
+    lacking = [] if has_compiler else ["gcc", "libc6-dev"]
+    return lacking if header.is_file() else [*lacking, f"libpython{sys.version_info[0]}.{sys.version_info[1]}-dev"]
+
+
+def mps_problem(environment: Mapping[str, str] | None = None, uid: int | None = None) -> str | None:
+    """Say why this process can't use the MPS daemon that its environment names; None if it can, or there is none.
+
+    Root's daemon serves every user; any other one serves its owner alone, from whatever container.
+
+    Args:
+        environment: read for CUDA_MPS_PIPE_DIRECTORY; None reads this process's own.
+        uid: user of this process; None asks.
+    """
+    named = (os.environ if environment is None else environment).get(MPS_VARIABLE)
+    if not named:
+        return None
+    uid = os.getuid() if uid is None else uid
+    try:
+        owner = (Path(named) / _MPS_CONTROL).stat().st_uid
+    except OSError:
+        return None  # no daemon: CUDA runs without
+    if owner in (_ROOT_UID, uid):
+        return None
+    return (
+        f"the MPS daemon in {named} belongs to user {owner} and serves nobody else; this process is user {uid}: start "
+        "the daemon as root, or as the user of both services"
+    )

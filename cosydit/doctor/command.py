@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, default_directory
 from cosydit.stack.stack import LOOPBACK, Ports, default_work_dir
 from servicekit.extras import install_command, installed_from
+from servicekit.gpu_host import missing_for_kernels, mps_problem, read_gpus
 
 if TYPE_CHECKING:
     from token2wav_service.runtime.tensorrt.manifest import GpuHost
@@ -163,7 +165,7 @@ def examine(ports: Ports, checkpoint: Path | None, work_dir: Path) -> list[Findi
     """
     from token2wav_service.runtime.tensorrt.manifest import probe_host
 
-    findings = [*_machine(work_dir), *_gpu(), *_packages(), *_services(), *_ports(ports)]
+    findings = [*_machine(work_dir), *_gpu(), *_import_path(), *_packages(), *_services(), *_ports(ports)]
     directory = checkpoint or default_directory(work_dir)
     findings.append(_checkpoint(directory, checkpoint is not None))
     return [*findings, *_engines(CheckpointLayout.under(directory).token2wav_dir, probe_host())]
@@ -233,10 +235,45 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPU", "GPU", "none seen (nvidia-smi); the services run on the CPU", State.NOTE)
     for number, line in enumerate(lines):
         yield Finding("GPU", f"GPU {number}", line)
+    if lines:
+        yield from _gpu_host()
     torch_version = _version("torch") or ""
     if lines and torch_version.endswith("+cpu"):
         again = "make .venv again on this host" if installed_from().is_repository else "install the index's own torch"
         yield Finding("GPU", "torch", f"{torch_version} can't use the GPU; {again}", State.NOTE)
+
+
+def _gpu_host() -> Iterator[Finding]:
+    """What token2wav and the LLM need of a GPU host, beside the GPU."""
+    from cosydit.certify.host import min_driver, torch_cuda_version
+
+    missing = missing_for_kernels()
+    told = f"install {' '.join(missing)}: token2wav can't start without" if missing else "a C compiler and Python.h"
+    yield Finding("GPU", "compiler", told, State.NOTE if missing else State.OK)
+    gpus = read_gpus()
+    cuda = torch_cuda_version()
+    if gpus and cuda is not None:
+        branch, least = int(gpus[0].driver.partition(".")[0]), min_driver(cuda)
+        text = f"{gpus[0].driver}; torch is built for CUDA {cuda}, which needs R{least}"
+        is_new = branch >= least
+        yield Finding("GPU", "driver", text if is_new else f"{text}: update it", State.OK if is_new else State.NOTE)
+    if (problem := mps_problem()) is not None:
+        yield Finding("GPU", "MPS", problem, State.NOTE)
+
+
+def _import_path() -> Iterator[Finding]:
+    """Where modules come from: an image's own packages must not stand before the environment's."""
+    yield Finding("imports", "sys.path", " ".join(path for path in sys.path if path))
+    named = os.environ.get("PYTHONPATH")
+    if named:
+        text = f"{named} stands before the environment's packages; unset it unless you mean it"
+        yield Finding("imports", "PYTHONPATH", text, State.NOTE)
+    for name in ("numpy", "torch"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            inside = str(spec.origin).startswith(sys.prefix)
+            text = f"{spec.origin}" + ("" if inside else f", which is not of {sys.prefix}")
+            yield Finding("imports", name, text, State.OK if inside else State.NOTE)
 
 
 def _packages() -> Iterator[Finding]:

@@ -8,6 +8,8 @@
 # Every package comes by exact version and hash. torch's CPU build, for NAME cpu, is the exception: its index is
 # $TORCH_INDEX, and its version is exact.
 set -euo pipefail
+# A base's own packages must not stand before those that are installed here.
+unset PYTHONPATH
 
 readonly LOCKS=deploy/docker/locks
 readonly TORCH=torch==2.13.0+cpu

@@ -17,7 +17,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev l
   && useradd --uid 10001 --user-group --no-create-home --home-dir /var/cache/cosydit cosydit \
   && install -d -o cosydit -g cosydit /var/cache/cosydit /run/cosydit
 COPY --from=build /opt/cosydit /opt/cosydit
-ENV PATH=/opt/cosydit/bin:$PATH HOME=/var/cache/cosydit \
+# The base's PYTHONPATH, if it has one, would put its packages before those of the environment.
+ENV PATH=/opt/cosydit/bin:$PATH PYTHONPATH= HOME=/var/cache/cosydit \
   PYTHONDONTWRITEBYTECODE=1 PYTHONIOENCODING=utf-8 PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /var/cache/cosydit

@@ -117,10 +117,37 @@ ensure_libpython() {
   has_libpython || fail "apt-get could not bring $package; install it, or set COSYDIT_PYTHON to a Python that has its shared library"
 }
 
+# GPU kernels are compiled at the first start; their launchers need a C compiler and the headers of Python.
+ensure_compiler() {
+  local missing
+  if [[ $(environment_kind) != gpu ]]; then return; fi
+  missing=$(missing_for_kernels)
+  if [[ -z $missing ]]; then return; fi
+  if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+    fail "the GPU kernels' launchers are compiled here: install the packages $missing and run this again"
+  fi
+  log "environment: installing $missing (the GPU kernels' launchers are compiled here)"
+  # shellcheck disable=SC2086
+  apt_install $missing || { apt-get update -qq && apt_install $missing; } || true
+  missing=$(missing_for_kernels)
+  if [[ -n $missing ]]; then fail "apt-get could not bring $missing; install a C compiler and the headers of $("$PYTHON" --version)"; fi
+}
+
+missing_for_kernels() {
+  "$PYTHON" -c 'from servicekit.gpu_host import missing_for_kernels as f; print(*f())'
+}
+
+# An image such as NGC's puts its own packages before those of every Python; ours must not see them.
+clear_python_path() {
+  if [[ -z ${PYTHONPATH:-} ]]; then return; fi
+  log "environment: PYTHONPATH=$PYTHONPATH is not passed on; .venv has its own packages"
+  unset PYTHONPATH
+}
+
 has_libpython() {
   "$PYTHON" -c 'from token2wav_service.serving.process.installation import find_shared_libpython as f; f()' 2>/dev/null
 }
 
 apt_install() {
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$1" >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }

@@ -58,3 +58,14 @@ def test_all_that_is_installed_comes_through_the_shared_script(path: Path) -> No
         expected = [["packages", name, "/opt/cosydit"], ["project", "/opt/cosydit"]]
     assert install_commands(path) == expected
     assert not re.search(r"pip install|git clone|curl|wget|ADD ", path.read_text())
+
+
+def test_the_packages_of_a_base_do_not_stand_before_ours() -> None:
+    """A base may set PYTHONPATH: images with a virtual environment clear it, the others have theirs in its place."""
+    for path in DOCKERFILES:
+        if values(last_stage(path), "FROM")[0].startswith("python:"):
+            continue
+        (paths,) = re.findall(r"PYTHONPATH=(\S*)", " ".join(values(last_stage(path), "ENV")))
+        assert paths == ("/opt/cosydit" if path.name.startswith("llm-") else ""), path
+    script = (DOCKERFILES[0].parent / "install.sh").read_text()
+    assert script.index("unset PYTHONPATH") < script.index("install_packages()")

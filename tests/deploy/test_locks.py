@@ -71,3 +71,9 @@ def test_images_have_the_versions_that_the_tests_run_with(name: str) -> None:
 def test_every_package_of_a_lock_has_hashes(name: str) -> None:
     blocks = (LOCKS / f"{name}.txt").read_text().replace("\\\n", " ").splitlines()
     assert blocks and all(re.match(r"\S+==\S+ .*--hash=sha256:", block) for block in blocks)
+
+
+def test_torch_and_torchaudio_are_pinned_together() -> None:
+    lines = (DEPLOY / "constraints-gpu.txt").read_text().splitlines()
+    host, image = dict(line.split("==") for line in lines if line.startswith("torch")), locked("token2wav")
+    assert host == {"torch": image["torch"], "torchaudio": image["torchaudio"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from cosydit.doctor import command
 from cosydit.doctor.command import Finding, State, can_run_on_cpu, examine, next_command
 from cosydit.stack.stack import Ports
+from tests.cosydit.stack.gpu_hosts import H100
 
 
 def finding(name: str, findings: list[Finding]) -> Finding:
@@ -62,3 +64,24 @@ def test_a_missing_package_leads_to_the_environment_stage() -> None:
     findings = [Finding("packages", "torch", "not installed", State.MISSING)]
     assert not can_run_on_cpu(findings)
     assert "-1 -1" in next_command(findings)
+
+
+def test_a_gpu_host_without_a_compiler_or_with_an_old_driver_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_output_lines", lambda _: ["NVIDIA H100, 535.104.05, 81559 MiB"])
+    monkeypatch.setattr(command.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(command, "missing_for_kernels", lambda: ["gcc", "libpython3.11-dev"])
+    monkeypatch.setattr(command, "read_gpus", lambda: (dataclasses.replace(H100, driver="535.104.05"),))
+    monkeypatch.setattr("cosydit.certify.host.torch_cuda_version", lambda: "13.0")
+    findings = list(command._gpu())
+    assert "install gcc libpython3.11-dev" in finding("compiler", findings).value
+    assert "needs R580: update it" in finding("driver", findings).value
+
+
+def test_modules_that_stand_before_the_environments_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/opt/image/packages")
+    monkeypatch.setattr(command.sys, "prefix", "/elsewhere")
+    findings = list(command._import_path())
+    assert finding("PYTHONPATH", findings).state is State.NOTE
+    assert "which is not of /elsewhere" in finding("numpy", findings).value

@@ -245,3 +245,43 @@ def test_on_a_gpu_the_gateway_takes_the_embedded_servers_tokens_over_grpc() -> N
     llm = next(line for line in commands if "-m llm_service" in line)
     gateway = next(line for line in commands if "-m gateway" in line)
     assert "--grpc-port 8100" in llm and "--llm-url grpc://127.0.0.1:8100" in gateway
+
+
+COMPILER = """
+set -euo pipefail
+log() { printf '%s\n' "$*" >&2; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+PYTHON=$2/python DEVICE=$3
+source "$1/deploy/lib/environment.sh"
+apt-get() { echo "apt-get $*" >>"$CALLS"; touch "$CALLS.brought"; }
+ensure_compiler
+"""
+FAKE_LOOK = """#!/usr/bin/env bash
+if [[ $* == *missing_for_kernels* && ! -f $CALLS.brought ]]; then echo gcc libpython3.11-dev; fi
+"""
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_on_a_gpu_host_the_environment_stage_brings_or_names_a_compiler(tmp_path: Path, device: str) -> None:
+    (tmp_path / "python").write_text(FAKE_LOOK)
+    (tmp_path / "python").chmod(0o755)
+    calls = tmp_path / "calls"
+    done = subprocess.run(
+        ["bash", "-c", COMPILER, "ensure", str(ROOT), str(tmp_path), device],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "CALLS": str(calls)},
+        timeout=60,
+        check=False,
+    )
+    if device == "cpu":
+        assert done.returncode == 0 and not calls.exists()
+    elif os.geteuid() == 0:
+        assert "gcc libpython3.11-dev" in calls.read_text() and done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 1 and "install the packages gcc libpython3.11-dev" in done.stderr
+
+
+def test_packages_of_an_image_do_not_stand_before_those_of_the_environment() -> None:
+    done = run_script("--dry-run", "3", "3", env={"PYTHONPATH": "/opt/image/packages"})
+    assert done.returncode == 0 and "PYTHONPATH=/opt/image/packages is not passed on" in done.stderr

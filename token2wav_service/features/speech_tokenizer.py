@@ -35,6 +35,7 @@ class OnnxSpeechTokenizer:
 
     def __init__(self, path: Path, threads: int = 1) -> None:
         self._session = open_session(path, threads)
+        logger.info("speech tokenizer: ONNX Runtime on the CPU")
         names = [item.name for item in self._session.get_inputs()]
         if len(names) < 2:
             raise CheckpointError(f"{path} has the inputs {names}, expected a log-mel and its length")
@@ -74,11 +75,14 @@ def open_speech_tokenizer(path: Path, device: str, threads: int = 1) -> SpeechTo
     if device.startswith("cpu") or util.find_spec("s3tokenizer") is None:
         return OnnxSpeechTokenizer(path, threads)
     try:
-        return GpuSpeechTokenizer(path, device)
-    # What s3tokenizer raises on a graph that is not the official one (a small stand-in, say).
-    except (AssertionError, AttributeError, KeyError, IndexError, RuntimeError, ValueError) as err:
+        tokenizer = GpuSpeechTokenizer(path, device)
+    # What importing it raises with libraries that do not fit each other (torchaudio and torch, say), and what it raises
+    # on a graph that is not the official one (a small stand-in, say).
+    except (ImportError, OSError, AssertionError, AttributeError, LookupError, RuntimeError, ValueError) as err:
         logger.warning("s3tokenizer can't load %s (%s); using ONNX Runtime on the CPU", path, err)
         return OnnxSpeechTokenizer(path, threads)
+    logger.info("speech tokenizer: s3tokenizer on %s", device)
+    return tokenizer
 
 
 def tokenize_samples(tokenizer: SpeechTokenizer, samples: FloatArray) -> IntArray:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from servicekit.gpu_host import mps_problem
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
 from servicekit.tracing import ENDPOINT_VARIABLE, endpoint_of
 from token2wav_service.serving.assemble import assemble, format_table, parse_pairs
@@ -78,6 +79,9 @@ def main(argv: list[str] | None = None) -> int:
             command = server_command(find_installation(), options, Path("BACKENDS"), "PREFIX")
             sys.stdout.write(shlex.join(command) + "\n")
             return 0
+        if (problem := mps_problem()) is not None:
+            sys.stderr.write(f"{problem}\n")
+            return 1
         return _serve(TritonProcess(options, ends_with_caller=True), args.drain_timeout_s)
     except (TritonNotFoundError, TritonStartError) as err:
         sys.stderr.write(f"{err}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +73,23 @@ def test_gpu_falls_back_to_onnx_runtime_for_a_graph_the_package_refuses(
 
     assert isinstance(tokenizer, OnnxSpeechTokenizer)
     assert "using ONNX Runtime on the CPU" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "broken", ["raise ImportError('torchaudio')", "raise OSError('libtorch.so: undefined symbol')"]
+)
+def test_gpu_falls_back_to_onnx_runtime_where_the_packages_libraries_do_not_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    make_speech_tokenizer(tmp_path / "official.onnx", seed=0)
+    (tmp_path / "packages" / "s3tokenizer.py").write_text(f"{broken}\n", "utf-8")
+
+    assert isinstance(open_speech_tokenizer(tmp_path / "official.onnx", "cuda:0"), OnnxSpeechTokenizer)
+    assert "using ONNX Runtime on the CPU" in caplog.text
+
+
+def test_the_log_says_which_tokenizer_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_speech_tokenizer(tmp_path / "small.onnx", seed=0)
+    with caplog.at_level(logging.INFO):
+        open_speech_tokenizer(tmp_path / "small.onnx", "cpu")
+    assert "speech tokenizer: ONNX Runtime on the CPU" in caplog.text
