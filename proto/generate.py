@@ -16,6 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 GRPCIO_TOOLS = "1.64.1"
+_SHARED_IMPORT = "from google.protobuf import descriptor_pool as _descriptor_pool\n"
+_SHARED_POOL = "_descriptor_pool.Default()"
+_POOL_MODULE = '''"""Riva's messages, in a pool of their own: NVIDIA's client may have others of the same names."""
+
+from google.protobuf.descriptor_pool import DescriptorPool
+
+POOL = DescriptorPool()
+'''
 _ROOT = Path(__file__).resolve().parent
 _GEN = _ROOT / "gen"
 
@@ -35,7 +43,19 @@ def main() -> int:
         if folder.parent != out:
             # The folders above may hold packages of others, such as Riva's own client.
             (folder / "__init__.py").touch()
+    _keep_apart(out / "riva" / "proto")
     return status
+
+
+def _keep_apart(folder: Path) -> None:
+    """Give Riva's messages a pool of their own: NVIDIA's client brings other versions of the same files."""
+    (folder / "__init__.py").write_text(_POOL_MODULE, encoding="utf-8")
+    for path in sorted(folder.glob("*_pb2.py")):
+        text = path.read_text(encoding="utf-8")
+        if _SHARED_IMPORT not in text or _SHARED_POOL not in text:
+            raise SystemExit(f"{path} does not use the shared pool as the generator of {GRPCIO_TOOLS} writes it")
+        text = text.replace(_SHARED_IMPORT, "from riva.proto import POOL as _POOL\n").replace(_SHARED_POOL, "_POOL")
+        path.write_text(text, encoding="utf-8")
 
 
 def _compile(out: Path) -> int:

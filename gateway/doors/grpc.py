@@ -16,11 +16,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
-from riva.proto import riva_tts_pb2_grpc
-from tts_api.tts.v1 import tts_service_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from riva.proto import riva_tts_pb2, riva_tts_pb2_grpc
+from tts_api.tts.v1 import tts_service_pb2, tts_service_pb2_grpc
 
 from gateway.access.access import Access
 from gateway.access.grpc_interceptor import AccessInterceptor
@@ -118,8 +120,25 @@ def _make_server(
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     shown = (*_SERVICES, _HEALTH, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(shown, server)
+    reflection.enable_server_reflection(shown, server, _shown_pool())
     return server, health
+
+
+def _shown_pool() -> DescriptorPool:
+    """Return one pool of all interfaces for reflection: Riva's are kept apart from everybody's."""
+    pool, added = DescriptorPool(), set()
+
+    def add(file: FileDescriptor) -> None:
+        if file.name in added:
+            return
+        added.add(file.name)
+        for needed in file.dependencies:
+            add(needed)
+        pool.AddSerializedFile(file.serialized_pb)
+
+    for module in (tts_service_pb2, riva_tts_pb2, health_pb2, reflection_pb2):
+        add(module.DESCRIPTOR)
+    return pool
 
 
 def _interceptors(access: Access | None, telemetry: Telemetry | None) -> list[grpc.aio.ServerInterceptor]:

@@ -4,7 +4,7 @@
 # Protobuf Python Version: 5.26.1
 """Generated protocol buffer code."""
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
+from riva.proto import POOL as _POOL
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
 # @@protoc_insertion_point(imports)
@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1criva/proto/riva_common.proto\x12\x0bnvidia.riva\"\x1a\n\tRequestId\x12\r\n\x05value\x18\x01 \x01(\tB\x1bZ\x16nvidia.com/riva_speech\xf8\x01\x01\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1criva/proto/riva_common.proto\x12\x0bnvidia.riva\"\x1a\n\tRequestId\x12\r\n\x05value\x18\x01 \x01(\tB\x1bZ\x16nvidia.com/riva_speech\xf8\x01\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
