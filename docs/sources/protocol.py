@@ -21,8 +21,8 @@ _VALUE = re.compile(r"(\w+) = (\d+);")
 _INTRODUCTION = """# gRPC
 
 The gateway listens on port 50051 (`--grpc-port`; 0 closes it), with health (`grpc.health.v1.Health`) and reflection.
-The Python stubs come with the package: `tts_api.tts.v1` and `riva.proto`. The latter have a pool of their own and can be
-loaded beside `nvidia-riva-client`, whatever its version. [An example](index.md#grpc).
+The Python stubs come with the package: `tts_api.tts.v1` and `riva.proto`. The latter have a pool of their own and can
+be loaded beside `nvidia-riva-client`, whatever its version. [An example](index.md#grpc).
 
 - A call that fails ends with a status whose message says what was got, what was expected and what to do. The trailing
   metadata `error-code` and `error-param` are for programs; the codes are [here](errors.md).

@@ -174,6 +174,13 @@ def test_the_files_in_deploy_are_those_of_the_table() -> None:
     assert f"TOKEN2WAV_STEP_STREAMS:-{base['TRITON_MAX_BATCH_SIZE']}" in compose
 
 
+def test_the_page_has_the_table() -> None:
+    page = (ROOT / "docs/quick-start-gpu.md").read_text("utf-8")
+    for preset in PRESETS:
+        values = (preset.max_streams, preset.voice_cache_bytes, preset.step_streams, preset.llm["embedded"].slots)
+        assert f"| {preset.memory} | `{preset.name}` | {' | '.join(map(str, values))} | {preset.source}" in page
+
+
 def test_half_of_a_gpu_holds_token2wav_of_the_next_smaller_preset() -> None:
     for smaller, larger in itertools.pairwise(PRESETS):
         needed = CONTEXT_BYTES + TOKEN2WAV_BYTES + smaller.max_streams * STREAM_BYTES + smaller.voice_cache_bytes
