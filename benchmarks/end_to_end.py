@@ -86,7 +86,8 @@ async def _sweep(args: argparse.Namespace, plans: Sequence[RunPlan]) -> list[Fin
 def note_environment(args: argparse.Namespace) -> None:
     """Write where the runs of this directory are made."""
     environment = describe_environment({name: value for name, value in vars(args).items()})
-    environment["git_commit"] = environment["git_commit"] or args.commit
+    if args.commit:
+        environment |= {"git_commit": args.commit, "git_is_modified": False}
     write_json(args.out / ENVIRONMENT_FILE, {"setting": json.loads(args.setting), "environment": environment})
 
 
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--timeout-s", type=float, default=120.0, help="longest silence (default %(default)s)")
     parser.add_argument("--setting", default="{}", help="JSON of what is served, kept with the samples")
-    parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
+    parser.add_argument("--commit", default=None, help="commit of the code that runs (default: as git says)")
     return parser
 
 

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--family", type=Family, choices=list(Family), default=Family.STEP_AUDIO2, help="whose flow and vocoder"
     )
     parser.add_argument("--quick", action="store_true", help="few programs and runs, no listeners; under a minute")
-    parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
+    parser.add_argument("--commit", default=None, help="commit of the code that runs (default: as git says)")
     args = parser.parse_args(argv)
     if args.listeners is None:
         args.listeners = LISTENERS if args.family is Family.STEP_AUDIO2 else BLOCK_LISTENERS
@@ -102,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "dtype": args.dtype,
     }
     environment = describe_environment({k: v for k, v in vars(args).items() if k != "out"})
-    environment["git_commit"] = environment["git_commit"] or args.commit
+    if args.commit:
+        environment |= {"git_commit": args.commit, "git_is_modified": False}
     write_json(args.out, {"figures": figures, "setting": setting, "environment": environment, "raw": raw})
     print("\n".join(aligned_table([["figure", "value"], *([k, f"{v:.4g}"] for k, v in figures.items())]).splitlines()))
     return 0

@@ -64,7 +64,8 @@ def end_to_end_figures(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
     Raises:
         BenchmarkError: a run that a figure needs is missing.
     """
-    alone, thirty_two = _summary(runs, "closed-001"), _summary(runs, "poisson-032")
+    alone = _summary(runs, "closed-001")
+    _summary(runs, "poisson-032")
     figures = {"ttfa_1_p50_ms": _MS * alone["ttfa_s"]["p50"]}
     for name, run in runs.items():
         kind, _, rate = name.partition("-")
@@ -72,11 +73,12 @@ def end_to_end_figures(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
             summary = run.summary
             figures[f"ttfa_poisson{int(rate)}_p95_ms"] = _MS * summary["ttfa_s"]["p95"]
             figures[f"underrun_ratio_poisson{int(rate)}"] = _underrun_ratio(summary)
+            figures[f"failed_ratio_poisson{int(rate)}"] = summary["failures"] / summary["requests"]
         elif kind == "audible":
             figures |= audible_figures(run, int(rate))
         elif run.is_unseen:
             figures["ttfa_unseen_p50_ms"] = _MS * run.summary["ttfa_s"]["p50"]
-    return {**figures, "failed_ratio_poisson32": thirty_two["failures"] / thirty_two["requests"]}
+    return figures
 
 
 def audible_figures(run: FinishedRun, requests_per_s: int) -> dict[str, float]:
@@ -95,6 +97,7 @@ def audible_figures(run: FinishedRun, requests_per_s: int) -> dict[str, float]:
         f"{name}_p95_ms": nearest_rank(audible_ms, 95),
         f"{name}_silence_p50_ms": _MS * nearest_rank([r.silence_s or 0.0 for r in heard], 50),
         f"underrun_ratio_audible{requests_per_s}": _underrun_ratio(run.summary),
+        f"failed_ratio_audible{requests_per_s}": run.summary["failures"] / run.summary["requests"],
     }
 
 

@@ -15,7 +15,7 @@ from benchmarks.lib.simulate.costs import cost_json
 from benchmarks.lib.sweep import RUN_SUFFIX, read_run
 from tests.benchmarks.simulate.costs import COSTS
 
-MEASURED = Path(verify_prediction.__file__).parent / "results/h200_end_to_end"
+MEASURED = Path(verify_prediction.__file__).parent / "results/h200_capacity"
 RUN = "closed-001"
 BEFORE, AFTER = "2026-01-01T00:00:00+00:00", "2030-01-01T00:00:00+00:00"
 Edit = Callable[[dict[str, Any]], object]
