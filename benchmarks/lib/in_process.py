@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gateway.chunking.chunker import TokenChunk
-from gateway.chunking.policies import ChunkPolicy, DeadlineChunks
+from gateway.chunking.policies import ChunkPolicy, ExponentialChunks
 from gateway.core import (
     AudioChunk,
     FloatArray,
@@ -159,13 +159,13 @@ def make_pipeline(
         llm: its LLM, perhaps wrapped.
         token2wav: its token2wav, or a stand-in.
         guard: what is done where speech leaves its text.
-        policy: of chunks; None: the default.
+        policy: of chunks; None: exponential, which cuts alike on machines of any speed.
     """
     llm_dir = checkpoint / "llm"
     bounds = load_speech_bounds(llm_dir)
     voices = VoiceRegistry(token2wav, load_voices(checkpoint / "voices"))
     settings = PipelineSettings(
-        chunk_policy=policy or DeadlineChunks(),
+        chunk_policy=policy or ExponentialChunks(),
         carry=CarryLimits.within(bounds),
         guard=GuardSettings(guard, frozenset(bounds.silent_tokens or ())),
     )

@@ -142,6 +142,7 @@ def _share_spoken(text: str, result: SpeechResult) -> float:
 
 
 def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayConfig:
+    from gateway.chunking.policies import ChunkSettings
     from gateway.config import GatewayConfig
     from llm_service.config import LLMBackend
 
@@ -152,6 +153,8 @@ def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayCon
         llm_backend=LLMBackend(options.llm_backend),
         token2wav_url=options.token2wav_url,
         warm_up_voice=str(request.voice),
+        # Nobody listens yet, and cuts that do not go by the machine's speed make an equal seed an equal file.
+        chunks=ChunkSettings("exponential"),
     )
 
 

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from cosydit.cli import main as cli
-from cosydit.cli import spoken_file
+from cosydit.cli import say, spoken_file
 from cosydit.cli.spoken_file import SpeechProgress, written_whole
 from cosydit.stack import stack
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from gateway.chunking.policies import ExponentialChunks
+from gateway.speech.request import SpeechRequest
 from tests.workers import demo_checkpoint
 
 
@@ -107,3 +110,9 @@ def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> No
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("cosydit 0.")
+
+
+def test_an_equal_seed_gives_an_equal_file_whatever_the_machines_speed(tmp_path: Path) -> None:
+    options = stack.StackOptions(CheckpointLayout.under(tmp_path), tmp_path)
+    config = say._gateway_config(options, SpeechRequest("Hello.", "default", 7))
+    assert config.chunks.policy() == ExponentialChunks()

@@ -60,7 +60,11 @@ def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) 
     # A busy machine is slower than speech, and everybody is to be let in all the same.
     let_in = ("--least-speed", "0")
     ports = Ports(*free_ports(6))
-    return StackOptions(checkpoint, work_dir, ports, {"BLS_INSTANCE_NUM": "2", **settings}, gateway_options=let_in)
+    # Chunks of the same cuts in every run, whatever the load: waveforms are compared.
+    cuts = "exponential"
+    settings = {"BLS_INSTANCE_NUM": "2", "dynamic_chunk_strategy": cuts, **settings}
+    options = (*let_in, "--dynamic-chunk-strategy", cuts)
+    return StackOptions(checkpoint, work_dir, ports, settings, gateway_options=options)
 
 
 @pytest.fixture(scope="session")

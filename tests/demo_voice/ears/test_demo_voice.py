@@ -22,6 +22,7 @@ from demo_voice.ears.recognition import FloatArray, SphinxRecogniser, total, wor
 from demo_voice.ears.speakers import rank_speakers, top1
 from demo_voice.train.listen import SENTENCES, Listener, SamplingChoice
 from gateway.app import open_gateway
+from gateway.chunking.policies import ChunkSettings
 from gateway.config import GatewayConfig
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions, load_text_front_end
@@ -79,6 +80,7 @@ async def speak(options: StackOptions, texts: list[str], voice: str) -> list[Flo
         voices_dir=options.checkpoint.voices_dir,
         llm_url=options.llm_url,
         token2wav_url=options.token2wav_url,
+        chunks=ChunkSettings("exponential"),
     )
     spoken = []
     async with open_gateway(config) as gateway:
