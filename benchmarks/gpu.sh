@@ -4,7 +4,7 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly PARTS=(engine precision end_to_end offline figures prediction llm_form disaggregated)
+readonly PARTS=(engine precision families end_to_end offline figures prediction llm_form disaggregated)
 readonly UNFINISHED=3
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
@@ -46,7 +46,7 @@ main() {
   trap stop_services EXIT
   for part in "${@:-${PARTS[@]}}"; do
     case $part in
-      engine | precision | end_to_end | offline | figures | prediction | llm_form | disaggregated) "part_$part" ;;
+      engine | precision | families | end_to_end | offline | figures | prediction | llm_form | disaggregated) "part_$part" ;;
       *) usage >&2; return 2 ;;
     esac
   done
@@ -69,6 +69,17 @@ part_engine() {
 part_precision() {
   is_done "$OUT/${NAME}_precision.json" && return
   "$PYTHON" -m benchmarks.precision_gpu --out "$OUT/${NAME}_precision.json"
+}
+
+# CosyVoice2's and CosyVoice3's engines; first a look at whether this GPU's graphs hold them, which takes a minute each.
+part_families() {
+  local options family
+  mapfile -t options < <(commit_option)
+  for family in cosyvoice2 cosyvoice3; do
+    if is_done "$OUT/${NAME}_${family}_engine.json"; then continue; fi
+    "$PYTHON" -m benchmarks.engine_gpu --family "$family" --quick --out "$WORK/${family}_quick.json" "${options[@]}"
+    "$PYTHON" -m benchmarks.engine_gpu --family "$family" --out "$OUT/${NAME}_${family}_engine.json" "${options[@]}"
+  done
 }
 
 part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.sh prediction`: what it runs, over a Python that only notes what it was asked for."""
+"""Parts `prediction` and `families` of `benchmarks/gpu.sh`: what they run, over a Python that only notes it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ esac
 """
 
 
-def predict(directory: Path, verified: int = 0) -> tuple[int, list[str]]:
-    """Run the part; returns its exit status and the command lines of what it started."""
+def predict(directory: Path, verified: int = 0, part: str = "prediction") -> tuple[int, list[str]]:
+    """Run a part; returns its exit status and the command lines of what it started."""
     calls, python = directory / "calls", directory / "python"
     calls.unlink(missing_ok=True)
     python.write_text(PYTHON.format(calls=calls, verified=verified), encoding="utf-8")
     python.chmod(0o755)
     variables = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "OUT": str(directory), "WORK": str(directory / "work")}
-    done = subprocess.run(
-        ["bash", str(SCRIPT), "prediction"], env=variables, capture_output=True, timeout=60, check=False
-    )
+    done = subprocess.run(["bash", str(SCRIPT), part], env=variables, capture_output=True, timeout=60, check=False)
     return done.returncode, calls.read_text("utf-8").splitlines()
 
 
@@ -45,6 +43,14 @@ def test_a_prediction_that_is_there_is_not_made_again_after_its_measurement(tmp_
     (tmp_path / "prediction_gpu.json").touch()
     _, calls = predict(tmp_path)
     assert not [call for call in calls if "simulate" in call]
+
+
+def test_each_family_is_looked_at_before_it_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "gpu_cosyvoice2_engine.json").touch()
+    status, (look, measure) = predict(tmp_path, part="families")
+    assert status == 0
+    assert "--family cosyvoice3 --quick --out" in look
+    assert f"--family cosyvoice3 --out {tmp_path}/gpu_cosyvoice3_engine.json" in measure
 
 
 @pytest.mark.parametrize("verified", [1, 2])

@@ -27,7 +27,7 @@ from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
-from token2wav_service.errors import CapacityError, InvalidPromptError
+from token2wav_service.errors import CapacityError, InvalidPromptError, ProgramCaptureError
 from token2wav_service.models.block_flow import BlockFlow
 from token2wav_service.models.block_stream import BlockStreamFlow
 from token2wav_service.models.causal_hift import CausalHiFT
@@ -40,6 +40,7 @@ from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import causal_slot_vocoder, slot_vocoder
 from token2wav_service.runtime.slots.block_pool import BlockBatch, BlockPoolSizes
 from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner, block_buckets
+from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import pool_tensors
 from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
 from token2wav_service.runtime.torch_runner import ModelRunner
@@ -191,6 +192,13 @@ def test_what_the_runner_does_not_have_is_refused() -> None:
         BlockSlotRunner(*_models(Family.COSYVOICE3), POLICY, replace(SIZES, recent_frames=0))
     with pytest.raises(InvalidPromptError, match="80 mel frames, this server takes 64"):
         open_stream(_fused(Family.COSYVOICE3), 1, 40)
+
+
+def test_a_step_that_no_graph_holds_is_named_with_its_cause() -> None:
+    runner = _fused(Family.COSYVOICE3).runner
+    assert isinstance(runner, BlockSlotRunner)
+    with pytest.raises(ProgramCaptureError, match=r"2 streams and 8 tokens.*CUDA graph: .*runner=torch"):
+        BucketProgram(runner.flow, runner.vocoder, runner.device, streams=2, tokens=5, prompt_size=0, is_captured=True)
 
 
 def test_programs_are_planned_for_whole_blocks_and_for_last_chunks() -> None:
