@@ -25,7 +25,7 @@ from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
 from servicekit.heap import exempt_startup_objects
 from servicekit.logs import TEXT_FORMAT, LogFormat, configure_logging
-from servicekit.startup import failing_plainly
+from servicekit.startup import failing_plainly, take_turns_often
 
 KEEP_ALIVE_S = 75
 """Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""
@@ -41,6 +41,7 @@ def main() -> int:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
     _log(config.telemetry.log_format)
+    take_turns_often()
     registry = telemetry.metrics.registry
     app = build_app(
         partial(open_with_ports, config, access, telemetry),

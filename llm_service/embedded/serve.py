@@ -9,7 +9,6 @@ import importlib.util
 import logging
 import os
 import queue
-import sys
 import time
 
 import torch
@@ -31,7 +30,7 @@ from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigE
 from llm_service.gpu.schedule import SchedulePolicy
 from servicekit.clock import Clock, SystemClock
 from servicekit.heap import exempt_startup_objects
-from servicekit.startup import failing_plainly
+from servicekit.startup import failing_plainly, take_turns_often
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ def _graphs_engine(
         )
     from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine  # imports the Triton language
 
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    take_turns_often(SWITCH_INTERVAL_S)
     options = GpuEngineOptions(
         device=torch.device(embedded_config.device),
         dtype=_graphs_type(server_config, embedded_config),

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from servicekit.startup import failing_plainly
+from servicekit.startup import SWITCH_INTERVAL_S, failing_plainly, take_turns_often
 from tests.workers import random_checkpoint
 
 TOLD = "the port is taken; give another"
@@ -31,6 +31,15 @@ def application(error: Exception) -> Starlette:
         yield
 
     return Starlette(lifespan=lifespan)
+
+
+def test_threads_take_turns_often() -> None:
+    before = sys.getswitchinterval()
+    try:
+        take_turns_often()
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize(("error", "is_plain"), [(ValueError(TOLD), True), (KeyError(TOLD), False)])

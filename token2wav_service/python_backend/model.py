@@ -13,6 +13,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from servicekit.heap import exempt_startup_objects
+from servicekit.startup import take_turns_often
 from servicekit.logs import configure_logging, log_format_of
 from token2wav_service.python_backend.server_process import read_entry
 
@@ -26,6 +27,7 @@ class TritonPythonModel:
         module, name = read_entry(args["model_config"])
         self._model: Any = attrgetter(name)(import_module(module))(pb_utils, args["model_config"])
         exempt_startup_objects()
+        take_turns_often()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer requests; None where the answers come later."""
