@@ -74,7 +74,7 @@ def begin(plan: Plan, commit: str | None, arguments: Mapping[str, object]) -> Ce
 
 
 def resume(certificate: Certificate, out_dir: Path) -> list[str]:
-    """Take over what passed in an earlier run of the same commit, weights and settings; returns what was taken.
+    """Take over an earlier run of the same commit, weights and settings; returns the paths of what passed in it.
 
     Raises:
         ValueError: the file there is of another run, or can't be read.
@@ -91,9 +91,8 @@ def resume(certificate: Certificate, out_dir: Path) -> list[str]:
         raise ValueError(f"{path} can't be read ({error!r}); leave --resume out, or give another --out") from error
     if differing:
         raise ValueError(f"{path} is of another {' and '.join(differing)}; leave --resume out, or give another --out")
-    taken = [outcome for outcome in outcomes if outcome.result is Result.PASS]
-    certificate.outcomes |= {outcome.path: outcome for outcome in taken}
-    return [outcome.path for outcome in taken]
+    certificate.outcomes |= {outcome.path: outcome for outcome in outcomes}
+    return [outcome.path for outcome in outcomes if outcome.result is Result.PASS]
 
 
 def in_order(outcomes: Mapping[str, Outcome], paths: Sequence[str]) -> dict[str, Outcome]:

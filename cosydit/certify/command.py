@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         plan = make_plan(args)
-        checks = list(selected(all_checks(plan), args.only))
+        every = all_checks(plan)
+        checks = list(selected(every, args.only))
         if args.list:
             print("\n".join(f"{check.path:{PATH_WIDTH}} docs/{check.page}" for check in checks))
             return PASSED
@@ -57,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
     except (CheckpointMissingError, ValueError) as error:
         print(f"cosydit certify: {error}", file=sys.stderr)
         return USAGE
-    _run(plan, checks, left, certificate)
-    status = _finish(plan, certificate)
-    return max(status, _self_test(plan, args.only)) if args.self_test else status
+    with _ended_by_signals():
+        _run(plan, every, left, certificate)
+        status = _finish(plan, certificate)
+        return max(status, _self_test(plan, args.only)) if args.self_test else status
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
@@ -112,13 +116,23 @@ def _begin(plan: Plan, checks: Sequence[Check], args: argparse.Namespace) -> tup
     settings: dict[str, Any] = {**plan.settings, "load_s": plan.load_s, "load_streams": plan.load_streams}
     settings["manifest"] = args.manifest.name if args.manifest else "none"
     certificate = begin(plan, args.commit, settings)
-    kept = resume(certificate, plan.out_dir) if args.resume else []
-    kept_line = f", {len(kept)} kept" if kept else ""
-    print(f"{certificate.gpu}, {certificate.weights}: {len(checks)} checks on {plan.device}{kept_line}", flush=True)
-    return certificate, [check for check in checks if check.path not in kept]
+    passed = resume(certificate, plan.out_dir) if args.resume else []
+    left = [check for check in checks if check.path not in passed]
+    before = f", {len(passed)} passed before" if passed else ""
+    print(f"{certificate.gpu}, {certificate.weights}: {len(left)} checks on {plan.device}{before}", flush=True)
+    return certificate, left
 
 
-def _run(plan: Plan, checks: Sequence[Check], left: Sequence[Check], certificate: Certificate) -> None:
+def _ended_by_signals() -> AbstractContextManager[None]:
+    """Have the signals that end a command stop the services too, where this is the command: its main thread."""
+    from cosydit.stack.process import stopped_by_signals
+
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    return stopped_by_signals(lambda: None)
+
+
+def _run(plan: Plan, every: Sequence[Check], left: Sequence[Check], certificate: Certificate) -> None:
     """Run what is left, a line for each check, the certificate written behind each."""
     from tqdm import tqdm
 
@@ -129,7 +143,7 @@ def _run(plan: Plan, checks: Sequence[Check], left: Sequence[Check], certificate
 
         def keep(outcome: Outcome) -> None:
             certificate.outcomes[outcome.path] = outcome
-            certificate.outcomes = in_order(certificate.outcomes, [check.path for check in checks])
+            certificate.outcomes = in_order(certificate.outcomes, [check.path for check in every])
             certificate.write(plan.out_dir)
             bar.update()
             tqdm.write(describe(outcome), file=sys.stdout)

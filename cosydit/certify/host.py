@@ -11,7 +11,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import CheckContext
 from servicekit.extras import install_command
+from servicekit.gpu_host import missing_for_kernels
 
 AREA = "host"
 COMMAND_TIMEOUT_S = 30.0
@@ -106,15 +106,10 @@ def check_compiler(context: CheckContext, found: Findings) -> None:
     """A C compiler and Python's headers are there: the Triton language builds its launcher with them."""
     if not context.plan.is_gpu:
         raise NotRunError("token2wav runs on the CPU, which needs no compiler")
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    missing = ([] if compiler else ["gcc"]) + ([] if header.is_file() else [str(header)])
-    if missing:
-        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if missing := missing_for_kernels():
         raise CheckFailedError(
-            f"{' and '.join(missing)} not found; install them: apt-get install gcc python{version}-dev"
+            f"kernels can't be compiled here; install what lacks: apt-get install {' '.join(missing)}"
         )
-    found.note(f"{compiler}, {header}")
 
 
 def check_imports(context: CheckContext, found: Findings) -> None:

@@ -45,10 +45,11 @@ def test_the_file_has_what_a_reader_of_many_needs(tmp_path: Path) -> None:
     ]
 
 
-def test_resume_keeps_what_passed_and_nothing_of_another_commit(tmp_path: Path) -> None:
+def test_resume_goes_on_with_a_run_of_the_same_commit_whose_failures_stay(tmp_path: Path) -> None:
     certificate_of(outcome("host/gpu"), outcome("llm/ids", Result.FAIL), outcome("x", Result.NOT_RUN)).write(tmp_path)
     again = certificate_of()
-    assert resume(again, tmp_path) == ["host/gpu"] == list(again.outcomes)
+    assert resume(again, tmp_path) == ["host/gpu"]
+    assert again.result is Result.FAIL and list(again.outcomes) == ["host/gpu", "llm/ids", "x"]
     with pytest.raises(ValueError, match="of another commit; leave --resume out"):
         resume(certificate_of(commit="def"), tmp_path)
     assert resume(certificate_of(), tmp_path / "empty") == []
