@@ -119,7 +119,7 @@ class LoadGenerator(Generic[JobT]):
         # NOTE: a request of an open loop is timed from when it was due, so that a slow sender hides nothing.
         sent_s = self._clock.now() if due_s is None else due_s
         record = RequestRecord(str(uuid.uuid4()), self._name_of(job), sent_s - self._began_s, is_warm_up)
-        record.dispatch_s = self._clock.now() - sent_s
+        record.dispatch_s = 0.0 if due_s is None else self._clock.now() - due_s
         try:
             async with aclosing(self._speaker.speak(job, record.request_id)) as pieces:
                 await self._hear(pieces, record, sent_s)

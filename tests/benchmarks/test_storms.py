@@ -34,7 +34,9 @@ def test_all_who_are_let_in_are_spoken_to_the_end(
     assert list(rows) == [f"http {TIMES}", *(["flood 1", "flood 16"] if is_whole() else [])]
     assert all(row["callers"] == CAPACITY * TIMES for name, row in rows.items() if not name.startswith("flood"))
     assert [row["failures"] for row in rows.values() if row["failures"]] == []
-    assert all(row["ended"] > 0 and row["refused"] > 0 for name, row in rows.items() if name != "flood 1")
+    assert all(row["ended"] > 0 for row in rows.values())
+    # Who comes before the first measurement is let in; the short storm may be over by then.
+    assert not is_whole() or all(row["refused"] > 0 for name, row in rows.items() if name != "flood 1")
     assert document["figures"]["failed"] == 0
     assert (tmp_path / "storms.png").stat().st_size
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(rows)

@@ -15,6 +15,7 @@ from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, busy_ports
 from cosydit.stack.stack import LocalStack
 from gateway.app import open_gateway
+from gateway.chunking.policies import ChunkSettings
 from gateway.config import GatewayConfig
 from gateway.core import FloatArray
 from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2WavError, Token2WavUnavailableError
@@ -69,6 +70,7 @@ async def _gateway(running: RunningStack, routing: RoutingSettings = IMPATIENT) 
         llm_url=options.llm_url,
         token2wav_url=options.token2wav_url,
         routing=routing,
+        chunks=ChunkSettings("exponential"),  # the same cuts in every run: waveforms are compared
     )
     async with open_gateway(config) as gateway:
         yield gateway

@@ -240,8 +240,14 @@ def test_on_a_cpu_nothing_is_asked_and_batches_are_small() -> None:
     assert "--batch-size 9" in planned("5", "5", "--batch-size", "9")[0]
 
 
-def test_on_a_gpu_the_gateway_takes_the_embedded_servers_tokens_over_grpc() -> None:
-    commands = planned("3", "3", "--device", "cuda", "--model", "random", "--llm-backend", "embedded")
+def test_on_a_gpu_the_gateway_takes_the_embedded_servers_tokens_over_grpc(gpu_script: Path) -> None:
+    program = gpu_script.parent / ".venv" / "bin" / "python"
+    chosen = "'llm_option --max-batch-size' 'llm_option 64'"
+    own = FAKE_PYTHON.replace("llm_backend vllm", "llm_backend embedded")
+    program.write_text(own.replace(chosen, "'llm_option --device' 'llm_option cuda'"))
+    done = run_script("--dry-run", "--device", "cuda", "--model", "random", "3", "3", script=gpu_script)
+    assert done.returncode == 0, done.stderr
+    commands = done.stdout.splitlines()
     llm = next(line for line in commands if "-m llm_service" in line)
     gateway = next(line for line in commands if "-m gateway" in line)
     assert "--grpc-port 8100" in llm and "--llm-url grpc://127.0.0.1:8100" in gateway

@@ -19,7 +19,7 @@ from llm_service.export.read import QWEN_DIR, read_source, source_files
 from llm_service.export.source import SpeechLMSource, build_tokenizer_files
 from llm_service.huggingface_layout import INLINE_TOKENS
 from llm_service.speech_head import read_speech_head
-from llm_service.vocab import END_IDS, PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID
+from llm_service.vocab import PADDED_VOCABULARY_SIZE, SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET, TASK_ID
 from tests.llm_service.export.conftest import official_tensors, text_tokenizer
 
 Tensors = dict[str, torch.Tensor]
@@ -118,7 +118,6 @@ def test_what_is_no_checkpoint_is_refused(official_dir: Path, tmp_path: Path) ->
         pytest.param(
             lambda t: t["model.embed_tokens.weight"][SPEECH_TOKEN_OFFSET].zero_(), r"<\|s_0\|>", id="first token"
         ),
-        pytest.param(lambda t: t["model.embed_tokens.weight"][END_IDS[0]].zero_(), r"<\|eos1\|>", id="end token"),
         pytest.param(lambda t: t["model.embed_tokens.weight"][TASK_ID].zero_(), r"<\|task_id\|>", id="task id"),
     ],
 )

@@ -111,10 +111,13 @@ def test_thirteen_model_processes_fit_into_64_mib(monkeypatch: pytest.MonkeyPatc
     check_shared_memory(REPOSITORY)
 
 
-def test_too_little_shared_memory_is_refused_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_refused_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = shutil.copytree(REPOSITORY, tmp_path / "repository", ignore=shutil.ignore_patterns("*_of_*"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 * MIB, 44 * MIB, 20 * MIB))
     with pytest.raises(TritonStartError, match=r"20 MiB free, and 13 model processes need 29 MiB.*--shm-size"):
-        check_shared_memory(REPOSITORY)
+        check_shared_memory(usual)
 
 
 @pytest.mark.servers
