@@ -26,7 +26,7 @@ class OutputRelay:
 
     def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
         self._event_loop = event_loop
-        self._items: deque[tuple[asyncio.Queue[GenerationOutput], GenerationOutput]] = deque()
+        self._items: deque[tuple[asyncio.Queue[Any], Any]] = deque()
         self._is_scheduled = False
 
     @classmethod
@@ -38,9 +38,9 @@ class OutputRelay:
             relay = _RELAYS[event_loop] = cls(event_loop)
         return relay
 
-    def post(self, queue: asyncio.Queue[GenerationOutput], output: GenerationOutput) -> None:
-        """Put an output into a queue of the event loop; for other threads."""
-        self._items.append((queue, output))
+    def post(self, queue: asyncio.Queue[T], item: T) -> None:
+        """Put an output, or what goes with it, into a queue of the event loop; for other threads."""
+        self._items.append((queue, item))
         if not self._is_scheduled:
             self._is_scheduled = True
             self._event_loop.call_soon_threadsafe(self._drain)
@@ -49,8 +49,8 @@ class OutputRelay:
         # NOTE: first, so that whatever is posted from here on wakes us again.
         self._is_scheduled = False
         while self._items:
-            queue, output = self._items.popleft()
-            queue.put_nowait(output)
+            queue, item = self._items.popleft()
+            queue.put_nowait(item)
 
 
 _RELAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, OutputRelay] = WeakKeyDictionary()

@@ -6,14 +6,13 @@ Belongs to one event loop. Knows the engine's loop and the messages of proto/tts
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 
-from llm_service.embedded.generation import GenerationTrace
+from llm_service.embedded.generation import GenerationTrace, OutputRelay
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.errors import DeadlineExceededError, EngineError, EngineStoppedError, InvalidGenerationError
@@ -70,9 +69,8 @@ class ManyAnswers:
         self._loop, self._read_request, self._status_of = loop, read_request, status_of
         self._event_loop = asyncio.get_running_loop()
         self._answers: dict[int, _Answer] = {}
-        self._outputs: deque[tuple[int, GenerationOutput]] = deque()  # also written by the engine's thread
-        self._is_woken = False
-        self._ready = asyncio.Event()
+        self._relay = OutputRelay.running()
+        self._outputs: asyncio.Queue[tuple[int, GenerationOutput] | None] = asyncio.Queue()  # None: look again
         self._takes_no_more = False
 
     def take(self, message: Any) -> None:
@@ -96,7 +94,7 @@ class ManyAnswers:
             return
         answer = _Answer(request.request_id, GenerationTrace(span, len(request.prompt_ids)))
         try:
-            self._loop.submit(request, lambda output: self._post(number, output))
+            self._loop.submit(request, lambda output: self._relay.post(self._outputs, (number, output)))
         except EngineError as error:
             answer.trace.end(error)
             self._put(number, GenerationOutput(request.request_id, error=error))
@@ -120,14 +118,15 @@ class ManyAnswers:
     def take_no_more(self) -> None:
         """Refuse answers from here on; `responses` ends when those under way have ended."""
         self._takes_no_more = True
-        self._ready.set()
+        self._outputs.put_nowait(None)
 
     async def responses(self) -> AsyncIterator[Any]:
         """Yield what is ready of all answers as `GenerateManyResponse`, each time there is something."""
-        while self._answers or self._outputs or not self._takes_no_more:
-            await self._ready.wait()
-            self._ready.clear()
-            parts = self._parts()
+        while self._answers or not self._outputs.empty() or not self._takes_no_more:
+            ready = [await self._outputs.get()]
+            while not self._outputs.empty():
+                ready.append(self._outputs.get_nowait())
+            parts = self._parts([output for output in ready if output is not None])
             if parts:
                 yield messages.GenerateManyResponse(parts=parts)
 
@@ -137,28 +136,15 @@ class ManyAnswers:
         error = DeadlineExceededError("the request's deadline has passed")
         self._put(number, GenerationOutput(answer.request_id, error=error))
 
-    def _post(self, number: int, output: GenerationOutput) -> None:
-        """Take an output from the engine's thread."""
-        self._outputs.append((number, output))
-        if not self._is_woken:
-            self._is_woken = True
-            self._event_loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        self._is_woken = False
-        self._ready.set()
-
     def _put(self, number: int, output: GenerationOutput) -> None:
-        self._outputs.append((number, output))
-        self._ready.set()
+        self._outputs.put_nowait((number, output))
 
-    def _parts(self) -> list[Any]:
-        """Return what is ready: tokens first, then those that failed."""
+    def _parts(self, outputs: Sequence[tuple[int, GenerationOutput]]) -> list[Any]:
+        """Return what goes out: tokens first, then those that failed."""
         ready: dict[int, _Part] = {}
         failed: list[Any] = []
         llm_ids = self._loop.speech_ids
-        for _ in range(len(self._outputs)):
-            number, output = self._outputs.popleft()
+        for number, output in outputs:
             self._note(number, output)
             if output.error is not None:
                 failed.append(self._failure(number, output.error))
