@@ -23,7 +23,8 @@ DEVICES = (AUTO, CPU, CUDA)
 DEVICE_VARIABLE = "COSYDIT_DEVICE"
 COMPILERS = ("gcc", "clang", "cc")
 MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-_MPS_CONTROL = "control"
+MPS_CONTROL = "control"
+"""The daemon's socket among its pipes."""
 _ROOT_UID = 0
 QUERY_TIMEOUT_S = 20.0
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap", "mig.mode.current")
@@ -150,6 +151,19 @@ def missing_for_kernels(include: Path | None = None, environment: Mapping[str, s
     return lacking if header.is_file() else [*lacking, f"libpython{sys.version_info[0]}.{sys.version_info[1]}-dev"]
 
 
+def mps_owner(pipes: Path) -> int | None:
+    """Return the user whose MPS daemon has its pipes there; None if there is none."""
+    try:
+        return (pipes / MPS_CONTROL).stat().st_uid
+    except OSError:
+        return None
+
+
+def serves_user(owner: int | None, uid: int) -> bool:
+    """Tell whether a daemon of that owner serves a user: root's serves everybody, any other its owner alone."""
+    return owner is not None and owner in (_ROOT_UID, uid)
+
+
 def mps_problem(environment: Mapping[str, str] | None = None, uid: int | None = None) -> str | None:
     """Say why this process can't use the MPS daemon that its environment names; None if it can, or there is none.
 
@@ -163,11 +177,8 @@ def mps_problem(environment: Mapping[str, str] | None = None, uid: int | None = 
     if not named:
         return None
     uid = os.getuid() if uid is None else uid
-    try:
-        owner = (Path(named) / _MPS_CONTROL).stat().st_uid
-    except OSError:
-        return None  # no daemon: CUDA runs without
-    if owner in (_ROOT_UID, uid):
+    owner = mps_owner(Path(named))
+    if owner is None or serves_user(owner, uid):  # without a daemon CUDA runs all the same
         return None
     return (
         f"the MPS daemon in {named} belongs to user {owner} and serves nobody else; this process is user {uid}: start "

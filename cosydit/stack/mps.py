@@ -7,7 +7,6 @@ commands too, for the run script: `python -m cosydit.stack.mps start`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import shutil
@@ -19,16 +18,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from servicekit.gpu_host import MPS_CONTROL, MPS_VARIABLE, mps_owner, serves_user
+
 logger = logging.getLogger(__name__)
 
 PROGRAM = "nvidia-cuda-mps-control"
-PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 SYSTEM_PIPES = Path("/tmp/nvidia-mps")
 """Where CUDA looks for the daemon when nothing names another place."""
-CONTROL_FILE = "control"
 ANSWER_TIMEOUT_S = 10.0
-ROOT_UID = 0
 
 Control = Callable[[Sequence[str], str, Mapping[str, str]], bool]
 """Runs a command with a text on its standard input and further environment; tells whether it ended well."""
@@ -81,12 +79,12 @@ def start_mps(log_dir: Path, control: Control = run_control, system_pipes: Path 
         return MpsUse(
             f"off: {PROGRAM} is not on PATH; without it the services take turns on the GPU, which costs a lot"
         )
-    named = os.environ.get(PIPE_VARIABLE)
+    named = os.environ.get(MPS_VARIABLE)
     refused = ""
     for pipes in (Path(named),) if named else (system_pipes, own_pipes()):
         if not _answers(pipes, control):
             continue
-        if _serves_us(pipes):
+        if serves_user(mps_owner(pipes), os.getuid()):
             return MpsUse(f"on: a daemon that runs already ({pipes}); it is left running", pipes)
         refused = f"; the daemon at {pipes} belongs to another user and serves nobody else"
     return _started(Path(named) if named and not refused else own_pipes(), log_dir, control, refused)
@@ -95,23 +93,23 @@ def start_mps(log_dir: Path, control: Control = run_control, system_pipes: Path 
 def stop_mps(use: MpsUse, control: Control = run_control) -> None:
     """Stop the daemon that `start_mps` started; leaves others alone."""
     if use.is_ours and use.pipes is not None:
-        control([PROGRAM], "quit\n", {PIPE_VARIABLE: str(use.pipes)})
+        control([PROGRAM], "quit\n", {MPS_VARIABLE: str(use.pipes)})
 
 
 @contextmanager
 def mps_running(log_dir: Path, control: Control = run_control, system_pipes: Path = SYSTEM_PIPES) -> Iterator[MpsUse]:
     """Have a daemon while the context lasts, and its place in this process's environment, which services inherit."""
     use = start_mps(log_dir, control, system_pipes)
-    before = os.environ.get(PIPE_VARIABLE)
+    before = os.environ.get(MPS_VARIABLE)
     if use.pipes is not None:
-        os.environ[PIPE_VARIABLE] = str(use.pipes)
+        os.environ[MPS_VARIABLE] = str(use.pipes)
     try:
         yield use
     finally:
         if before is None:
-            os.environ.pop(PIPE_VARIABLE, None)
+            os.environ.pop(MPS_VARIABLE, None)
         else:
-            os.environ[PIPE_VARIABLE] = before
+            os.environ[MPS_VARIABLE] = before
         stop_mps(use, control)
 
 
@@ -124,23 +122,16 @@ def _started(pipes: Path, log_dir: Path, control: Control, refused: str) -> MpsU
         return MpsUse(f"off: {err}{refused}")
     if pipes.stat().st_uid != os.getuid():
         return MpsUse(f"off: {pipes} belongs to another user{refused}")
-    if not control([PROGRAM, "-d"], "", {PIPE_VARIABLE: str(pipes), LOG_VARIABLE: str(logs)}):
+    if not control([PROGRAM, "-d"], "", {MPS_VARIABLE: str(pipes), LOG_VARIABLE: str(logs)}):
         return MpsUse(f"off: {PROGRAM} -d failed, see {logs}; the services take turns on the GPU{refused}")
     return MpsUse(f"on: a daemon started here ({pipes}), stopped with the services{refused}", pipes, is_ours=True)
 
 
 def _answers(pipes: Path, control: Control) -> bool:
     """Tell whether a daemon listens there; asks nobody where there is no socket."""
-    if not (pipes / CONTROL_FILE).exists():
+    if not (pipes / MPS_CONTROL).exists():
         return False
-    return control([PROGRAM], "get_server_list\n", {PIPE_VARIABLE: str(pipes)})
-
-
-def _serves_us(pipes: Path) -> bool:
-    """Root's daemon serves every user, one at a time; any other daemon serves its owner alone."""
-    with contextlib.suppress(OSError):
-        return (pipes / CONTROL_FILE).stat().st_uid in (ROOT_UID, os.getuid())
-    return False
+    return control([PROGRAM], "get_server_list\n", {MPS_VARIABLE: str(pipes)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -154,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log-dir", type=Path, default=Path(tempfile.gettempdir()), help="start: logs go below it")
     args = parser.parse_args(argv)
     if args.action == "stop":
-        stop_mps(MpsUse("", Path(os.environ.get(PIPE_VARIABLE, own_pipes())), is_ours=True))
+        stop_mps(MpsUse("", Path(os.environ.get(MPS_VARIABLE, own_pipes())), is_ours=True))
         return 0
     use = start_mps(args.log_dir)
     sys.stderr.write(f"MPS {use.note}\n")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cosydit.stack import mps
-from cosydit.stack.mps import PIPE_VARIABLE, mps_running, start_mps
+from cosydit.stack.mps import mps_running, start_mps
+from servicekit.gpu_host import MPS_VARIABLE
 
 Calls = list[tuple[str, str]]
 
@@ -28,7 +29,7 @@ class FakeDaemon:
         self.running.add(str(pipes))
 
     def __call__(self, command: Sequence[str], text: str, environment: Mapping[str, str]) -> bool:
-        pipes = environment[PIPE_VARIABLE]
+        pipes = environment[MPS_VARIABLE]
         self.calls.append((" ".join(command[1:]) or text.strip(), pipes))
         if "-d" in command:
             if self.can_start:
@@ -46,7 +47,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nvidia-cuda-mps-control").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "nvidia-cuda-mps-control").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    monkeypatch.delenv(MPS_VARIABLE, raising=False)
     monkeypatch.setattr(mps, "own_pipes", lambda: tmp_path / "own")
     return tmp_path
 
@@ -55,9 +56,9 @@ def test_a_daemon_is_started_for_the_services_and_stopped_with_them(host: Path) 
     daemon = FakeDaemon()
     with mps_running(host, daemon, host / "system") as use:
         assert use.is_ours and use.note.startswith("on: a daemon started here")
-        assert os.environ[PIPE_VARIABLE] == str(host / "own"), "services inherit it"
+        assert os.environ[MPS_VARIABLE] == str(host / "own"), "services inherit it"
         assert daemon.running == {str(host / "own")}
-    assert not daemon.running and PIPE_VARIABLE not in os.environ
+    assert not daemon.running and MPS_VARIABLE not in os.environ
     assert daemon.calls[-1] == ("quit", str(host / "own"))
 
 
@@ -79,10 +80,10 @@ def test_a_daemon_that_runs_is_used_and_left_running(host: Path) -> None:
 def test_a_daemon_that_the_environment_names_is_used(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = FakeDaemon()
     daemon.run_at(host / "named")
-    monkeypatch.setenv(PIPE_VARIABLE, str(host / "named"))
+    monkeypatch.setenv(MPS_VARIABLE, str(host / "named"))
     with mps_running(host, daemon, host / "system") as use:
         assert use.pipes == host / "named"
-    assert os.environ[PIPE_VARIABLE] == str(host / "named")
+    assert os.environ[MPS_VARIABLE] == str(host / "named")
 
 
 def test_a_daemon_of_another_user_is_not_used(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
