@@ -89,7 +89,7 @@ def test_a_daemon_that_the_environment_names_is_used(host: Path, monkeypatch: py
 def test_a_daemon_of_another_user_is_not_used(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = FakeDaemon()
     daemon.run_at(host / "system")
-    monkeypatch.setattr(mps, "_serves_us", lambda pipes: pipes != host / "system")
+    monkeypatch.setattr(mps, "mps_owner", lambda pipes: os.getuid() + (pipes == host / "system"))
     use = start_mps(host, daemon, host / "system")
     assert use.pipes == host / "own" and use.is_ours
     assert "belongs to another user" in use.note
