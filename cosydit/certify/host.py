@@ -19,8 +19,9 @@ from pathlib import Path
 
 from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import CheckContext
+from cosydit.stack.mps import PROGRAM, SYSTEM_PIPES
 from servicekit.extras import install_command
-from servicekit.gpu_host import missing_for_kernels
+from servicekit.gpu_host import MPS_CONTROL, MPS_VARIABLE, missing_for_kernels, serves_user
 
 AREA = "host"
 COMMAND_TIMEOUT_S = 30.0
@@ -33,8 +34,6 @@ MIN_SHM_MIB = 64
 MIN_FREE_GIB = 6.0
 """Free GPU memory beyond the weights: pool, graphs, voices and two CUDA contexts."""
 GIB, MIB = 1024**3, 1024**2
-MPS_CONTROL = "nvidia-cuda-mps-control"
-DEFAULT_MPS_PIPES = "/tmp/nvidia-mps"
 HUBS = ("https://huggingface.co", "https://www.modelscope.cn")
 _HUB_TIMEOUT_S = 5.0
 _NEEDED = ("torch", "transformers", "onnxruntime", "soundfile", "scipy.signal", "tritonclient.grpc", "tokenizers")
@@ -142,27 +141,22 @@ def check_memory(context: CheckContext, found: Findings) -> None:
 
 def check_mps(context: CheckContext, found: Findings) -> None:
     """A daemon of MPS that CUDA will turn to is alive, and takes clients of this user."""
-    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_MPS_PIPES))
-    control, daemons = pipes / "control", list(_processes(MPS_CONTROL))
+    pipes = Path(os.environ.get(MPS_VARIABLE, SYSTEM_PIPES))
+    control, daemons = pipes / MPS_CONTROL, list(_processes(PROGRAM))
     if not control.exists():
-        if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
-            raise CheckFailedError(f"CUDA_MPS_PIPE_DIRECTORY is {pipes}, where no daemon is; start it, or unset it")
-        raise NotRunError(f"no daemon of MPS was started ({control} is not there); {MPS_CONTROL} -d starts one")
+        if MPS_VARIABLE in os.environ:
+            raise CheckFailedError(f"{MPS_VARIABLE} is {pipes}, where no daemon is; start it, or unset it")
+        raise NotRunError(f"no daemon of MPS was started ({control} is not there); {PROGRAM} -d starts one")
     if not daemons and not _is_answered(control):
         raise CheckFailedError(
             f"the MPS daemon of {pipes} is dead: nobody reads {control}, and CUDA waits for it or fails. Start it "
-            f"with {MPS_CONTROL} -d, or remove {pipes}"
+            f"with {PROGRAM} -d, or remove {pipes}"
         )
     owner = control.stat().st_uid
     found.note(f"daemon {daemons or 'of another container'}, owner {owner}, we are {os.getuid()}")
-    if not is_served(owner, os.getuid()):
+    if not serves_user(owner, os.getuid()):
         got = f"the MPS daemon belongs to user {owner}, and does not serve user {os.getuid()}"
         raise CheckFailedError(f"{got}; start it as root or as the services' user")
-
-
-def is_served(owner: int, user: int) -> bool:
-    """Tell whether a daemon of one user takes clients of another: root's takes anybody's, any other its owner's."""
-    return owner in (0, user)
 
 
 def check_shared_memory(context: CheckContext, found: Findings) -> None:
@@ -269,7 +263,7 @@ def _processes(name: str) -> Iterator[int]:
 def _is_answered(control: Path) -> bool:
     """Tell whether somebody reads the daemon's pipe; it may live in another container, out of our sight."""
     if not stat.S_ISFIFO(control.stat().st_mode):
-        return _output(["sh", "-c", f"echo get_server_list | timeout 5 {MPS_CONTROL}"]) is not None
+        return _output(["sh", "-c", f"echo get_server_list | timeout 5 {PROGRAM}"]) is not None
     try:
         os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:

@@ -12,6 +12,7 @@ from cosydit.certify import host
 from cosydit.certify.check import Outcome, Result
 from cosydit.certify.faults import DEAD_MPS, OLD_DRIVER
 from cosydit.certify.run import run_here
+from servicekit.gpu_host import serves_user
 from tests.cosydit.certify.plans import context_in
 
 CHECKS = {check.name: check for check in host.checks()}
@@ -79,7 +80,7 @@ def test_a_named_place_without_a_daemon_fails(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(("owner", "user", "is_served"), [(0, 1000, True), (1000, 1000, True), (1000, 1001, False)])
 def test_a_daemon_serves_its_owner_and_roots_everybody(owner: int, user: int, is_served: bool) -> None:
-    assert host.is_served(owner, user) is is_served
+    assert serves_user(owner, user) is is_served
 
 
 def test_a_host_without_a_gpu_is_not_run_and_without_a_compiler_fails(
