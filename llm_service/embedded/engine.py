@@ -7,6 +7,7 @@ Knows nothing of HTTP, threads or time.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -105,6 +106,10 @@ class SpeechLMEngine:
     def has_work(self) -> bool:
         """Tell whether a step would do anything."""
         return bool(self._running or self._waiting)
+
+    def idle_s(self) -> float:
+        """Return the seconds until a step has something to do: 0 or, if nothing is under way, infinity."""
+        return 0.0 if self.has_work else math.inf
 
     @property
     def speech_ids(self) -> range:

@@ -31,8 +31,7 @@ class Engine(Protocol):
     @property
     def limits(self) -> EngineLimits: ...
 
-    @property
-    def has_work(self) -> bool: ...
+    def idle_s(self) -> float: ...
 
     @property
     def speech_ids(self) -> range: ...
@@ -172,13 +171,13 @@ class EngineLoop:
     def _turn(self) -> bool:
         """Wait for work and do one step of it; return False when it is time to stop."""
         with self._condition:
-            while not self._inbox.has_mail() and not self._engine.has_work:
-                self._condition.wait()
+            while not self._inbox.has_mail() and (idle_s := self._engine.idle_s()) > 0:
+                self._condition.wait(min(idle_s, threading.TIMEOUT_MAX))
             inbox, self._inbox = self._inbox, _Inbox(is_stopping=self._inbox.is_stopping)
         if inbox.is_stopping:
             return False
         self._take(inbox)
-        outputs = self._engine.step() if self._engine.has_work else []
+        outputs = self._engine.step() if self._engine.idle_s() == 0 else []
         self._stats = self._engine.stats()
         for output in outputs:
             self._deliver(output)

@@ -37,6 +37,7 @@ SERVICE_NAME = "tts_api.llm.v1.SpeechTokenService"
 LEAST_PRIORITY = 10
 MAX_SCALE = 10.0
 """Of temperature and repetition penalty."""
+MAX_TOKENS_PER_S = 1e6
 SEED_BITS = 63
 BREATH_S = 0.0001
 """Pause after a message, for each answer under way: tokens drawn meanwhile travel together, so that a burst of calls is
@@ -132,6 +133,7 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
         most = request.max_tokens or max(room, 1)
         _require("min_tokens", request.min_tokens, 0, most)
         _require("priority", request.priority, 0, LEAST_PRIORITY)
+        _require("tokens_per_s", request.tokens_per_s, 0, MAX_TOKENS_PER_S)
         params = SamplingParams(
             max_tokens=most,
             seed=request.seed if request.HasField("seed") else secrets.randbits(SEED_BITS),
@@ -147,6 +149,8 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
             deadline_s=None if remaining_s is None else self._clock.now() + remaining_s,
             continued_tokens=request.continued_tokens,
             wants_text=False,
+            tokens_per_s=request.tokens_per_s,
+            head_start_tokens=request.head_start_tokens,
         )
 
 

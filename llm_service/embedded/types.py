@@ -53,6 +53,10 @@ class GenerationRequest:
     deadline_s: float | None = None  # the engine's clock; an answer that has not ended by then fails
     continued_tokens: int = 0  # at the prompt's end: tokens of this very answer, drawn by a server that was lost
     wants_text: bool = True  # False: outputs carry ids only
+    tokens_per_s: float = (
+        0.0  # what the caller needs behind the head start; 0: as fast as can be. The GPU engine's alone
+    )
+    head_start_tokens: int = 0  # tokens that it needs at once
 
 
 @dataclass(frozen=True)

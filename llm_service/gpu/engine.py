@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -27,7 +28,15 @@ from llm_service.errors import (
     InvalidGenerationError,
 )
 from llm_service.gpu.answer import Answer, EventPacking, TokenTexts
-from llm_service.gpu.schedule import SchedulePolicy, Slots, StreamPaces, choose_rows, next_to_begin, prompt_tokens
+from llm_service.gpu.schedule import (
+    SchedulePolicy,
+    Slots,
+    StreamPaces,
+    choose_rows,
+    nearly_due,
+    next_to_begin,
+    prompt_tokens,
+)
 from llm_service.gpu.slot_state import PAGE_TOKENS, PagePool, pages_for
 from llm_service.gpu.step_runner import PromptPiece, StepRunner, Ticket
 from llm_service.gpu.weights import SpeechIds
@@ -90,6 +99,7 @@ class GpuEngine:
         self._ready: Slots = np.zeros(0, np.int32)
         self._has_ready_changed = False
         self._ran_prompt = False
+        self._may_admit = False  # whether a request has come or a place become free since it was last looked
         self._flying: _Step | None = None
         self._deadlines: list[tuple[float, int, Answer]] = []  # a heap
         self._counter = itertools.count()
@@ -102,8 +112,18 @@ class GpuEngine:
 
     @property
     def has_work(self) -> bool:
-        """Tell whether a step would do anything."""
+        """Tell whether anything is under way."""
         return bool(self._held or self._waiting or self._flying is not None)
+
+    def idle_s(self) -> float:
+        """Return the seconds until a step has something to do: 0 if it has now, infinity if nothing is under way."""
+        if self._flying is not None or self._prompting or (self._waiting and self._may_admit):
+            return 0.0
+        now_s = self._clock.now()
+        self._look_who_is_ready()
+        _, idle_s = nearly_due(self._ready, self._paces, now_s, self._policy)
+        deadline_s = self._deadlines[0][0] - now_s if self._deadlines else math.inf
+        return max(0.0, min(idle_s, deadline_s))
 
     @property
     def speech_ids(self) -> range:
@@ -133,6 +153,7 @@ class GpuEngine:
         self.validate(request)
         answer = Answer(request, self._ids, self._texts, self._clock.now())
         self._waiting.append(answer)
+        self._may_admit = True
         if request.deadline_s is not None:
             heappush(self._deadlines, (request.deadline_s, next(self._counter), answer))
 
@@ -194,6 +215,7 @@ class GpuEngine:
 
     def _admit(self, now_s: float) -> None:
         """Give slots and pages to waiting requests, the next in order first; a large one is not overtaken."""
+        self._may_admit = False
         while self._waiting and self._slots.free_count:
             index = next_to_begin(self._waiting, now_s, self._policy)
             answer = self._waiting[index]
@@ -203,27 +225,29 @@ class GpuEngine:
             del self._waiting[index]
             answer.slot, answer.pages = self._slots.allocate(), self._pages.allocate(pages)
             self._held[answer.request.request_id] = self._by_slot[answer.slot] = answer
-            self._paces.launched[answer.slot] = 0
-            self._paces.first_token_s[answer.slot] = np.inf
+            self._paces.begin(answer.slot, answer.request.head_start_tokens, answer.request.tokens_per_s)
             self._most_tokens[answer.slot] = answer.request.params.max_tokens
             self._prompting.append(answer)
 
     def _launch(self, now_s: float) -> _Step | None:
-        """Launch a step of prompts or of answers, in turn while there are both."""
-        if self._has_ready_changed:
-            self._ready = np.flatnonzero(self._is_ready).astype(np.int32)
-            self._has_ready_changed = False
-        has_ready = bool(len(self._ready))
-        if self._prompting and not (self._ran_prompt and has_ready):
+        """Launch a step of prompts or of answers, in turn while there are both; None where neither must run."""
+        self._look_who_is_ready()
+        near, _ = nearly_due(self._ready, self._paces, now_s, self._policy)
+        if self._prompting and not (self._ran_prompt and len(near)):
             self._ran_prompt = True
             return self._launch_prompts()
         self._ran_prompt = False
-        return self._launch_rows(now_s) if has_ready else None
+        return self._launch_rows(near, now_s) if len(near) else None
 
-    def _launch_rows(self, now_s: float) -> _Step:
+    def _look_who_is_ready(self) -> None:
+        if self._has_ready_changed:
+            self._ready = np.flatnonzero(self._is_ready).astype(np.int32)
+            self._has_ready_changed = False
+
+    def _launch_rows(self, near: Slots, now_s: float) -> _Step:
         max_rows = self._runner.sizes.decode_rows[-1]
         prompts_wait = bool(self._prompting)
-        slots = choose_rows(self._ready, self._paces, prompts_wait, now_s, max_rows, self._policy)
+        slots = choose_rows(near, self._paces, prompts_wait, now_s, max_rows, self._policy)
         ticket = self._runner.decode(slots)
         self._counters.steps_by_rows[len(slots)] += 1
         self._paces.launched[slots] += 1
@@ -325,6 +349,7 @@ class GpuEngine:
     def _release(self, answer: Answer) -> None:
         """Free slot and pages. A step under way may still write there: what comes after it is ordered behind it."""
         answer.is_over = True
+        self._may_admit = True
         del self._held[answer.request.request_id]
         if answer in self._prompting:
             self._prompting.remove(answer)

@@ -4,6 +4,10 @@ A listener hears 25 tokens a second from the first one on. A stream's *lead* is 
 listener can have heard, in seconds. First tokens come before everybody's later ones: prompts run as soon as a step has
 ended, then streams that have few tokens, then those with the least lead. A stream far ahead gives way where that makes
 the step shorter for those who need it; as its lead melts, its turn comes again, so nobody starves.
+
+A stream whose caller named a pace is *due* when it falls behind it. Steps run only while somebody is due, which leaves
+the GPU to token2wav in between. Whoever is nearly due takes part in a step that runs anyway, so that streams share
+their steps.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ class SchedulePolicy:
     """Prompt tokens of a step otherwise."""
     aging_s: float = 5.0
     """A request that has waited so long goes one priority up."""
+    early_tokens: float = 8.0
+    """A stream takes part in others' steps until it is so far ahead of its own pace."""
 
 
 class Waiting(Protocol):
@@ -69,17 +75,58 @@ class StreamPaces:
 
     launched: npt.NDArray[np.int32]  # tokens that were or are being drawn
     first_token_s: npt.NDArray[np.float64]  # when the first came; infinity before
+    head_start: npt.NDArray[np.int32]  # tokens before which a stream is due at once
+    token_s: npt.NDArray[np.float64]  # between two tokens at the stream's pace; 0: it is always due
 
     @classmethod
     def for_slots(cls, count: int) -> StreamPaces:
         """Make them for so many slots."""
-        return cls(np.zeros(count, np.int32), np.full(count, np.inf))
+        return cls(np.zeros(count, np.int32), np.full(count, np.inf), np.zeros(count, np.int32), np.zeros(count))
+
+    def begin(self, slot: int, head_start_tokens: int, tokens_per_s: float) -> None:
+        """Give a slot to a new stream; `tokens_per_s` 0 is as fast as can be."""
+        self.launched[slot] = 0
+        self.first_token_s[slot] = np.inf
+        self.head_start[slot] = max(head_start_tokens, 1)
+        self.token_s[slot] = 1.0 / tokens_per_s if tokens_per_s else 0.0
+
+    def due_in_s(self, slots: Slots, now_s: float) -> npt.NDArray[np.float64]:
+        """Return the seconds until each of these slots' streams is due; 0 or less: it is."""
+        token_s = self.token_s[slots]
+        paced = self.launched[slots] - self.head_start[slots]
+        due_s: npt.NDArray[np.float64] = np.where(
+            (token_s == 0) | (paced < 0), 0.0, self.first_token_s[slots] + (paced + 1) * token_s - now_s
+        )
+        return due_s
 
     def leads_s(self, slots: Slots, now_s: float) -> npt.NDArray[np.float64]:
         """Return the lead of each of these slots' streams, in seconds."""
         heard_s = np.maximum(now_s - self.first_token_s[slots], 0.0)
         leads: npt.NDArray[np.float64] = self.launched[slots] / SPEECH_TOKENS_PER_SECOND - heard_s
         return leads
+
+
+def nearly_due(ready: Slots, paces: StreamPaces, now_s: float, policy: SchedulePolicy) -> tuple[Slots, float]:
+    """Return the slots that may take part in a step now, and the seconds until one must run.
+
+    Args:
+        ready: slots whose streams may go on, rising.
+        paces: how far they are.
+        now_s: the time.
+        policy: see there.
+
+    Returns:
+        The slots, rising, `ready` itself if that is all of them, and the seconds: 0 if somebody is due, infinity if
+        there is nobody. The slots are none where nobody is due.
+    """
+    if not len(ready):
+        return ready, np.inf
+    due_s = paces.due_in_s(ready, now_s)
+    soonest_s = float(due_s.min())
+    if soonest_s > 0:
+        return ready[:0], soonest_s
+    is_near = due_s <= policy.early_tokens * paces.token_s[ready]
+    return (ready if is_near.all() else ready[is_near]), 0.0
 
 
 def choose_rows(

@@ -43,7 +43,9 @@ def make_engine(weights: Weights) -> Iterator[EngineMaker]:
     """Makes engines on virtual time; every slot and page must be free in the end."""
     made: list[GpuEngine] = []
 
-    def make(slots: int = 4, guard: RepetitionGuard | None = None, **options: object) -> GpuEngine:
+    def make(
+        slots: int = 4, guard: RepetitionGuard | None = None, clock: ManualClock | None = None, **options: object
+    ) -> GpuEngine:
         asked = GpuEngineOptions(
             device=torch.device("cpu"),
             dtype=torch.float32,
@@ -53,7 +55,7 @@ def make_engine(weights: Weights) -> Iterator[EngineMaker]:
             guard=guard or RepetitionGuard(),
             packing=SINGLE,
         )
-        made.append(engine_of(weights, replace(asked, **options), ManualClock()))  # type: ignore[arg-type]
+        made.append(engine_of(weights, replace(asked, **options), clock or ManualClock()))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -63,7 +65,8 @@ def make_engine(weights: Weights) -> Iterator[EngineMaker]:
 
 
 def make_request(name: str, text_tokens: int = 5, **params: object) -> GenerationRequest:
-    fields = {key: params.pop(key) for key in ("deadline_s", "priority", "continued_tokens") if key in params}
+    names = ("deadline_s", "priority", "continued_tokens", "tokens_per_s", "head_start_tokens")
+    fields = {key: params.pop(key) for key in names if key in params}
     prompt = params.pop("prompt", (SOS_ID, *range(text_tokens), TASK_ID))
     sampling = replace(SamplingParams(max_tokens=30, seed=3), **params)  # type: ignore[arg-type]
     return GenerationRequest(name, prompt, sampling, **fields)  # type: ignore[arg-type]
@@ -320,3 +323,38 @@ def test_the_guard_keeps_an_answer_from_repeating_itself(make_engine: EngineMake
 
 def most_in_a_window(tokens: list[int]) -> int:
     return max(np.unique(tokens[begin : begin + 10], return_counts=True)[1].max() for begin in range(len(tokens) - 9))
+
+
+def test_a_paced_answer_rests_between_its_tokens_and_is_the_same(make_engine: EngineMaker) -> None:
+    """Head start at once, then a token each 10 ms of virtual time; a step that finds nobody due launches nothing."""
+    alone, paced = make_request("a", **GREEDY), make_request("b", **GREEDY, head_start_tokens=5, tokens_per_s=100.0)
+    expected, _ = run_one(make_engine(), alone)
+    clock = ManualClock()
+    engine = make_engine(clock=clock)
+    engine.add_request(paced)
+    outputs: list[GenerationOutput] = []
+    rests: list[float] = []
+    while engine.has_work:
+        if (idle_s := engine.idle_s()) > 0:
+            steps = engine.stats().steps
+            assert engine.step() == [] and engine.stats().steps == steps
+            rests.append(idle_s)
+            clock.seconds += idle_s
+        outputs += engine.step()
+    assert tokens_of(outputs) == expected
+    assert rests == pytest.approx([0.01] * (len(expected) - 5))
+    assert engine.idle_s() == float("inf")
+
+
+def test_a_resting_answer_ends_at_its_deadline(make_engine: EngineMaker) -> None:
+    clock = ManualClock()
+    engine = make_engine(clock=clock)
+    engine.add_request(
+        make_request("a", **GREEDY, head_start_tokens=1, tokens_per_s=1.0, deadline_s=clock.now() + 0.25)
+    )
+    while engine.idle_s() == 0:
+        engine.step()
+    assert engine.idle_s() == pytest.approx(0.25)
+    clock.seconds += 0.25
+    (last,) = engine.step()
+    assert isinstance(last.error, DeadlineExceededError) and not engine.has_work

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from llm_service.gpu.schedule import SchedulePolicy, Slots, StreamPaces, choose_rows, next_to_begin, prompt_tokens
+from llm_service.gpu.schedule import (
+    SchedulePolicy,
+    Slots,
+    StreamPaces,
+    choose_rows,
+    nearly_due,
+    next_to_begin,
+    prompt_tokens,
+)
 
 POLICY = SchedulePolicy(first_tokens=10, max_lead_s=2.0, free_rows=2, piece_tokens=100, burst_piece_tokens=400)
 
@@ -21,7 +29,23 @@ class Asked:
 
 
 def paces(*launched: int, first_token_s: float = 0.0) -> StreamPaces:
-    return StreamPaces(np.array(launched, np.int32), np.full(len(launched), first_token_s))
+    streams = StreamPaces.for_slots(len(launched))
+    streams.launched[:], streams.first_token_s[:] = launched, first_token_s
+    return streams
+
+
+def paced(*launched: int, head_start: int = 10, tokens_per_s: float = 100.0) -> StreamPaces:
+    """Streams whose first token came at 0."""
+    streams = StreamPaces.for_slots(len(launched))
+    for slot, count in enumerate(launched):
+        streams.begin(slot, head_start, tokens_per_s)
+        streams.launched[slot], streams.first_token_s[slot] = count, 0.0
+    return streams
+
+
+def near(streams: StreamPaces, now_s: float) -> tuple[list[int], float]:
+    rows, soonest_s = nearly_due(np.arange(len(streams.launched), dtype=np.int32), streams, now_s, POLICY)
+    return rows.tolist(), soonest_s
 
 
 def slots(*values: int) -> Slots:
@@ -109,3 +133,31 @@ def test_a_stream_that_gave_way_comes_back_while_others_keep_coming() -> None:
         streams.launched[over], streams.first_token_s[over] = 0, now_s
         now_s += 0.01
         assert streams.leads_s(slots(0), now_s)[0] > -0.1
+
+
+def test_a_paced_stream_is_due_until_its_head_start_then_at_its_pace() -> None:
+    assert near(paced(9), 0.0) == ([0], 0.0)
+    rows, soonest_s = near(paced(10), 0.0)
+    assert rows == [] and soonest_s == pytest.approx(0.01)
+    assert near(paced(10), 0.0101) == ([0], 0.0)
+    assert near(paced(30), 0.205)[1] == pytest.approx(0.005)
+
+
+def test_a_stream_without_a_pace_is_always_due() -> None:
+    assert near(paced(500, tokens_per_s=0.0), 0.0) == ([0], 0.0)
+
+
+def test_who_is_nearly_due_takes_part_in_a_step_that_runs_anyway() -> None:
+    """Of three, the second is due, the first has 7 tokens more than it needs, the third 9."""
+    assert near(paced(18, 10, 20), 0.011) == ([0, 1], 0.0)
+    assert near(paced(18, 11, 20), 0.011)[0] == []
+
+
+def test_a_stream_is_not_due_before_its_first_token_was_read() -> None:
+    streams = paced(1, head_start=1)
+    streams.first_token_s[:] = np.inf
+    assert near(streams, 5.0) == ([], np.inf)
+
+
+def test_nobody_is_due_where_nobody_is() -> None:
+    assert nearly_due(slots(), paced(), 0.0, POLICY)[1] == np.inf

@@ -14,15 +14,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tts_api/llm/v1/speech_token_service.proto\x12\x0etts_api.llm.v1\"U\n\x13GenerateManyRequest\x12.\n\x05\x62\x65gin\x18\x01 \x03(\x0b\x32\x1f.tts_api.llm.v1.NumberedRequest\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\"|\n\x0fNumberedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x07request\x18\x02 \x01(\x0b\x32\x1f.tts_api.llm.v1.GenerateRequest\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"C\n\x14GenerateManyResponse\x12+\n\x05parts\x18\x01 \x03(\x0b\x32\x1c.tts_api.llm.v1.NumberedPart\"|\n\x0cNumberedPart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32 .tts_api.llm.v1.GenerateResponse\x12(\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x17.tts_api.llm.v1.Failure\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xc1\x01\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12*\n\x08sampling\x18\x02 \x01(\x0b\x32\x18.tts_api.llm.v1.Sampling\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x10\x63ontinued_tokens\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\rB\x07\n\x05_seed\"h\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\"[\n\x10GenerateResponse\x12\x12\n\nspeech_ids\x18\x01 \x03(\r\x12\x33\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.tts_api.llm.v1.FinishReason*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc4\x01\n\x12SpeechTokenService\x12O\n\x08Generate\x12\x1f.tts_api.llm.v1.GenerateRequest\x1a .tts_api.llm.v1.GenerateResponse0\x01\x12]\n\x0cGenerateMany\x12#.tts_api.llm.v1.GenerateManyRequest\x1a$.tts_api.llm.v1.GenerateManyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tts_api/llm/v1/speech_token_service.proto\x12\x0etts_api.llm.v1\"U\n\x13GenerateManyRequest\x12.\n\x05\x62\x65gin\x18\x01 \x03(\x0b\x32\x1f.tts_api.llm.v1.NumberedRequest\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\"|\n\x0fNumberedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x07request\x18\x02 \x01(\x0b\x32\x1f.tts_api.llm.v1.GenerateRequest\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"C\n\x14GenerateManyResponse\x12+\n\x05parts\x18\x01 \x03(\x0b\x32\x1c.tts_api.llm.v1.NumberedPart\"|\n\x0cNumberedPart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32 .tts_api.llm.v1.GenerateResponse\x12(\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x17.tts_api.llm.v1.Failure\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xf2\x01\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12*\n\x08sampling\x18\x02 \x01(\x0b\x32\x18.tts_api.llm.v1.Sampling\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x10\x63ontinued_tokens\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\r\x12\x19\n\x11head_start_tokens\x18\x08 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x02\x42\x07\n\x05_seed\"h\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\"[\n\x10GenerateResponse\x12\x12\n\nspeech_ids\x18\x01 \x03(\r\x12\x33\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.tts_api.llm.v1.FinishReason*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc4\x01\n\x12SpeechTokenService\x12O\n\x08Generate\x12\x1f.tts_api.llm.v1.GenerateRequest\x1a .tts_api.llm.v1.GenerateResponse0\x01\x12]\n\x0cGenerateMany\x12#.tts_api.llm.v1.GenerateManyRequest\x1a$.tts_api.llm.v1.GenerateManyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tts_api.llm.v1.speech_token_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=906
-  _globals['_FINISHREASON']._serialized_end=1001
+  _globals['_FINISHREASON']._serialized_start=955
+  _globals['_FINISHREASON']._serialized_end=1050
   _globals['_GENERATEMANYREQUEST']._serialized_start=61
   _globals['_GENERATEMANYREQUEST']._serialized_end=146
   _globals['_NUMBEREDREQUEST']._serialized_start=148
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILURE']._serialized_start=469
   _globals['_FAILURE']._serialized_end=509
   _globals['_GENERATEREQUEST']._serialized_start=512
-  _globals['_GENERATEREQUEST']._serialized_end=705
-  _globals['_SAMPLING']._serialized_start=707
-  _globals['_SAMPLING']._serialized_end=811
-  _globals['_GENERATERESPONSE']._serialized_start=813
-  _globals['_GENERATERESPONSE']._serialized_end=904
-  _globals['_SPEECHTOKENSERVICE']._serialized_start=1004
-  _globals['_SPEECHTOKENSERVICE']._serialized_end=1200
+  _globals['_GENERATEREQUEST']._serialized_end=754
+  _globals['_SAMPLING']._serialized_start=756
+  _globals['_SAMPLING']._serialized_end=860
+  _globals['_GENERATERESPONSE']._serialized_start=862
+  _globals['_GENERATERESPONSE']._serialized_end=953
+  _globals['_SPEECHTOKENSERVICE']._serialized_start=1053
+  _globals['_SPEECHTOKENSERVICE']._serialized_end=1249
 # @@protoc_insertion_point(module_scope)

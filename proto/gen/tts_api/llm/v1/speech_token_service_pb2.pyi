@@ -60,7 +60,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt_ids", "sampling", "max_tokens", "min_tokens", "seed", "continued_tokens", "priority")
+    __slots__ = ("prompt_ids", "sampling", "max_tokens", "min_tokens", "seed", "continued_tokens", "priority", "head_start_tokens", "tokens_per_s")
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,8 @@ class GenerateRequest(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    HEAD_START_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     max_tokens: int
@@ -75,7 +77,9 @@ class GenerateRequest(_message.Message):
     seed: int
     continued_tokens: int
     priority: int
-    def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., continued_tokens: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    head_start_tokens: int
+    tokens_per_s: float
+    def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., continued_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., head_start_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
