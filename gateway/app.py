@@ -143,7 +143,7 @@ def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
 def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):
-            return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag)
+            return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag, config.llm_pace)
         return SpeechLMClient(address, wire, config.llm_model, config.llm_deadlines, clock, lag)
 
     def token2wav_client(address: str) -> Token2WavClient:

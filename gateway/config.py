@@ -24,6 +24,7 @@ from gateway.host import DEFAULT_READER_TIMEOUT_S
 from gateway.lexicons.book import LexiconSettings, add_lexicon_options, lexicon_settings
 from gateway.lifecycle.sampling_probe import ProbeMode
 from gateway.llm.client import LLMDeadlines
+from gateway.llm.token_client import DEFAULT_PACE, LEAST_PACE, MOST_PACE
 from gateway.llm.wire import PromptForm
 from gateway.routing.options import (
     ADDRESSES,
@@ -78,6 +79,8 @@ class GatewayConfig:
     """Name to ask the LLM server for; None takes the first it lists."""
     llm_max_speech_tokens: int = LengthLimits().max_speech_tokens
     """Bound of one answer, whatever the text's length (25 a second)."""
+    llm_pace: float = DEFAULT_PACE
+    """See `gateway.llm.token_client.TokenStreamClient`."""
     token2wav_url: str = "127.0.0.1:8001"
     """As llm_url."""
     warm_up_voice: str = DEFAULT_VOICE
@@ -158,6 +161,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         llm_model=args.llm_model,
         llm_sampling_probe=ProbeMode(args.llm_sampling_probe) if args.llm_sampling_probe else None,
         llm_max_speech_tokens=args.llm_max_speech_tokens,
+        llm_pace=args.llm_pace,
         token2wav_url=",".join(args.token2wav_url or [GatewayConfig.token2wav_url]),
         warm_up_voice=args.warm_up_voice,
         max_text_characters=args.max_text_characters,
@@ -264,6 +268,13 @@ def _add_llm_options(parser: argparse.ArgumentParser) -> None:
     )
     limit = LengthLimits().max_speech_tokens
     group.add_argument("--llm-max-speech-tokens", type=_positive_int, default=limit, help="most tokens (25 Hz) a text")
+    group.add_argument(
+        "--llm-pace",
+        type=_pace,
+        default=DEFAULT_PACE,
+        help="times the speed of speech at which our own engine on a GPU goes on with an answer once its first chunk "
+        "is there, which leaves the GPU to token2wav; 0: as fast as can be (default %(default)s)",
+    )
     limits = LLMDeadlines()
     for name, seconds, meaning in (
         ("--llm-connect-timeout-s", limits.connect_s, "seconds to connect"),
@@ -318,6 +329,13 @@ def _duration(text: str) -> float:
     value = float(text)
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
+    return value
+
+
+def _pace(text: str) -> float:
+    value = float(text)
+    if not (value == 0 or LEAST_PACE <= value <= MOST_PACE):
+        raise argparse.ArgumentTypeError(f"got {value}, expected 0 or {LEAST_PACE:g} to {MOST_PACE:g}")
     return value
 
 

@@ -80,6 +80,8 @@ class Utterance:
     """Speech tokens 0..6560 of `text` that an LLM spoke before it was lost; the answer goes on from there."""
     instruction: str = ""
     """How to speak `text`, for checkpoints that take one; empty: none."""
+    head_start_tokens: int = 0
+    """Tokens of `text` that are waited for; those after them have time until the listener has heard these."""
 
 
 @dataclass(frozen=True)

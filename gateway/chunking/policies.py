@@ -70,6 +70,11 @@ def first_chunk_tokens(policy: ChunkPolicy) -> int:
     return max(DEFAULT_HOP_TOKENS, policy.next_hop(ChunkProgress(0, 0, 0, 0.0))) + LOOKAHEAD_TOKENS
 
 
+def awaited_tokens(policy: ChunkPolicy, pace: Pace) -> int:
+    """Return the tokens that a stream's first chunk will be made of as things look, look-ahead included."""
+    return policy.next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace)) + LOOKAHEAD_TOKENS
+
+
 @dataclass(frozen=True)
 class ExponentialChunks:
     """A short first hop for an early start, then 25, 50, 100, ... up to a bound."""

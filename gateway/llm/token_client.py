@@ -27,8 +27,14 @@ from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock, SystemClock
 from servicekit.patience import LoopLag, Patience, patient_timeout
 from servicekit.trace_context import trace_headers
+from token2wav_service.contract import TOKEN_RATE_HZ
 
 SCHEME = "grpc://"
+DEFAULT_PACE = 8.0
+"""Times the speed of speech: enough for chunks that grow, though the guard holds back a third of the tokens."""
+LEAST_PACE = 2.0
+"""With less, playback would wait for tokens that the guard holds back."""
+MOST_PACE = 1000.0
 _CHANNEL = (
     # A server that comes back is to be found at once; gRPC's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -55,6 +61,7 @@ class TokenStreamClient:
         deadlines: LLMDeadlines | None = None,
         clock: Clock | None = None,
         lag: LoopLag | None = None,
+        pace: float = DEFAULT_PACE,
     ) -> None:
         """Keep the settings; nothing is opened or sent yet.
 
@@ -64,12 +71,15 @@ class TokenStreamClient:
             deadlines: defaults suit a local server.
             clock: for the total deadline.
             lag: see `SpeechLMClient`.
+            pace: times the speed of speech at which an answer is asked to go on behind its head start; 0: as fast as
+                can be.
         """
         self._address = address
         self._wire = wire
         self._deadlines = deadlines or LLMDeadlines()
         self._clock = clock or SystemClock()
         self._patience = Patience(lag)
+        self._tokens_per_s = pace * TOKEN_RATE_HZ
         self._channel: Any = None
         self._connection: TokenConnection | None = None
 
@@ -159,6 +169,8 @@ class TokenStreamClient:
             min_tokens=prompt.bounds.min_tokens,
             seed=seed,
             continued_tokens=len(utterance.spoken_tokens),
+            head_start_tokens=max(utterance.head_start_tokens - len(utterance.spoken_tokens), 0),
+            tokens_per_s=self._tokens_per_s,
         )
 
     async def _next(self, answer: TokenAnswer, limit_s: float, ends_at: float) -> tuple[tuple[int, ...], Any]:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gateway.chunking.chunker import Chunker
 from gateway.chunking.pace import PaceBook
-from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, first_chunk_tokens
+from gateway.chunking.policies import ChunkPolicy, DeadlineChunks, awaited_tokens, first_chunk_tokens
 from gateway.core import (
     Admission,
     AudioChunk,
@@ -211,9 +211,11 @@ class StreamSpeaker:
     ) -> AsyncGenerator[SpeechTokenDelta]:
         """Have the LLM speak one segment after the other."""
         segment: SpokenSegment | None = first
-        free_tokens = first_chunk_tokens(job.request.chunk_policy or self._settings.chunk_policy)
+        policy = job.request.chunk_policy or self._settings.chunk_policy
+        free_tokens, head_start = first_chunk_tokens(policy), awaited_tokens(policy, job.pace)
         while segment is not None:
             utterance, seed = job.begin_segment(segment)
+            utterance, head_start = replace(utterance, head_start_tokens=head_start), 0
             ask = SegmentAsk(utterance, job.request.sampling, seed, job.result.spans[-1].first_token, free_tokens)
             with job.observer.speaking():
                 async with aclosing(guarded(self._llm, ask, self._settings.guard, job.note_guarded)) as deltas:

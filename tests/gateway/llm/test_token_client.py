@@ -213,3 +213,14 @@ def test_grpc_addresses_are_read() -> None:
         check_address("grpc://llm", "http://")
     with pytest.raises(ConfigError, match="grpc://127"):
         check_address("ftp://llm", "http://")
+
+
+async def test_the_request_names_what_is_waited_for_and_the_pace_behind_it() -> None:
+    """Tokens that were spoken before the answer was lost are no part of the head start any more."""
+    spoken = tuple(range(4))
+    for pace, tokens_per_s in ((8.0, 200.0), (0.0, 0.0)):
+        client = TokenStreamClient("grpc://127.0.0.1:1", WIRE, pace=pace)
+        begun = client._request(replace(UTTERANCE, head_start_tokens=10), Sampling(), 3)
+        resumed = client._request(replace(UTTERANCE, head_start_tokens=10, spoken_tokens=spoken), Sampling(), 3)
+        assert (begun.head_start_tokens, begun.tokens_per_s) == (10, tokens_per_s)
+        assert resumed.head_start_tokens == 6

@@ -53,6 +53,8 @@ async def test_a_long_text_is_spoken_by_segments_in_one_stream_each_going_on_fro
     assert [span.first_token for span in result.spans] == [60 * index for index in range(said)]
     assert llm.utterances[1].reference_text.endswith(llm.utterances[0].text)
     assert len(llm.utterances[1].reference_tokens) == len(PROMPT_TOKENS) + 60
+    first, *rest = (each.head_start_tokens for each in llm.utterances)
+    assert 5 + 3 <= first <= 15 + 3 and not any(rest)
     assert llm.seeds == list(range(5, 5 + said))
     assert_all_is_freed(llm, token2wav)
 
