@@ -198,7 +198,12 @@ def _make_pipeline(
     carry = CarryLimits.within(bounds)
     guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
     settings = PipelineSettings(
-        config.chunks.policy(), config.max_text_characters, carry, config.refuses_foreign, guard
+        config.chunks.policy(),
+        config.max_text_characters,
+        carry,
+        config.refuses_foreign,
+        guard,
+        leading_silence_s=config.leading_silence_s,
     )
     observer = None
     if telemetry is not None:

@@ -35,6 +35,7 @@ from gateway.routing.options import (
 )
 from gateway.routing.settings import RoutingSettings
 from gateway.speech.guard import GuardMode
+from gateway.speech.leading_silence import DEFAULT_KEPT_S
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS
 from gateway.telemetry.telemetry import TelemetrySettings, add_telemetry_options, telemetry_settings
 from gateway.token2wav.client import Token2WavDeadlines
@@ -48,6 +49,8 @@ DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
 _UNBOUNDED = 0
+_KEEP = "keep"
+_MS = 1000.0
 _WARN, _REFUSE, _IGNORE = "warn", "refuse", "ignore"
 
 
@@ -91,6 +94,8 @@ class GatewayConfig:
     """Speech tokens (25 Hz) of the segments before that the LLM goes on from, at most; None: as above."""
     checkpoint_file: Path | None = None
     """checkpoint.json; None: see `servicekit.checkpoint_file.find_declaration`, asked of `tokenizer_dir`."""
+    leading_silence_s: float | None = DEFAULT_KEPT_S
+    """Silence that stays before the first sound of a speech, at most; None: all of it."""
     speech_guard: GuardMode = GuardMode.MEND
     """What is done where speech leaves its text."""
     refuses_foreign: bool = False
@@ -168,6 +173,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         segment_letters=args.segment_letters,
         carry_tokens=args.carry_tokens,
         checkpoint_file=args.checkpoint_file,
+        leading_silence_s=args.leading_silence_ms,
         speech_guard=GuardMode(args.speech_guard),
         refuses_foreign=args.undeclared_language == _REFUSE,
         refuses_styles=args.unsupported_style == _REFUSE,
@@ -226,6 +232,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--undeclared-language", choices=(_WARN, _REFUSE), default=_WARN, help=foreign)
     style = "instructions and styles that the checkpoint does not take are left alone, and named, or refused"
     parser.add_argument("--unsupported-style", choices=(_IGNORE, _REFUSE), default=_IGNORE, help=style)
+    silence = "milliseconds of silence that stay before the first sound of a speech, or keep (default %(default)s)"
+    parser.add_argument(
+        "--leading-silence-ms", type=_leading_silence, metavar="MS", default=f"{_MS * DEFAULT_KEPT_S:g}", help=silence
+    )
     guard = "speech that leaves its text (loops, silence, too short, too long) is let be, told of, or spoken again"
     modes = [mode.value for mode in GuardMode]
     parser.add_argument("--speech-guard", choices=modes, default=GatewayConfig.speech_guard.value, help=guard)
@@ -330,6 +340,15 @@ def _duration(text: str) -> float:
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"got {value}, expected 0 or more")
     return value
+
+
+def _leading_silence(text: str) -> float | None:
+    if text == _KEEP:
+        return None
+    milliseconds = float(text)
+    if not 0 <= milliseconds <= _MS:
+        raise argparse.ArgumentTypeError(f"got {text}, expected 0 to 1000, or {_KEEP}")
+    return milliseconds / _MS
 
 
 def _pace(text: str) -> float:

@@ -189,6 +189,10 @@ class PaceMeter:
         self._own.append((hop, cost_s))
         self._book.record_cost(hop, cost_s)
 
+    def left_out(self, audio_s: float) -> None:
+        """Note that so much of the audio that has come is not played."""
+        self._dry_s -= audio_s
+
     def read(self) -> Pace:
         """Return what is known now."""
         now_s, cost = self._clock.now(), self._cautious_cost()

@@ -11,13 +11,14 @@ from types import TracebackType
 from gateway.chunking.chunker import TokenChunk
 from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
+from gateway.speech.leading_silence import LeadingSilence
 from gateway.speech.observer import StreamObserver
 from gateway.speech.pauses import PauseWeaver
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment
 from gateway.voices.registry import ReadyVoice
 from servicekit.clock import Clock
-from token2wav_service.contract import SAMPLES_PER_TOKEN
+from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,19 @@ class SpeechJob:
     """One request on its way: keeps the accounts, decides nothing. A context manager that notes the end."""
 
     def __init__(
-        self, request: SpeechRequest, result: SpeechResult, clock: Clock, book: PaceBook, observer: StreamObserver
+        self,
+        request: SpeechRequest,
+        result: SpeechResult,
+        clock: Clock,
+        book: PaceBook,
+        observer: StreamObserver,
+        silence_kept_s: float | None = None,
     ) -> None:
         self.request = request
         self.result = result
         self.observer = observer
-        self._pauses = PauseWeaver(result)
+        self._leading_silence = LeadingSilence(None if request.goes_on else silence_kept_s)
+        self._pauses = PauseWeaver(result, self._leading_silence)
         self._voice = Utterance("", "", ())
         self._segment_tokens: list[int] = []
         self._cut_short: str | None = None
@@ -155,7 +163,9 @@ class SpeechJob:
             self._meter.answered(push.result().duration_s)
 
     def hear(self, audio: AudioChunk) -> AudioChunk:
+        cut_before = self._leading_silence.cut_samples
         audio = self._pauses.woven_into(audio)
+        self._meter.left_out((self._leading_silence.cut_samples - cut_before) / SAMPLE_RATE_HZ)
         self.result.audio_chunks += 1
         self.result.audio_samples += len(audio.samples)
         if self.result.ttfa_s is None and len(audio.samples):

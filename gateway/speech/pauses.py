@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gateway.core import AudioChunk, FloatArray
+from gateway.speech.leading_silence import LeadingSilence
 from gateway.speech.request import SpeechResult
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
@@ -106,15 +107,17 @@ def _open_tempo(rate: float) -> TempoChanger:
 
 
 class PauseWeaver:
-    """Goes along with the audio of one stream; speech without pauses passes through untouched."""
+    """Goes along with the audio of one stream; speech without pauses passes through untouched but for its beginning."""
 
-    def __init__(self, result: SpeechResult) -> None:
+    def __init__(self, result: SpeechResult, leading_silence: LeadingSilence | None = None) -> None:
         """Begin before the first sample.
 
         Args:
             result: the stream's; its spans tell where pauses are, and grow meanwhile.
+            leading_silence: cuts the silence before the first sound; None: it stays.
         """
         self._result = result
+        self._leading_silence = leading_silence or LeadingSilence(None)
         self._manners = MannerChanger(result)
         self._at = 0
         """Samples of speech taken so far, at their rate, silence not counted."""
@@ -125,11 +128,18 @@ class PauseWeaver:
 
     def woven_into(self, audio: AudioChunk) -> AudioChunk:
         """Return the next audio with the pauses that belong into it; the last gets the one at the end too."""
-        audio = self._manners.changed(audio)
+        audio = self._begun(self._manners.changed(audio))
         start, self._at = self._at, self._at + len(audio.samples)
         if not self._result.silence_samples:
             return audio
         return replace(audio, samples=self._woven(audio.samples, start, audio.is_last))
+
+    def _begun(self, audio: AudioChunk) -> AudioChunk:
+        """Leave the silence before the first sound out, and note it with the first segment."""
+        samples = self._leading_silence.without(audio.samples, audio.is_last)
+        if self._result.spans:
+            self._result.spans[0].cut_samples = self._leading_silence.cut_samples
+        return audio if samples is audio.samples else replace(audio, samples=samples)
 
     def _woven(self, samples: FloatArray, start: int, is_last: bool) -> FloatArray:
         samples, parts, taken = samples.copy(), list[FloatArray](), 0

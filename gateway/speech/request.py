@@ -44,6 +44,8 @@ class SpeechRequest:
     """None: the pipeline's own."""
     text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    goes_on: bool = False
+    """A later turn of a session: the silence before its first sound belongs to what was spoken before."""
     is_under_way: bool = False
     """A later turn of a session that is waited for (`core.SessionHold`)."""
     patience_s: float | None = None
@@ -68,6 +70,8 @@ class SpokenSpan:
     """Of the pauses before it, from the stream's beginning, at 24 kHz."""
     stretched_by_samples: int = 0
     """How much longer those before it became by speaking slower; below 0: faster."""
+    cut_samples: int = 0
+    """Of the silence before its first sound, which was left out."""
     pause_samples: int = 0
     """Silence behind it; final once the next one has begun or the speech is over."""
 
@@ -79,7 +83,7 @@ class SpokenSpan:
     @property
     def samples(self) -> int:
         """Of its speech at its rate; final once `is_complete`."""
-        return round(self.tokens * SAMPLES_PER_TOKEN / self.manner.rate)
+        return round(self.tokens * SAMPLES_PER_TOKEN / self.manner.rate) - self.cut_samples
 
     @property
     def begin_samples(self) -> int:

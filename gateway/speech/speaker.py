@@ -87,6 +87,8 @@ class PipelineSettings:
     """Whether text in a language that the checkpoint does not declare is an error; else it is spoken with a warning."""
     guard: GuardSettings = field(default_factory=GuardSettings)
     """How answers of the LLM are held to their text."""
+    leading_silence_s: float | None = None
+    """Silence that stays before the first sound of a stream, at most; None: all of it."""
     tokens_ahead: int = 512
     """Messages of the LLM kept unread at most."""
     pushes_ahead: int = 1
@@ -145,7 +147,8 @@ class StreamSpeaker:
     def _begin(self, request: SpeechRequest, result: SpeechResult) -> SpeechJob:
         observer = self._observer.begin(request.request_id)
         result.carry = replace(result.carry, limits=self._settings.carry)
-        return SpeechJob(request, result, self._clock, self._pace_book, observer)
+        kept_s = self._settings.leading_silence_s
+        return SpeechJob(request, result, self._clock, self._pace_book, observer, kept_s)
 
     @asynccontextmanager
     async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:

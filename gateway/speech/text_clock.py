@@ -111,7 +111,8 @@ def _end_s(span: SpokenSpan, tokens: float, index: int) -> float:
 def _time_s(span: SpokenSpan, tokens: float, source_position: int) -> float:
     """Return when a segment of so many tokens has reached a position of its source."""
     spoken_share = span.segment.alignment.spoken_at(source_position) / max(len(span.segment.text), 1)
-    return span.begin_samples / SAMPLE_RATE_HZ + tokens * spoken_share / TOKEN_RATE_HZ / span.manner.rate
+    speech_s = tokens / TOKEN_RATE_HZ / span.manner.rate - span.cut_samples / SAMPLE_RATE_HZ
+    return span.begin_samples / SAMPLE_RATE_HZ + spoken_share * max(speech_s, 0.0)
 
 
 def _is_pause(span: SpokenSpan, index: int) -> bool:

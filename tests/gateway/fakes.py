@@ -104,6 +104,7 @@ class FakeStream:
                 continue
             spoken = len(chunk.token_ids) - (0 if chunk.is_last else LOOKAHEAD_TOKENS)
             samples = np.full(spoken * SAMPLES_PER_TOKEN, 0.5, np.float32)
+            samples[: max(self._owner.silent_samples - chunk.start * SAMPLES_PER_TOKEN, 0)] = 0.0
             future.set_result(AudioChunk(chunk.index, samples, chunk.is_last))
         self.pending.clear()
 
@@ -117,6 +118,8 @@ class FakeToken2Wav:
     failure: GatewayError = field(default_factory=lambda: Token2WavInterruptedError("it died; try again"))
     open_failure: GatewayError | None = None
     ready: bool = True
+    silent_samples: int = 0
+    """With which every stream begins."""
     voices: set[str] = field(default_factory=set)
     registrations: list[bytes | FloatArray] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
