@@ -77,10 +77,11 @@ SETTINGS = (
     Setting("device", "torch device (default cpu)", str, _EMBEDDED),
     Setting(
         "engine",
-        "transformers, or graphs: CUDA graphs with the sampler inside (default: graphs on a GPU)",
+        "eager: plain torch (formerly called transformers), or graphs: CUDA graphs with the sampler inside "
+        "(default: graphs on a GPU)",
         str,
         _EMBEDDED,
-        ("transformers", "graphs"),
+        ("eager", "graphs", "transformers"),
     ),
     Setting(
         "dtype",
@@ -142,7 +143,7 @@ class EmbeddedConfig:
     """What only the embedded engine needs."""
 
     device: str = "cpu"
-    engine: str | None = None  # None: graphs on a GPU, else transformers
+    engine: str | None = None  # None: graphs on a GPU, else eager
     dtype: str | None = None  # None: of graphs on a GPU the checkpoint's own half type, else float32
     grpc_port: int | None = None
     max_lead_s: float = 5.0

@@ -17,10 +17,11 @@ from urllib.parse import unquote, urlsplit
 PACKAGE = "cosydit"
 _ROOT = Path(__file__).resolve().parents[1]
 _EXTRA_OF = {
-    **dict.fromkeys(("torch", "transformers", "onnxruntime", "scipy", "soundfile", "yaml", "pytriton"), "demo"),
+    **dict.fromkeys(("torch", "onnxruntime", "scipy", "soundfile", "yaml", "pytriton"), "demo"),
     "av": "audio",
     "wetext": "text",
     "onnx": "checkpoint",
+    "transformers": "checkpoint",
     "onnxscript": "export",
     "matplotlib": "bench",
     "datasets": "datasets",

@@ -29,7 +29,7 @@ DEFAULT_VOICE = "default"
 DEFAULT_MAX_SPEECH_TOKENS = 2048
 _BACKENDS = ("auto", "embedded", "vllm", "trtllm")
 _RENAMED_BACKENDS = {
-    "hf": "use --backend embedded, our server on Transformers",
+    "hf": "use --backend embedded, our server on torch",
     "trtllm-serve": "use --backend trtllm, which always runs trtllm-serve",
 }
 _REFUSED = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cosydit.stack.stack import StackOptions
 
 TOKEN2WAV_MODULES = ("torch", "onnxruntime", "scipy", "soundfile", "yaml")
-LLM_MODULES = ("transformers",)
+LLM_MODULES = ("safetensors",)
 
 
 def add_stack_options(parser: argparse.ArgumentParser) -> None:

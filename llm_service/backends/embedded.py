@@ -1,4 +1,4 @@
-"""Our own small server on Transformers; the launcher runs it in its own process."""
+"""Our own small server on torch; the launcher runs it in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llm_service.config import EmbeddedConfig, LLMBackend, ServerConfig
 from llm_service.errors import BackendUnavailableError
 from servicekit.extras import install_command
 
-NEEDED_MODULES = ("torch", "transformers", "safetensors")
+NEEDED_MODULES = ("torch", "safetensors")
 
 
 class EmbeddedBackend:

@@ -2,7 +2,7 @@
 
     keys, values of a layer: [slots, key-value heads, positions, head size]; a forward works on a run of slots
 
-Transformers calls `update` in every layer; `view` says beforehand which slots and positions the call is about. Knows
+The decoder calls `update` in every layer; `view` says beforehand which slots and positions the call is about. Knows
 nothing of requests, sampling or tokens.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from transformers import Cache
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,10 @@ class CacheShape:
         return 2 * self.layers * self.slots * self.heads * self.positions * self.head_size * dtype.itemsize
 
 
-class SlotCache(Cache):
+class SlotCache:
     """Key-value tensors of all slots, allocated once."""
 
     def __init__(self, shape: CacheShape, device: torch.device, dtype: torch.dtype) -> None:
-        # NOTE: the base's constructor only builds its own layers, and differs between releases.
-        self.layers = []
         self.shape = shape
         size = (shape.slots, shape.heads, shape.positions, shape.head_size)
         self._keys = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.layers)]
@@ -53,19 +50,13 @@ class SlotCache(Cache):
         """
         self._slots, self._positions, self._length = slots, positions, length
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, new_keys: torch.Tensor, new_values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [B, heads, T, head size] keys and values in place; return those to attend to, as views."""
-        keys, values = self._keys[layer_idx][self._slots], self._values[layer_idx][self._slots]
+        keys, values = self._keys[layer][self._slots], self._values[layer][self._slots]
         rows = torch.arange(keys.shape[0], device=keys.device).unsqueeze(1)
-        keys[rows, :, self._positions] = key_states.transpose(1, 2)
-        values[rows, :, self._positions] = value_states.transpose(1, 2)
+        keys[rows, :, self._positions] = new_keys.transpose(1, 2)
+        values[rows, :, self._positions] = new_values.transpose(1, 2)
         return keys[:, :, : self._length], values[:, :, : self._length]
-
-    def get_seq_length(self, *args: object, **kwargs: object) -> int:
-        """Return 0: positions and masks always come from the caller."""
-        return 0
 
     def clear(self, slot: int) -> None:
         """Zero one slot, after a failure that may have left values there that are not finite."""

@@ -1,4 +1,4 @@
-"""The speech-token LLM behind the engine: Qwen2 from Transformers with a head of speech and end tokens only.
+"""The speech-token LLM behind the engine: a Qwen2 decoder with a head of speech and end tokens only.
 
 Head rows 0..6560 are speech tokens, those behind them end an answer: nothing else can come out. The head's bias, which
 stock Qwen2 has no room for, is kept whichever way the checkpoint stores it (see `llm_service.speech_head`). Knows
@@ -11,29 +11,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
 from torch.nn import functional
-from transformers import AttentionInterface, Qwen2Model
 
+from llm_service.embedded.decoder import Decoder, load_decoder
 from llm_service.embedded.kv_cache import CacheShape, SlotCache
-from llm_service.errors import CheckpointError
-from llm_service.speech_head import check_finite, check_weight_file, read_speech_head, read_vocabulary
+from llm_service.qwen2 import read_shape
+from llm_service.speech_head import TensorFiles, read_speech_head, read_vocabulary
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 
 logger = logging.getLogger(__name__)
-
-ATTENTION_NAME = "speech_lm_slots"
-
-
-class _Decoder(Qwen2Model):  # type: ignore[no-untyped-call]
-    """Qwen2 without a head: the head is read apart, so its absence here is no news."""
-
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012  # Transformers wants a list
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class SpeechLanguageModel:
 
     def __init__(
         self,
-        decoder: torch.nn.Module,
+        decoder: Decoder,
         head_weight: torch.Tensor,
         head_bias: torch.Tensor,
         vocabulary: SpeechVocabulary = COSYVOICE2,
@@ -58,7 +48,6 @@ class SpeechLanguageModel:
         """Take a Qwen2 decoder without head, and the head: weight [rows, hidden], bias [rows]; use `load`."""
         self.vocabulary = vocabulary
         self._decoder = decoder
-        self._config: Any = decoder.config
         self._head_weight = head_weight
         self._head_bias = head_bias
         self._cache: SlotCache | None = None
@@ -71,40 +60,29 @@ class SpeechLanguageModel:
         Raises:
             CheckpointError: the directory is incomplete, damaged, of another shape, or holds NaN.
         """
-        if not (model_dir / "config.json").is_file():
-            raise CheckpointError(f"{model_dir / 'config.json'} is missing; give a Hugging Face checkpoint directory")
-        AttentionInterface.register(ATTENTION_NAME, _slot_attention)
-        torch_dtype: torch.dtype = getattr(torch, dtype)
-        for path in sorted(model_dir.glob("*.safetensors")):
-            check_weight_file(path)
-        try:
-            decoder: Any = _Decoder.from_pretrained(
-                model_dir, dtype=torch_dtype, local_files_only=True, attn_implementation=ATTENTION_NAME
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as err:
-            raise CheckpointError(f"{model_dir} can't be loaded: {err}; download or make it again") from err
-        check_finite(dict(decoder.named_parameters()), model_dir)
+        torch_device, torch_dtype = torch.device(device), getattr(torch, dtype)
+        shape = read_shape(model_dir / "config.json")
+        decoder = load_decoder(shape, TensorFiles(model_dir), model_dir, torch_device, torch_dtype)
         head = read_speech_head(model_dir)
         if not head.has_bias:
             logger.warning("%s stores no bias of the speech head; it has none", model_dir)
         return cls(
-            decoder.to(torch.device(device)),
-            head.weight.to(device, torch_dtype),
-            head.bias.to(device, torch_dtype),
+            decoder,
+            head.weight.to(torch_device, torch_dtype),
+            head.bias.to(torch_device, torch_dtype),
             read_vocabulary(model_dir),
         )
 
     @property
     def max_positions(self) -> int:
         """Longest sequence the positions of the model allow, in tokens."""
-        return int(self._config.max_position_embeddings)
+        return self._decoder.shape.max_positions
 
     def cache_shape(self, slots: int, positions: int) -> CacheShape:
         """Return the sizes of a cache of so many slots, each for sequences of so many tokens."""
-        config = self._config
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = self._decoder.shape
         # One place more than a request may use: unused rows of a forward write there.
-        return CacheShape(config.num_hidden_layers, slots, config.num_key_value_heads, positions + 1, head_size)
+        return CacheShape(shape.layers, slots, shape.key_value_heads, positions + 1, shape.head_size)
 
     def cache_bytes(self, shape: CacheShape) -> int:
         """Return what a cache of this shape takes, in bytes."""
@@ -166,18 +144,7 @@ class SpeechLanguageModel:
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         """Run ids [B, T] and return hidden states [B, T, hidden]; row b attends to `lengths[b]` places, causally."""
-        # The mask only keeps Transformers from making one: our attention goes by the lengths.
-        unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-        output = self._decoder(
-            input_ids=ids,
-            attention_mask=unused_mask,
-            position_ids=positions,
-            past_key_values=self._allocated(),
-            use_cache=True,
-            slot_lengths=lengths,
-        )
-        hidden: torch.Tensor = output.last_hidden_state
-        return hidden
+        return self._decoder.forward(ids, positions, lengths, self._allocated())
 
     def _logits(self, hidden: torch.Tensor) -> npt.NDArray[np.float32]:
         logits = functional.linear(hidden, self._head_weight, self._head_bias)
@@ -188,47 +155,3 @@ class SpeechLanguageModel:
         if self._cache is None:
             raise RuntimeError("allocate_cache must be called before the model runs")
         return self._cache
-
-
-def _slot_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    slot_lengths: list[int],
-    scaling: float | None = None,
-    **kwargs: object,
-) -> tuple[torch.Tensor, None]:
-    """Causal grouped-query attention of each row over its own slot, read in place.
-
-    Row by row: a row's sums then don't depend on how long its neighbours are. Query heads of one group become queries
-    of one head, [heads, T, D] -> [key-value heads, group * T, D], so that keys and values needn't be repeated.
-
-    Args:
-        query: [B, heads, T, D].
-        key: [B, key-value heads, at least the longest slot length, D], as is `value`.
-        attention_mask: unused; see `slot_lengths`.
-        slot_lengths: row b's places in its slot, the T new ones included.
-
-    Returns:
-        [B, T, heads, D], and no weights.
-    """
-    _, heads, length, size = query.shape
-    key_heads = key.shape[1]
-    groups = heads // key_heads
-    outputs = []
-    for row, slot_length in enumerate(slot_lengths):
-        folded = query[row : row + 1].reshape(1, key_heads, groups * length, size)
-        keys, values = key[row : row + 1, :, :slot_length], value[row : row + 1, :, :slot_length]
-        mask = _causal_mask(length, slot_length, groups, query.device) if length > 1 else None
-        output = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
-        outputs.append(output.reshape(heads, length, size))
-    return torch.stack(outputs).transpose(1, 2).contiguous(), None
-
-
-def _causal_mask(length: int, slot_length: int, groups: int, device: torch.device) -> torch.Tensor:
-    """Return [groups * length, slot_length] bool: the last `length` places each see those up to themselves."""
-    allowed = torch.ones(length, slot_length, dtype=torch.bool, device=device).tril(slot_length - length)
-    return allowed.repeat(groups, 1)

@@ -14,7 +14,6 @@ import time
 import torch
 import uvicorn
 from fastapi import FastAPI
-from transformers.utils.logging import disable_progress_bar
 
 from llm_service.config import EMBEDDED_MAX_NUM_TOKENS, EMBEDDED_MAX_SEQ_LEN, EmbeddedConfig, ServerConfig
 from llm_service.embedded.app import SpeechLMServer, create_app
@@ -51,7 +50,6 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
         ConfigError: the device is missing or the cache does not fit.
         CheckpointError: the model or tokenizer directory is incomplete.
     """
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar in a service's log is noise
     app = build_app(server_config, embedded_config, SystemClock())
     exempt_startup_objects()
     uvicorn.run(
@@ -99,13 +97,13 @@ def build_loop(server_config: ServerConfig, embedded_config: EmbeddedConfig, clo
     if embedded_config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device is {embedded_config.device}, but torch sees no GPU; use --device cpu")
     guard = RepetitionGuard(embedded_config.ras_window, embedded_config.ras_tau)
-    make = _graphs_engine if embedded_config.has_graphs else _transformers_engine
+    make = _graphs_engine if embedded_config.has_graphs else _eager_engine
     loop = EngineLoop(make(server_config, embedded_config, guard, clock), embedded_config.max_queue_size, clock)
     loop.start()
     return loop
 
 
-def _transformers_engine(
+def _eager_engine(
     server_config: ServerConfig, embedded_config: EmbeddedConfig, guard: RepetitionGuard, clock: Clock
 ) -> Engine:
     model = SpeechLanguageModel.load(server_config.model_dir, embedded_config.device, embedded_config.dtype or CPU_TYPE)
@@ -124,7 +122,7 @@ def _graphs_engine(
     if importlib.util.find_spec("triton") is None:
         raise BackendUnavailableError(
             "the engine of graphs needs the Triton language (pip install triton; torch for CUDA brings it on Linux); "
-            "install it, or use --engine transformers"
+            "install it, or use --engine eager"
         )
     from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine  # imports the Triton language
 

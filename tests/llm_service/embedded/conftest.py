@@ -36,7 +36,7 @@ def model(llm_dir: Path) -> SpeechLanguageModel:
     return SpeechLanguageModel.load(llm_dir, "cpu", "float32")
 
 
-@pytest.fixture(scope="module", params=["transformers", "graphs"])
+@pytest.fixture(scope="module", params=["eager", "graphs"])
 def server_url(llm_dir: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """The embedded server on each of its engines, with 4 slots and 2 queue places, on a free port."""
     config = parse_server_config(

@@ -68,6 +68,28 @@ def test_our_logits_equal_transformers_plus_the_bias(llm_dir: Path, model: Speec
     np.testing.assert_allclose(np.stack(ours), (rows + bias).numpy(), atol=2e-5)
 
 
+def test_greedy_tokens_of_rows_side_by_side_equal_transformers(llm_dir: Path, model: SpeechLanguageModel) -> None:
+    prompts, tokens = {0: [158227, 5, 158228], 1: [158227, 9, 8, 7, 6, 158228]}, 12
+    model.allocate_cache(model.cache_shape(2, 64), rows_per_forward=2)
+    answers = {slot: [int(model.prefill(slot, ids).argmax())] for slot, ids in prompts.items()}
+    while len(answers[0]) < tokens:
+        rows = [
+            DecodeRow(slot, SPEECH_TOKEN_OFFSET + answer[-1], len(prompts[slot]) + len(answer) - 1)
+            for slot, answer in answers.items()
+        ]
+        for row, logits in zip(rows, model.decode(rows), strict=True):
+            answers[row.slot].append(int(logits.argmax()))
+    reference = AutoModelForCausalLM.from_pretrained(llm_dir, dtype=torch.float32)
+    bias = load_file(llm_dir / SPEECH_HEAD_FILE)["bias"]
+    speech = slice(SPEECH_TOKEN_OFFSET, SPEECH_TOKEN_OFFSET + SPEECH_HEAD_ROWS)
+    for slot, ids in prompts.items():
+        whole = torch.tensor([[*ids, *(SPEECH_TOKEN_OFFSET + row for row in answers[slot][:-1])]])
+        with torch.inference_mode():
+            logits = reference(whole).logits[0, len(ids) - 1 :, speech] + bias
+        assert logits.argmax(-1).tolist() == answers[slot]
+        assert len(set(answers[slot])) > 1
+
+
 def test_without_the_head_file_the_head_has_no_bias(llm_dir: Path, model: SpeechLanguageModel, tmp_path: Path) -> None:
     for path in llm_dir.iterdir():
         if path.name != SPEECH_HEAD_FILE:

@@ -1,0 +1,186 @@
+"""The Qwen2 decoder in plain torch: embedding, layers and last norm, on a cache of slots.
+
+Computes what Transformers' `Qwen2Model` does, operation by operation, so that the logits are equal to the last bit; a
+test compares them. The running service imports no Transformers: its import alone takes seconds of a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from llm_service.embedded.kv_cache import SlotCache
+from llm_service.errors import CheckpointError
+from llm_service.huggingface_layout import HEAD_BIAS
+from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors
+from llm_service.speech_head import HEAD_WEIGHT
+
+PREFIX = "model."
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix [outputs, inputs] and, if there is one, its bias [outputs]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return [..., outputs] of [..., inputs]."""
+        return functional.linear(inputs, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The weights of one layer."""
+
+    first_norm: Tensor  # [hidden]
+    projections: Linear  # of queries, keys and values, in this order
+    output: Linear
+    second_norm: Tensor  # [hidden]
+    gate_up: Linear  # gate, then up
+    down: Linear
+
+
+class Decoder:
+    """Weights of the decoder, all on one device and in one computing type."""
+
+    def __init__(self, shape: Qwen2Shape, take: Callable[[str], Tensor]) -> None:
+        """Take every tensor once, by its name in Transformers' `Qwen2Model`; see `load_decoder`."""
+        self.shape = shape
+        self._embedding = take("embed_tokens.weight")
+        self._layers = [_layer(take, f"layers.{index}.") for index in range(shape.layers)]
+        self._norm = take("norm.weight")
+        steps = torch.arange(0, shape.head_size, 2, dtype=torch.float) / shape.head_size
+        self._frequencies = (1.0 / shape.rope_theta**steps).to(self._embedding.device)
+
+    def forward(self, ids: Tensor, positions: Tensor, lengths: list[int], cache: SlotCache) -> Tensor:
+        """Run tokens and write their keys and values.
+
+        Args:
+            ids: [B, T] int64.
+            positions: [B, T] int64, of the tokens in their slots.
+            lengths: places of its slot that row b attends to, causally, the T new ones included.
+            cache: aimed at the slots of the rows with `SlotCache.view`.
+
+        Returns:
+            [B, T, hidden] behind the last norm.
+        """
+        hidden = functional.embedding(ids, self._embedding)
+        rotation = self._rotation(positions)
+        for index, layer in enumerate(self._layers):
+            attended = self._attend(index, layer, self._normed(hidden, layer.first_norm), rotation, lengths, cache)
+            hidden = hidden + attended
+            gate, up = layer.gate_up(self._normed(hidden, layer.second_norm)).chunk(2, dim=-1)
+            hidden = hidden + layer.down(functional.silu(gate) * up)
+        return self._normed(hidden, self._norm)
+
+    def _attend(
+        self,
+        index: int,
+        layer: DecoderLayer,
+        inputs: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        lengths: list[int],
+        cache: SlotCache,
+    ) -> Tensor:
+        """Return the attention branch of a layer, [B, T, hidden]."""
+        heads, groups = self.shape.heads, self.shape.key_value_heads
+        split = (*inputs.shape[:2], -1, self.shape.head_size)
+        parts = layer.projections(inputs).view(split).transpose(1, 2)
+        turned = _rotated(parts[:, : heads + groups], *rotation)
+        keys, values = cache.update(turned[:, heads:], parts[:, heads + groups :], index)
+        attended = slot_attention(turned[:, :heads], keys, values, lengths)
+        return layer.output(attended.flatten(2))
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of the positions' angles, [B, 1, T, head size] each."""
+        angles = positions[:, :, None].float() * self._frequencies
+        both = torch.cat([angles, angles], dim=-1)[:, None]
+        dtype = self._embedding.dtype
+        return both.cos().to(dtype), both.sin().to(dtype)
+
+    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Return the root-mean-square norm, computed in float32."""
+        exact = hidden.float()
+        exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.shape.norm_epsilon)
+        return weight * exact.to(hidden.dtype)
+
+
+def load_decoder(
+    shape: Qwen2Shape, files: Mapping[str, Tensor], where: Path, device: torch.device, dtype: torch.dtype
+) -> Decoder:
+    """Make a decoder of a checkpoint's tensors, by their Hugging Face names; those of the head are left.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown or of another shape.
+    """
+    beside = (HEAD_WEIGHT, HEAD_BIAS, EMBEDDING)
+    tensors = {name.removeprefix(PREFIX): files[name] for name in files if name not in beside}
+    check_tensors(tensors, decoder_tensors(shape), where)
+    if EMBEDDING not in files:
+        raise CheckpointError(f"{where} has no {EMBEDDING}; it is no Qwen2 checkpoint")
+    tensors[EMBEDDING.removeprefix(PREFIX)] = files[EMBEDDING]
+    # Each is let go when it is converted: a large model is never in memory twice.
+    return Decoder(shape, lambda name: tensors.pop(name).to(device, dtype))
+
+
+def slot_attention(query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+    """Causal grouped-query attention of each row over its own slot, read in place.
+
+    Row by row: a row's sums then don't depend on how long its neighbours are. Query heads of one group become queries
+    of one head, [heads, T, D] -> [key-value heads, group * T, D], so that keys and values needn't be repeated.
+
+    Args:
+        query: [B, heads, T, D].
+        key: [B, key-value heads, at least the longest length, D], as is `value`.
+        value: see `key`.
+        lengths: row b's places in its slot, the T new ones included.
+
+    Returns:
+        [B, T, heads, D].
+    """
+    _, heads, new, size = query.shape
+    key_heads = key.shape[1]
+    groups = heads // key_heads
+    outputs = []
+    for row, length in enumerate(lengths):
+        folded = query[row : row + 1].reshape(1, key_heads, groups * new, size)
+        keys, values = key[row : row + 1, :, :length], value[row : row + 1, :, :length]
+        mask = _causal_mask(new, length, groups, query.device) if new > 1 else None
+        output = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+        outputs.append(output.reshape(heads, new, size))
+    return torch.stack(outputs).transpose(1, 2)
+
+
+def _causal_mask(new: int, length: int, groups: int, device: torch.device) -> Tensor:
+    """Return [groups * new, length] bool: the last `new` places each see those up to themselves."""
+    allowed = torch.ones(new, length, dtype=torch.bool, device=device).tril(length - new)
+    return allowed.repeat(groups, 1)
+
+
+def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return [B, heads, T, D] turned by rotary position embedding, whose pairs are channels i and i + D / 2."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosine + torch.cat([-second, first], dim=-1) * sine
+
+
+def _layer(take: Callable[[str], Tensor], at: str) -> DecoderLayer:
+    def joined(part: str, *names: str) -> Tensor:
+        return torch.cat([take(f"{at}{name}.{part}") for name in names])
+
+    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    return DecoderLayer(
+        first_norm=take(f"{at}input_layernorm.weight"),
+        projections=Linear(joined("weight", *projections), joined("bias", *projections)),
+        output=Linear(take(f"{at}self_attn.o_proj.weight")),
+        second_norm=take(f"{at}post_attention_layernorm.weight"),
+        gate_up=Linear(joined("weight", "mlp.gate_proj", "mlp.up_proj")),
+        down=Linear(take(f"{at}mlp.down_proj.weight")),
+    )
