@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from llm_service.checkpoint import make_random_llm
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import CheckpointError
-from llm_service.huggingface_layout import INLINE_TOKENS
+from llm_service.huggingface_layout import HEAD_BIAS, INLINE_TOKENS
+from llm_service.speech_head import check_finite
 from llm_service.vocab import SPEECH_HEAD_ROWS, SPEECH_TOKEN_OFFSET
 
 MAX_BYTES = 45_000_000
@@ -105,3 +107,16 @@ def test_without_the_head_file_the_head_has_no_bias(llm_dir: Path, model: Speech
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         SpeechLanguageModel.load(tmp_path, "cpu", "float32")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_is_refused(value: float, tmp_path: Path) -> None:
+    weights = {"norm.weight": torch.tensor([1.0, value, 2.0], dtype=torch.bfloat16), "empty": torch.zeros(0)}
+    with pytest.raises(CheckpointError, match=r"1 weights hold NaN or infinity, e\.g\. \['norm\.weight'\]"):
+        check_finite(weights, tmp_path)
+
+
+@pytest.mark.parametrize(("value", "is_refused"), [(float("-inf"), False), (float("inf"), True), (float("nan"), True)])
+def test_of_infinities_a_head_s_bias_may_hold_the_negative_one(value: float, is_refused: bool, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) if is_refused else nullcontext():
+        check_finite({HEAD_BIAS: torch.tensor([value, 0.0])}, tmp_path)
