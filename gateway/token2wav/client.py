@@ -76,7 +76,7 @@ class Token2WavClient:
 
     async def close(self) -> None:
         """Drop the connection; open streams end."""
-        self._retire()
+        await self._retire()
         while self._retired:
             await self._retired.pop().client.close()
 
@@ -99,7 +99,7 @@ class Token2WavClient:
         try:
             result = await self._ask(Operation.STATUS, {}, "status", self._deadlines.ready_s)
         except errors.Token2WavDeadlineError:
-            self._retire()
+            await self._retire()
             raise
         try:
             return ServerStatus.from_json(text_of(_required(result, "status")))
@@ -138,7 +138,7 @@ class Token2WavClient:
                 finally:
                     await stream.abandon()
             finally:
-                call.cancel()
+                call.close()
 
     @asynccontextmanager
     async def _told_apart(self) -> AsyncIterator[None]:
@@ -175,7 +175,7 @@ class Token2WavClient:
         try:
             result = await call.first_result("stream_id", self._deadlines.open_s, self._patience)
         except errors.Token2WavDeadlineError:
-            self._retire()
+            await self._retire()
             raise
         return Token2WavCallStream(
             call, text_of(_required(result, "stream_id")), self._deadlines.push_s, self._patience
@@ -186,14 +186,16 @@ class Token2WavClient:
             self._connected = _Connection(triton.InferenceServerClient(self._url, channel_args=list(_CHANNEL)))
         return self._connected
 
-    def _retire(self) -> None:
+    async def _retire(self) -> None:
         """Have the next calls make a connection of their own: one over which garbage came may hang.
 
         Calls under way keep theirs, since a server that is merely slow will answer them.
         """
-        if self._connected is not None:
-            self._retired.add(self._connected)
-            self._connected = None
+        connection, self._connected = self._connected, None
+        if connection is not None and connection.calls:
+            self._retired.add(connection)
+        elif connection is not None:
+            await connection.client.close()
 
     @asynccontextmanager
     async def _in_use(self) -> AsyncIterator[Any]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import traceback
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -41,7 +42,9 @@ class TritonCall:
         self._is_answered = False
         # In the call's metadata for Triton's own spans, with the request that opens a stream for token2wav's.
         self._trace = trace_headers()
-        self._responses = client.stream_infer(self._requests(), stream_timeout=timeout_s, headers=self._trace or None)
+        self._responses: Any = client.stream_infer(
+            self._requests(), stream_timeout=timeout_s, headers=self._trace or None
+        )
 
     def send(self, operation: Operation, request_id: str, tensors: Mapping[str, Any]) -> None:
         """Queue a request; `tensors` maps input names to numpy arrays."""
@@ -66,11 +69,21 @@ class TritonCall:
         with contextlib.suppress(errors.GatewayError, asyncio.TimeoutError):
             async with timeout(deadline_s):
                 await self._drain()
-        self.cancel()
+        self.close()
 
     def cancel(self) -> None:
         """Cancel everything that travels on this call; does nothing after its end."""
-        self._responses.cancel()
+        if self._responses is not None:
+            self._responses.cancel()
+
+    def close(self) -> None:
+        """Cancel the call and let go of it; nothing can be read any more.
+
+        gRPC closes a connection no sooner than the last of its calls is forgotten. Errors are kept for a while and have
+        tracebacks, which lead back to here: without this a hanging connection would stay until a garbage collection.
+        """
+        self.cancel()
+        self._responses = None
 
     async def next_result(self) -> Any | None:
         """Return the next `InferResult`, or None when the server has ended the call.
@@ -78,8 +91,11 @@ class TritonCall:
         Raises:
             GatewayError: an error response, or the call broke.
         """
+        if self._responses is None:
+            return None
         try:
-            result, error = await self._responses.__anext__()
+            with _without_frames():
+                result, error = await self._responses.__anext__()
         except StopAsyncIteration:
             return None
         except grpc.RpcError as rpc_error:
@@ -133,6 +149,16 @@ class TritonCall:
     async def _requests(self) -> AsyncIterator[dict[str, Any]]:
         while (request := await self._outbox.get()) is not None:
             yield request
+
+
+@contextlib.contextmanager
+def _without_frames() -> Iterator[None]:
+    """Have errors from within forget their frames' variables, which hold the call; see `TritonCall.close`."""
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def bytes_tensor(value: bytes) -> Any:

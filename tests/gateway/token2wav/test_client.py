@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,12 +17,14 @@ from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.token2wav.client import Token2WavClient, Token2WavDeadlines
 from servicekit.patience import LoopLag
+from servicekit.timeouts import timeout
 from tests.gateway.token2wav.fake_triton import VOICE_FILE, FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 
 STATUS = ServerStatus(4, 0, 0, 4, 0, None, None, is_draining=False).to_json()
 FIRST = TokenChunk(0, 0, tuple(range(18)), False)
 LAST = TokenChunk(1, 15, (15, 16, 17), True)
+PATIENCE_S = 10.0
 
 
 async def until_freed(fake: FakeTriton) -> None:
@@ -78,30 +81,36 @@ async def test_samples_that_can_t_be_played_fail_at_once(waveform: npt.NDArray[A
 
 
 @asynccontextmanager
-async def relayed(port: int) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """A way to a port, and what has the connections so far hang for ever; later ones go through."""
+async def relayed(port: int) -> AsyncIterator[tuple[str, Callable[[], None], list[asyncio.Task[None]]]]:
+    """A way to a port, what has the connections so far hang for ever (of them only the end goes through), and what is
+    done when a connection has ended in one direction."""
     relays, writers = list[asyncio.Task[None]](), list[asyncio.StreamWriter]()
+    have_hung = [asyncio.Event()]
 
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, has_hung: asyncio.Event) -> None:
         while data := await reader.read(65536):
-            writer.write(data)
+            if not has_hung.is_set():
+                writer.write(data)
+        writer.close()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        has_hung = have_hung[-1]
         other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
         writers.extend((writer, other_writer))
         pairs = ((reader, other_writer), (other_reader, writer))
-        relays.extend(asyncio.create_task(relay(*pair)) for pair in pairs)
+        relays.extend(asyncio.create_task(relay(*pair, has_hung)) for pair in pairs)
 
     def hang() -> None:
-        for each in relays:
-            each.cancel()
+        have_hung[-1].set()
+        have_hung.append(asyncio.Event())
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", hang
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", hang, relays
     finally:
         server.close()
-        hang()
+        for each in relays:
+            each.cancel()
         await asyncio.gather(*relays, return_exceptions=True)
         for writer in writers:
             writer.close()
@@ -111,7 +120,7 @@ async def relayed(port: int) -> AsyncIterator[tuple[str, Callable[[], None]]]:
 @pytest.mark.parametrize("operation", ["status", "open"])
 async def test_a_connection_that_hangs_is_given_up(operation: str) -> None:
     fake = FakeTriton(status=STATUS)
-    async with serving(fake) as (url, _), relayed(int(url.rpartition(":")[2])) as (way, hang):
+    async with serving(fake) as (url, _), relayed(int(url.rpartition(":")[2])) as (way, hang, _):
         client = Token2WavClient(way)
         assert (await client.status()).max_streams == 4
         hang()
@@ -126,6 +135,43 @@ async def test_a_connection_that_hangs_is_given_up(operation: str) -> None:
         async with client.open_stream("v1", 0) as stream:
             assert len((await stream.push(LAST)).samples) == 30
         await client.close()
+
+
+@pytest.mark.parametrize("has_streams", [True, False])
+async def test_a_connection_that_hung_is_closed_without_a_garbage_collection(has_streams: bool) -> None:
+    fake = FakeTriton(status=STATUS)
+    async with serving(fake) as (url, _), relayed(int(url.rpartition(":")[2])) as (way, hang, relays):
+        client = Token2WavClient(way, Token2WavDeadlines(ready_s=0.5, push_s=1.0, close_s=0.1))
+        assert (await client.status()).max_streams == 4
+        gc.disable()
+        try:
+            kept = await _hung(client, hang, streams=2 * has_streams)
+            async with timeout(PATIENCE_S):
+                await asyncio.gather(*relays[:2])
+                await until_freed(fake)
+        finally:
+            gc.enable()
+        assert kept
+        await client.close()
+
+
+async def _hung(client: Token2WavClient, hang: Callable[[], None], streams: int) -> list[Exception]:
+    """Have a status and so many streams hang, and return how they failed."""
+
+    async def speak(seed: int) -> None:
+        async with client.open_stream("v1", seed) as stream:
+            await stream.push(FIRST)
+            hang()
+            await stream.push(LAST)
+
+    async def ask() -> None:
+        await asyncio.sleep(0.2 * bool(streams))
+        hang()
+        await client.status()
+
+    failures = await asyncio.gather(ask(), *(speak(seed) for seed in range(streams)), return_exceptions=True)
+    assert [type(each) for each in failures] == [errors.Token2WavDeadlineError] * (1 + streams)
+    return [each for each in failures if isinstance(each, Exception)]
 
 
 async def test_leaving_early_cancels_the_call() -> None:
