@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from servicekit.heap import return_freed_memory
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 REAP_INTERVAL_S = 0.5
 """How often the loop looks for idle streams, under load too."""
+REST_AFTER_S = 5.0
+"""Without work and without open streams for so long, the engine returns memory that it has freed."""
 VOICE_WORKERS = 1
 MAX_PENDING_VOICES = 32
 """Voices in the making, and those that wait for it; one more is refused. A voice takes tenths of a second, so that the
@@ -58,15 +61,24 @@ class _OpenStream:
 class EngineLoop:
     """A running engine: thread-safe entry points, callbacks from the engine's thread."""
 
-    def __init__(self, engine: Token2WavEngine, on_fatal: OnFatal | None = None) -> None:
+    def __init__(
+        self,
+        engine: Token2WavEngine,
+        on_fatal: OnFatal | None = None,
+        on_rest: Callable[[], None] = return_freed_memory,
+    ) -> None:
         """Take an engine that nobody else runs.
 
         Args:
             on_fatal: called once, from the engine's thread, when it has ended by an error and everybody was answered;
                 the process can't synthesise any more.
+            on_rest: called from the engine's thread, once after each time of work.
         """
         self.engine = engine
         self._on_fatal = on_fatal
+        self._on_rest = on_rest
+        self._rest_at_s: float | None = None
+        """None: it has rested since its last work."""
         self._wake = threading.Condition()
         self._stopping = False
         self._failure: Exception | None = None
@@ -176,6 +188,7 @@ class EngineLoop:
             while self._wait_for_work():
                 for result in self.engine.step():
                     self._deliver(result)
+                self._worked()
         except Exception as err:
             logger.critical("the engine's thread failed; this process can't synthesise any more", exc_info=err)
             error = err
@@ -195,6 +208,7 @@ class EngineLoop:
         """
         while True:
             self._reap_if_due()
+            self._rest_if_due()
             with self._wake:
                 if self._stopping:
                     return False
@@ -219,6 +233,15 @@ class EngineLoop:
         if now_s >= self._next_reap_s:
             self._next_reap_s = now_s + REAP_INTERVAL_S
             self._reap()
+
+    def _worked(self) -> None:
+        self._rest_at_s = self.engine.clock.now() + REST_AFTER_S
+
+    def _rest_if_due(self) -> None:
+        is_due = self._rest_at_s is not None and self.engine.clock.now() >= self._rest_at_s
+        if is_due and not self.engine.open_stream_ids():
+            self._rest_at_s = None
+            self._on_rest()
 
     def _reap(self) -> None:
         for stream_id in self.engine.idle_streams():
@@ -267,6 +290,7 @@ class EngineLoop:
     def _submit(self, make: Callable[[], T]) -> Future[T]:
         with self._wake:
             self._check_running()
+            self._worked()
             return self._voice_workers.submit(self._run_on_device, make)
 
     def _run_on_device(self, make: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
-from token2wav_service.engine.loop import MAX_PENDING_VOICES, REAP_INTERVAL_S, EngineLoop
+from token2wav_service.engine.loop import MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, EngineLoop
 from token2wav_service.errors import (
     CapacityError,
     EngineStoppedError,
@@ -86,6 +86,27 @@ def test_a_failed_chunk_answers_those_behind_it(loop: EngineLoop) -> None:
     assert isinstance(first, AudioChunk)
     assert "poisoned" in str(failed) and "ended before this chunk ran" in str(dropped)
     assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
+
+
+def test_the_engine_rests_once_after_its_work_and_not_while_a_stream_is_open(clock: ManualClock) -> None:
+    rests: queue.Queue[float] = queue.Queue()
+    loop = EngineLoop(make_engine(clock), on_rest=lambda: rests.put(clock.time_s))
+    loop.start()
+    try:
+        listener = Listener(loop)
+        listener.push(0, 18, False)
+        listener.results.get(timeout=WAIT_S)
+        clock.time_s += 2 * REST_AFTER_S  # far less than an idle stream is kept open
+        listener.push(1, 10, True)
+        listener.ends.get(timeout=WAIT_S)
+        assert rests.empty()
+        clock.time_s += 2 * REST_AFTER_S
+        assert rests.get(timeout=WAIT_S) == clock.time_s
+        clock.time_s += 2 * REST_AFTER_S
+        Listener(loop, loop.register_voice(make_prompt()).result(WAIT_S).voice_id)
+        assert rests.empty()
+    finally:
+        loop.stop()
 
 
 def test_an_idle_stream_is_aborted(loop: EngineLoop, clock: ManualClock) -> None:
