@@ -170,7 +170,11 @@ def test_a_short_campaign_loses_nothing(
     checkpoint = str(random_checkpoint(tmp_path_factory))
     options = ["--faults", str(count), "--real", "0", "--checkpoint", checkpoint, *paths]
     assert faults.main(options) == 0, capsys.readouterr().out
-    found = json.loads((tmp_path / "out.json").read_text("utf-8"))["figures"]
+    document = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    assert [dict(zip(document["columns"], row, strict=True))["number"] for row in document["faults"]] == list(
+        range(count)
+    )
+    found = document["figures"]
     assert (found["faults"], found["requests"]) == (count, CALLERS * count)
     assert (found["lost"], found["stuck"], found["crossed"]) == (0, 0, 0)
     assert faults.main([*options, "--resume"]) == 0
