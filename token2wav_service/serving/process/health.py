@@ -72,7 +72,7 @@ def ask_model(address: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
 
 def model_processes(server_pid: int) -> set[int]:
     """Return the process ids of a server's model processes that live; one that was killed is not among them."""
-    return {pid for pid in _children(server_pid) if _is_stub(pid)}
+    return {pid for pid in _children(server_pid) if is_model_process(pid)}
 
 
 class HealthWatch:
@@ -143,7 +143,7 @@ def _children(pid: int) -> list[int]:
     return children
 
 
-def _is_stub(pid: int) -> bool:
+def is_model_process(pid: int) -> bool:
     """Whether a process is a living model process: a killed one has no command line until Triton collects it."""
     try:
         command = (_PROC / str(pid) / "cmdline").read_bytes()
