@@ -145,6 +145,57 @@ def speak_over_grpc(
     return meter.timing()
 
 
+def speak_over_triton_http(
+    url: str,
+    text: str,
+    reference: FloatArray | None,
+    reference_text: str | None,
+    on_audio: OnAudio,
+    clock: Clock,
+    timeout_s: float,
+    model: str = DROP_IN_MODEL,
+) -> SpeechTiming:
+    """Speak `text` through the drop-in model over plain HTTP, as the original's client does: one request, one waveform.
+
+    Args:
+        url: Triton's HTTP service, with or without http://.
+        reference: see `speak_over_grpc`, as for the other arguments.
+
+    Raises:
+        ClientError: refused, failed, broken off, or not reachable; a model that streams takes no plain HTTP.
+    """
+    base = url if "://" in url else f"http://{url}"
+    tensors = _drop_in_tensors(text, reference, reference_text)
+    meter = _Meter(clock, on_audio)
+    try:
+        with httpx.Client(timeout=timeout_s, trust_env=False) as http:
+            body = {"inputs": [_json_input(name, value) for name, value in tensors.items()]}
+            answer = http.post(f"{base.rstrip('/')}/v2/models/{model}/infer", json=body)
+            document = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ClientError(f"{url}: {error!r}; is Triton running there? see its log") from error
+    meter.hear(to_pcm16(_waveform_of(url, document)))
+    return meter.timing()
+
+
+def _waveform_of(url: str, document: Any) -> FloatArray:
+    try:
+        if "error" in document:
+            code, message = decode_error(str(document["error"]))
+            raise ClientError(f"{url}: {code.value}: {message}")
+        (output,) = (each for each in document["outputs"] if each["name"] == "waveform")
+        return np.asarray(output["data"], dtype=np.float32).ravel()
+    except (LookupError, TypeError, ValueError) as error:
+        raise ClientError(f"{url}: the answer holds no waveform ({error!r}); is that Triton's HTTP service?") from error
+
+
+def _json_input(name: str, value: Any) -> dict[str, Any]:
+    """Write one tensor in the JSON form of KServe's protocol."""
+    kinds = {"f": "FP32", "i": "INT32", "O": "BYTES"}
+    data = [each.decode("utf-8") for each in value.ravel()] if value.dtype.kind == "O" else value.ravel().tolist()
+    return {"name": name, "shape": list(value.shape), "datatype": kinds[value.dtype.kind], "data": data}
+
+
 def _send(client: Any, model: str, inputs: list[Any], answers: queue.Queue[tuple[Any, Any]]) -> None:
     from tritonclient.utils import InferenceServerException
 
@@ -197,13 +248,17 @@ def _hear_answer(url: str, answers: queue.Queue[tuple[Any, Any]], meter: _Meter,
 
 
 def _drop_in_inputs(text: str, reference: FloatArray | None, reference_text: str | None) -> list[Any]:
+    return [_infer_input(name, value) for name, value in _drop_in_tensors(text, reference, reference_text).items()]
+
+
+def _drop_in_tensors(text: str, reference: FloatArray | None, reference_text: str | None) -> dict[str, Any]:
     tensors: dict[str, Any] = {"target_text": _text_tensor(text)}
     if reference is not None:
         tensors["reference_wav"] = np.ascontiguousarray(reference, dtype=np.float32).reshape(1, -1)
         tensors["reference_wav_len"] = np.array([[reference.size]], np.int32)
     if reference_text is not None:
         tensors["reference_text"] = _text_tensor(reference_text)
-    return [_infer_input(name, value) for name, value in tensors.items()]
+    return tensors
 
 
 def _text_tensor(text: str) -> Any:

@@ -29,8 +29,10 @@ TOKEN2WAV_MODEL = "token2wav_dit"
 DROP_IN_MODEL = "cosyvoice2_dit"
 DROP_IN_MODELS = {"flow.yaml": DROP_IN_MODEL, "cosyvoice2.yaml": "cosyvoice2", "cosyvoice3.yaml": "cosyvoice3"}
 """What the original runtime calls the drop-in for each family, by the file that describes the family's flow."""
+LLM_MODEL = "tensorrt_llm"
+"""What the original's run.sh calls the LLM inside Triton."""
 ORIGINAL_MODELS = {
-    "cosyvoice2": {"token2wav_of_cosyvoice2": "token2wav"},
+    "cosyvoice2": {"token2wav_of_cosyvoice2": "token2wav", LLM_MODEL: LLM_MODEL},
     "cosyvoice3": {"token2wav_of_cosyvoice3": "token2wav", "vocoder_of_cosyvoice3": "vocoder"},
 }
 """By the drop-in's name: templates of the models that the original's run.sh and run_cosyvoice3.sh offer beside it, and

@@ -1,4 +1,4 @@
-"""`cosydit client http|grpc`: speak one text through a running door, write it to a file, say how fast it was."""
+"""`cosydit client http|grpc|triton-http`: speak one text through a running door into a file, say how fast it was."""
 
 from __future__ import annotations
 
@@ -47,8 +47,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         door.add_argument("--out", type=Path, required=True, help="WAV file to write (mono, 16 bit, 24 kHz)")
         door.add_argument("--play", choices=("yes", "no"), default="no", help="play it as it comes (aplay or ffplay)")
         door.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server")
+    _add_triton_http(doors)
     http.set_defaults(run=run, speak=_http_speaker)
-    grpc.set_defaults(run=run, speak=_grpc_speaker)
+    grpc.set_defaults(run=run, speak=_triton_speaker)
+
+
+def _add_triton_http(doors: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the original's HTTP client, with the names of its options."""
+    plain = doors.add_parser(
+        "triton-http", help="the drop-in Triton model over HTTP, assembled with DECOUPLED_MODE=False"
+    )
+    plain.add_argument("--server-url", dest="url", default="localhost:18000", help="Triton's HTTP service")
+    plain.add_argument("--model-name", default=DROP_IN_MODEL, help="cosyvoice2_dit, cosyvoice2 or cosyvoice3")
+    plain.add_argument("--reference-audio", dest="reference_wav", type=Path, help="audio file of the voice to clone")
+    plain.add_argument("--reference-text", help="what is said in the reference")
+    plain.add_argument("--target-text", dest="text", required=True, help="what to say")
+    plain.add_argument("--output-audio", dest="out", type=Path, default=Path("output.wav"), help="WAV file to write")
+    plain.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server")
+    plain.set_defaults(run=run, speak=partial(_triton_speaker, is_http=True), play="no")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,14 +113,16 @@ def _http_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]
     return speak
 
 
-def _grpc_speaker(args: argparse.Namespace) -> Callable[[OnAudio], SpeechTiming]:
-    from gateway.client import speak_over_grpc
+def _triton_speaker(args: argparse.Namespace, is_http: bool = False) -> Callable[[OnAudio], SpeechTiming]:
+    from gateway.client import speak_over_grpc, speak_over_triton_http
     from servicekit.clock import SystemClock
+
+    over = speak_over_triton_http if is_http else speak_over_grpc
 
     reference = None if args.reference_wav is None else _load_reference(args.reference_wav)
 
     def speak(on_audio: OnAudio) -> SpeechTiming:
-        return speak_over_grpc(
+        return over(
             args.url,
             args.text,
             reference,

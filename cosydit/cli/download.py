@@ -7,18 +7,25 @@ import logging
 import sys
 from pathlib import Path
 
-DEFAULT_LOCK = Path("deploy/models.lock.json")
+LOCK_FOLDER = Path("deploy")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("download", help="fetch the official checkpoint at pinned revisions")
     parser.add_argument("directory", type=Path, nargs="?", help="checkpoint directory to fill")
-    parser.add_argument("--lock", type=Path, default=DEFAULT_LOCK, help="committed lock file (default %(default)s)")
+    parser.add_argument(
+        "--family", choices=("step_audio2", "cosyvoice2", "cosyvoice3"), default="step_audio2", help="whose checkpoint"
+    )
+    parser.add_argument(
+        "--lock",
+        type=Path,
+        help="committed lock file (default: deploy/models.lock.json, of other families deploy/models.FAMILY.lock.json)",
+    )
     parser.add_argument(
         "--own-lock",
         type=Path,
-        help="used where that is missing, and written at first use with the newest commits (default: models.lock.json "
+        help="used where that is missing, and written at first use with the newest commits (default: of the same name "
         "in COSYDIT_HOME, else in ~/.cache/cosydit)",
     )
     parser.add_argument("--offline", action="store_true", help="touch no network: fail unless everything is there")
@@ -37,31 +44,33 @@ def run(args: argparse.Namespace) -> int:
         return _complain("--update-lock asks the hubs, --offline forbids it; give one of them")
     try:
         if args.update_lock:
-            _update_lock(args.lock)
+            _update_lock(args.family, args.lock)
         if args.directory is not None:
-            _download(args.directory, args.lock, args.own_lock, args.offline)
+            _download(args.family, args.directory, args.lock, args.own_lock, args.offline)
     except (DownloadError, OSError) as err:
         return _complain(str(err))
     return 0
 
 
-def _update_lock(lock_path: Path) -> None:
-    from cosydit.stack.checkpoint.download import update_lock
+def _update_lock(family: str, lock_path: Path | None) -> None:
+    from cosydit.stack.checkpoint.download import lock_file_of, official_models, update_lock
     from cosydit.stack.checkpoint.hubs import public_hubs
 
-    for name, locked in update_lock(lock_path, public_hubs()).items():
-        print(f"{name:10} {locked.hub.value} {locked.repository} {locked.revision}")
+    lock_path = lock_path or LOCK_FOLDER / lock_file_of(family)
+    for name, locked in update_lock(lock_path, public_hubs(), official_models(family)).items():
+        print(f"{name:14} {locked.hub.value} {locked.repository} {locked.revision}")
     print(f"wrote {lock_path}")
 
 
-def _download(directory: Path, committed: Path, own: Path | None, is_offline: bool) -> None:
-    from cosydit.stack.checkpoint.download import LOCK_FILE, download_models, first_lock, read_lock
+def _download(family: str, directory: Path, committed: Path | None, own: Path | None, is_offline: bool) -> None:
+    from cosydit.stack.checkpoint.download import download_models, first_lock, lock_file_of, official_models, read_lock
     from cosydit.stack.checkpoint.hubs import public_hubs
     from cosydit.stack.stack import default_work_dir
 
-    hubs = public_hubs()
-    lock_path = first_lock(committed, own or default_work_dir() / LOCK_FILE, hubs, is_offline=is_offline)
-    fetched = download_models(directory, read_lock(lock_path), hubs, is_offline=is_offline)
+    hubs, models, name = public_hubs(), official_models(family), lock_file_of(family)
+    committed, own = committed or LOCK_FOLDER / name, own or default_work_dir() / name
+    lock_path = first_lock(committed, own, hubs, is_offline=is_offline, models=models)
+    fetched = download_models(directory, read_lock(lock_path, models), hubs, is_offline=is_offline, models=models)
     print(f"{directory}: fetched {', '.join(fetched)}" if fetched else f"{directory}: complete at the locked commits")
     _ensure_voices(directory / "voices")
     _ensure_declaration(directory)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import torch
+import tritonclient.grpc as grpc
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
+from cosydit.stack.checkpoint.import_voices import import_voices
 from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from cosydit.stack.stack import LocalStack
 from gateway.client import speak_over_grpc
+from llm_service.prompt import build_prompt, load_text_encoder
 from servicekit.clock import SystemClock
 from tests.e2e.conftest import RunningStack, make_options
+from tests.token2wav_service.serving.client import infer_input
 from token2wav_service.checkpoint.family import Family
 
 pytestmark = pytest.mark.servers
@@ -21,7 +30,9 @@ pytestmark = pytest.mark.servers
 @pytest.mark.parametrize("family", [Family.COSYVOICE2, Family.COSYVOICE3], ids=lambda family: family.value)
 def test_a_family_speaks_through_the_whole_stack_and_takes_instructions(tmp_path: Path, family: Family) -> None:
     make_random_checkpoint(tmp_path / "checkpoint", 0, family=family)
-    options = make_options(CheckpointLayout.under(tmp_path / "checkpoint"), tmp_path / "work", BLS_INSTANCE_NUM="1")
+    settings = with_the_originals_voice(tmp_path) if family is Family.COSYVOICE2 else {}
+    layout = CheckpointLayout.under(tmp_path / "checkpoint")
+    options = make_options(layout, tmp_path / "work", BLS_INSTANCE_NUM="1", **settings)
     with LocalStack(options, with_gateway=True) as stack:
         running = RunningStack(stack)
         body = {"model": "cosydit", "input": "Hello.", "voice": "default", "response_format": "pcm", "seed": 1}
@@ -40,4 +51,58 @@ def test_a_family_speaks_through_the_whole_stack_and_takes_instructions(tmp_path
         kind = httpx.post(url, json={**body, "instructions": "Be kind."}, timeout=120, trust_env=False)
         assert kind.status_code == 200 and "x-ignored-fields" not in kind.headers
         assert any(kind.content) and kind.content != first.content
+        if family is Family.COSYVOICE2:
+            check_the_originals_models(address, layout)
         running.wait_idle()
+
+
+def with_the_originals_voice(folder: Path) -> dict[str, str]:
+    """Give a checkpoint a spk2info.pt, and return settings under which that speaks, as in run.sh."""
+    model_dir, rng = folder / "checkpoint" / "token2wav", torch.Generator().manual_seed(0)
+    entry = {
+        "prompt_text": "You hear me.",
+        "speech_token": torch.randint(6561, (1, 60), generator=rng),
+        "speech_feat": torch.randn(1, 120, 80, generator=rng),
+        "embedding": torch.randn(1, 192, generator=rng),
+    }
+    torch.save({"001": entry}, model_dir / "spk2info.pt")
+    import_voices(model_dir / "spk2info.pt", folder / "spk2info-voices", model_dir)
+    voices = {"created_voices_dir": str(folder / "spk2info-voices"), "default_voice": "001"}
+    return voices | {"USE_SPK2INFO_CACHE": "True", "ORIGINAL_MODELS": "True"}
+
+
+def check_the_originals_models(address: str, layout: CheckpointLayout) -> None:
+    """Speak as the original's `cosyvoice2` does: tokens of `tensorrt_llm`, and `token2wav` in spk2info.pt's voice."""
+    encoder = load_text_encoder(layout.llm_dir)
+    ids = build_prompt(encoder.encode, "You hear me.", "Hello.", (), encoder.vocabulary).token_ids
+    with grpc.InferenceServerClient(address) as client:
+        assert not client.is_model_ready("audio_tokenizer"), "requests bring no voice"
+        tokens = [token for piece in ask_llm(client, ids, encoder.vocabulary.end_ids[0]) for token in piece]
+        assert 0 < len(tokens) <= 20 and all(encoder.vocabulary.is_speech(token) for token in tokens)
+        asked = infer_input("target_speech_tokens", np.array([tokens], np.int32))
+        audio = client.infer("token2wav", [asked]).as_numpy("waveform")
+    assert audio.shape == (1, len(tokens) * 960) and np.abs(audio).max() > 0
+
+
+def ask_llm(client: grpc.InferenceServerClient, ids: Sequence[int], end_id: int) -> list[list[int]]:
+    """Return the pieces of an answer of at most 20 tokens."""
+    answers: queue.Queue[Any] = queue.Queue()
+    tensors = {
+        "input_ids": np.array([ids], np.int32),
+        "input_lengths": np.array([[len(ids)]], np.int32),
+        "request_output_len": np.array([[20]], np.int32),
+        "end_id": np.array([[end_id]], np.int32),
+        "streaming": np.array([[True]]),
+        "random_seed": np.array([[42]], np.uint64),
+    }
+    client.start_stream(lambda result, error: answers.put(error or result))
+    inputs = [infer_input(name, value) for name, value in tensors.items()]
+    client.async_stream_infer("tensorrt_llm", inputs, enable_empty_final_response=True)
+    pieces = list[list[int]]()
+    while True:
+        answer = answers.get(timeout=120)
+        assert not isinstance(answer, Exception), answer
+        if answer.get_response().parameters["triton_final_response"].bool_param:
+            return pieces
+        length = answer.as_numpy("sequence_length")[0][0]
+        pieces.append(answer.as_numpy("output_ids")[0][0][:length].tolist())

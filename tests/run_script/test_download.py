@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -18,10 +19,13 @@ from cosydit.stack.checkpoint.download import (
     ModelSource,
     download_models,
     first_lock,
+    lock_file_of,
+    official_models,
     read_lock,
     update_lock,
 )
 from cosydit.stack.checkpoint.hubs import HubError, HubName, HuggingFaceHub, ModelHub, ModelScopeHub
+from token2wav_service.checkpoint.family import Family
 
 OLD, NEW = "a" * 40, "b" * 40
 MODELS = (
@@ -171,6 +175,20 @@ def test_offline_refuses_what_is_not_complete(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"offline, and .* lacks .*llm at a{40}"):
         download_models(tmp_path, locked(), hubs(hub), is_offline=True, models=MODELS)
     assert hub.fetched == []
+
+
+@pytest.mark.parametrize("family", ["cosyvoice2", "cosyvoice3"])
+def test_a_family_s_parts_fill_a_checkpoint_directory_and_have_a_lock_of_their_own(family: str, tmp_path: Path) -> None:
+    models = official_models(family)
+    assert [source.subdirectory for source in models] == ["llm", "token2wav"]
+    needed = Family(family).files.required
+    assert all(any(fnmatch(name, pattern) for pattern in models[1].patterns) for name in needed)
+    assert not any(fnmatch("flow.decoder.estimator.fp32.onnx", pattern) for pattern in models[1].patterns)
+    assert lock_file_of(family) == f"models.{family}.lock.json" and lock_file_of("step_audio2") == "models.lock.json"
+    hub = FakeHub({repository: NEW for source in models for _, repository in source.repositories})
+    lock = update_lock(tmp_path / "lock.json", hubs(hub, hub), models)
+    download_models(tmp_path, lock, hubs(hub, hub), is_offline=False, models=models)
+    assert [directory for _, _, directory in hub.fetched] == [tmp_path / "llm", tmp_path / "token2wav"]
 
 
 FILES = {"config.json": b"{}", "token2wav/flow.pt": b"weights", "notes.md": b"no"}

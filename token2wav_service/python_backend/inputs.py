@@ -51,6 +51,12 @@ class RequestInputs:
         expected = np.dtype(dtype)
         return int(self._single(name, expected, expected.name.upper()))
 
+    def scalar(self, name: str, dtype: type[np.float32] | type[np.uint64]) -> float:
+        """Return the single element of a tensor of another type of number."""
+        expected = np.dtype(dtype)
+        value: float = self._single(name, expected, {"float32": "FP32"}.get(expected.name, expected.name.upper()))
+        return value
+
     def boolean(self, name: str) -> bool:
         return bool(self._single(name, np.dtype(np.bool_), "BOOL"))
 

@@ -27,6 +27,7 @@ from token2wav_service.contract import (
 from token2wav_service.serving.settings import (
     ORIGINAL_MODELS_SETTING,
     SETTINGS,
+    SPK2INFO_SETTING,
     ModelConfigMessage,
     SettingsError,
     resolve_settings,
@@ -143,8 +144,8 @@ def _choose_models(values: Mapping[str, str], drop_in: str) -> dict[str, str]:
     Raises:
         SettingsError: the original has no other models of the checkpoint's family.
     """
-    own = (TOKEN2WAV_MODEL, AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
-    names = {DROP_IN_MODEL: drop_in} | {name: name for name in own}
+    features = () if values[SPK2INFO_SETTING] == "True" else (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
+    names = {DROP_IN_MODEL: drop_in} | {name: name for name in (TOKEN2WAV_MODEL, *features)}
     if values[ORIGINAL_MODELS_SETTING] != "True":
         return names
     if drop_in not in ORIGINAL_MODELS:

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from token2wav_service.build import DTYPES
 from token2wav_service.checkpoint.loader import LoadedModels, load_models
+from token2wav_service.checkpoint.spk2info import OriginalVoice, read_spk2info
 from token2wav_service.config import Parity, Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidRequestError, StreamAbortedError
@@ -38,6 +39,9 @@ from token2wav_service.types import FloatArray
 
 TOKEN_OFFSET = 151_663
 """What CosyVoice2's clients add to speech tokens: their place in the LLM's vocabulary."""
+SPK2INFO_FILE = "spk2info.pt"
+DEFAULT_ENTRY = "001"
+"""The voice in it of requests to CosyVoice2's `token2wav` that bring none."""
 HELD_BACK_FRAMES = 8
 """Mel frames of CosyVoice3 whose audio a call that is not the last does not give."""
 MAX_STATES = 256
@@ -49,8 +53,10 @@ SEED = 0
 class WholePass:
     """Runs a block-masked flow over prompt and tokens in one pass."""
 
-    def __init__(self, flow: BlockFlow, config: Token2WavConfig) -> None:
+    def __init__(self, flow: BlockFlow, config: Token2WavConfig, default_voice: OriginalVoice | None = None) -> None:
+        """Take the flow, and the voice of requests that bring none; without it they are refused."""
         self.flow, self._policy = flow, config.synthesis
+        self._default_voice = default_voice
         self._noise = upstream_noise(flow.output_size).to(flow.device)
 
     @torch.inference_mode()
@@ -64,9 +70,8 @@ class WholePass:
         Raises:
             InvalidRequestError: a tensor is missing or wrong.
         """
-        prompt = _tokens(inputs, "prompt_speech_tokens", offset)
         tokens = _tokens(inputs, "target_speech_tokens", offset)
-        mel = torch.from_numpy(inputs.halves("prompt_speech_feat")).view(-1, self.flow.output_size)
+        prompt, mel, speaker = self._voice(inputs, offset)
         stride = self.flow.stride
         count = min(len(prompt), len(mel) // stride)
         is_stream = inputs.has("token_offset")
@@ -82,8 +87,21 @@ class WholePass:
         frames = stride * (count + spoken)
         if frames > self._noise.shape[1]:
             raise InvalidRequestError(f"got {frames / 50:.0f} s of prompt and audio, expected at most 300 s")
-        made = self._mel(ids, mel[: stride * count], inputs.halves("prompt_spk_embedding"), frames, is_stream, is_last)
+        made = self._mel(ids, mel[: stride * count], speaker, frames, is_stream, is_last)
         return made[:, stride * (count + first) :], is_last
+
+    def _voice(self, inputs: RequestInputs, offset: int) -> tuple[Tensor, Tensor, FloatArray]:
+        """Return the prompt's tokens and mel [F, 80], and the speaker's embedding."""
+        voice = self._default_voice
+        if voice is not None and not inputs.has("prompt_spk_embedding"):
+            return (
+                torch.from_numpy(voice.prompt_tokens).long(),
+                torch.from_numpy(voice.prompt_mel),
+                voice.speaker_embedding,
+            )
+        prompt = _tokens(inputs, "prompt_speech_tokens", offset)
+        mel = torch.from_numpy(inputs.halves("prompt_speech_feat")).view(-1, self.flow.output_size)
+        return prompt, mel, inputs.halves("prompt_spk_embedding")
 
     def _mel(
         self, ids: Tensor, prompt: Tensor, speaker: FloatArray, frames: int, is_stream: bool, is_last: bool
@@ -186,7 +204,8 @@ class WaveModel(_OriginalModel):
         config, models = _load(model_config_json)
         assert isinstance(models.vocoder, HiFT)
         vocoder = StreamVocoder(_folded(models.vocoder, config), config.synthesis)
-        return cls(pb_utils, WholePass(_flow_of(models, config), config), vocoder)
+        whole = WholePass(_flow_of(models, config), config, find_default_voice(Path(config.model_dir)))
+        return cls(pb_utils, whole, vocoder)
 
     def __init__(self, pb_utils: PbUtils, whole: WholePass, vocoder: StreamVocoder) -> None:
         super().__init__(pb_utils, self._speak)
@@ -218,6 +237,23 @@ def _tokens(inputs: RequestInputs, name: str, offset: int) -> Tensor:
             f"{name} has {len(ids)} tokens, expected at least one, all in {offset}..{offset + SPEECH_VOCAB_SIZE - 1}"
         )
     return ids
+
+
+def find_default_voice(model_dir: Path) -> OriginalVoice | None:
+    """Return the voice of the checkpoint's spk2info.pt that the original speaks in by default; None without the file.
+
+    Raises:
+        CheckpointError: the file can't be read, or has no such voice that can be used.
+    """
+    path = model_dir / SPK2INFO_FILE
+    if not path.is_file():
+        return None
+    voices = {voice.name: voice for voice in read_spk2info(path)}
+    voice = voices.get(DEFAULT_ENTRY)
+    if not isinstance(voice, OriginalVoice):
+        got = f"its entry can't be used: {voice.reason}" if voice is not None else f"its entries are {sorted(voices)}"
+        raise CheckpointError(f"{path}: expected a voice {DEFAULT_ENTRY!r}; {got}")
+    return voice
 
 
 def _load(model_config_json: str) -> tuple[Token2WavConfig, LoadedModels]:

@@ -17,6 +17,7 @@ from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.contract import (
     AUDIO_TOKENIZER_MODEL,
     DROP_IN_MODEL,
+    LLM_MODEL,
     ORIGINAL_MODELS,
     SPEAKER_EMBEDDING_MODEL,
     TOKEN2WAV_MODEL,
@@ -216,7 +217,10 @@ def _as_text(value: object) -> str | None:
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
-_ORIGINAL_MODELS = tuple(template for templates in ORIGINAL_MODELS.values() for template in templates)
+_ORIGINAL_MODELS = tuple(
+    template for templates in ORIGINAL_MODELS.values() for template in templates if template != LLM_MODEL
+)
+"""Those that load the checkpoint's models."""
 _FEATURE_MODELS = (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
 _MAX_INSTANCES = 256
 """More processes than any host serves; catches a slip of the keyboard."""
@@ -233,7 +237,7 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
         "llm_tokenizer_dir",
         "Hugging Face folder of the LLM's tokenizer",
         _folder,
-        (Parameter(DROP_IN_MODEL, "llm_tokenizer_dir"),),
+        tuple(Parameter(model, "llm_tokenizer_dir") for model in (DROP_IN_MODEL, LLM_MODEL)),
         is_required=True,
     ),
     Setting(
@@ -249,7 +253,7 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
         _integer(1),
         (
             Parameter(TOKEN2WAV_MODEL, "max_batch_size"),
-            *(Field(model, "max_batch_size", _set_max_batch_size) for model in _FEATURE_MODELS),
+            *(Field(model, "max_batch_size", _set_max_batch_size) for model in (*_FEATURE_MODELS, LLM_MODEL)),
         ),
         default="16",
     ),
@@ -261,26 +265,36 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
             Parameter(TOKEN2WAV_MODEL, "batch_window_us"),
             *(
                 Field(model, "dynamic_batching.max_queue_delay_microseconds", _set_queue_delay)
-                for model in _FEATURE_MODELS
+                for model in (*_FEATURE_MODELS, LLM_MODEL)
             ),
         ),
         default="0",
     ),
     Setting(
         "DECOUPLED_MODE",
-        "True: cosyvoice2_dit streams chunks; False: it answers with one whole waveform",
+        "True: cosyvoice2_dit streams chunks (and tensorrt_llm tokens); False: each answers once, with everything",
         _boolean,
-        (Field(DROP_IN_MODEL, "model_transaction_policy.decoupled", _set_decoupled),),
+        tuple(
+            Field(model, "model_transaction_policy.decoupled", _set_decoupled) for model in (DROP_IN_MODEL, LLM_MODEL)
+        ),
         default="True",
     ),
 )
 
 
 ORIGINAL_MODELS_SETTING = "ORIGINAL_MODELS"
+SPK2INFO_SETTING = "USE_SPK2INFO_CACHE"
 _ROUTE_SETTINGS = (
     Setting(
         ORIGINAL_MODELS_SETTING,
-        "True: also offer token2wav (and vocoder) of the original's run.sh or run_cosyvoice3.sh",
+        "True: also offer token2wav, vocoder and tensorrt_llm of the original's run.sh or run_cosyvoice3.sh",
+        _boolean,
+        (),
+        default="False",
+    ),
+    Setting(
+        SPK2INFO_SETTING,
+        "True: leave out audio_tokenizer and speaker_embedding: requests bring no reference and take default_voice",
         _boolean,
         (),
         default="False",
@@ -288,18 +302,33 @@ _ROUTE_SETTINGS = (
 )
 
 
-def _drop_in(name: str, help_text: str, check: Callable[[str], str], default: str | None = None) -> Setting:
-    return Setting(name, help_text, check, (Parameter(DROP_IN_MODEL, name),), default=default)
+def _drop_in(
+    name: str, help_text: str, check: Callable[[str], str], default: str | None = None, *more_models: str
+) -> Setting:
+    return Setting(
+        name, help_text, check, tuple(Parameter(model, name) for model in (DROP_IN_MODEL, *more_models)), default
+    )
 
 
 _DROP_IN_SETTINGS: tuple[Setting, ...] = (
-    _drop_in("llm_api_base", "URL of the LLM service", _http_url, "http://localhost:8000"),
-    _drop_in("llm_backend", "server behind that URL: " + ", ".join(LLM_BACKENDS), _one_of(*LLM_BACKENDS), "embedded"),
+    _drop_in("llm_api_base", "URL of the LLM service", _http_url, "http://localhost:8000", LLM_MODEL),
+    _drop_in(
+        "llm_backend",
+        "server behind that URL: " + ", ".join(LLM_BACKENDS),
+        _one_of(*LLM_BACKENDS),
+        "embedded",
+        LLM_MODEL,
+    ),
     _drop_in("llm_prompt_form", "tokens, or chat for servers without token ids", _one_of(*PROMPT_FORMS), "tokens"),
-    _drop_in("llm_model", "model name to ask the LLM service for; unset takes the first it lists", _text),
+    _drop_in(
+        "llm_model", "model name to ask the LLM service for; unset takes the first it lists", _text, None, LLM_MODEL
+    ),
     _drop_in("triton_grpc_address", "gRPC address of this Triton, host:port", _address, "localhost:8001"),
     _drop_in("voices_dir", "folder of <name>.wav and <name>.txt, for requests that bring no voice", _folder),
-    _drop_in("default_voice", "voice in voices_dir of such requests", _text, "default"),
+    _drop_in(
+        "created_voices_dir", "folder of voice files, as `cosydit import-voices` writes them, for the same", _folder
+    ),
+    _drop_in("default_voice", "voice in these folders of such requests", _text, "default"),
     _drop_in(
         "dynamic_chunk_strategy",
         "how chunks grow: " + ", ".join(CHUNK_STRATEGIES),

@@ -44,6 +44,8 @@ class ModelSource:
     """Where in the checkpoint directory the repository's root belongs."""
 
 
+_ORIGINALS_FILES = ("*.yaml", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v*.onnx", "spk2info.pt")
+"""What is used of the original's own repositories; its compiled graphs and its form of the LLM are not fetched."""
 OFFICIAL_MODELS = (
     ModelSource("llm", ((HubName.HUGGINGFACE, "yuekai/cosyvoice2_llm"),), ("*",), "llm"),
     ModelSource(
@@ -56,6 +58,39 @@ OFFICIAL_MODELS = (
         ".",
     ),
 )
+OTHER_FAMILIES = {
+    "cosyvoice2": (
+        OFFICIAL_MODELS[0],
+        ModelSource(
+            "cosyvoice2",
+            ((HubName.MODELSCOPE, "iic/CosyVoice2-0.5B"), (HubName.HUGGINGFACE, "FunAudioLLM/CosyVoice2-0.5B")),
+            _ORIGINALS_FILES,
+            "token2wav",
+        ),
+    ),
+    "cosyvoice3": (
+        ModelSource(
+            "cosyvoice3_llm", ((HubName.HUGGINGFACE, "yuekai/Fun-CosyVoice3-0.5B-2512-LLM-HF"),), ("*",), "llm"
+        ),
+        ModelSource(
+            "cosyvoice3",
+            ((HubName.HUGGINGFACE, "FunAudioLLM/Fun-CosyVoice3-0.5B-2512"),),
+            _ORIGINALS_FILES,
+            "token2wav",
+        ),
+    ),
+}
+"""The parts of the other families' checkpoints."""
+
+
+def official_models(family: str) -> tuple[ModelSource, ...]:
+    """Return the parts of a family's official checkpoint."""
+    return OTHER_FAMILIES.get(family, OFFICIAL_MODELS)
+
+
+def lock_file_of(family: str) -> str:
+    """Return what a family's lock file is called: each has one of its own."""
+    return f"models.{family}.lock.json" if family in OTHER_FAMILIES else LOCK_FILE
 
 
 @dataclass(frozen=True)

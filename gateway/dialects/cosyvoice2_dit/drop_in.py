@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gateway.core import AudioChunk, FloatArray, InlineVoice
 from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
@@ -46,6 +47,10 @@ _CANCELLED = encode_error(ErrorCode.CANCELLED, "the request was cancelled by its
 T = TypeVar("T")
 
 
+Tensors = dict[str, npt.NDArray[Any]]
+"""Of one response, by name."""
+
+
 class Pipeline(Protocol):
     """What the model needs of `gateway.speech.pipeline.SpeechPipeline`."""
 
@@ -62,17 +67,23 @@ def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | Wh
         ConfigError: a parameter can't work.
     """
     config = DropInConfig.from_parameters(read_parameters(model_config_json))
-    reader = RequestReader(pb_utils, config.default_voice if config.voices_dir is not None else None)
+    reader = RequestReader(pb_utils, config.default_voice if config.has_voices else None)
     runner = PipelineRunner(lambda: open_pipeline(config))
     if is_decoupled(model_config_json):
         return StreamingModel(pb_utils, runner, reader, config.requests_per_instance)
     return WholeModel(pb_utils, runner, reader)
 
 
+class Reader(Protocol):
+    """Reads a Triton request, whole and checked, into what a model answers."""
+
+    def read(self, request: Any) -> Any: ...
+
+
 class PipelineRunner:
     """An event loop in a thread of its own, with the pipeline open inside it."""
 
-    def __init__(self, open_: OpenPipeline) -> None:
+    def __init__(self, open_: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         """Start the loop and open the pipeline; raises what opening raises."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="drop-in-loop", daemon=True)
@@ -143,7 +154,7 @@ class StreamingModel:
         self,
         pb_utils: PbUtils,
         runner: PipelineRunner,
-        reader: RequestReader,
+        reader: Reader,
         max_requests: int,
         cancel_poll_interval_s: float = CANCEL_POLL_INTERVAL_S,
     ) -> None:
@@ -178,7 +189,7 @@ class StreamingModel:
             return
         self._runner.submit(self._serve(speech, responder)).add_done_callback(lambda _: self._slots.release())
 
-    async def _serve(self, speech: SpeechRequest, responder: Responder) -> None:
+    async def _serve(self, speech: Any, responder: Responder) -> None:
         speaking = asyncio.create_task(self._speak(speech, responder))
         try:
             while not (await asyncio.wait({speaking}, timeout=self._cancel_poll_interval_s))[0]:
@@ -193,11 +204,17 @@ class StreamingModel:
         except Exception as err:
             await asyncio.to_thread(responder.fail_with, describe_error(err))
 
-    async def _speak(self, speech: SpeechRequest, responder: Responder) -> None:
+    async def _speak(self, speech: Any, responder: Responder) -> None:
+        async with aclosing(self._outputs(speech)) as outputs:
+            async for tensors in outputs:
+                await asyncio.to_thread(responder.send, tensors)
+
+    async def _outputs(self, speech: Any) -> AsyncGenerator[Tensors, None]:
+        """Yield the tensors of each response to what the reader has read."""
         async with aclosing(self._runner.pipeline.synthesize(speech)) as chunks:
             async for chunk in chunks:
                 if len(chunk.samples):
-                    await asyncio.to_thread(responder.send, {"waveform": _batch_of_one(chunk.samples)})
+                    yield {"waveform": _batch_of_one(chunk.samples)}
 
 
 class WholeModel:
@@ -207,7 +224,7 @@ class WholeModel:
         self,
         pb_utils: PbUtils,
         runner: PipelineRunner,
-        reader: RequestReader,
+        reader: Reader,
         cancel_poll_interval_s: float = CANCEL_POLL_INTERVAL_S,
     ) -> None:
         self._pb_utils = pb_utils
@@ -216,21 +233,29 @@ class WholeModel:
         self._cancel_poll_interval_s = cancel_poll_interval_s
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer every request, an error included."""
-        return [self._answer(request) for request in requests]
+        """Answer every request, an error included; they run side by side."""
+        begun = [self._begin(request) for request in requests]
+        return [self._answer(request, speaking) for request, speaking in zip(requests, begun, strict=True)]
 
     def finalize(self) -> None:
         """Close the pipeline; nothing runs outside `execute`."""
         self._runner.close()
 
-    def _answer(self, request: Any) -> Any:
+    def _begin(self, request: Any) -> Future[Tensors] | Exception:
         try:
-            speaking = self._runner.submit(self._speak(self._reader.read(request)))
-            return make_response(self._pb_utils, {"waveform": self._wait(request, speaking)})
+            return self._runner.submit(self._speak(self._reader.read(request)))
+        except Exception as err:
+            return err
+
+    def _answer(self, request: Any, speaking: Future[Tensors] | Exception) -> Any:
+        try:
+            if isinstance(speaking, Exception):
+                raise speaking
+            return make_response(self._pb_utils, self._wait(request, speaking))
         except Exception as err:
             return error_response(self._pb_utils, describe_error(err))
 
-    def _wait(self, request: Any, speaking: Future[FloatArray]) -> FloatArray:
+    def _wait(self, request: Any, speaking: Future[Tensors]) -> Tensors:
         while True:
             try:
                 return speaking.result(self._cancel_poll_interval_s)
@@ -241,10 +266,11 @@ class WholeModel:
                     speaking.cancel()
                     raise CallerLeftError from None
 
-    async def _speak(self, speech: SpeechRequest) -> FloatArray:
+    async def _speak(self, speech: Any) -> Tensors:
+        """Return the tensors of the one response to what the reader has read."""
         async with aclosing(self._runner.pipeline.synthesize(speech)) as chunks:
             parts = [chunk.samples async for chunk in chunks]
-        return _batch_of_one(np.concatenate(parts))
+        return {"waveform": _batch_of_one(np.concatenate(parts))}
 
 
 class CallerLeftError(Exception):

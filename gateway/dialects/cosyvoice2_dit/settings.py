@@ -18,7 +18,9 @@ from gateway.text import plain_front_end
 from gateway.text.carry import CarryLimits
 from gateway.text.styles import StyleRule
 from gateway.token2wav.client import Token2WavClient
+from gateway.voices.directory import VoiceDirectory
 from gateway.voices.registry import VoiceRegistry, load_voices
+from gateway.voices.store import VoiceStore
 from llm_service.config import LLMBackend
 from llm_service.prompt import load_text_encoder
 from llm_service.speech_bounds import load_speech_bounds
@@ -37,10 +39,17 @@ class DropInConfig:
     """None takes the first model that the LLM service lists."""
     triton_grpc_address: str = "localhost:8001"
     voices_dir: Path | None = None
-    """Voices for requests that bring no reference audio; None refuses such requests."""
+    """Voices for requests that bring no reference audio."""
+    created_voices_dir: Path | None = None
+    """More of them, as files of features; with neither folder such requests are refused."""
     default_voice: str = "default"
     requests_per_instance: int = 4
     chunks: ChunkSettings = field(default_factory=ChunkSettings)
+
+    @property
+    def has_voices(self) -> bool:
+        """Whether requests may leave the voice to the server."""
+        return self.voices_dir is not None or self.created_voices_dir is not None
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> DropInConfig:
@@ -68,23 +77,32 @@ async def open_pipeline(config: DropInConfig) -> AsyncIterator[SpeechPipeline]:
     """Make the clients and the pipeline inside the running event loop, and close them on leaving.
 
     Raises:
-        ConfigError: the voices folder can't be used, or lacks the default voice.
+        ConfigError: a folder of voices can't be used, or none has the default voice.
     """
-    named = load_voices(config.voices_dir) if config.voices_dir is not None else []
-    if named and config.default_voice not in [voice.name for voice in named]:
-        raise ConfigError(f"{config.voices_dir} has no voice {config.default_voice!r}: set default_voice")
     bounds = load_speech_bounds(config.llm_tokenizer_dir)
     wire = LLMWire(load_text_encoder(config.llm_tokenizer_dir), config.llm_backend, config.llm_prompt_form)
     llm = SpeechLMClient(config.llm_api_base, wire, config.llm_model)
     token2wav = Token2WavClient(config.triton_grpc_address)
     try:
         settings = PipelineSettings(chunk_policy=config.chunks.policy(), carry=CarryLimits.within(bounds))
-        speaker = StreamSpeaker(llm, token2wav, VoiceRegistry(token2wav, named), settings)
+        speaker = StreamSpeaker(llm, token2wav, _open_voices(config, token2wav), settings)
         styles = StyleRule(_declaration(config).instruct is not None, refuses=True)
         yield SpeechPipeline(speaker, settings, plain_front_end(bounds.segment_letters, styles))
     finally:
         await llm.close()
         await token2wav.close()
+
+
+def _open_voices(config: DropInConfig, token2wav: Token2WavClient) -> VoiceRegistry:
+    named = load_voices(config.voices_dir) if config.voices_dir is not None else []
+    store = None
+    if config.created_voices_dir is not None:
+        store = VoiceStore(VoiceDirectory(config.created_voices_dir), token2wav)
+    registry = VoiceRegistry(token2wav, named, store=store)
+    if config.has_voices and config.default_voice not in registry.names:
+        folders = [str(path) for path in (config.voices_dir, config.created_voices_dir) if path is not None]
+        raise ConfigError(f"{' and '.join(folders)} have no voice {config.default_voice!r}: set default_voice")
+    return registry
 
 
 def _declaration(config: DropInConfig) -> CheckpointDeclaration:
@@ -107,6 +125,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "llm_model": str,
     "triton_grpc_address": str,
     "voices_dir": Path,
+    "created_voices_dir": Path,
     "default_voice": str,
     "requests_per_instance": int,
 }

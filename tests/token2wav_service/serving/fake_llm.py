@@ -21,6 +21,7 @@ class FakeLLMServer:
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
+        self.bodies: list[dict[str, Any]] = []
         self.is_failing = False
         self._held: dict[int, threading.Event] = {}
         self._changed = threading.Condition()
@@ -32,6 +33,7 @@ class FakeLLMServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                owner.bodies.append(body)
                 if owner.is_failing:
                     self._reply(503, {"error": {"message": "overloaded"}})
                     return
@@ -91,6 +93,7 @@ class FakeLLMServer:
 
     def forget(self) -> None:
         self.seeds.clear()
+        self.bodies.clear()
         self._held.clear()
 
     def _answer(self, seed: int) -> Iterator[str]:

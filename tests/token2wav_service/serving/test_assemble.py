@@ -73,10 +73,14 @@ def test_the_drop_in_is_called_what_the_original_calls_it_for_the_checkpoints_fa
 
 
 @pytest.mark.parametrize(
-    ("family", "names"), [(Family.COSYVOICE2, {"token2wav"}), (Family.COSYVOICE3, {"token2wav", "vocoder"})]
+    ("family", "names", "of_models"),
+    [
+        (Family.COSYVOICE2, {"token2wav", "tensorrt_llm"}, {"token2wav"}),
+        (Family.COSYVOICE3, {"token2wav", "vocoder"}, {"token2wav", "vocoder"}),
+    ],
 )
 def test_the_originals_other_models_are_those_of_one_family(
-    family: Family, names: set[str], tmp_path: Path, required: dict[str, str]
+    family: Family, names: set[str], of_models: set[str], tmp_path: Path, required: dict[str, str]
 ) -> None:
     (tmp_path / "token2wav" / family.files.description).touch()
     asked = required | {"ORIGINAL_MODELS": "true", "device": "cuda:1"}
@@ -87,9 +91,28 @@ def test_the_originals_other_models_are_those_of_one_family(
         config = read_config(tmp_path / "out" / name / "config.pbtxt")
         assert callable(pkgutil.resolve_name(config.parameters[ENTRY_PARAMETER].string_value)) and config.name == name
         given = [config.parameters[key].string_value for key in ("model_dir", "device")]
-        assert given == [required["model_dir"], "cuda:1"]
+        assert given == ([required["model_dir"], "cuda:1"] if name in of_models else ["", ""])
     device = next(one for one in applied if one.name == "device")
-    assert device.places == tuple(f"{name}: parameters[device]" for name in (TOKEN2WAV_MODEL, *sorted(names)))
+    assert device.places == tuple(f"{name}: parameters[device]" for name in (TOKEN2WAV_MODEL, *sorted(of_models)))
+
+
+def test_the_llm_inside_triton_asks_the_llm_service(tmp_path: Path, required: dict[str, str]) -> None:
+    (tmp_path / "token2wav" / Family.COSYVOICE2.files.description).touch()
+    given = {"ORIGINAL_MODELS": "True", "llm_api_base": "http://llm:9000", "DECOUPLED_MODE": "False", "llm_model": "m"}
+    assemble(tmp_path / "out", required | given | {"TRITON_MAX_BATCH_SIZE": "5"})
+    config = read_config(tmp_path / "out" / "tensorrt_llm" / "config.pbtxt")
+    assert (config.max_batch_size, config.model_transaction_policy.decoupled) == (5, False)
+    known = {name: value.string_value for name, value in config.parameters.items() if name != ENTRY_PARAMETER}
+    llm = {"llm_api_base": "http://llm:9000", "llm_backend": "embedded", "llm_model": "m"}
+    assert known == llm | {"llm_tokenizer_dir": required["llm_tokenizer_dir"]}
+
+
+def test_with_the_cache_of_voices_the_feature_models_are_left_out(tmp_path: Path, required: dict[str, str]) -> None:
+    voices = {"created_voices_dir": str(tmp_path / "voices"), "default_voice": "001"}
+    assemble(tmp_path / "out", required | voices | {"USE_SPK2INFO_CACHE": "True"})
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {TOKEN2WAV_MODEL, DROP_IN_MODEL}
+    config = read_config(tmp_path / "out" / DROP_IN_MODEL / "config.pbtxt")
+    assert {name: config.parameters[name].string_value for name in voices} == voices
 
 
 def test_a_family_without_other_models_is_told_so(tmp_path: Path, required: dict[str, str]) -> None:
@@ -174,6 +197,7 @@ def test_a_setting_of_ours_reaches_its_model(
 def test_every_setting_is_covered_by_a_test_here() -> None:
     originals = {"model_dir", "llm_tokenizer_dir", "BLS_INSTANCE_NUM", "TRITON_MAX_BATCH_SIZE"}
     originals |= {"MAX_QUEUE_DELAY_MICROSECONDS", "DECOUPLED_MODE", "voices_dir", "ORIGINAL_MODELS"}
+    originals |= {"created_voices_dir", "USE_SPK2INFO_CACHE"}
     assert {setting.name for setting in SETTINGS} == originals | {name for _, name, _ in OWN_SETTINGS}
 
 

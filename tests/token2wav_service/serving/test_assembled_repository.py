@@ -10,13 +10,16 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
+from cosydit.cli.main import main as cosydit
 from tests import ROOT
 from tests.token2wav_service.serving.client import (
     StreamClient,
@@ -271,6 +274,22 @@ def test_decoupled_mode_false_answers_errors_with_a_code(whole_server: TritonPro
     with pytest.raises(Exception, match="INVALID_REQUEST: the text is empty"):
         client.infer(DROP_IN_MODEL, [as_http(("target_text", b""))])
     client.close()
+
+
+def test_the_originals_http_client_gets_its_waveform_or_the_reason_why_not(
+    whole_server: TritonProcess, streaming_server: TritonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soundfile.write(tmp_path / "voice.wav", voice_samples(), 16000)
+    voice = ["--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", "a transcript"]
+    options = ["--target-text", "hello", "--output-audio", str(tmp_path / "out.wav")]
+    url = ["--server-url", whole_server.options.http_address]
+    assert cosydit(["client", "triton-http", *url, *voice, *options]) == 0
+    samples, rate_hz = soundfile.read(tmp_path / "out.wav")
+    assert (len(samples), rate_hz) == (SPOKEN_TOKENS * SAMPLES_PER_TOKEN, 24000) and np.abs(samples).max() > 0
+    assert cosydit(["client", "triton-http", *url, "--target-text", "", *options[2:]]) == 1
+    assert "INVALID_REQUEST: the text is empty" in capsys.readouterr().err
+    assert cosydit(["client", "triton-http", "--server-url", streaming_server.options.http_address, *options]) == 1
+    assert "decoupled" in capsys.readouterr().err
 
 
 def as_http(tensor: tuple[str, Any]) -> Any:

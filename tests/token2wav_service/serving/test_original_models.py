@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.token2wav_service.serving.fakes import FakePbUtils, FakeRequest
 from tests.token2wav_service.streaming.family_factory import BLOCK, VOCAB, make_block_flow, make_causal_hift
 from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import Parity, SynthesisPolicy, Token2WavConfig
+from token2wav_service.errors import CheckpointError
 from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.hift import fold_weight_norm
 from token2wav_service.models.vocoder_stream import StreamVocoder
@@ -115,6 +117,31 @@ def test_streams_that_nobody_ends_are_forgotten(monkeypatch: pytest.MonkeyPatch)
     answer(model, *begun)
     (lost,) = model.execute([request(TOKENS, TOKEN_OFFSET, "a", token_offset=BLOCK, finalize=True)])
     assert "nothing is kept of stream 'a'" in lost.error.message()
+
+
+def entry(tokens: Any, mel: Any, embedding: Any) -> dict[str, Any]:
+    """What the original keeps of a voice in spk2info.pt."""
+    kept = {"speech_token": tokens, "speech_feat": mel, "embedding": embedding}
+    return {"prompt_text": "You hear me."} | {name: torch.from_numpy(value) for name, value in kept.items()}
+
+
+def test_a_request_without_a_voice_is_spoken_in_the_one_of_spk2info(tmp_path: Path) -> None:
+    whole = request(TOKENS, TOKEN_OFFSET)
+    voice = [whole.tensors.pop(name).array for name in sorted(whole.tensors) if name.startswith("prompt")]
+    mel, tokens, embedding = voice[0].astype(np.float32), voice[1], voice[2].astype(np.float32)
+    torch.save({"001": entry(tokens - TOKEN_OFFSET, mel, embedding)}, tmp_path / "spk2info.pt")
+    config = Token2WavConfig(Path("unused"), synthesis=POLICY)
+    model = make_wave_model()
+    model._whole = WholePass(make_block_flow(Family.COSYVOICE2), config, original_models.find_default_voice(tmp_path))
+    with_voice, without = answer(model, request(TOKENS, TOKEN_OFFSET), whole)
+    np.testing.assert_allclose(with_voice, without, atol=1e-5)
+
+
+def test_spk2info_without_the_voice_that_is_asked_for_is_refused(tmp_path: Path) -> None:
+    assert original_models.find_default_voice(tmp_path) is None
+    torch.save({"002": {"embedding": torch.zeros(1, 192)}}, tmp_path / "spk2info.pt")
+    with pytest.raises(CheckpointError, match=r"expected a voice '001'; its entries are \['002'\]"):
+        original_models.find_default_voice(tmp_path)
 
 
 @pytest.mark.parametrize(

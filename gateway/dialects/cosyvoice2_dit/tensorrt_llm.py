@@ -1,0 +1,193 @@
+"""The Triton model `tensorrt_llm` of the original's run.sh: token ids in and out, answered by the LLM service.
+
+For programs that ask the original's LLM inside Triton for tokens. Ids are the LLM's own; end tokens don't come out.
+
+Source: tensors and defaults of the specification of the flows, section 11; those of TensorRT-LLM's Triton backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gateway.core import Sampling, Utterance
+from gateway.dialects.cosyvoice2_dit.drop_in import PipelineRunner, StreamingModel, Tensors, WholeModel
+from gateway.errors import ConfigError
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.wire import LLMWire, WireRequest
+from llm_service.config import LLMBackend
+from llm_service.prompt import load_text_encoder
+from llm_service.vocab import SpeechVocabulary
+from token2wav_service.errors import InvalidRequestError
+from token2wav_service.python_backend.inputs import RequestInputs
+from token2wav_service.python_backend.responder import PbUtils
+from token2wav_service.python_backend.server_process import is_decoupled, read_parameters
+
+MAX_REQUESTS = 256
+"""Of a decoupled model at once; the LLM service has a queue of its own."""
+_MAX_SEED = (1 << 63) - 1
+_PARAMETERS = {"llm_tokenizer_dir", "llm_api_base", "llm_backend", "llm_model"}
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """What one request asks for."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    is_streaming: bool
+
+
+@dataclass(frozen=True)
+class _Prompt(Utterance):
+    """A prompt that is token ids already; the fields of an utterance stay empty."""
+
+    request: TokenRequest | None = None
+
+
+class _TokenWire(LLMWire):
+    """Writes such prompts as they are."""
+
+    def request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
+        assert isinstance(utterance, _Prompt) and utterance.request is not None
+        ids_flag = {"detokenize": False} if self.backend is LLMBackend.TRTLLM else {"return_token_ids": True}
+        body = {"model": model, "stream": True, "prompt": list(utterance.request.prompt_ids), "seed": seed}
+        lengths = {"max_tokens": utterance.request.max_tokens, "stop_token_ids": list(self._vocabulary.end_ids)}
+        return WireRequest("/v1/completions", body | lengths | asdict(sampling) | ids_flag)
+
+
+class TokenGenerator:
+    """Asks the LLM service; the way `PipelineRunner` keeps it, one for all requests of a process."""
+
+    def __init__(self, client: SpeechLMClient, vocabulary: SpeechVocabulary) -> None:
+        self._client, self._vocabulary = client, vocabulary
+
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[list[int], None]:
+        """Yield LLM ids as they come, without end tokens."""
+        prompt = _Prompt("", "", (), request=request)
+        async with aclosing(self._client.generate(prompt, request.sampling, request.seed)) as deltas:
+            async for delta in deltas:
+                if delta.token_ids:
+                    yield [self._vocabulary.llm_id(token) for token in delta.token_ids]
+
+
+class TokenRequestReader:
+    """Turns a Triton request into a `TokenRequest`."""
+
+    def __init__(self, pb_utils: PbUtils, vocabulary: SpeechVocabulary) -> None:
+        self._pb_utils, self._vocabulary = pb_utils, vocabulary
+
+    def read(self, request: Any) -> TokenRequest:
+        """Read and check everything at once; what is left out is as the original's client sets it.
+
+        Raises:
+            InvalidRequestError: a tensor that can't be used.
+        """
+        inputs = RequestInputs(self._pb_utils, request)
+        ids = inputs.integers("input_ids")
+        length = inputs.integer("input_lengths", np.int32) if inputs.has("input_lengths") else len(ids)
+        if not 1 <= length <= len(ids):
+            raise InvalidRequestError(f"input_lengths is {length}: expected 1 to {len(ids)}, the input_ids sent")
+        max_tokens = inputs.integer("request_output_len", np.int32)
+        if max_tokens < 1:
+            raise InvalidRequestError(f"request_output_len is {max_tokens}: expected at least 1")
+        self._check_end(inputs)
+        return TokenRequest(
+            prompt_ids=tuple(ids[:length].tolist()),
+            max_tokens=max_tokens,
+            sampling=_sampling(inputs),
+            seed=int(inputs.scalar("random_seed", np.uint64)) & _MAX_SEED if inputs.has("random_seed") else 0,
+            is_streaming=inputs.has("streaming") and inputs.boolean("streaming"),
+        )
+
+    def _check_end(self, inputs: RequestInputs) -> None:
+        """The LLM ends at each of its end tokens, so a caller may name any of them and no other."""
+        if not inputs.has("end_id"):
+            return
+        end_id, known = inputs.integer("end_id", np.int32), self._vocabulary.end_ids
+        if end_id not in known:
+            raise InvalidRequestError(f"end_id is {end_id}: expected an end token of this LLM, one of {list(known)}")
+
+
+class StreamingTokens(StreamingModel):
+    """Decoupled: every piece of the answer is a response where `streaming` asks for that, else there is one."""
+
+    async def _outputs(self, speech: TokenRequest) -> AsyncGenerator[Tensors, None]:
+        whole: list[int] = []
+        async with aclosing(self._runner.pipeline.generate(speech)) as pieces:
+            async for piece in pieces:
+                if speech.is_streaming:
+                    yield _answer(piece)
+                whole += piece
+        if not speech.is_streaming:
+            yield _answer(whole)
+
+
+class WholeTokens(WholeModel):
+    """Not decoupled: one response with the whole answer."""
+
+    async def _speak(self, speech: TokenRequest) -> Tensors:
+        if speech.is_streaming:
+            raise InvalidRequestError(
+                "streaming is true, but the model answers once: assemble it with DECOUPLED_MODE=True"
+            )
+        async with aclosing(self._runner.pipeline.generate(speech)) as pieces:
+            return _answer([token async for piece in pieces for token in piece])
+
+
+def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingTokens | WholeTokens:
+    """Build the model that its config.pbtxt describes; `decoupled` there selects which.
+
+    Raises:
+        ConfigError: a parameter is unknown or missing.
+    """
+    parameters = read_parameters(model_config_json)
+    if set(parameters) - _PARAMETERS or "llm_tokenizer_dir" not in parameters:
+        raise ConfigError(
+            f"the parameters of tensorrt_llm are {sorted(parameters)}, expected {sorted(_PARAMETERS)}: assemble the "
+            "repository again with `python -m token2wav_service.serving.assemble`"
+        )
+    encoder = load_text_encoder(Path(parameters["llm_tokenizer_dir"]))
+    wire = _TokenWire(encoder, LLMBackend(parameters.get("llm_backend", LLMBackend.EMBEDDED.value)))
+    runner = PipelineRunner(lambda: _open(wire, encoder.vocabulary, parameters))
+    reader = TokenRequestReader(pb_utils, encoder.vocabulary)
+    if is_decoupled(model_config_json):
+        return StreamingTokens(pb_utils, runner, reader, MAX_REQUESTS)
+    return WholeTokens(pb_utils, runner, reader)
+
+
+@asynccontextmanager
+async def _open(
+    wire: LLMWire, vocabulary: SpeechVocabulary, parameters: Mapping[str, str]
+) -> AsyncIterator[TokenGenerator]:
+    client = SpeechLMClient(parameters["llm_api_base"], wire, parameters.get("llm_model"))
+    try:
+        yield TokenGenerator(client, vocabulary)
+    finally:
+        await client.close()
+
+
+def _sampling(inputs: RequestInputs) -> Sampling:
+    usual = Sampling()
+
+    def number(name: str, default: float) -> float:
+        return float(inputs.scalar(name, np.float32)) if inputs.has(name) else default
+
+    return Sampling(
+        temperature=number("temperature", usual.temperature),
+        top_p=number("runtime_top_p", usual.top_p),
+        top_k=inputs.integer("runtime_top_k", np.int32) if inputs.has("runtime_top_k") else usual.top_k,
+        repetition_penalty=number("repetition_penalty", usual.repetition_penalty),
+    )
+
+
+def _answer(ids: list[int]) -> Tensors:
+    """Lay ids out as [batch, beams, ids], both of the former 1."""
+    return {"output_ids": np.array([[ids]], np.int32), "sequence_length": np.array([[len(ids)]], np.int32)}
