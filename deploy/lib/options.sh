@@ -1,29 +1,41 @@
 # shellcheck shell=bash disable=SC2034
-# The run script's command line: the manual, the flags and the checks of every setting. Sourced; sets the variables that
-# the run script declares and reads (hence SC2034).
+# The run scripts' command line: the manual, the flags and the checks of every setting. Sourced; sets the variables that
+# run.sh declares and reads (hence SC2034).
 
 usage() {
-  cat <<'USAGE'
-usage: run_stepaudio2_dit_token2wav.sh [OPTIONS] START STOP     run the stages START..STOP
-       run_stepaudio2_dit_token2wav.sh say TEXT [OPTIONS]       stage -1, then speak TEXT (options of `cosydit say`)
-       run_stepaudio2_dit_token2wav.sh install                  stage -1 with what checks and tests need
-       run_stepaudio2_dit_token2wav.sh check                    the same, then lint, unused code, types, layers, docs
-       run_stepaudio2_dit_token2wav.sh test [PYTEST OPTIONS]    the same, then all tests
+  local stage verb
+  echo "usage: $SCRIPT [OPTIONS] START STOP     run the stages START..STOP"
+  for verb in "${VERBS[@]}"; do echo "       $SCRIPT $(usage_of "$verb")"; done
+  echo
+  for stage in "${STAGES[@]}"; do
+    read -r stage _ verb <<<"$stage"
+    printf '  %2s %s\n' "$stage" "$verb"
+  done
+  options_usage
+}
 
-  -1 environment (.venv)                 4 streaming benchmark over gRPC
-   0 download or make the checkpoint     5 offline batch inference
-   1 verify it; build engines            6 token2wav alone
-   2 assemble the model repository       7 disaggregated: the LLM apart, several token2wav servers
-   3 start both services and gateway     8 benchmark of stage 7
+# Args: a verb.
+usage_of() {
+  case $1 in
+    say) echo "say TEXT [OPTIONS]       stage -1, then speak TEXT (options of \`cosydit say\`)" ;;
+    install) echo "install                  stage -1 with what checks and tests need" ;;
+    check) echo "check                    the same, then lint, unused code, types, layers, docs" ;;
+    test) echo "test [PYTEST OPTIONS]    the same, then all tests" ;;
+  esac
+}
 
-On a GPU stages 1 to 8 choose the settings of both services by its memory, print them, and start NVIDIA's MPS where it is
-installed; --set and the options below win.
+options_usage() {
+  cat <<USAGE
+
+On a GPU the stages after 0 choose the settings of both services by its memory, print them, and start NVIDIA's MPS where it
+is installed; --set and the options below win.
 
 Services that a stage starts run until you stop the script when theirs is the last stage, else until the last stage ends.
 
   --checkpoint DIR           use this checkpoint: token2wav/, llm/, voices/        (COSYDIT_CHECKPOINT)
-  --model demo|random|official   what stage 0 provides: the bundled demo voice, random weights, or the download;
-                             default demo; official with a GPU                     (COSYDIT_MODEL)
+  --model NAME               what stage 0 provides                                 (COSYDIT_MODEL)
+                             $(usage_models)
+                             default ${MODELS[0]}; ${MODELS[-1]} with a GPU
   --offline                  stage 0 touches no network                            (COSYDIT_OFFLINE=1)
   --device auto|cpu|cuda     default auto: cuda where nvidia-smi works             (COSYDIT_DEVICE)
   --work-dir DIR             checkpoints, model repository, logs; ~/.cache/cosydit (COSYDIT_HOME)
@@ -33,24 +45,57 @@ Services that a stage starts run until you stop the script when theirs is the la
   --llm-engine NAME          trtllm: pytorch, or tensorrt, which stage 1 builds    (LLM_ENGINE)
   --set NAME=VALUE           setting of the model repository, repeatable; these also by environment:
                              BLS_INSTANCE_NUM TRITON_MAX_BATCH_SIZE MAX_QUEUE_DELAY_MICROSECONDS DECOUPLED_MODE
-  --llm-port N               8000                                                  (LLM_PORT)
+                             USE_SPK2INFO_CACHE ORIGINAL_MODELS
+  --llm-port N               $(usage_port "${PORTS[0]}")                                                 (LLM_PORT)
   --llm-grpc-port N          8100, the embedded LLM's tokens on a GPU              (LLM_GRPC_PORT)
-  --triton-http-port N       18000                                                 (TRITON_HTTP_PORT)
-  --triton-grpc-port N       8001                                                  (TRITON_GRPC_PORT)
-  --triton-metrics-port N    8002                                                  (TRITON_METRICS_PORT)
+  --triton-http-port N       $(usage_port "${PORTS[1]}")                                                 (TRITON_HTTP_PORT)
+  --triton-grpc-port N       $(usage_port "${PORTS[2]}")                                                 (TRITON_GRPC_PORT)
+  --triton-metrics-port N    $(usage_port "${PORTS[3]}")                                                 (TRITON_METRICS_PORT)
   --gateway-port N           8080                                                  (GATEWAY_PORT)
   --gateway-grpc-port N      50051                                                 (GATEWAY_GRPC_PORT)
-  --token2wav-servers N      stage 7: how many, default 2; server i = 0..N-1 listens on    (TOKEN2WAV_SERVERS)
-                             HTTP 17000+i, gRPC 18000+i, metrics 16000+i  (DISAGGREGATED_{HTTP,GRPC,METRICS}_PORT)
-  --manifest FILE            stages 4, 5, 8: lines of utt|prompt_text|prompt_wav|text; default bundled sentences
-                             in the voice `default`                                (COSYDIT_MANIFEST)
-  --num-tasks N              stages 4 and 8: concurrent callers, default 4         (NUM_TASKS)
-  --batch-size N             stage 5: texts in the LLM at once; default 4, on a    (BATCH_SIZE)
-                             GPU by its memory
-  --token2wav-batch-size N   stage 5: streams in one token2wav step; the same      (TOKEN2WAV_BATCH_SIZE)
+USAGE
+  usage_disaggregated
+  cat <<USAGE
+  --manifest FILE            benchmarks: lines of utt|prompt_text|prompt_wav|text; default bundled sentences
+                             in the voice \`default\`                                (COSYDIT_MANIFEST)
+  --num-tasks N              streaming benchmarks: concurrent callers, default 4   (NUM_TASKS)
+  --batch-size N             offline batch: texts in the LLM at once; default 4,   (BATCH_SIZE)
+                             on a GPU $(usage_batch_sizes)
+  --token2wav-batch-size N   offline batch: streams in one token2wav step; default (TOKEN2WAV_BATCH_SIZE)
+                             4, on a GPU by its memory
   --ready-timeout-s N        how long a service may take to start, default 600     (READY_TIMEOUT_S)
   --dry-run                  print the commands instead of running them
   COSYDIT_PYTHON             the Python to make .venv with (3.10, 3.11 or 3.12)
+USAGE
+}
+
+usage_models() {
+  local model
+  local -a known=()
+  for model in "${MODELS[@]}"; do
+    case $model in
+      demo) known+=("demo (the bundled voice)") ;;
+      random) known+=("random (weights that speak noise)") ;;
+      official) known+=("official (the download)") ;;
+    esac
+  done
+  printf '%s' "${known[0]}"
+  printf ', %s' "${known[@]:1}"
+}
+
+usage_batch_sizes() {
+  if [[ ${STAGES[*]} == *stage_offline_batches* ]]; then echo "16, 8, 4, 2 and 1 in turn"; else echo "by its memory"; fi
+}
+
+usage_port() {
+  printf '%-5s' "$1"
+}
+
+usage_disaggregated() {
+  if [[ ${STAGES[*]} != *stage_disaggregated* ]]; then return; fi
+  cat <<'USAGE'
+  --token2wav-servers N      stage 7: how many, default 2; server i = 0..N-1 listens on    (TOKEN2WAV_SERVERS)
+                             HTTP 17000+i, gRPC 18000+i, metrics 16000+i  (DISAGGREGATED_{HTTP,GRPC,METRICS}_PORT)
 USAGE
 }
 
@@ -86,7 +131,7 @@ set_option() {
     --manifest) MANIFEST=$2 ;;
     --llm-backend) LLM_BACKEND=$2 ;;
     --llm-engine) LLM_ENGINE=$2 ;;
-    --set) ASSEMBLER_SETTINGS+=("$2") ;;
+    --set) set_repository "$2" ;;
     --llm-port) LLM_PORT=$2 ;;
     --llm-grpc-port) LLM_GRPC_PORT=$2 ;;
     --triton-http-port) TRITON_HTTP_PORT=$2 ;;
@@ -101,6 +146,16 @@ set_option() {
     --ready-timeout-s) READY_TIMEOUT_S=$2 ;;
     *) fail_usage "unknown option $1" ;;
   esac
+}
+
+# The last value given for a name counts. Args: NAME=VALUE.
+set_repository() {
+  local setting
+  local -a kept=()
+  for setting in "${ASSEMBLER_SETTINGS[@]}"; do
+    if [[ ${setting%%=*} != "${1%%=*}" ]]; then kept+=("$setting"); fi
+  done
+  ASSEMBLER_SETTINGS=("${kept[@]}" "$1")
 }
 
 set_stage() {
@@ -121,7 +176,7 @@ check_settings() {
   if ((START > STOP)); then fail_usage "START $START is after STOP $STOP"; fi
   check_numbers
   resolve_device
-  check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo official || echo demo)}" demo random official
+  check_choice --model "${MODEL:=$([[ $DEVICE == cuda ]] && echo "${MODELS[-1]}" || echo "${MODELS[0]}")}" "${MODELS[@]}"
   check_choice --llm-backend "${LLM_BACKEND:=auto}" auto embedded vllm trtllm
   if [[ $LLM_BACKEND == auto && $DEVICE == cpu ]]; then LLM_BACKEND=embedded; fi
   check_choice --llm-engine "$LLM_ENGINE" pytorch tensorrt

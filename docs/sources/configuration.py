@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,11 +56,18 @@ _ENVIRONMENT = (
 """Read by the Python programs; the run script's own stand in its manual below."""
 
 
+RUN_SCRIPT = "run_stepaudio2_dit_token2wav.sh"
+_OTHER_SCRIPTS = """`run_cosyvoice2.sh` and `run_cosyvoice3.sh` take the same options, but for the verbs and stage 7's.
+They differ in their stages and ports: [the deployment guide](../README.DIT.md#stages-of-the-other-families) lists both.
+"""
+
+
 def page() -> str:
     """Return the page."""
     parts = [WARNING, _INTRODUCTION + "\n" + _environment()]
-    parts.append("## The run script\n\nThe manual that `bash run_stepaudio2_dit_token2wav.sh --help` prints:\n")
+    parts.append(f"## The run scripts\n\nThe manual that `bash {RUN_SCRIPT} --help` prints:\n")
     parts.append(f"```text\n{_script_manual()}\n```")
+    parts.append(_OTHER_SCRIPTS)
     parts.append("## The gateway\n")
     parts += _parser_section(gateway.config._parser())
     parts.append("## The LLM service\n\nOptions in [brackets] are for that backend only.\n")
@@ -76,10 +85,10 @@ def _environment() -> str:
 
 
 def _script_manual() -> str:
-    text = (ROOT / "deploy" / "lib" / "options.sh").read_text(encoding="utf-8")
-    found = re.search(r"cat <<'USAGE'\n(.*?)\nUSAGE\n", text, re.DOTALL)
-    assert found is not None
-    return found[1]
+    """What the script prints on any machine: its manual depends on no setting of the environment."""
+    command = ["bash", str(ROOT / RUN_SCRIPT), "--help"]
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.rstrip("\n")
 
 
 def _parser_section(parser: argparse.ArgumentParser) -> list[str]:

@@ -31,9 +31,9 @@ def copy_script(directory: Path) -> Path:
     return Path(shutil.copy(SCRIPT, directory))
 
 
-def planned(*arguments: str, **env: str) -> list[str]:
+def planned(*arguments: str, script: Path = SCRIPT, **env: str) -> list[str]:
     """Return the commands of a dry run."""
-    done = run_script("--dry-run", *arguments, env=env)
+    done = run_script("--dry-run", *arguments, script=script, env=env)
     assert done.returncode == 0, done.stderr
     return [line.removeprefix("+ ") for line in done.stdout.splitlines()]
 
@@ -291,3 +291,82 @@ def test_on_a_gpu_host_the_environment_stage_brings_or_names_a_compiler(tmp_path
 def test_packages_of_an_image_do_not_stand_before_those_of_the_environment() -> None:
     done = run_script("--dry-run", "3", "3", env={"PYTHONPATH": "/opt/image/packages"})
     assert done.returncode == 0 and "PYTHONPATH=/opt/image/packages is not passed on" in done.stderr
+
+
+UNET, ROTARY = ROOT / "run_cosyvoice2.sh", ROOT / "run_cosyvoice3.sh"
+
+
+@pytest.mark.parametrize(
+    ("script", "ports"),
+    [
+        pytest.param(UNET, ("8003", "8000", "8001", "8002"), id="cosyvoice2"),
+        pytest.param(ROTARY, ("8000", "18000", "18001", "18002"), id="cosyvoice3"),
+    ],
+)
+def test_a_family_is_served_on_the_ports_of_its_original_script(script: Path, ports: tuple[str, ...]) -> None:
+    assemble, llm, triton, gateway = planned("2", "3", script=script)
+    llm_port, http, grpc, metrics = ports
+    assert (
+        f"llm_api_base=http://127.0.0.1:{llm_port}" in assemble and f"triton_grpc_address=127.0.0.1:{grpc}" in assemble
+    )
+    assert "ORIGINAL_MODELS=True" in assemble and "-random-checkpoint-0/token2wav" in assemble
+    assert f"--port {llm_port} " in llm
+    assert triton.endswith(f"--http-port {http} --grpc-port {grpc} --metrics-port {metrics}")
+    assert f"--llm-url http://127.0.0.1:{llm_port} " in gateway and f"--token2wav-url 127.0.0.1:{grpc} " in gateway
+
+
+@pytest.mark.parametrize("script", [UNET, ROTARY], ids=lambda script: script.stem)
+def test_stage_0_of_a_family_makes_downloads_and_accepts_that_family_alone(script: Path) -> None:
+    family = script.stem.removeprefix("run_")
+    make, verify = planned("0", "0", script=script)
+    assert f"checkpoint make-random /nonexistent-home/.cache/cosydit/{family}-random-checkpoint-0" in make
+    assert make.endswith(f"--family {family}") and verify.endswith(f"--family {family}")
+    download = planned("0", "0", "--model", "official", script=script)[-2]
+    assert f"--family {family} " in download and f"/deploy/models.{family}.lock.json" in download
+    assert not any("--family" in line for line in planned("0", "0", "--model", "demo"))
+
+
+def test_cosyvoice2_s_stages_are_those_of_the_originals_run_sh() -> None:
+    (benchmark,) = planned("5", "5", script=UNET)
+    assert "--model-name cosyvoice2 --mode streaming --num-tasks 4" in benchmark and "--server-port 8001" in benchmark
+    assert planned("4", "4", script=UNET) == [], "a model that streams takes no plain HTTP"
+    (http,) = planned("4", "4", script=UNET, DECOUPLED_MODE="False")
+    assert "client triton-http --server-url 127.0.0.1:8000 --model-name cosyvoice2" in http
+    (batch,) = planned("6", "6", script=UNET)
+    assert "--batch-size 4 --token2wav-batch-size 4" in batch
+    assert "BLS_INSTANCE_NUM=4" in planned("2", "2", script=UNET)[0].split()
+
+
+def test_cosyvoice3_s_stages_are_those_of_the_original_script() -> None:
+    benchmark, batch = planned("4", "5", script=ROTARY)
+    assert "--server-port 18001 --metrics-port 18002 --model-name cosyvoice3" in benchmark
+    assert "benchmarks.offline_batch" in batch
+    refused = run_script("6", "6", script=ROTARY)
+    assert refused.returncode == 2 and "got 6, expected a stage, -1 to 5" in refused.stderr
+
+
+def test_with_the_cache_of_voices_the_repository_has_them_and_no_reference_is_sent() -> None:
+    takes_over, assemble = planned("2", "2", script=UNET, USE_SPK2INFO_CACHE="True")
+    assert "import-voices" in takes_over and "/token2wav/spk2info.pt --out " in takes_over
+    assert "USE_SPK2INFO_CACHE=True" in assemble and "default_voice=001" in assemble
+    assert takes_over.split("--out ")[1].split()[0] == assemble.split("created_voices_dir=")[1].split()[0]
+    (benchmark,) = planned("5", "5", script=UNET, USE_SPK2INFO_CACHE="True")
+    assert "--use-spk2info-cache True" in benchmark and "--voices-dir" not in benchmark
+
+
+def test_on_a_gpu_a_family_is_measured_in_the_originals_batch_sizes(gpu_script: Path) -> None:
+    script = Path(shutil.copy(UNET, gpu_script.parent))
+    done = run_script("--dry-run", "--device", "cuda", "--model", "random", "6", "6", script=script)
+    assert done.returncode == 0, done.stderr
+    sizes = re.findall(r"offline_batch_(\d+) .* --batch-size (\d+) --token2wav-batch-size 1", done.stdout)
+    assert sizes == [(size, size) for size in ("16", "8", "4", "2", "1")]
+
+
+def test_the_last_value_of_a_repository_setting_counts() -> None:
+    (command,) = planned("2", "2", "--set", "ORIGINAL_MODELS=False", script=UNET)
+    assert command.count("ORIGINAL_MODELS=") == 1 and "ORIGINAL_MODELS=False" in command
+
+
+def test_a_family_s_script_has_stages_alone() -> None:
+    refused = run_script("say", "hello", script=ROTARY)
+    assert refused.returncode == 2 and "got say, expected a stage" in refused.stderr
