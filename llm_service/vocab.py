@@ -85,6 +85,8 @@ class SpeechVocabulary:
     """Control tokens behind the head's rows, in order."""
     table_rows: int
     """Rows of the embedding table: the vocabulary rounded up to a multiple of 128."""
+    fill_token: str = "<|eos3|>"
+    """Of the closing tokens, the one that asks for text where text comes while speech is drawn."""
     instruction: str = ""
     """What stands before every prompt's text, followed by `<|endofprompt|>`; empty for none."""
 
@@ -103,6 +105,11 @@ class SpeechVocabulary:
     def eos_id(self) -> int:
         """LLM id of `eos_token`."""
         return self.control_ids[self.eos_token]
+
+    @cached_property
+    def fill_id(self) -> int:
+        """LLM id of `fill_token`."""
+        return self.control_ids[self.fill_token]
 
     @cached_property
     def sos_id(self) -> int:
@@ -167,6 +174,7 @@ COSYVOICE3 = SpeechVocabulary(
     "<|eos1|>",
     (),
     158720,
+    "<|fill|>",
     "You are a helpful assistant.",
 )
 VOCABULARIES = (COSYVOICE2, COSYVOICE3)

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from llm_service.embedded.interleaving import Feed
 from llm_service.embedded.kv_cache import SlotAllocator
 from llm_service.embedded.model import DecodeRow
 from llm_service.embedded.sampling import RepetitionGuard
@@ -32,7 +33,7 @@ Logits = npt.NDArray[np.float32]
 class SlotModel(Protocol):
     """What the engine needs of a model whose cache is allocated; see `SpeechLanguageModel`."""
 
-    def prefill(self, slot: int, token_ids: SequenceOf[int]) -> Logits: ...
+    def prefill(self, slot: int, token_ids: SequenceOf[int], start: int = 0) -> Logits: ...
 
     def decode(self, rows: SequenceOf[DecodeRow]) -> list[Logits]: ...
 
@@ -105,7 +106,8 @@ class SpeechLMEngine:
     @property
     def has_work(self) -> bool:
         """Tell whether a step would do anything."""
-        return bool(self._running or self._waiting)
+        can_admit = bool(self._waiting) and self._allocator.free_count > 0
+        return can_admit or any(sequence.can_go_on for sequence in self._running.values())
 
     def idle_s(self) -> float:
         """Return the seconds until a step has something to do: 0 or, if nothing is under way, infinity."""
@@ -132,7 +134,19 @@ class SpeechLMEngine:
             InvalidGenerationError: it can never run here.
         """
         self.validate(request)
-        self._waiting.append(Sequence(request, self._guard, self._vocabulary))
+        self._waiting.append(Sequence(request, self._guard, self._vocabulary, self._limits.max_sequence_tokens))
+
+    def feed(self, request_id: str, text_ids: SequenceOf[int], is_last: bool) -> None:
+        """Take more text of an interleaved answer; nothing happens if it is gone already.
+
+        Raises:
+            InvalidGenerationError: it can't take the text; the answer is to be aborted.
+        """
+        sequence = self._running.get(request_id) or next(
+            (waiting for waiting in self._waiting if waiting.request.request_id == request_id), None
+        )
+        if sequence is not None:
+            sequence.push(text_ids, is_last)
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its slot; nothing happens if it is gone already."""
@@ -150,9 +164,13 @@ class SpeechLMEngine:
     def step(self) -> list[GenerationOutput]:
         """Advance every running request by a token, then admit waiting ones; return what came out."""
         self._counters.steps += 1
-        running = list(self._running.values())
-        outputs = self._decode(running)
-        return outputs + self._admit(self._limits.max_step_tokens - len(running))
+        feeds = [(sequence, feed) for sequence in self._running.values() if (feed := sequence.take()) is not None]
+        is_single = [feed.draws and len(feed.token_ids) == 1 for _, feed in feeds]
+        pieces = [each for each, single in zip(feeds, is_single, strict=True) if not single]
+        outputs = self._decode([each for each, single in zip(feeds, is_single, strict=True) if single])
+        for sequence, feed in pieces:
+            outputs += self._run_piece(sequence, feed)
+        return outputs + self._admit(self._limits.max_step_tokens - sum(len(feed.token_ids) for _, feed in feeds))
 
     def stats(self) -> EngineStats:
         """Return the counters."""
@@ -169,21 +187,22 @@ class SpeechLMEngine:
         assert None not in held and len(set(held)) == len(held)
         assert len(held) + self._allocator.free_count == self._limits.slots
 
-    def _decode(self, sequences: SequenceOf[Sequence]) -> list[GenerationOutput]:
-        if not sequences:
+    def _decode(self, feeds: SequenceOf[tuple[Sequence, Feed]]) -> list[GenerationOutput]:
+        """Advance those that feed the token they drew last."""
+        if not feeds:
             return []
-        self._counters.steps_by_rows[len(sequences)] += 1
+        self._counters.steps_by_rows[len(feeds)] += 1
         try:
-            logits = self._model.decode([_decode_row(sequence) for sequence in sequences])
+            logits = self._model.decode([_decode_row(*each) for each in feeds])
         except Exception:
             # Whose fault it is shows only alone; writing the same keys and values again does no harm.
-            logger.exception("a step of %d requests failed; running them one by one", len(sequences))
-            return [self._decode_alone(sequence) for sequence in sequences]
-        return [self._advance(sequence, row) for sequence, row in zip(sequences, logits, strict=True)]
+            logger.exception("a step of %d requests failed; running them one by one", len(feeds))
+            return [self._decode_alone(*each) for each in feeds]
+        return [self._advance(sequence, row) for (sequence, _), row in zip(feeds, logits, strict=True)]
 
-    def _decode_alone(self, sequence: Sequence) -> GenerationOutput:
+    def _decode_alone(self, sequence: Sequence, feed: Feed) -> GenerationOutput:
         try:
-            logits = self._model.decode([_decode_row(sequence)])[0]
+            logits = self._model.decode([_decode_row(sequence, feed)])[0]
         except Exception as err:
             return self._fail(sequence, err)
         return self._advance(sequence, logits)
@@ -195,17 +214,25 @@ class SpeechLMEngine:
             if len(prompt_ids) > budget_tokens:
                 break
             budget_tokens -= len(prompt_ids)
-            outputs.append(self._start(self._waiting.popleft()))
+            outputs += self._start(self._waiting.popleft())
         return outputs
 
-    def _start(self, sequence: Sequence) -> GenerationOutput:
+    def _start(self, sequence: Sequence) -> list[GenerationOutput]:
         sequence.slot = self._allocator.allocate()
         self._running[sequence.request.request_id] = sequence
+        feed = sequence.take()
+        return [] if feed is None else self._run_piece(sequence, feed)
+
+    def _run_piece(self, sequence: Sequence, feed: Feed) -> list[GenerationOutput]:
+        """Run several tokens of one request; where text must come before it speaks, nothing is drawn."""
+        assert sequence.slot is not None
+        start = sequence.fed_tokens - len(feed.token_ids)
+        further = (start,) if start else ()
         try:
-            logits = self._model.prefill(sequence.slot, sequence.request.prompt_ids)
+            logits = self._model.prefill(sequence.slot, feed.token_ids, *further)
         except Exception as err:
-            return self._fail(sequence, err)
-        return self._advance(sequence, logits)
+            return [self._fail(sequence, err)]
+        return [self._advance(sequence, logits)] if feed.draws else []
 
     def _advance(self, sequence: Sequence, logits: Logits) -> GenerationOutput:
         try:
@@ -235,6 +262,6 @@ class SpeechLMEngine:
             sequence.slot = None
 
 
-def _decode_row(sequence: Sequence) -> DecodeRow:
+def _decode_row(sequence: Sequence, feed: Feed) -> DecodeRow:
     assert sequence.slot is not None
-    return DecodeRow(sequence.slot, sequence.last_token_id, sequence.next_position)
+    return DecodeRow(sequence.slot, feed.token_ids[-1], sequence.fed_tokens - 1)

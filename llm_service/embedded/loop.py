@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -40,6 +40,8 @@ class Engine(Protocol):
 
     def add_request(self, request: GenerationRequest) -> None: ...
 
+    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None: ...
+
     def abort(self, request_id: str) -> None: ...
 
     def step(self) -> list[GenerationOutput]: ...
@@ -63,11 +65,12 @@ class _Inbox:
     """What other threads ask for, until the engine thread looks."""
 
     requests: list[GenerationRequest] = field(default_factory=list)
+    texts: list[tuple[str, Sequence[int], bool]] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     is_stopping: bool = False
 
     def has_mail(self) -> bool:
-        return bool(self.requests or self.aborts or self.is_stopping)
+        return bool(self.requests or self.texts or self.aborts or self.is_stopping)
 
 
 class EngineLoop:
@@ -150,6 +153,16 @@ class EngineLoop:
             self._inbox.requests.append(request)
             self._condition.notify()
 
+    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None:
+        """Bring more text of an interleaved answer; thread-safe, and harmless when it has ended.
+
+        Text that it can't take ends the answer with `InvalidGenerationError`.
+        """
+        with self._condition:
+            if request_id in self._entries:
+                self._inbox.texts.append((request_id, text_ids, is_last))
+                self._condition.notify()
+
     def abort(self, request_id: str) -> None:
         """Stop working on a request; thread-safe, and harmless when it has ended."""
         with self._condition:
@@ -189,6 +202,12 @@ class EngineLoop:
                 self._engine.add_request(request)
             except EngineError as err:
                 self._deliver(GenerationOutput(request.request_id, error=err))
+        for request_id, text_ids, is_last in inbox.texts:
+            try:
+                self._engine.feed(request_id, text_ids, is_last)
+            except EngineError as err:
+                self._engine.abort(request_id)
+                self._deliver(GenerationOutput(request_id, error=err))
         for request_id in inbox.aborts:
             self._engine.abort(request_id)
             self._forget(request_id, "aborted")

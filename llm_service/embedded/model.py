@@ -98,11 +98,11 @@ class SpeechLanguageModel:
         self._allocated().clear(slot)
 
     @torch.inference_mode()
-    def prefill(self, slot: int, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Run a prompt into a slot and return the logits after it, [rows] float32."""
+    def prefill(self, slot: int, token_ids: Sequence[int], start: int = 0) -> npt.NDArray[np.float32]:
+        """Run a prompt, or what comes behind `start` tokens, into a slot; return the logits after it, [rows]."""
         device = self._head_weight.device
-        length = len(token_ids)
-        positions = torch.arange(length, device=device).unsqueeze(0)
+        length = start + len(token_ids)
+        positions = torch.arange(start, length, device=device).unsqueeze(0)
         ids = torch.tensor([list(token_ids)], device=device)
         self._allocated().view(slice(slot, slot + 1), positions, length)
         logits = self._logits(self._forward(ids, positions, [length])[:, -1])

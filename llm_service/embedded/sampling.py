@@ -74,16 +74,19 @@ class TokenSampler:
         self._barred_rows = np.array(sorted(barred_rows), dtype=np.int64)
         self._drawn = 0
 
-    def sample(self, logits: npt.NDArray[np.float32]) -> int:
+    def sample(self, logits: npt.NDArray[np.float32], barred_now: IntArray | None = None) -> int:
         """Draw the next row and remember it.
 
         Args:
             logits: [rows] float32; not modified.
+            barred_now: rows that this draw must not give.
 
         Raises:
             GenerationFailedError: the logits are not finite, or no token is possible.
         """
         scores = self._scores(logits)
+        if barred_now is not None:
+            scores[barred_now] = -np.inf
         row = self._draw_from_nucleus(scores)
         if self._guard.is_repeated(row, self._recent):
             scores[row] = -np.inf

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
+from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, Feed, Interleaver
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
 from llm_service.embedded.stop_strings import Released, StopStringFilter
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
+from llm_service.errors import InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
+
+_TASK_AND_LAST = 2
+"""Places that an interleaved answer needs beside its text and speech: for task_id, and for the next token drawn."""
 
 
 class Sequence:
     """A request from its arrival to its last token."""
 
     def __init__(
-        self, request: GenerationRequest, guard: RepetitionGuard, vocabulary: SpeechVocabulary = COSYVOICE2
+        self,
+        request: GenerationRequest,
+        guard: RepetitionGuard,
+        vocabulary: SpeechVocabulary = COSYVOICE2,
+        positions: int = 0,
     ) -> None:
+        """Begin with a request that was checked; `positions` are those of its slot, for text that is still to come."""
+        self._positions = positions
         self.request = request
         self._vocabulary = vocabulary
         self.slot: int | None = None  # while running
-        self.last_token_id = request.prompt_ids[-1]
+        self.fed_tokens = 0  # in the slot
         self._generated = 0
+        self._latest = request.prompt_ids  # to be fed next, where the text is whole
+        self.interleaver: Interleaver | None = None
+        if request.interleaved is not None:
+            self.interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary)
+            closing = {*self._rows(vocabulary.end_ids), *self._rows(request.params.stop_token_ids)}
+            self._rows_of_ends = np.array(sorted(closing - set(self._rows([vocabulary.fill_id]))), dtype=np.int64)
         self._stops = StopStringFilter(request.params.stop)
         self._sampler = TokenSampler(
             request.params,
@@ -35,10 +52,33 @@ class Sequence:
             barred_rows=self._barred_rows(request.params),
         )
 
+    def push(self, text_ids: Collection[int], is_last: bool) -> None:
+        """Take more text of an answer that is interleaved.
+
+        Raises:
+            InvalidGenerationError: the answer takes none, has had its last, or has no room for it.
+        """
+        if self.interleaver is None:
+            raise InvalidGenerationError(
+                "the answer's text was whole when it began; only interleaved answers take more"
+            )
+        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - _TASK_AND_LAST
+        if len(text_ids) > room:
+            got = f"{len(text_ids)} more text tokens came, and there is room for {max(room, 0)}"
+            raise InvalidGenerationError(f"{got}; begin another answer for them")
+        self.interleaver.push(text_ids, is_last)
+
     @property
-    def next_position(self) -> int:
-        """Where the latest token goes in the slot."""
-        return len(self.request.prompt_ids) + self._generated - 1
+    def can_go_on(self) -> bool:
+        """Whether `take` has something."""
+        return self.interleaver is None or self.interleaver.can_go_on
+
+    def take(self) -> Feed | None:
+        """Return what goes into the LLM next, which then counts as fed; None while text must come first."""
+        feed = Feed(self._latest, draws=True) if self.interleaver is None else self.interleaver.take()
+        if feed is not None:
+            self.fed_tokens += len(feed.token_ids)
+        return feed
 
     def advance(self, logits: npt.NDArray[np.float32]) -> GenerationOutput:
         """Draw the next token from logits [rows of the head] and say what may be handed out.
@@ -46,18 +86,37 @@ class Sequence:
         Raises:
             GenerationFailedError: no token can be drawn.
         """
-        row = self._sampler.sample(logits)
+        row = self._sampler.sample(logits, self._barred_now())
         token_id = self._vocabulary.first_id + row
+        if self.interleaver is not None and not self.interleaver.is_closed and token_id == self._vocabulary.fill_id:
+            self.interleaver.note_fill()
+            return self._output(Released())
         self._generated += 1
-        self.last_token_id = token_id
+        self._latest = (token_id,)
+        if self.interleaver is not None and row < SPEECH_TOKEN_COUNT:
+            self.interleaver.note(token_id)
         if row >= SPEECH_TOKEN_COUNT or token_id in self.request.params.stop_token_ids:
             return self._stopped_by_token(token_id, row)
         released = self._stops.push(token_id, self._vocabulary.row_text(row))
         if released.stop is not None:
             return self._output(released, FinishReason.STOP, released.stop)
-        if self._generated >= self.request.params.max_tokens:
+        if self._generated >= self._most_tokens():
             return self._output(_joined(released, self._stops.flush()), FinishReason.LENGTH)
         return self._output(released)
+
+    def _barred_now(self) -> npt.NDArray[np.int64] | None:
+        """Return the rows that must not be drawn while text is to come."""
+        return None if self.interleaver is None or self.interleaver.is_closed else self._rows_of_ends
+
+    def _most_tokens(self) -> int:
+        """Return how long the answer may be; a text that came in pieces bounds it once it is whole."""
+        most = self.request.params.max_tokens
+        if self.interleaver is None:
+            return most
+        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - _TASK_AND_LAST
+        if self.interleaver.is_closed:
+            most = min(most, max(1, self.interleaver.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN))
+        return min(most, self._generated + max(room, 0))
 
     def _stopped_by_token(self, token_id: int, row: int) -> GenerationOutput:
         released = self._stops.flush()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from llm_service.embedded.buckets import Buckets
+from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.errors import EngineError
 
 DEFAULT_PRIORITY = 10
@@ -57,6 +58,7 @@ class GenerationRequest:
         0.0  # what the caller needs behind the head start; 0: as fast as can be. The GPU engine's alone
     )
     head_start_tokens: int = 0  # tokens that it needs at once
+    interleaved: InterleavedPrompt | None = None  # the text comes by `feed` while speech is drawn; None: all is there
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 MAX_WINDOW_TOKENS = 256
 """Of repetition-aware sampling: the device looks at all of it in one go."""
 
+_WHOLE_TEXTS = "this engine draws answers to whole texts only; interleaved ones run on the reference engine (on a CPU)"
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -136,6 +138,8 @@ class GpuEngine:
         Raises:
             InvalidGenerationError: it can never run here; the message says why.
         """
+        if request.interleaved is not None:
+            raise InvalidGenerationError(f"{_WHOLE_TEXTS}; send the text whole")
         tokens, limits = len(request.prompt_ids), self._limits
         room = min(limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS) - tokens
         check_request(request, limits.max_sequence_tokens - 1, self._vocabulary_rows, room)
@@ -143,6 +147,14 @@ class GpuEngine:
             raise InvalidGenerationError(
                 f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
             )
+
+    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None:
+        """Refuse more text: `validate` lets no answer in that would take it.
+
+        Raises:
+            InvalidGenerationError: always.
+        """
+        raise InvalidGenerationError(f"request {request_id} takes no further text: {_WHOLE_TEXTS}")
 
     def add_request(self, request: GenerationRequest) -> None:
         """Put a request in the queue.

@@ -1,0 +1,280 @@
+"""Text that comes while its speech is drawn: the order of the original's traces, and what differs on purpose."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llm_service.embedded.engine import EngineLimits, Logits, SpeechLMEngine
+from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, InterleavedPrompt
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
+from llm_service.errors import EngineError, InvalidGenerationError
+from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary
+from servicekit.clock import SystemClock
+from tests import ROOT
+
+LIMITS = EngineLimits(slots=2, max_sequence_tokens=400, max_step_tokens=500)
+NO_GUARD = RepetitionGuard(0)
+PARAMS = SamplingParams(max_tokens=200, seed=3, temperature=0.0, repetition_penalty=1.0)
+WAIT_S = 30.0
+
+
+class ScriptedModel:
+    """Remembers what is fed; wants 100, 101, 102, ... and then the end, and before all a draw's wish."""
+
+    def __init__(self, vocabulary: SpeechVocabulary, length: int, wishes: dict[int, int] | None = None) -> None:
+        self._vocabulary, self._length, self._wishes = vocabulary, length, wishes or {}
+        self.fed: list[int] = []
+
+    def prefill(self, slot: int, token_ids: Sequence[int], start: int = 0) -> Logits:
+        assert start == len(self.fed), "positions have no gap"
+        self.fed += token_ids
+        return self._logits()
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]:
+        (row,) = rows
+        assert row.position == len(self.fed)
+        self.fed.append(row.token_id)
+        return [self._logits()]
+
+    def clear_slot(self, slot: int) -> None:
+        raise AssertionError("nothing fails here")
+
+    def _logits(self) -> Logits:
+        """Nothing tells a model whether a token will be drawn, so what it wants goes by what was drawn."""
+        drawn = sum(1 for token in self.fed if 100 <= token - self._vocabulary.first_id < 900)
+        logits = np.full(self._vocabulary.head_rows, -50.0, np.float32)
+        end = self._vocabulary.eos_id - self._vocabulary.first_id
+        logits[100 + drawn if drawn < self._length else end] = 5.0
+        if drawn in self._wishes:
+            logits[self._wishes[drawn] - self._vocabulary.first_id] = 9.0
+        return logits
+
+
+def names_of(ids: Sequence[int], vocabulary: SpeechVocabulary) -> list[str]:
+    """Name ids as the traces do."""
+    special = {vocabulary.sos_id: "sos", vocabulary.task_id: "task", vocabulary.endofprompt_id: "eop"}
+    return [
+        special.get(token, f"s{token - vocabulary.first_id}" if vocabulary.is_speech(token) else f"t{token}")
+        for token in ids
+    ]
+
+
+def make_request(
+    case: dict[str, Any], vocabulary: SpeechVocabulary, params: SamplingParams = PARAMS
+) -> GenerationRequest:
+    """Lay a case's prompt out: in CosyVoice3 the instruction up to its end mark belongs to the begin."""
+    transcript = list(case["prompt_text"])
+    split = transcript.index(vocabulary.endofprompt_id) + 1 if vocabulary is COSYVOICE3 else 0
+    speech = [vocabulary.llm_id(1000 + index) for index in range(case["prompt_speech_len"])]
+    prompt = (vocabulary.sos_id, *transcript, *speech)
+    return GenerationRequest("a", prompt, params, interleaved=InterleavedPrompt(1 + split, len(transcript) - split))
+
+
+def run(engine: SpeechLMEngine, request: GenerationRequest, text: Sequence[int]) -> list[GenerationOutput]:
+    """Bring the text an id at a time, each when the engine has nothing to do any more."""
+    outputs: list[GenerationOutput] = []
+    engine.add_request(request)
+    for index in range(len(text) + 1):
+        while engine.has_work:
+            outputs += engine.step()
+            engine.check_integrity()
+        engine.feed("a", text[index : index + 1], is_last=index == len(text))
+    while engine.has_work:
+        outputs += engine.step()
+    assert outputs[-1].is_last and engine.stats().free_slots == LIMITS.slots
+    return outputs
+
+
+def speech_of(outputs: Sequence[GenerationOutput], vocabulary: SpeechVocabulary) -> list[int]:
+    return [vocabulary.speech_id(token) for output in outputs for token in output.token_ids]
+
+
+def trace(folder: str, name: str) -> dict[str, Any]:
+    cases = json.loads((ROOT / "tests" / "assets" / "llm_traces" / f"{folder}.json").read_text())["cases"]
+    return dict(cases[name])
+
+
+FAMILIES = {"cosyvoice2_unet": COSYVOICE2, "cosyvoice3_dit": COSYVOICE3}
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("cosyvoice2_unet", "bi"), ("cosyvoice2_unet", "bi_no_prompt"), ("cosyvoice3_dit", "bi")]
+)
+def test_what_is_fed_is_the_originals_trace_without_the_token_that_it_feeds_twice(folder: str, name: str) -> None:
+    case, vocabulary = trace(folder, name), FAMILIES[folder]
+    model = ScriptedModel(vocabulary, len(case["yielded"]))
+    outputs = run(SpeechLMEngine(model, LIMITS, NO_GUARD, vocabulary), make_request(case, vocabulary), case["text"])
+    expected = " ".join(case["fed_per_step"]).split()
+    twice = [index for index in range(1, len(expected)) if expected[index] == expected[index - 1]]
+    assert len(twice) == 1, "the token before the rest of the text"
+    del expected[twice[0]]
+    assert names_of(model.fed, vocabulary) == expected
+    assert speech_of(outputs, vocabulary) == case["yielded"]
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+def test_prompt_speech_that_a_short_text_leaves_over_is_fed_behind_it() -> None:
+    case = trace("cosyvoice2_unet", "bi_text_too_short_for_prompt")
+    model = ScriptedModel(COSYVOICE2, len(case["yielded"]))
+    outputs = run(SpeechLMEngine(model, LIMITS, NO_GUARD), make_request(case, COSYVOICE2), case["text"])
+    first, *later = (step.split() for step in case["fed_per_step"])
+    rest = [f"s{1000 + index}" for index in range(18)]
+    assert names_of(model.fed, COSYVOICE2) == [*first, *rest, *(name for step in later for name in step)]
+    assert speech_of(outputs, COSYVOICE2) == case["yielded"]
+
+
+@pytest.mark.parametrize("folder", FAMILIES)
+def test_no_end_is_drawn_while_text_is_to_come(folder: str) -> None:
+    case, vocabulary = trace(folder, "bi_eos_while_text_pending"), FAMILIES[folder]
+    stops = frozenset(vocabulary.end_ids)
+    for end in vocabulary.end_ids[:3]:
+        if end == vocabulary.fill_id:
+            continue
+        model = ScriptedModel(vocabulary, 40, wishes={5: end})
+        request = make_request(case, vocabulary, replace(PARAMS, stop_token_ids=stops))
+        outputs = run(SpeechLMEngine(model, LIMITS, NO_GUARD, vocabulary), request, case["text"])
+        assert speech_of(outputs, vocabulary) == list(range(100, 140))
+
+
+def test_nothing_is_drawn_before_any_text() -> None:
+    case = trace("cosyvoice3_dit", "bi_no_llm_prompt_speech")
+    model = ScriptedModel(COSYVOICE3, len(case["yielded"]))
+    engine = SpeechLMEngine(model, LIMITS, NO_GUARD, COSYVOICE3)
+    outputs = run(engine, make_request(case, COSYVOICE3), case["text"])
+    fed = names_of(model.fed, COSYVOICE3)
+    assert fed[:9] == ["sos", "t31", "t32", "eop", "t1", "t2", "t3", "t4", "t5"]
+    assert fed[24:29] == ["t6", "t7", "t8", "t9", "t10"] and fed[44:47] == ["t11", "t12", "task"]
+    assert speech_of(outputs, COSYVOICE3) == case["yielded"]
+
+
+@pytest.mark.parametrize("vocabulary", FAMILIES.values(), ids=FAMILIES)
+def test_a_fill_that_the_llm_draws_itself_asks_for_text_and_is_neither_fed_nor_handed_out(
+    vocabulary: SpeechVocabulary,
+) -> None:
+    model = ScriptedModel(vocabulary, 25, wishes={4: vocabulary.fill_id})
+    begin = (vocabulary.sos_id, vocabulary.endofprompt_id)
+    request = GenerationRequest("a", begin, PARAMS, interleaved=InterleavedPrompt(2, 0))
+    outputs: list[GenerationOutput] = []
+    engine = SpeechLMEngine(model, LIMITS, NO_GUARD, vocabulary)
+    engine.add_request(request)
+    engine.feed("a", range(1, 8), is_last=False)
+    while engine.has_work:
+        outputs += engine.step()
+    assert speech_of(outputs, vocabulary) == [100, 101, 102, 103], "it waits for text after four tokens"
+    engine.feed("a", (), is_last=True)
+    model._wishes.clear()
+    while engine.has_work:
+        outputs += engine.step()
+    assert names_of(model.fed, vocabulary)[7:14] == ["s100", "s101", "s102", "s103", "t6", "t7", "task"]
+    assert speech_of(outputs, vocabulary) == list(range(100, 125))
+
+
+def test_a_prompt_of_whole_blocks_waits_for_text_before_it_speaks() -> None:
+    case = {"prompt_text": [51, 52, 53, 54, 55], "prompt_speech_len": 15}
+    model = ScriptedModel(COSYVOICE2, 20)
+    engine = SpeechLMEngine(model, LIMITS, NO_GUARD)
+    engine.add_request(make_request(case, COSYVOICE2))
+    while engine.has_work:
+        assert engine.step() == []
+    assert len(model.fed) == 21, "the prompt's block is computed while text is waited for"
+    assert engine.stats().running == 1 and not engine.has_work
+
+
+@pytest.fixture
+def engine(model: SpeechLanguageModel) -> SpeechLMEngine:
+    model.allocate_cache(model.cache_shape(LIMITS.slots, LIMITS.max_sequence_tokens), rows_per_forward=2)
+    return SpeechLMEngine(model, LIMITS, RepetitionGuard())
+
+
+def test_the_models_cache_grows_as_if_all_had_been_there_at_once(model: SpeechLanguageModel) -> None:
+    model.allocate_cache(model.cache_shape(2, 60), rows_per_forward=2)
+    ids = [COSYVOICE2.sos_id, *range(20), *(COSYVOICE2.llm_id(token) for token in range(30))]
+    whole = model.prefill(1, ids)
+    model.prefill(0, ids[:7])
+    (one,) = model.decode([DecodeRow(0, ids[7], 7)])
+    model.prefill(0, ids[8:40], 8)
+    pieces = model.prefill(0, ids[40:], 40)
+    np.testing.assert_allclose(pieces, whole, atol=1e-4)
+    assert np.abs(one - whole).max() > 1e-3
+
+
+def test_interleaved_answers_do_not_touch_their_neighbours(engine: SpeechLMEngine, model: SpeechLanguageModel) -> None:
+    plain = GenerationRequest("b", (COSYVOICE2.sos_id, *range(9), COSYVOICE2.task_id), SamplingParams(40, 5))
+    engine.add_request(plain)
+    alone: list[GenerationOutput] = []
+    while engine.has_work:
+        alone += engine.step()
+    request = make_request({"prompt_text": [51], "prompt_speech_len": 8}, COSYVOICE2, replace(PARAMS, temperature=0.8))
+    beside: list[GenerationOutput] = []
+    engine.add_request(request)
+    engine.add_request(plain)
+    for piece in (range(1, 8), range(8, 20), ()):
+        for _ in range(9):
+            beside += engine.step()
+        engine.feed("a", piece, is_last=not piece)
+    while engine.has_work:
+        beside += engine.step()
+        engine.check_integrity()
+    of_plain = [output for output in beside if output.request_id == "b"]
+    assert [output.token_ids for output in of_plain] == [output.token_ids for output in alone]
+    spoken = speech_of([output for output in beside if output.request_id == "a"], COSYVOICE2)
+    assert 37 <= len(spoken) <= 19 * MAX_SPEECH_PER_TEXT_TOKEN, "7 and 15 and 15 tokens before the last text"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param([(COSYVOICE2.sos_id,)], "out of range 0..151662", id="no text"),
+        pytest.param([range(400)], "400 more text tokens came, and there is room for", id="too long"),
+        pytest.param([(1, 2), (3,)], "text came behind the last", id="after the end"),
+    ],
+)
+def test_text_that_cant_be_taken_is_refused(text: list[Sequence[int]], said: str) -> None:
+    engine = SpeechLMEngine(ScriptedModel(COSYVOICE2, 9), LIMITS, NO_GUARD)
+    engine.add_request(make_request({"prompt_text": [51], "prompt_speech_len": 8}, COSYVOICE2))
+    for piece in text[:-1]:
+        engine.feed("a", piece, is_last=True)
+    with pytest.raises(InvalidGenerationError, match=said):
+        engine.feed("a", text[-1], is_last=False)
+
+
+def test_an_answer_whose_text_is_whole_takes_no_more_and_a_wrong_layout_is_refused() -> None:
+    engine = SpeechLMEngine(ScriptedModel(COSYVOICE2, 9), LIMITS, NO_GUARD)
+    engine.add_request(GenerationRequest("a", (COSYVOICE2.sos_id, 1, COSYVOICE2.task_id), PARAMS))
+    with pytest.raises(InvalidGenerationError, match="was whole when it began"):
+        engine.feed("a", (1,), is_last=True)
+    engine.feed("gone", (1,), is_last=True)
+    wrong = GenerationRequest("b", (COSYVOICE2.sos_id, 1, 2), PARAMS, interleaved=InterleavedPrompt(1, 1))
+    with pytest.raises(InvalidGenerationError, match="expected at least 1, and speech tokens behind both"):
+        engine.add_request(wrong)
+
+
+@pytest.fixture
+def loop() -> Iterator[EngineLoop]:
+    loop = EngineLoop(SpeechLMEngine(ScriptedModel(COSYVOICE2, 20), LIMITS, NO_GUARD), 4, SystemClock())
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def test_the_loop_hands_text_on_and_ends_what_cant_take_it(loop: EngineLoop) -> None:
+    outputs: queue.Queue[GenerationOutput] = queue.Queue()
+    request = GenerationRequest("a", (COSYVOICE2.sos_id,), PARAMS, interleaved=InterleavedPrompt(1, 0))
+    loop.submit(request, outputs.put)
+    loop.feed("a", range(1, 6), is_last=False)
+    spoken = [token for _ in range(15) for token in outputs.get(timeout=WAIT_S).token_ids]
+    assert [COSYVOICE2.speech_id(token) for token in spoken] == list(range(100, 115))
+    loop.feed("a", (COSYVOICE2.sos_id,), is_last=False)
+    last = outputs.get(timeout=WAIT_S)
+    assert isinstance(last.error, EngineError) and "out of range" in str(last.error)
+    assert loop.stats().free_slots == LIMITS.slots
