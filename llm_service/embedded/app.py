@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from llm_service.embedded.generation import ClientDisconnected, Generation, run_unless_disconnected
+from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.metrics import CONTENT_TYPE, metrics_text
 from llm_service.embedded.prompts import PromptReader
@@ -28,6 +29,8 @@ from llm_service.embedded.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
+    InterleavedFields,
+    MoreText,
     RequestRefused,
     parse_request,
 )
@@ -77,7 +80,15 @@ class SpeechLMServer:
         """POST /v1/completions."""
         fields = parse_request(CompletionRequest, await _read_body(request, self._max_body_bytes))
         prompt_ids = await self._read(self._prompts.from_completion, fields.prompt, fields.add_special_tokens)
-        return await self._answer(request, fields, prompt_ids, is_chat=False)
+        return await self._answer(request, fields, prompt_ids, is_chat=False, interleaved=fields.interleaved)
+
+    async def more_text(self, request: Request) -> Response:
+        """POST /v1/completions/text."""
+        more = parse_request(MoreText, await _read_body(request, self._max_body_bytes))
+        if not self.loop.feed(_interleaved_id(more.id), more.text_ids, more.is_last):
+            message = f"there is no interleaved answer {more.id!r}, or it has ended"
+            raise RequestRefused(message, param="id", code="answer_not_found", status=404)
+        return JSONResponse({"id": more.id, "object": "text_completion.text"})
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -95,12 +106,21 @@ class SpeechLMServer:
         return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
 
     async def _answer(
-        self, request: Request, fields: GenerationFields, prompt_ids: tuple[int, ...], is_chat: bool
+        self,
+        request: Request,
+        fields: GenerationFields,
+        prompt_ids: tuple[int, ...],
+        is_chat: bool,
+        interleaved: InterleavedFields | None = None,
     ) -> Response:
         if fields.model is not None and fields.model != self.model_name:
             message = f"model {fields.model!r} is not served here; {self.model_name!r} is"
             raise RequestRefused(message, param="model", code="model_not_found", status=404)
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        layout: InterleavedPrompt | None = None
+        if interleaved is not None:
+            request_id = _interleaved_id(interleaved.id)
+            layout = InterleavedPrompt(interleaved.begin_tokens, interleaved.transcript_tokens)
         shape = AnswerShape(
             request_id, self.model_name, self._now(), is_chat, fields.detokenize, fields.wants_token_ids, prompt_ids
         )
@@ -115,6 +135,7 @@ class SpeechLMServer:
             trace_id,
             continued_tokens=fields.continued_tokens,
             wants_text=fields.detokenize,
+            interleaved=layout,
         )
         generation = Generation(self.loop, asked, span)
         generation.start()
@@ -192,6 +213,7 @@ def create_app(server: SpeechLMServer, door: Door = nullcontext) -> FastAPI:
 
     app = FastAPI(title="Speech-token LLM", lifespan=lifespan, openapi_url=None)
     app.add_api_route("/v1/completions", server.complete, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions/text", server.more_text, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", server.chat, methods=["POST"], response_model=None)
 
     @app.get("/v1/models")
@@ -246,6 +268,11 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise RequestRefused(f"the body is over {max_bytes} bytes; shorten it", code="too_large", status=413)
     return bytes(body)
+
+
+def _interleaved_id(name: str) -> str:
+    """Return the engine's name of an answer that its caller named."""
+    return f"cmpl-interleaved-{name}"
 
 
 def _sampling_params(fields: GenerationFields, room_tokens: int) -> SamplingParams:

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llm_service.embedded.interleaving import Feed
+from llm_service.embedded.interleaving import Feed, Interleaver
 from llm_service.embedded.kv_cache import SlotAllocator
 from llm_service.embedded.model import DecodeRow
 from llm_service.embedded.sampling import RepetitionGuard
@@ -126,6 +126,8 @@ class SpeechLMEngine:
         """
         room = self._limits.max_sequence_tokens - len(request.prompt_ids)
         check_request(request, self._limits.max_prompt_tokens, self._vocabulary.table_rows, room)
+        if request.interleaved is not None:
+            Interleaver(request.prompt_ids, request.interleaved, self._vocabulary)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Put a request in the queue.

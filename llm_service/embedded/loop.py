@@ -153,15 +153,18 @@ class EngineLoop:
             self._inbox.requests.append(request)
             self._condition.notify()
 
-    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None:
-        """Bring more text of an interleaved answer; thread-safe, and harmless when it has ended.
+    def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> bool:
+        """Bring more text of an interleaved answer; thread-safe. Text that it can't take ends it with an error.
 
-        Text that it can't take ends the answer with `InvalidGenerationError`.
+        Returns:
+            False if there is no such answer, or it has ended.
         """
         with self._condition:
-            if request_id in self._entries:
-                self._inbox.texts.append((request_id, text_ids, is_last))
-                self._condition.notify()
+            if request_id not in self._entries:
+                return False
+            self._inbox.texts.append((request_id, text_ids, is_last))
+            self._condition.notify()
+            return True
 
     def abort(self, request_id: str) -> None:
         """Stop working on a request; thread-safe, and harmless when it has ended."""

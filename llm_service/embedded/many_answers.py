@@ -77,6 +77,8 @@ class ManyAnswers:
         """Do what a `GenerateManyRequest` asks for."""
         for asked in message.begin:
             self.begin(asked)
+        for text in message.texts:
+            self.feed(text)
         for number in message.cancel:
             self.cancel(number)
 
@@ -102,6 +104,12 @@ class ManyAnswers:
         if asked.timeout_ms:
             answer.timer = self._event_loop.call_later(asked.timeout_ms / _MS, self._expire, number)
         self._answers[number] = answer
+
+    def feed(self, text: Any) -> None:
+        """Hand on a `MoreText`; harmless when its answer has ended."""
+        answer = self._answers.get(text.number)
+        if answer is not None:
+            self._loop.feed(answer.request_id, tuple(text.text_ids), text.is_last)
 
     def cancel(self, number: int) -> None:
         """End an answer; harmless when it has ended."""

@@ -89,10 +89,30 @@ class GenerationFields(_Strict):
         return self.return_token_ids or not self.detokenize
 
 
+AnswerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class InterleavedFields(_Strict):
+    """Of an answer whose text comes while its speech is drawn, by POST /v1/completions/text."""
+
+    id: AnswerId  # the caller's name for the answer, new and not to be guessed
+    begin_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of sos, and the instruction up to its end mark
+    transcript_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)]  # behind them; all further ones are the voice's speech
+
+
+class MoreText(_Strict):
+    """POST /v1/completions/text: more text of an interleaved answer, behind what came before."""
+
+    id: AnswerId
+    text_ids: list[TokenId]
+    is_last: bool = False  # no text comes behind it
+
+
 class CompletionRequest(GenerationFields):
     """POST /v1/completions. A string prompt is the raw prompt, control tokens and all."""
 
     prompt: str | list[int]
+    interleaved: InterleavedFields | None = None
     add_special_tokens: bool = True  # what the tokenizer itself adds to a string prompt; ours adds nothing
 
 
@@ -119,7 +139,7 @@ class ChatCompletionRequest(GenerationFields):
         return self
 
 
-RequestT = TypeVar("RequestT", bound=GenerationFields)
+RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 def parse_request(kind: type[RequestT], body: bytes) -> RequestT:

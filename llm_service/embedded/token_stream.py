@@ -18,6 +18,7 @@ from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.embedded.generation import Generation
+from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.many_answers import REASONS, ManyAnswers, speech_ids
 from llm_service.embedded.types import DEFAULT_PRIORITY, GenerationRequest, SamplingParams
@@ -69,6 +70,10 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
         span.note(request_id=request_id)
         generation: Generation | None = None
         try:
+            if request.HasField("interleaved"):
+                raise InvalidGenerationError(
+                    "Generate takes no further text; ask for interleaved answers by GenerateMany"
+                )
             asked = self._asked(request, request_id, context.time_remaining(), span.trace_id)
             generation = Generation(self._loop, asked, span)
             generation.start()
@@ -149,6 +154,7 @@ class SpeechTokenServicer(stubs.SpeechTokenServiceServicer):
             deadline_s=None if remaining_s is None else self._clock.now() + remaining_s,
             continued_tokens=request.continued_tokens,
             wants_text=False,
+            interleaved=_interleaved(request.interleaved) if request.HasField("interleaved") else None,
             tokens_per_s=request.tokens_per_s,
             head_start_tokens=request.head_start_tokens,
         )
@@ -180,6 +186,10 @@ def _sampling(given: Any) -> dict[str, Any]:
             raise InvalidGenerationError(f"{name} is {value}; expected more than 0 and at most {highest:g}")
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return {name: getattr(given, name) for name in names}
+
+
+def _interleaved(given: Any) -> InterleavedPrompt:
+    return InterleavedPrompt(given.begin_tokens, given.transcript_tokens)
 
 
 def _require(name: str, value: float, low: float, high: float) -> None:

@@ -8,14 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from tts_api.llm.v1 import speech_token_service_pb2 as messages
+from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.embedded.engine import EngineLimits, Logits, SpeechLMEngine
 from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.token_server import serving_tokens
+from llm_service.embedded.token_stream import SpeechTokenServicer
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import EngineError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary
@@ -278,3 +283,24 @@ def test_the_loop_hands_text_on_and_ends_what_cant_take_it(loop: EngineLoop) -> 
     last = outputs.get(timeout=WAIT_S)
     assert isinstance(last.error, EngineError) and "out of range" in str(last.error)
     assert loop.stats().free_slots == LIMITS.slots
+
+
+async def test_over_grpc_text_comes_among_the_answers_of_one_stream(loop: EngineLoop) -> None:
+    async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = stubs.SpeechTokenServiceStub(channel)
+            layout = messages.Interleaved(begin_tokens=1)
+            asked = messages.GenerateRequest(prompt_ids=[COSYVOICE2.sos_id], max_tokens=100, interleaved=layout)
+            asked.sampling.CopyFrom(messages.Sampling(top_p=1.0, repetition_penalty=1.0))
+            call = stub.GenerateMany(timeout=WAIT_S)
+            await call.write(messages.GenerateManyRequest(begin=[messages.NumberedRequest(number=7, request=asked)]))
+            spoken = list[int]()
+            for text in (range(1, 6), ()):
+                more = messages.MoreText(number=7, text_ids=text, is_last=not text)
+                await call.write(messages.GenerateManyRequest(texts=[more]))
+                while len(spoken) < (20 if not text else 15):
+                    spoken += [token for part in (await call.read()).parts for token in part.response.speech_ids]
+            assert spoken == list(range(100, 120))
+            call.cancel()
+            with pytest.raises(grpc.aio.AioRpcError, match="ask for interleaved answers by GenerateMany"):
+                await stub.Generate(asked, timeout=WAIT_S).read()

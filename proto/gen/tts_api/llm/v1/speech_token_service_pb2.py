@@ -14,31 +14,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tts_api/llm/v1/speech_token_service.proto\x12\x0etts_api.llm.v1\"U\n\x13GenerateManyRequest\x12.\n\x05\x62\x65gin\x18\x01 \x03(\x0b\x32\x1f.tts_api.llm.v1.NumberedRequest\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\"|\n\x0fNumberedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x07request\x18\x02 \x01(\x0b\x32\x1f.tts_api.llm.v1.GenerateRequest\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"C\n\x14GenerateManyResponse\x12+\n\x05parts\x18\x01 \x03(\x0b\x32\x1c.tts_api.llm.v1.NumberedPart\"|\n\x0cNumberedPart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32 .tts_api.llm.v1.GenerateResponse\x12(\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x17.tts_api.llm.v1.Failure\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xf2\x01\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12*\n\x08sampling\x18\x02 \x01(\x0b\x32\x18.tts_api.llm.v1.Sampling\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x10\x63ontinued_tokens\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\r\x12\x19\n\x11head_start_tokens\x18\x08 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x02\x42\x07\n\x05_seed\"h\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\"[\n\x10GenerateResponse\x12\x12\n\nspeech_ids\x18\x01 \x03(\r\x12\x33\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.tts_api.llm.v1.FinishReason*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc4\x01\n\x12SpeechTokenService\x12O\n\x08Generate\x12\x1f.tts_api.llm.v1.GenerateRequest\x1a .tts_api.llm.v1.GenerateResponse0\x01\x12]\n\x0cGenerateMany\x12#.tts_api.llm.v1.GenerateManyRequest\x1a$.tts_api.llm.v1.GenerateManyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tts_api/llm/v1/speech_token_service.proto\x12\x0etts_api.llm.v1\"~\n\x13GenerateManyRequest\x12.\n\x05\x62\x65gin\x18\x01 \x03(\x0b\x32\x1f.tts_api.llm.v1.NumberedRequest\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x04\x12\'\n\x05texts\x18\x03 \x03(\x0b\x32\x18.tts_api.llm.v1.MoreText\"=\n\x08MoreText\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08text_ids\x18\x02 \x03(\r\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"|\n\x0fNumberedRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x07request\x18\x02 \x01(\x0b\x32\x1f.tts_api.llm.v1.GenerateRequest\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"C\n\x14GenerateManyResponse\x12+\n\x05parts\x18\x01 \x03(\x0b\x32\x1c.tts_api.llm.v1.NumberedPart\"|\n\x0cNumberedPart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32 .tts_api.llm.v1.GenerateResponse\x12(\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x17.tts_api.llm.v1.Failure\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xa4\x02\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12*\n\x08sampling\x18\x02 \x01(\x0b\x32\x18.tts_api.llm.v1.Sampling\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x10\x63ontinued_tokens\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\r\x12\x19\n\x11head_start_tokens\x18\x08 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x02\x12\x30\n\x0binterleaved\x18\n \x01(\x0b\x32\x1b.tts_api.llm.v1.InterleavedB\x07\n\x05_seed\">\n\x0bInterleaved\x12\x14\n\x0c\x62\x65gin_tokens\x18\x01 \x01(\r\x12\x19\n\x11transcript_tokens\x18\x02 \x01(\r\"h\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\"[\n\x10GenerateResponse\x12\x12\n\nspeech_ids\x18\x01 \x03(\r\x12\x33\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1c.tts_api.llm.v1.FinishReason*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc4\x01\n\x12SpeechTokenService\x12O\n\x08Generate\x12\x1f.tts_api.llm.v1.GenerateRequest\x1a .tts_api.llm.v1.GenerateResponse0\x01\x12]\n\x0cGenerateMany\x12#.tts_api.llm.v1.GenerateManyRequest\x1a$.tts_api.llm.v1.GenerateManyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tts_api.llm.v1.speech_token_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=955
-  _globals['_FINISHREASON']._serialized_end=1050
+  _globals['_FINISHREASON']._serialized_start=1173
+  _globals['_FINISHREASON']._serialized_end=1268
   _globals['_GENERATEMANYREQUEST']._serialized_start=61
-  _globals['_GENERATEMANYREQUEST']._serialized_end=146
-  _globals['_NUMBEREDREQUEST']._serialized_start=148
-  _globals['_NUMBEREDREQUEST']._serialized_end=272
-  _globals['_GENERATEMANYRESPONSE']._serialized_start=274
-  _globals['_GENERATEMANYRESPONSE']._serialized_end=341
-  _globals['_NUMBEREDPART']._serialized_start=343
-  _globals['_NUMBEREDPART']._serialized_end=467
-  _globals['_FAILURE']._serialized_start=469
-  _globals['_FAILURE']._serialized_end=509
-  _globals['_GENERATEREQUEST']._serialized_start=512
-  _globals['_GENERATEREQUEST']._serialized_end=754
-  _globals['_SAMPLING']._serialized_start=756
-  _globals['_SAMPLING']._serialized_end=860
-  _globals['_GENERATERESPONSE']._serialized_start=862
-  _globals['_GENERATERESPONSE']._serialized_end=953
-  _globals['_SPEECHTOKENSERVICE']._serialized_start=1053
-  _globals['_SPEECHTOKENSERVICE']._serialized_end=1249
+  _globals['_GENERATEMANYREQUEST']._serialized_end=187
+  _globals['_MORETEXT']._serialized_start=189
+  _globals['_MORETEXT']._serialized_end=250
+  _globals['_NUMBEREDREQUEST']._serialized_start=252
+  _globals['_NUMBEREDREQUEST']._serialized_end=376
+  _globals['_GENERATEMANYRESPONSE']._serialized_start=378
+  _globals['_GENERATEMANYRESPONSE']._serialized_end=445
+  _globals['_NUMBEREDPART']._serialized_start=447
+  _globals['_NUMBEREDPART']._serialized_end=571
+  _globals['_FAILURE']._serialized_start=573
+  _globals['_FAILURE']._serialized_end=613
+  _globals['_GENERATEREQUEST']._serialized_start=616
+  _globals['_GENERATEREQUEST']._serialized_end=908
+  _globals['_INTERLEAVED']._serialized_start=910
+  _globals['_INTERLEAVED']._serialized_end=972
+  _globals['_SAMPLING']._serialized_start=974
+  _globals['_SAMPLING']._serialized_end=1078
+  _globals['_GENERATERESPONSE']._serialized_start=1080
+  _globals['_GENERATERESPONSE']._serialized_end=1171
+  _globals['_SPEECHTOKENSERVICE']._serialized_start=1271
+  _globals['_SPEECHTOKENSERVICE']._serialized_end=1467
 # @@protoc_insertion_point(module_scope)

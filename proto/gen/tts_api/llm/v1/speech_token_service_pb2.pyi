@@ -16,12 +16,24 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateManyRequest(_message.Message):
-    __slots__ = ("begin", "cancel")
+    __slots__ = ("begin", "cancel", "texts")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     begin: _containers.RepeatedCompositeFieldContainer[NumberedRequest]
     cancel: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, begin: _Optional[_Iterable[_Union[NumberedRequest, _Mapping]]] = ..., cancel: _Optional[_Iterable[int]] = ...) -> None: ...
+    texts: _containers.RepeatedCompositeFieldContainer[MoreText]
+    def __init__(self, begin: _Optional[_Iterable[_Union[NumberedRequest, _Mapping]]] = ..., cancel: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[_Union[MoreText, _Mapping]]] = ...) -> None: ...
+
+class MoreText(_message.Message):
+    __slots__ = ("number", "text_ids", "is_last")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    text_ids: _containers.RepeatedScalarFieldContainer[int]
+    is_last: bool
+    def __init__(self, number: _Optional[int] = ..., text_ids: _Optional[_Iterable[int]] = ..., is_last: bool = ...) -> None: ...
 
 class NumberedRequest(_message.Message):
     __slots__ = ("number", "request", "timeout_ms", "traceparent")
@@ -60,7 +72,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt_ids", "sampling", "max_tokens", "min_tokens", "seed", "continued_tokens", "priority", "head_start_tokens", "tokens_per_s")
+    __slots__ = ("prompt_ids", "sampling", "max_tokens", "min_tokens", "seed", "continued_tokens", "priority", "head_start_tokens", "tokens_per_s", "interleaved")
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +82,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     HEAD_START_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    INTERLEAVED_FIELD_NUMBER: _ClassVar[int]
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     max_tokens: int
@@ -79,7 +92,16 @@ class GenerateRequest(_message.Message):
     priority: int
     head_start_tokens: int
     tokens_per_s: float
-    def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., continued_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., head_start_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+    interleaved: Interleaved
+    def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., continued_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., head_start_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., interleaved: _Optional[_Union[Interleaved, _Mapping]] = ...) -> None: ...
+
+class Interleaved(_message.Message):
+    __slots__ = ("begin_tokens", "transcript_tokens")
+    BEGIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    begin_tokens: int
+    transcript_tokens: int
+    def __init__(self, begin_tokens: _Optional[int] = ..., transcript_tokens: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
