@@ -28,6 +28,9 @@ from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_f
 from servicekit.tracing import ENDPOINT_VARIABLE
 
 EXIT_USAGE = 2
+MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
+MPS_BELOW_NORMAL = "1"
+"""Of our own engine under MPS: where both services wait for the GPU, token2wav's kernels go first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +80,7 @@ def _backend(name: LLMBackend, options: dict[str, SettingValue]) -> Backend:
 
 def _run(backend: Backend, config: ServerConfig) -> None:
     if isinstance(backend, EmbeddedBackend):
+        os.environ.setdefault(MPS_PRIORITY_VARIABLE, MPS_BELOW_NORMAL)
         from llm_service.embedded.serve import serve  # heavy: imports torch
 
         serve(config, backend.embedded_config)

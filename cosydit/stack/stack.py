@@ -37,9 +37,6 @@ STOP_MARGIN_S = 10.0
 """Beyond the longest that the gateway takes to stop, by its own account."""
 LLM_METRICS = {"trtllm": "/prometheus/metrics"}
 """Where servers of the LLM have them that don't have them at /metrics."""
-MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
-MPS_BELOW_NORMAL = "1"
-"""Of our own LLM engine: where both services wait for the GPU, token2wav's kernels go first."""
 REPLICA_PORT_STEP = 10
 """Between the ports of one token2wav server and those of the next."""
 
@@ -283,10 +280,7 @@ def llm_spec(options: StackOptions) -> ServiceSpec:
         command += ["--grpc-port", str(options.ports.llm_grpc)]
     command += options.llm_options
     ready, log = f"{options.llm_url}/health", options.log_dir / "llm_service.log"
-    environment = _on_gpu(options.llm_gpu)
-    if options.has_token_stream and MPS_PRIORITY_VARIABLE not in os.environ:
-        environment[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
-    return ServiceSpec("llm_service", command, ready, log, environment)
+    return ServiceSpec("llm_service", command, ready, log, _on_gpu(options.llm_gpu))
 
 
 def triton_spec(options: StackOptions) -> ServiceSpec:

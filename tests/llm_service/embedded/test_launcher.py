@@ -253,3 +253,19 @@ def test_auto_without_a_gpu_is_our_own_engine_on_the_cpu(
     monkeypatch.setenv("PATH", "")
     command = dry_run(capsys, "auto")
     assert command[command.index("--backend") + 1] == "embedded" and command[command.index("--device") + 1] == "cpu"
+
+
+@pytest.mark.parametrize(("told", "expected"), [(None, "1"), ("0", "0")])
+def test_our_own_engine_stands_behind_token2wav_under_mps(
+    llm_dir: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, expected: str
+) -> None:
+    """CUDA reads the variable when the process first uses a GPU, so it must stand before the engine is built."""
+    seen: list[str | None] = []
+    monkeypatch.setenv("CUDA_MPS_CLIENT_PRIORITY", told or "")  # so that it is as before in the end
+    if told is None:
+        monkeypatch.delenv("CUDA_MPS_CLIENT_PRIORITY")
+    monkeypatch.setattr(
+        "llm_service.embedded.serve.serve", lambda *_: seen.append(os.environ.get("CUDA_MPS_CLIENT_PRIORITY"))
+    )
+    assert main(["--model-dir", str(llm_dir), "--tokenizer-dir", str(llm_dir)]) == 0
+    assert seen == [expected]
