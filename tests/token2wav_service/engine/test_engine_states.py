@@ -1,0 +1,250 @@
+"""The engine in any order of opening, pushing, stepping, failing, aborting and idling: nothing is lost or left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+
+from tests.token2wav_service.engine.factory import ManualClock, SeededExtractor, make_prompt
+from tests.workers import is_whole
+from token2wav_service.config import Token2WavConfig
+from token2wav_service.engine.engine import BegunStep, ChunkResult, Token2WavEngine
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
+from token2wav_service.engine.voices import VoiceStore
+from token2wav_service.errors import CapacityError, InvalidChunkError, StreamNotFoundError, Token2WavError
+from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, StreamStatus, TokenChunk, VoiceFeatures
+
+MAX_STREAMS, MAX_BATCH, VOICES = 4, 3, 3
+LOOKAHEAD, VOCABULARY, POISON = 3, 100, 99
+VOICE_BYTES = 100_000
+IDLE_S = 60.0
+
+
+@dataclass(eq=False)
+class PlaceState:
+    """A stream's place in its tokens."""
+
+    place: int = 0
+    num_bytes: int = 8
+
+
+@dataclass(frozen=True)
+class BareVoice:
+    frames: int = 10
+    num_bytes: int = VOICE_BYTES
+
+
+class TellingRunner:
+    """Makes a sample a token, which tells token, place and seed; fails where the poison is; counts its states."""
+
+    facts = ModelFacts(VOCABULARY, LOOKAHEAD, 2)
+
+    def __init__(self) -> None:
+        self.open_states = 0
+
+    def prepare_voice(self, features: VoiceFeatures) -> BareVoice:
+        return BareVoice()
+
+    def open(self, voice: BareVoice) -> PlaceState:
+        self.open_states += 1
+        return PlaceState()
+
+    def close(self, state: PlaceState) -> None:
+        self.open_states -= 1
+
+    def bucket(self, chunk: TokenChunk, state: PlaceState) -> int:
+        return len(chunk.token_ids) % 2
+
+    def step_size(self, bucket: int, ready: int) -> int:
+        return min(ready, 2 + bucket)
+
+    def run(self, works: Sequence[ChunkWork[PlaceState]]) -> list[ChunkOutcome[PlaceState]]:
+        if any(POISON in work.token_ids for work in works):
+            raise RuntimeError("poisoned")
+        return [self._outcome(work) for work in works]
+
+    def _outcome(self, work: ChunkWork[PlaceState]) -> ChunkOutcome[PlaceState]:
+        spoken = work.token_ids[: self.facts.new_tokens(len(work.token_ids), work.is_last)]
+        samples = telling(spoken, work.state.place, work.seed)
+        return ChunkOutcome(samples, PlaceState(work.state.place + len(spoken)))
+
+
+def telling(tokens: Sequence[int], place: int, seed: int) -> FloatArray:
+    return (np.array(tokens) + 1000.0 * np.arange(place, place + len(tokens)) + 100_000 * seed).astype(np.float32)
+
+
+@dataclass
+class Pushed:
+    """What a stream was given, and what its caller has of it."""
+
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    chunks: int = 0
+    answered: int = 0
+    heard: list[FloatArray] = field(default_factory=list)
+    is_ended: bool = False
+    is_aborted: bool = False
+    has_last: bool = False
+    lookahead: tuple[int, ...] = ()
+
+
+good_tokens = st.integers(0, POISON - 1)
+fitting = st.lists(good_tokens, min_size=LOOKAHEAD + 1, max_size=6)
+any_number = st.lists(good_tokens, max_size=8)
+
+
+class EngineStates(RuleBasedStateMachine):
+    """Every chunk gets one answer, audio is the stream's own, states and voices are given back."""
+
+    streams: Any = Bundle("streams")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.runner = TellingRunner()
+        config = Token2WavConfig(Path("unused"), max_streams=MAX_STREAMS, max_batch_size=MAX_BATCH)
+        config = replace(config, idle_timeout_s=IDLE_S, max_chunk_tokens=6)
+        store = VoiceStore(SeededExtractor(), self.runner, 2 * VOICE_BYTES + 50_000)  # type: ignore[arg-type]
+        self.engine = Token2WavEngine(config, store, self.runner, self.clock)
+        self.pushed: dict[str, Pushed] = {}
+        self.begun: BegunStep | None = None
+
+    @rule(target=streams, voice=st.integers(0, VOICES - 1), seed=st.integers(0, 5), priority=st.integers(1, 10))
+    def open(self, voice: int, seed: int, priority: int) -> Any:
+        try:
+            voice_id = self.engine.voices.register(make_prompt(voice)).voice_id
+            stream_id = self.engine.open_stream(voice_id, StreamOptions(seed=seed, priority=priority))
+        except CapacityError:
+            return multiple()
+        self.pushed[stream_id] = Pushed(seed)
+        return stream_id
+
+    @rule(stream_id=streams, tokens=fitting, is_last=st.booleans())
+    def push(self, stream_id: str, tokens: list[int], is_last: bool) -> None:
+        self._push(stream_id, tuple(tokens), is_last, 0)
+
+    @rule(stream_id=streams, tokens=any_number, is_last=st.booleans(), skips=st.sampled_from([0, 1, -1]))
+    def push_what_may_not_fit(self, stream_id: str, tokens: list[int], is_last: bool, skips: int) -> None:
+        self._push(stream_id, tuple(tokens), is_last, skips)
+
+    @rule(stream_id=streams, at=st.integers(0, 3))
+    def push_poison(self, stream_id: str, at: int) -> None:
+        given = [1, 2, 3, 4]
+        given[at] = POISON
+        self._push(stream_id, tuple(given), False, 0)
+
+    @rule(stream_id=streams, token=st.sampled_from([-1, VOCABULARY]))
+    def push_no_token(self, stream_id: str, token: int) -> None:
+        pushed = self.pushed[stream_id]
+        try:
+            self.engine.add_chunk(TokenChunk(stream_id, pushed.chunks, (1, 2, 3, token), False))
+        except (InvalidChunkError, StreamNotFoundError):
+            return
+        raise AssertionError("a token of no vocabulary was taken")
+
+    def _push(self, stream_id: str, given: tuple[int, ...], is_last: bool, skips: int) -> None:
+        pushed = self.pushed[stream_id]
+        try:
+            self.engine.add_chunk(TokenChunk(stream_id, pushed.chunks + skips, given, is_last))
+        except (InvalidChunkError, StreamNotFoundError):
+            return
+        assert not (skips or pushed.is_ended or pushed.has_last)
+        pushed.chunks += 1
+        pushed.has_last = is_last
+        given = given or pushed.lookahead
+        pushed.tokens += given if is_last else given[:-LOOKAHEAD]
+        pushed.lookahead = given[-LOOKAHEAD:]
+
+    @precondition(lambda self: self.begun is None and self.engine.has_work())
+    @rule()
+    def begin_step(self) -> None:
+        self.begun = self.engine.begin_step()
+        assert self.begun is not None
+
+    @precondition(lambda self: self.begun is not None)
+    @rule(number=st.integers(0, MAX_BATCH - 1))
+    def abort_in_the_step(self, number: int) -> None:
+        assert self.begun is not None
+        streams = self.begun.batch.streams
+        self.abort(streams[number % len(streams)].stream_id)
+
+    @precondition(lambda self: self.begun is not None)
+    @rule()
+    def end_step(self) -> None:
+        assert self.begun is not None
+        begun, self.begun = self.begun, None
+        self._take(self.engine.end_step(begun))
+
+    @precondition(lambda self: self.begun is None)
+    @rule()
+    def step(self) -> None:
+        self._take(self.engine.step())
+
+    @rule(stream_id=streams)
+    def abort(self, stream_id: str) -> None:
+        pushed = self.pushed[stream_id]
+        results, summary = self.engine.abort(stream_id)
+        assert (summary is None) == pushed.is_ended
+        pushed.is_ended = pushed.is_aborted = True
+        self._take(results)
+
+    @rule(seconds=st.sampled_from([0.1, IDLE_S + 1]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.time_s += seconds
+        for stream_id in self.engine.idle_streams():
+            assert self.pushed[stream_id].answered == self.pushed[stream_id].chunks
+            self.abort(stream_id)
+
+    def _take(self, results: Sequence[ChunkResult]) -> None:
+        for result in results:
+            pushed = self.pushed[result.stream_id]
+            pushed.answered += 1
+            if isinstance(result.outcome, AudioChunk):
+                assert result.index == len(pushed.heard) == pushed.answered - 1
+                pushed.heard.append(result.outcome.samples)
+            else:
+                assert isinstance(result.outcome, Token2WavError)
+            if result.ended is not None:
+                assert not pushed.is_ended, "a stream ended twice"
+                pushed.is_ended = True
+                pushed.is_aborted = result.ended.status is StreamStatus.ABORTED
+                # What was queued behind a chunk that failed is told by `ended`, see EngineLoop.
+                pushed.answered = pushed.chunks if pushed.is_aborted else pushed.answered
+
+    @invariant()
+    def counts_agree(self) -> None:
+        self.engine.check_integrity()
+        open_ids = {stream_id for stream_id, pushed in self.pushed.items() if not pushed.is_ended}
+        assert set(self.engine.open_stream_ids()) == open_ids
+        assert len(open_ids) <= MAX_STREAMS
+        in_step = 0 if self.begun is None else len(self.begun.works)
+        assert len(open_ids) <= self.runner.open_states <= len(open_ids) + in_step
+
+    @invariant()
+    def everybody_hears_their_own(self) -> None:
+        for pushed in self.pushed.values():
+            if pushed.heard:
+                heard = np.concatenate(pushed.heard)
+                assert np.array_equal(heard, telling(pushed.tokens[: len(heard)], 0, pushed.seed))
+            if pushed.is_ended and not pushed.is_aborted:
+                assert sum(map(len, pushed.heard)) == len(pushed.tokens), "audio is missing"
+
+    def teardown(self) -> None:
+        if self.begun is not None:
+            self.end_step()
+        for stream_id in self.engine.open_stream_ids():
+            self.abort(stream_id)
+        self.counts_agree()
+        assert self.runner.open_states == 0
+        assert all(pushed.answered == pushed.chunks for pushed in self.pushed.values())
+
+
+TestEngineStates = EngineStates.TestCase
+TestEngineStates.settings = settings(max_examples=2000 if is_whole() else 60, stateful_step_count=40, deadline=None)
