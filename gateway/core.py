@@ -67,6 +67,17 @@ class Sampling:
     repetition_penalty: float = 1.1
 
 
+class ComingText(Protocol):
+    """The rest of a text that is still being written."""
+
+    async def next_piece(self) -> str | None:
+        """Wait for more of it, with the blank space at its ends as it came; None: that was all.
+
+        May be cancelled and called again.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Utterance:
     """What the LLM speaks, in whose voice."""
@@ -82,6 +93,8 @@ class Utterance:
     """How to speak `text`, for checkpoints that take one; empty: none."""
     head_start_tokens: int = 0
     """Tokens of `text` that are waited for; those after them have time until the listener has heard these."""
+    coming_text: ComingText | None = None
+    """What follows `text`, to be spoken in one answer with it while it is written; None: nothing."""
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,16 @@ from llm_service.vocab import (
 __all__ = [
     "EmptyTextError",
     "GenerationBounds",
+    "InterleavedSpeechPrompt",
     "LengthLimits",
     "PromptError",
     "SpeechPrompt",
     "TextEncoder",
+    "TextPieces",
     "TextTooLongError",
     "UnsafeTextError",
     "build_chat_messages",
+    "build_interleaved_prompt",
     "build_prompt",
     "generation_bounds",
     "load_text_encoder",
@@ -99,6 +102,61 @@ def build_prompt(
     prompt_ids = _encode_text(encode, prompt_text, vocabulary)
     begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary, instruction))
     return SpeechPrompt((*begin, *prompt_ids, *target_ids, vocabulary.task_id, *speech_ids), len(target_ids))
+
+
+@dataclass(frozen=True)
+class InterleavedSpeechPrompt:
+    """The LLM's input for a text that is still being written: what is there before any of it."""
+
+    token_ids: tuple[int, ...]  # LLM ids: begin, transcript, speech
+    begin_tokens: int
+    transcript_tokens: int
+
+
+def build_interleaved_prompt(
+    encode: Encode,
+    prompt_text: str,
+    prompt_speech_tokens: Sequence[int],
+    vocabulary: SpeechVocabulary = COSYVOICE2,
+    instruction: str = "",
+) -> InterleavedSpeechPrompt:
+    """Build what stands before a text whose ids come while it is spoken; for the arguments see `build_prompt`.
+
+    Raises:
+        UnsafeTextError: a text holds control tokens.
+        VocabularyError: a prompt speech token is out of range.
+    """
+    begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary, instruction))
+    transcript = _encode_text(encode, prompt_text, vocabulary)
+    speech_ids = [vocabulary.llm_id(int(token)) for token in prompt_speech_tokens]
+    return InterleavedSpeechPrompt((*begin, *transcript, *speech_ids), len(begin), len(transcript))
+
+
+class TextPieces:
+    """Encodes a text piece by piece; blank space goes with what follows it, as in a whole text."""
+
+    def __init__(self, encode: Encode, vocabulary: SpeechVocabulary = COSYVOICE2) -> None:
+        """Begin before the first piece."""
+        self._encode, self._vocabulary = encode, vocabulary
+        self._held = ""
+        self._has_begun = False
+
+    def ids(self, piece: str) -> tuple[int, ...]:
+        """Return the ids of the next piece, which ends with a word.
+
+        Raises:
+            UnsafeTextError: it holds control tokens.
+        """
+        is_mark = len(piece) == 1 and not piece.isalnum()  # which stands right behind a word
+        text = piece if is_mark else self._held + piece
+        if not self._has_begun:
+            text = text.lstrip()
+        spoken = text.rstrip()
+        self._held = text[len(spoken) :]
+        if not spoken:
+            return ()
+        self._has_begun = True
+        return tuple(_checked(self._encode(spoken), self._vocabulary))
 
 
 def instruction_ids(encode: Encode, vocabulary: SpeechVocabulary, instruction: str = "") -> tuple[int, ...]:

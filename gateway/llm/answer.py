@@ -68,6 +68,8 @@ class Answer:
         """Decide whether to ask again; raise the error if not."""
         if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
             raise error
+        if self._utterance.coming_text is not None:
+            raise error  # what was handed on of its text is gone with the replica
         if self.ends_s is None:
             self.ends_s = now_s + rescue_s
         # NOTE: one that could not even be asked costs nothing; time alone bounds that.

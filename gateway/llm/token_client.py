@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -128,9 +129,11 @@ class TokenStreamClient:
         ends_at = self._clock.now() + self._deadlines.total_s
         answer = self._begin(asked)
         limit_s = self._deadlines.first_token_s
+        feeding = None if utterance.coming_text is None else asyncio.ensure_future(self._feed(utterance, answer))
         try:
             while True:
-                ids, told = await self._next(answer, limit_s, ends_at)
+                is_waiting = feeding is not None and not feeding.done()  # for text, maybe
+                ids, told = await self._next(answer, self._deadlines.total_s if is_waiting else limit_s, ends_at)
                 reason = _REASONS.get(told)
                 yield SpeechTokenDelta(ids, reason)
                 if reason is not None:
@@ -138,6 +141,18 @@ class TokenStreamClient:
                 limit_s = self._deadlines.between_tokens_s
         finally:
             answer.connection.cancel(answer)
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.wait([feeding])
+
+    async def _feed(self, utterance: Utterance, answer: TokenAnswer) -> None:
+        """Hand a text that is still being written on to its answer; what goes wrong with it ends the answer."""
+        try:
+            async with aclosing(self._wire.text_pieces(utterance)) as pieces:
+                async for ids, is_last in pieces:
+                    answer.connection.feed(answer, ids, is_last)
+        except Exception as error:
+            answer.fail(error)
 
     def _begin(self, asked: Any) -> TokenAnswer:
         """Ask over the stream that is open, else over a new one."""
@@ -156,15 +171,20 @@ class TokenStreamClient:
             connection.close()
 
     def _request(self, utterance: Utterance, sampling: Sampling, seed: int) -> Any:
+        drawn = messages.Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
+        )
+        if utterance.coming_text is not None:
+            begun = self._wire.interleaved_prompt(utterance)
+            layout = messages.Interleaved(begin_tokens=begun.begin_tokens, transcript_tokens=begun.transcript_tokens)
+            return messages.GenerateRequest(prompt_ids=begun.token_ids, sampling=drawn, seed=seed, interleaved=layout)
         prompt = self._wire.token_prompt(utterance)
         return messages.GenerateRequest(
             prompt_ids=prompt.token_ids,
-            sampling=messages.Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                repetition_penalty=sampling.repetition_penalty,
-            ),
+            sampling=drawn,
             max_tokens=prompt.bounds.max_tokens,
             min_tokens=prompt.bounds.min_tokens,
             seed=seed,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -107,6 +107,7 @@ class TokenConnection:
         self._numbers = itertools.count(1)
         self._begins: deque[Any] = deque()
         self._cancels: list[int] = []
+        self._texts: list[Any] = []
         self._outgoing = asyncio.Event()
         self.received = 0
         """Messages so far."""
@@ -135,6 +136,12 @@ class TokenConnection:
         )
         self._outgoing.set()
         return answer
+
+    def feed(self, answer: TokenAnswer, text_ids: Sequence[int], is_last: bool) -> None:
+        """Send more text of an interleaved answer; harmless when it has ended."""
+        if answer.number in self._answers:
+            self._texts.append(messages.MoreText(number=answer.number, text_ids=text_ids, is_last=is_last))
+            self._outgoing.set()
 
     def cancel(self, answer: TokenAnswer) -> None:
         """End an answer; harmless when it has ended."""
@@ -169,11 +176,13 @@ class TokenConnection:
         while True:
             await self._outgoing.wait()
             begins, cancels = self._next_begins(), self._cancels
+            # NOTE: text must not overtake the begin of its answer.
+            texts, self._texts = ([], self._texts) if self._begins else (self._texts, [])
             self._cancels = []
             if not self._begins:
                 self._outgoing.clear()
             try:
-                await call.write(messages.GenerateManyRequest(begin=begins, cancel=cancels))
+                await call.write(messages.GenerateManyRequest(begin=begins, cancel=cancels, texts=texts))
             except (grpc.RpcError, asyncio.InvalidStateError):
                 return  # the reader learns why
 

@@ -7,7 +7,8 @@ POST /v1/chat/completions with messages; events carry `<|s_N|>` text, for server
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
@@ -19,11 +20,14 @@ from llm_service.config import LLMBackend
 from llm_service.prompt import (
     EmptyTextError,
     GenerationBounds,
+    InterleavedSpeechPrompt,
     LengthLimits,
     PromptError,
     TextEncoder,
+    TextPieces,
     TextTooLongError,
     build_chat_messages,
+    build_interleaved_prompt,
     build_prompt,
     generation_bounds,
     target_text_tokens,
@@ -95,6 +99,8 @@ class LLMWire:
             InvalidTextError: the text has no tokens, is not Unicode or spells control tokens.
             TextTooLongError: its shortest speech passes the limit of one generation.
         """
+        if utterance.coming_text is not None:
+            return self._interleaved_request(utterance, sampling, seed, model)
         prompt = self.token_prompt(utterance)
         body = {"model": model, "stream": True, **self._sampling_fields(sampling, prompt.bounds, seed)}
         if self._form is PromptForm.TOKENS:
@@ -102,6 +108,47 @@ class LLMWire:
             return WireRequest("/v1/completions", body | ids_flag | {"prompt": list(prompt.token_ids)})
         visible = {} if self.backend is LLMBackend.EMBEDDED else {"skip_special_tokens": False}
         return WireRequest("/v1/chat/completions", body | visible | {"messages": self._messages(utterance)})
+
+    def _interleaved_request(self, utterance: Utterance, sampling: Sampling, seed: int, model: str) -> WireRequest:
+        prompt = self.interleaved_prompt(utterance)
+        layout = {"begin_tokens": prompt.begin_tokens, "transcript_tokens": prompt.transcript_tokens}
+        ids = {"return_token_ids": True, "stop_token_ids": list(self._vocabulary.end_ids), "seed": seed}
+        body = {"model": model, "stream": True, "prompt": list(prompt.token_ids), **asdict(sampling), **ids}
+        return WireRequest("/v1/completions", body | {"interleaved": {"id": secrets.token_hex(16), **layout}})
+
+    def interleaved_prompt(self, utterance: Utterance) -> InterleavedSpeechPrompt:
+        """Make what stands before a text that is still being written, as LLM ids.
+
+        Raises:
+            UnsupportedOptionError: the LLM's server or the prompt's form can't do it.
+            InvalidTextError: the transcript or the instruction is not Unicode or spells control tokens.
+        """
+        if self.backend is not LLMBackend.EMBEDDED or self._form is not PromptForm.TOKENS:
+            got = f"text interleaved with speech needs the embedded LLM server with token ids, and {self.backend.value}"
+            raise errors.UnsupportedOptionError(f"{got} serves here; leave text_mode out", param="text_mode")
+        given = (utterance.reference_text, utterance.reference_tokens, self._vocabulary, utterance.instruction)
+        try:
+            return build_interleaved_prompt(self._encoder.encode, *given)
+        except PromptError as error:
+            raise errors.InvalidTextError(str(error), param="input") from error
+
+    async def text_pieces(self, utterance: Utterance) -> AsyncGenerator[tuple[tuple[int, ...], bool]]:
+        """Yield the LLM ids of a text that is still being written, piece by piece, and whether they are the last.
+
+        Raises:
+            InvalidTextError: a piece is not Unicode or spells control tokens.
+        """
+        pieces, text = TextPieces(self._encoder.encode, self._vocabulary), utterance.coming_text
+        piece: str | None = utterance.text
+        while piece is not None:
+            try:
+                ids = pieces.ids(piece)
+            except PromptError as error:
+                raise errors.InvalidTextError(str(error), param="input") from error
+            if ids:
+                yield ids, False
+            piece = None if text is None else await text.next_piece()
+        yield (), True
 
     def token_prompt(self, utterance: Utterance) -> TokenPrompt:
         """Make the prompt of one utterance as LLM ids.

@@ -110,6 +110,12 @@ class SpeechJob:
         )
         return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
 
+    def go_on_with(self, joined: SpokenSegment, pause_s: float) -> None:
+        """Note what the segment that is spoken has grown to, and the pause behind it."""
+        self._note_language(joined)
+        self.result.spans[-1].segment = joined
+        self.result.note_pause(pause_s)
+
     def _note_language(self, segment: SpokenSegment) -> None:
         if segment.foreign is None or segment.foreign in self.result.foreign:
             return

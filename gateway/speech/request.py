@@ -44,6 +44,8 @@ class SpeechRequest:
     """None: the pipeline's own."""
     text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_interleaved: bool = False
+    """Whether the LLM takes the text while it speaks it, for text that is still being written."""
     goes_on: bool = False
     """A later turn of a session: the silence before its first sound belongs to what was spoken before."""
     is_under_way: bool = False

@@ -22,7 +22,7 @@ from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, check_text
 from gateway.speech.speaker import Segments
 from gateway.speech.text_clock import CharacterTime, TextClock
-from gateway.text import LIVE_TEXT, Segment, SpokenSegment
+from gateway.text import INTERLEAVED_TEXT, LIVE_TEXT, Segment, SpokenSegment
 from gateway.text.splitter import SplitSettings
 from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
@@ -69,13 +69,16 @@ class SpeechSession:
             request: how to speak; its text is not looked at.
             pause_s: see `DEFAULT_PAUSE_S`.
             max_unspoken_characters: text accepted and not spoken yet, at most.
-            split: `WHOLE_TEXT` where pieces are whole sentences and each is followed by `cut`.
+            split: `WHOLE_TEXT` where pieces are whole sentences and each is followed by `cut`; a request whose text the
+                LLM takes while it speaks has its own.
         """
         self._pipeline = pipeline
         self._request = request
         self._pause_s = pause_s
         self._max_unspoken = max_unspoken_characters
-        self._text = pipeline.front_end.open(request.text_options, split)
+        self._text = pipeline.front_end.open(
+            request.text_options, INTERLEAVED_TEXT if request.is_interleaved else split
+        )
         self._items: asyncio.Queue[str | _Mark] = asyncio.Queue()
         """As they came: text is cut when its turn to be spoken comes, so that who writes much pays for it alone."""
         self._steps: Iterator[Segment | None] | None = None

@@ -30,6 +30,7 @@ from gateway.core import (
 )
 from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
 from gateway.speech.guard import GuardSettings
+from gateway.speech.interleaved import ComingSegments
 from gateway.speech.job import Push, SpeechJob
 from gateway.speech.mending import SegmentAsk, guarded
 from gateway.speech.observer import Observer
@@ -213,6 +214,11 @@ class StreamSpeaker:
         self, job: SpeechJob, first: SpokenSegment, segments: Segments
     ) -> AsyncGenerator[SpeechTokenDelta]:
         """Have the LLM speak one segment after the other."""
+        if job.request.is_interleaved:
+            async with aclosing(self._interleaved_tokens(job, first, segments)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
         segment: SpokenSegment | None = first
         policy = job.request.chunk_policy or self._settings.chunk_policy
         free_tokens, head_start = first_chunk_tokens(policy), awaited_tokens(policy, job.pace)
@@ -227,6 +233,32 @@ class StreamSpeaker:
                         yield delta
             segment = await _next_speakable(job, segments)
             self._check_language(segment)
+        job.note_end()
+
+    async def _interleaved_tokens(
+        self, job: SpeechJob, first: SpokenSegment, segments: Segments
+    ) -> AsyncGenerator[SpeechTokenDelta]:
+        """Have the LLM take the segments while it speaks them; the guard, which knows whole texts, does not look."""
+
+        async def following() -> SpokenSegment | None:
+            segment = await _next_speakable(job, segments)
+            self._check_language(segment)
+            return segment
+
+        segment: SpokenSegment | None = first
+        while segment is not None:
+            utterance, seed = job.begin_segment(segment)
+            coming = ComingSegments(segment, following, lambda whole: job.go_on_with(whole, whole.source.pause_s))
+            asked = replace(utterance, coming_text=coming)
+            try:
+                with job.observer.speaking():
+                    async with aclosing(self._llm.generate(asked, job.request.sampling, seed)) as deltas:
+                        async for delta in deltas:
+                            job.note_tokens(delta)
+                            yield delta
+                segment = await coming.behind()
+            finally:
+                coming.close()
         job.note_end()
 
     async def _pushes(

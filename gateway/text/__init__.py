@@ -3,9 +3,10 @@
 from gateway.text.carry import ProsodyCarry
 from gateway.text.front_end import SpokenSegment, TextFrontEnd, TextStream, load_text_front_end, plain_front_end
 from gateway.text.options import Normalization, TextOptions
-from gateway.text.splitter import LIVE_TEXT, WHOLE_TEXT, Segment
+from gateway.text.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, Segment
 
 __all__ = [
+    "INTERLEAVED_TEXT",
     "LIVE_TEXT",
     "WHOLE_TEXT",
     "Normalization",

@@ -186,7 +186,7 @@ class TextFrontEnd:
         rules = SentencexRules(options.primary_language, self._guess_language)
         splitter = IncrementalSplitter(BreakFinder(rules, self._tags), settings.capped(self._segment_letters))
         markup = self._markup_of(options)
-        return TextStream(splitter, options, self, markup, lexicons)
+        return TextStream(splitter, options, self, markup, lexicons, settings.cuts_words)
 
     def language_of(self, text: str) -> str | None:
         """Return the language that a text seems to be in, as a primary subtag of BCP 47; None: it does not tell."""
@@ -238,8 +238,9 @@ class TextFrontEnd:
         options: TextOptions,
         earlier_language: str | None,
         lexicons: tuple[Lexicon, ...] = (),
+        goes_on: bool = False,
     ) -> Steps[SpokenSegment]:
-        """Do what `prepare` does in small steps."""
+        """Do what `prepare` does in small steps; one that `goes_on` is given no end."""
         bare = segment.text if segment.bare is None else segment.bare.text
         language = options.primary_language
         if segment.manner is not None:
@@ -254,7 +255,8 @@ class TextFrontEnd:
             yield
             normalized = yield from self._normalizing(spoken.text, self._normalizer(options, language))
             spoken = _after(spoken, normalized)
-        spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
+        if not goes_on:
+            spoken = _after(spoken, ended(spoken.text, language, is_last=segment.is_last))
         is_speakable = self._tags.is_speakable(spoken.text)
         foreign = self.foreign(bare, options) if is_speakable else None
         instruction = self._instruction(segment, options, language)
@@ -322,8 +324,10 @@ class TextStream:
         front_end: TextFrontEnd,
         markup: Markup | None,
         lexicons: tuple[Lexicon, ...] = (),
+        cuts_words: bool = False,
     ) -> None:
         """Begin; use `TextFrontEnd.open`. Without `markup` the text is read as it is written."""
+        self._cuts_words = cuts_words
         self._splitter = splitter
         self._options = options
         self._front_end = front_end
@@ -426,7 +430,8 @@ class TextStream:
         return spoken
 
     def _preparing(self, segment: Segment) -> Steps[SpokenSegment]:
-        return self._front_end.preparing(segment, self._options, self._language, self._lexicons)
+        goes_on = self._cuts_words and not segment.is_last and segment.pause is None
+        return self._front_end.preparing(segment, self._options, self._language, self._lexicons, goes_on)
 
 
 def load_text_front_end(

@@ -10,7 +10,7 @@ exception: a flush ends a segment wherever it comes. Knows nothing of languages 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.errors import ConfigError
 from gateway.text.breaks import Break, BreakFinder, Strength
@@ -35,6 +35,8 @@ class CutBounds:
     """The end of a clause does from here on."""
     max_length: int
     """Cut at the best place before this, whatever comes."""
+    min_words: int | None = None
+    """A blank between two words of letters alone ends the segment from here on; None: it does not."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_sentence <= self.min_clause <= self.max_length:
@@ -47,7 +49,12 @@ class CutBounds:
         """
         least = max(1, letters // 3)
         length = min(self.max_length, max(letters, SHORTEST_MAX_LENGTH))
-        return CutBounds(min(self.min_sentence, least), min(self.min_clause, 2 * least), length)
+        return replace(
+            self,
+            min_sentence=min(self.min_sentence, least),
+            min_clause=min(self.min_clause, 2 * least),
+            max_length=length,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,11 @@ class SplitSettings:
     """For the first segment of a text, and for the first after a flush."""
     later: CutBounds
 
+    @property
+    def cuts_words(self) -> bool:
+        """Whether segments are parts of sentences, to be spoken as one with those behind them."""
+        return self.later.min_words is not None
+
     def capped(self, letters: int | None) -> SplitSettings:
         """Return bounds for segments of about so many letters; None changes nothing."""
         return self if letters is None else SplitSettings(self.first.capped(letters), self.later.capped(letters))
@@ -67,6 +79,9 @@ _LATER = CutBounds(min_sentence=80, min_clause=160, max_length=240)
 """About 5 to 16 s. 240 letters are at most 960 text tokens even of 4 each, within the LLM's bound of 1024."""
 LIVE_TEXT = SplitSettings(first=CutBounds(min_sentence=12, min_clause=30, max_length=200), later=_LATER)
 """For text that is still being written: the first segment ends at the first clause that is worth speaking."""
+_WORDS = CutBounds(min_sentence=1, min_clause=1, max_length=200, min_words=8)
+INTERLEAVED_TEXT = SplitSettings(first=_WORDS, later=_WORDS)
+"""For text that the LLM takes while it speaks: a few words at a time, cut where no number or abbreviation is torn."""
 WHOLE_TEXT = SplitSettings(first=_LATER, later=_LATER)
 """For text known from the start: waiting for its later parts costs no time."""
 
@@ -109,6 +124,8 @@ class _Scan:
     length: int = 0
     is_in_pair: bool = False
     is_speakable: bool = False
+    is_word: bool = False
+    """Whether the last chunk read is letters alone, with a blank behind it."""
     best: tuple[bool, Strength, int] | None = None
     """Best place to cut if the segment gets too long: outside a pair of tags first, then strongest, then last."""
 
@@ -167,6 +184,9 @@ class IncrementalSplitter:
             if length > self._bounds.max_length and scan.best is not None:
                 yield self._take(scan.best[-1])
                 continue
+            if self._is_cut_before(chunk):
+                yield self._take(scan.end)
+                continue
             self._read(chunk, length, found)
             yield self._take(found.end) if self._is_cut(found.strength) else None
 
@@ -176,10 +196,18 @@ class IncrementalSplitter:
     def _read(self, chunk: str, length: int, found: Break) -> None:
         scan, tags = self._scan, self._finder.tags
         scan.end, scan.length = found.end, length
+        scan.is_word = found.strength == Strength.SPACE and chunk.strip().isalpha()
         scan.is_speakable = scan.is_speakable or tags.is_speakable(chunk)
         scan.is_in_pair = tags.is_left_open(chunk, was_open=scan.is_in_pair)
         candidate = (not scan.is_in_pair, found.strength, found.end)
         scan.best = candidate if scan.best is None else max(scan.best, candidate)
+
+    def _is_cut_before(self, chunk: str) -> bool:
+        """Tell whether the segment ends with a word that another word follows."""
+        scan, least = self._scan, self._bounds.min_words
+        if least is None or not scan.is_word or scan.is_in_pair or not scan.is_speakable:
+            return False
+        return scan.length >= least and chunk.strip().isalpha()
 
     def _is_cut(self, strength: Strength) -> bool:
         if self._scan.is_in_pair or not self._scan.is_speakable:

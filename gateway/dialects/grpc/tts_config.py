@@ -79,6 +79,7 @@ def read_config(config: speech_pb2.SpeechConfig, text: str = "") -> SpeechOrder:
         config.priority or DEFAULT_PRIORITY,
         text_options=_read_text_options(config),
         request_id=_read_request_id(config.request_id),
+        is_interleaved=_read_text_mode(config.text_mode),
     )
     speed = config.speed if config.HasField("speed") else _NORMAL_SPEED
     return SpeechOrder(speech, _read_format(config.audio_format), speed, _read_run_ahead(config))
@@ -113,6 +114,16 @@ def _read_normalization(value: int) -> Normalization:
         expected = f"expected a value of TextNormalization, {min(_NORMALIZATIONS)} to {max(_NORMALIZATIONS)}"
         raise UnsupportedOptionError(f"got text_normalization {value}, {expected}", param="text_normalization")
     return _NORMALIZATIONS[value]
+
+
+def _read_text_mode(value: int) -> bool:
+    """Return whether the LLM takes the text while it speaks."""
+    if value not in speech_pb2.TextMode.values():
+        last = max(speech_pb2.TextMode.values())
+        raise UnsupportedOptionError(
+            f"got text_mode {value}, expected a value of TextMode, 0 to {last}", param="text_mode"
+        )
+    return value == speech_pb2.TEXT_MODE_INTERLEAVED
 
 
 def _read_request_id(request_id: str) -> str:

@@ -57,7 +57,14 @@ class SpeakingUtterance:
         self._parts = parts
         config, host = parts.config, parts.host
         name = f"{parts.session_id}-{parts.index}"
-        request = SpeechRequest("", config.voice, config.seed, text_options=config.text_options, request_id=name)
+        request = SpeechRequest(
+            "",
+            config.voice,
+            config.seed,
+            text_options=config.text_options,
+            request_id=name,
+            is_interleaved=config.is_interleaved,
+        )
         self._session = SpeechSession(host.pipeline, request, split=config.granularity.split)
         self._delivery = Delivery(
             Pacer(host.clock, host.limits.run_ahead_s if config.is_streamed else math.inf), config.speed

@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
@@ -90,6 +90,9 @@ class ConfigFields(BaseModel):
     """`true`: audio comes as `audio.chunk` with the times of its words; needs `stream_audio`."""
     split_granularity: Granularity | None = None
     """What is announced and counted as a sentence: `sentence` (default), `clause`, or `none`, the whole text."""
+    text_mode: Literal["segments", "interleaved"] = "segments"
+    """`interleaved`: the LLM takes the text a few words at a time while it speaks; an utterance is one sentence then.
+    Needs the embedded LLM server on a CPU, and a checkpoint that has learnt it."""
     language: str | None = None
     """A BCP 47 tag, or a name such as `English`; `auto` (default): guessed from the text."""
     instructions: str | None = None
@@ -124,6 +127,8 @@ class SpeechConfig:
     """Audio leaves while it is made; otherwise a sentence is one message."""
     has_word_times: bool
     granularity: Granularity
+    is_interleaved: bool
+    """Whether the LLM takes the text while it speaks."""
     text_options: TextOptions
     seed: int | None
 
@@ -159,6 +164,7 @@ def parse_config(message: Mapping[str, Any]) -> SpeechConfig:
         is_streamed=fields.stream_audio,
         has_word_times=fields.word_timestamps,
         granularity=fields.split_granularity or Granularity.SENTENCE,
+        is_interleaved=fields.text_mode == "interleaved",
         text_options=text_options_of(
             _language(fields.language),
             Normalization.ON,
@@ -200,6 +206,9 @@ def _check(fields: ConfigFields) -> None:
         raise UnsupportedOptionError(f"{got}, only pcm can be streamed here", param="response_format")
     if fields.word_timestamps and not fields.stream_audio:
         raise UnsupportedOptionError("word_timestamps need stream_audio=true; set it", param="word_timestamps")
+    if fields.text_mode == "interleaved" and fields.split_granularity is not None:
+        got = f"split_granularity {fields.split_granularity.value} with text_mode interleaved, which splits nothing"
+        raise UnsupportedOptionError(f"{got}; leave one of them out", param="split_granularity")
 
 
 def _output(fields: ConfigFields) -> OutputFormat:

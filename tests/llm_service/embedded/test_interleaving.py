@@ -14,7 +14,7 @@ import pytest
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
-from llm_service.embedded.engine import EngineLimits, Logits, SpeechLMEngine
+from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, InterleavedPrompt
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
@@ -26,43 +26,12 @@ from llm_service.errors import EngineError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary
 from servicekit.clock import SystemClock
 from tests import ROOT
+from tests.llm_service.embedded.scripted import ScriptedModel
 
 LIMITS = EngineLimits(slots=2, max_sequence_tokens=400, max_step_tokens=500)
 NO_GUARD = RepetitionGuard(0)
 PARAMS = SamplingParams(max_tokens=200, seed=3, temperature=0.0, repetition_penalty=1.0)
 WAIT_S = 30.0
-
-
-class ScriptedModel:
-    """Remembers what is fed; wants 100, 101, 102, ... and then the end, and before all a draw's wish."""
-
-    def __init__(self, vocabulary: SpeechVocabulary, length: int, wishes: dict[int, int] | None = None) -> None:
-        self._vocabulary, self._length, self._wishes = vocabulary, length, wishes or {}
-        self.fed: list[int] = []
-
-    def prefill(self, slot: int, token_ids: Sequence[int], start: int = 0) -> Logits:
-        assert start == len(self.fed), "positions have no gap"
-        self.fed += token_ids
-        return self._logits()
-
-    def decode(self, rows: Sequence[DecodeRow]) -> list[Logits]:
-        (row,) = rows
-        assert row.position == len(self.fed)
-        self.fed.append(row.token_id)
-        return [self._logits()]
-
-    def clear_slot(self, slot: int) -> None:
-        raise AssertionError("nothing fails here")
-
-    def _logits(self) -> Logits:
-        """Nothing tells a model whether a token will be drawn, so what it wants goes by what was drawn."""
-        drawn = sum(1 for token in self.fed if 100 <= token - self._vocabulary.first_id < 900)
-        logits = np.full(self._vocabulary.head_rows, -50.0, np.float32)
-        end = self._vocabulary.eos_id - self._vocabulary.first_id
-        logits[100 + drawn if drawn < self._length else end] = 5.0
-        if drawn in self._wishes:
-            logits[self._wishes[drawn] - self._vocabulary.first_id] = 9.0
-        return logits
 
 
 def names_of(ids: Sequence[int], vocabulary: SpeechVocabulary) -> list[str]:
@@ -177,7 +146,7 @@ def test_a_fill_that_the_llm_draws_itself_asks_for_text_and_is_neither_fed_nor_h
         outputs += engine.step()
     assert speech_of(outputs, vocabulary) == [100, 101, 102, 103], "it waits for text after four tokens"
     engine.feed("a", (), is_last=True)
-    model._wishes.clear()
+    model.wishes.clear()
     while engine.has_work:
         outputs += engine.step()
     assert names_of(model.fed, vocabulary)[7:14] == ["s100", "s101", "s102", "s103", "t6", "t7", "task"]

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btts_api/tts/v1/speech.proto\x12\x0etts_api.tts.v1\"\x90\x04\n\x0cSpeechConfig\x12$\n\x05voice\x18\x01 \x01(\x0b\x32\x15.tts_api.tts.v1.Voice\x12\x31\n\x0c\x61udio_format\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.AudioFormat\x12\x12\n\x05speed\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rlanguage_code\x18\x04 \x01(\t\x12=\n\x12text_normalization\x18\x05 \x01(\x0e\x32!.tts_api.tts.v1.TextNormalization\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x18\n\x0brun_ahead_s\x18\t \x01(\x01H\x02\x88\x01\x01\x12)\n\x08lexicons\x18\n \x03(\x0b\x32\x17.tts_api.tts.v1.Lexicon\x12H\n\x0epronunciations\x18\x0b \x03(\x0b\x32\x30.tts_api.tts.v1.SpeechConfig.PronunciationsEntry\x12\x0c\n\x04ssml\x18\x0c \x01(\x08\x12\r\n\x05style\x18\r \x01(\t\x1a\x35\n\x13PronunciationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_speedB\x07\n\x05_seedB\x0e\n\x0c_run_ahead_s\"&\n\x07Lexicon\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"O\n\x05Voice\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12-\n\x06prompt\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.VoicePromptH\x00\x42\x07\n\x05voice\"0\n\x0bVoicePrompt\x12\r\n\x05\x61udio\x18\x01 \x01(\x0c\x12\x12\n\ntranscript\x18\x02 \x01(\t\"m\n\x0b\x41udioFormat\x12/\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\x1d.tts_api.tts.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x02 \x01(\x05\x12\x15\n\rbit_rate_kbps\x18\x03 \x01(\x05\"|\n\rSpeechStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x03\x12\x31\n\x0c\x61udio_format\x18\x03 \x01(\x0b\x32\x1b.tts_api.tts.v1.AudioFormat\x12\x16\n\x0eignored_fields\x18\x04 \x03(\t\"w\n\x0bSpeechAudio\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\r\n\x05\x65nd_s\x18\x02 \x01(\x01\x12\x33\n\ncharacters\x18\x03 \x03(\x0b\x32\x1f.tts_api.tts.v1.CharacterTiming\x12\x13\n\x0bis_turn_end\x18\x04 \x01(\x08\"V\n\x0f\x43haracterTiming\x12\x11\n\tcharacter\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x0f\n\x07start_s\x18\x03 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x04 \x01(\x01\"\xdb\x01\n\x0eSpeechFinished\x12,\n\x06reason\x18\x01 \x01(\x0e\x32\x1c.tts_api.tts.v1.FinishReason\x12\x19\n\x11generated_samples\x18\x02 \x01(\x03\x12\x14\n\x0csent_samples\x18\x03 \x01(\x03\x12\x17\n\x0fsent_characters\x18\x04 \x01(\x03\x12\x13\n\x0bspoken_text\x18\x05 \x01(\t\x12\"\n\x15time_to_first_audio_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x18\n\x16_time_to_first_audio_s*\xfe\x01\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41UDIO_ENCODING_PCM_S16LE\x10\x01\x12\x16\n\x12\x41UDIO_ENCODING_WAV\x10\x02\x12\x16\n\x12\x41UDIO_ENCODING_MP3\x10\x03\x12\x1b\n\x17\x41UDIO_ENCODING_OGG_OPUS\x10\x04\x12\x16\n\x12\x41UDIO_ENCODING_AAC\x10\x05\x12\x17\n\x13\x41UDIO_ENCODING_FLAC\x10\x06\x12\x18\n\x14\x41UDIO_ENCODING_MULAW\x10\x07\x12\x17\n\x13\x41UDIO_ENCODING_ALAW\x10\x08*n\n\x11TextNormalization\x12\"\n\x1eTEXT_NORMALIZATION_UNSPECIFIED\x10\x00\x12\x19\n\x15TEXT_NORMALIZATION_ON\x10\x01\x12\x1a\n\x16TEXT_NORMALIZATION_OFF\x10\x02*\x81\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_COMPLETED\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btts_api/tts/v1/speech.proto\x12\x0etts_api.tts.v1\"\xbd\x04\n\x0cSpeechConfig\x12$\n\x05voice\x18\x01 \x01(\x0b\x32\x15.tts_api.tts.v1.Voice\x12\x31\n\x0c\x61udio_format\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.AudioFormat\x12\x12\n\x05speed\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rlanguage_code\x18\x04 \x01(\t\x12=\n\x12text_normalization\x18\x05 \x01(\x0e\x32!.tts_api.tts.v1.TextNormalization\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x18\n\x0brun_ahead_s\x18\t \x01(\x01H\x02\x88\x01\x01\x12)\n\x08lexicons\x18\n \x03(\x0b\x32\x17.tts_api.tts.v1.Lexicon\x12H\n\x0epronunciations\x18\x0b \x03(\x0b\x32\x30.tts_api.tts.v1.SpeechConfig.PronunciationsEntry\x12\x0c\n\x04ssml\x18\x0c \x01(\x08\x12\r\n\x05style\x18\r \x01(\t\x12+\n\ttext_mode\x18\x0e \x01(\x0e\x32\x18.tts_api.tts.v1.TextMode\x1a\x35\n\x13PronunciationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_speedB\x07\n\x05_seedB\x0e\n\x0c_run_ahead_s\"&\n\x07Lexicon\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"O\n\x05Voice\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12-\n\x06prompt\x18\x02 \x01(\x0b\x32\x1b.tts_api.tts.v1.VoicePromptH\x00\x42\x07\n\x05voice\"0\n\x0bVoicePrompt\x12\r\n\x05\x61udio\x18\x01 \x01(\x0c\x12\x12\n\ntranscript\x18\x02 \x01(\t\"m\n\x0b\x41udioFormat\x12/\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\x1d.tts_api.tts.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x02 \x01(\x05\x12\x15\n\rbit_rate_kbps\x18\x03 \x01(\x05\"|\n\rSpeechStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x03\x12\x31\n\x0c\x61udio_format\x18\x03 \x01(\x0b\x32\x1b.tts_api.tts.v1.AudioFormat\x12\x16\n\x0eignored_fields\x18\x04 \x03(\t\"w\n\x0bSpeechAudio\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\r\n\x05\x65nd_s\x18\x02 \x01(\x01\x12\x33\n\ncharacters\x18\x03 \x03(\x0b\x32\x1f.tts_api.tts.v1.CharacterTiming\x12\x13\n\x0bis_turn_end\x18\x04 \x01(\x08\"V\n\x0f\x43haracterTiming\x12\x11\n\tcharacter\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x0f\n\x07start_s\x18\x03 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x04 \x01(\x01\"\xdb\x01\n\x0eSpeechFinished\x12,\n\x06reason\x18\x01 \x01(\x0e\x32\x1c.tts_api.tts.v1.FinishReason\x12\x19\n\x11generated_samples\x18\x02 \x01(\x03\x12\x14\n\x0csent_samples\x18\x03 \x01(\x03\x12\x17\n\x0fsent_characters\x18\x04 \x01(\x03\x12\x13\n\x0bspoken_text\x18\x05 \x01(\t\x12\"\n\x15time_to_first_audio_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x18\n\x16_time_to_first_audio_s*X\n\x08TextMode\x12\x19\n\x15TEXT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12TEXT_MODE_SEGMENTS\x10\x01\x12\x19\n\x15TEXT_MODE_INTERLEAVED\x10\x02*\xfe\x01\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41UDIO_ENCODING_PCM_S16LE\x10\x01\x12\x16\n\x12\x41UDIO_ENCODING_WAV\x10\x02\x12\x16\n\x12\x41UDIO_ENCODING_MP3\x10\x03\x12\x1b\n\x17\x41UDIO_ENCODING_OGG_OPUS\x10\x04\x12\x16\n\x12\x41UDIO_ENCODING_AAC\x10\x05\x12\x17\n\x13\x41UDIO_ENCODING_FLAC\x10\x06\x12\x18\n\x14\x41UDIO_ENCODING_MULAW\x10\x07\x12\x17\n\x13\x41UDIO_ENCODING_ALAW\x10\x08*n\n\x11TextNormalization\x12\"\n\x1eTEXT_NORMALIZATION_UNSPECIFIED\x10\x00\x12\x19\n\x15TEXT_NORMALIZATION_ON\x10\x01\x12\x1a\n\x16TEXT_NORMALIZATION_OFF\x10\x02*\x81\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_COMPLETED\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -23,30 +23,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SPEECHCONFIG_PRONUNCIATIONSENTRY']._loaded_options = None
   _globals['_SPEECHCONFIG_PRONUNCIATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_AUDIOENCODING']._serialized_start=1418
-  _globals['_AUDIOENCODING']._serialized_end=1672
-  _globals['_TEXTNORMALIZATION']._serialized_start=1674
-  _globals['_TEXTNORMALIZATION']._serialized_end=1784
-  _globals['_FINISHREASON']._serialized_start=1787
-  _globals['_FINISHREASON']._serialized_end=1916
+  _globals['_TEXTMODE']._serialized_start=1462
+  _globals['_TEXTMODE']._serialized_end=1550
+  _globals['_AUDIOENCODING']._serialized_start=1553
+  _globals['_AUDIOENCODING']._serialized_end=1807
+  _globals['_TEXTNORMALIZATION']._serialized_start=1809
+  _globals['_TEXTNORMALIZATION']._serialized_end=1919
+  _globals['_FINISHREASON']._serialized_start=1922
+  _globals['_FINISHREASON']._serialized_end=2051
   _globals['_SPEECHCONFIG']._serialized_start=48
-  _globals['_SPEECHCONFIG']._serialized_end=576
-  _globals['_SPEECHCONFIG_PRONUNCIATIONSENTRY']._serialized_start=488
-  _globals['_SPEECHCONFIG_PRONUNCIATIONSENTRY']._serialized_end=541
-  _globals['_LEXICON']._serialized_start=578
-  _globals['_LEXICON']._serialized_end=616
-  _globals['_VOICE']._serialized_start=618
-  _globals['_VOICE']._serialized_end=697
-  _globals['_VOICEPROMPT']._serialized_start=699
-  _globals['_VOICEPROMPT']._serialized_end=747
-  _globals['_AUDIOFORMAT']._serialized_start=749
-  _globals['_AUDIOFORMAT']._serialized_end=858
-  _globals['_SPEECHSTARTED']._serialized_start=860
-  _globals['_SPEECHSTARTED']._serialized_end=984
-  _globals['_SPEECHAUDIO']._serialized_start=986
-  _globals['_SPEECHAUDIO']._serialized_end=1105
-  _globals['_CHARACTERTIMING']._serialized_start=1107
-  _globals['_CHARACTERTIMING']._serialized_end=1193
-  _globals['_SPEECHFINISHED']._serialized_start=1196
-  _globals['_SPEECHFINISHED']._serialized_end=1415
+  _globals['_SPEECHCONFIG']._serialized_end=621
+  _globals['_SPEECHCONFIG_PRONUNCIATIONSENTRY']._serialized_start=533
+  _globals['_SPEECHCONFIG_PRONUNCIATIONSENTRY']._serialized_end=586
+  _globals['_LEXICON']._serialized_start=623
+  _globals['_LEXICON']._serialized_end=661
+  _globals['_VOICE']._serialized_start=663
+  _globals['_VOICE']._serialized_end=742
+  _globals['_VOICEPROMPT']._serialized_start=744
+  _globals['_VOICEPROMPT']._serialized_end=792
+  _globals['_AUDIOFORMAT']._serialized_start=794
+  _globals['_AUDIOFORMAT']._serialized_end=903
+  _globals['_SPEECHSTARTED']._serialized_start=905
+  _globals['_SPEECHSTARTED']._serialized_end=1029
+  _globals['_SPEECHAUDIO']._serialized_start=1031
+  _globals['_SPEECHAUDIO']._serialized_end=1150
+  _globals['_CHARACTERTIMING']._serialized_start=1152
+  _globals['_CHARACTERTIMING']._serialized_end=1238
+  _globals['_SPEECHFINISHED']._serialized_start=1241
+  _globals['_SPEECHFINISHED']._serialized_end=1460
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,12 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TextMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TEXT_MODE_UNSPECIFIED: _ClassVar[TextMode]
+    TEXT_MODE_SEGMENTS: _ClassVar[TextMode]
+    TEXT_MODE_INTERLEAVED: _ClassVar[TextMode]
+
 class AudioEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     AUDIO_ENCODING_UNSPECIFIED: _ClassVar[AudioEncoding]
@@ -30,6 +36,9 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_COMPLETED: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+TEXT_MODE_UNSPECIFIED: TextMode
+TEXT_MODE_SEGMENTS: TextMode
+TEXT_MODE_INTERLEAVED: TextMode
 AUDIO_ENCODING_UNSPECIFIED: AudioEncoding
 AUDIO_ENCODING_PCM_S16LE: AudioEncoding
 AUDIO_ENCODING_WAV: AudioEncoding
@@ -48,7 +57,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class SpeechConfig(_message.Message):
-    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s", "lexicons", "pronunciations", "ssml", "style")
+    __slots__ = ("voice", "audio_format", "speed", "language_code", "text_normalization", "seed", "priority", "request_id", "run_ahead_s", "lexicons", "pronunciations", "ssml", "style", "text_mode")
     class PronunciationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +78,7 @@ class SpeechConfig(_message.Message):
     PRONUNCIATIONS_FIELD_NUMBER: _ClassVar[int]
     SSML_FIELD_NUMBER: _ClassVar[int]
     STYLE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_MODE_FIELD_NUMBER: _ClassVar[int]
     voice: Voice
     audio_format: AudioFormat
     speed: float
@@ -82,7 +92,8 @@ class SpeechConfig(_message.Message):
     pronunciations: _containers.ScalarMap[str, str]
     ssml: bool
     style: str
-    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ..., lexicons: _Optional[_Iterable[_Union[Lexicon, _Mapping]]] = ..., pronunciations: _Optional[_Mapping[str, str]] = ..., ssml: bool = ..., style: _Optional[str] = ...) -> None: ...
+    text_mode: TextMode
+    def __init__(self, voice: _Optional[_Union[Voice, _Mapping]] = ..., audio_format: _Optional[_Union[AudioFormat, _Mapping]] = ..., speed: _Optional[float] = ..., language_code: _Optional[str] = ..., text_normalization: _Optional[_Union[TextNormalization, str]] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., run_ahead_s: _Optional[float] = ..., lexicons: _Optional[_Iterable[_Union[Lexicon, _Mapping]]] = ..., pronunciations: _Optional[_Mapping[str, str]] = ..., ssml: bool = ..., style: _Optional[str] = ..., text_mode: _Optional[_Union[TextMode, str]] = ...) -> None: ...
 
 class Lexicon(_message.Message):
     __slots__ = ("id", "version")

@@ -1,0 +1,163 @@
+"""A text that is still being written, through both clients, against the real servers with a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gateway.core import Sampling, Utterance
+from gateway.errors import InvalidTextError, LLMRejectedError, UnsupportedOptionError
+from gateway.llm.client import SpeechLMClient
+from gateway.llm.token_client import TokenStreamClient
+from gateway.llm.wire import LLMWire, PromptForm
+from llm_service.checkpoint import make_random_llm
+from llm_service.config import LLMBackend
+from llm_service.embedded.app import SpeechLMServer, create_app
+from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.loop import EngineLoop
+from llm_service.embedded.prompts import PromptReader
+from llm_service.embedded.sampling import RepetitionGuard
+from llm_service.embedded.token_server import serving_tokens
+from llm_service.embedded.token_stream import SpeechTokenServicer
+from llm_service.prompt import TextPieces, build_prompt
+from llm_service.text_encoder import TextEncoder, load_text_encoder
+from llm_service.vocab import COSYVOICE2
+from servicekit.clock import SystemClock
+from servicekit.timeouts import timeout
+from tests.llm_service.embedded.scripted import ScriptedModel
+from tests.workers import free_ports
+
+LENGTH = 160
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, repetition_penalty=1.0)
+PIECES = ["once upon ", "a time there ", "was a king"]
+
+
+class Written:
+    """Gives pieces as they are put in; None at the end."""
+
+    def __init__(self, *pieces: str | None) -> None:
+        self.queue: asyncio.Queue[str | None] = asyncio.Queue()
+        for piece in pieces:
+            self.queue.put_nowait(piece)
+
+    async def next_piece(self) -> str | None:
+        return await self.queue.get()
+
+
+@pytest.fixture(scope="module")
+def llm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llm")
+    make_random_llm(directory, seed=7)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def encoder(llm_dir: Path) -> TextEncoder:
+    return load_text_encoder(llm_dir)
+
+
+@asynccontextmanager
+async def served(kind: str, llm_dir: Path, wire: LLMWire) -> AsyncIterator[tuple[Any, EngineLoop, ScriptedModel]]:
+    """Serve the scripted model over HTTP or gRPC; yield a client, the loop and the model."""
+    model = ScriptedModel(COSYVOICE2, LENGTH)
+    engine = SpeechLMEngine(model, EngineLimits(1, 500, 400), RepetitionGuard(0))
+    loop = EngineLoop(engine, 2, SystemClock())
+    loop.start()
+    try:
+        if kind == "grpc":
+            async with serving_tokens(SpeechTokenServicer(loop, SystemClock()), "127.0.0.1", 0) as port:
+                async with closing_client(TokenStreamClient(f"grpc://127.0.0.1:{port}", wire)) as client:
+                    yield client, loop, model
+            return
+        async with serving_http(SpeechLMServer(loop, PromptReader(llm_dir), "m", lambda: 0.0)) as url:
+            async with closing_client(SpeechLMClient(url, wire, "m")) as client:
+                yield client, loop, model
+    finally:
+        loop.stop()
+
+
+@asynccontextmanager
+async def closing_client(client: Any) -> AsyncIterator[Any]:
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def serving_http(server: SpeechLMServer) -> AsyncIterator[str]:
+    (port,) = free_ports(1)
+    uvicorn_server = uvicorn.Server(uvicorn.Config(create_app(server), port=port, log_level="warning"))
+    serving = asyncio.ensure_future(uvicorn_server.serve())
+    try:
+        while not uvicorn_server.started:
+            await asyncio.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        uvicorn_server.should_exit = True
+        await serving
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+async def test_speech_comes_before_the_text_is_whole_and_ends_with_it(
+    kind: str, llm_dir: Path, encoder: TextEncoder
+) -> None:
+    async with timeout(60.0), served(kind, llm_dir, LLMWire(encoder)) as (client, loop, model):
+        text = Written(*PIECES[1:])
+        utterance = Utterance(PIECES[0], "", (), coming_text=text)
+        spoken = list[int]()
+        async with aclosing(client.generate(utterance, GREEDY, 3)) as deltas:
+            async for delta in deltas:
+                spoken += delta.token_ids
+                if len(spoken) >= 15:
+                    text.queue.put_nowait(None)
+                last = delta
+        assert spoken == list(range(100, 100 + LENGTH)) and last.finish_reason == "stop"
+        whole = build_prompt(encoder.encode, "", "".join(PIECES), ()).token_ids[1:-1]
+        fed = [token for token in model.fed if token < COSYVOICE2.first_id]
+        assert tuple(fed) == whole, "pieces are encoded as the text is"
+        assert loop.stats().free_slots == 1
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+async def test_leaving_while_text_is_waited_for_frees_the_slot(kind: str, llm_dir: Path, encoder: TextEncoder) -> None:
+    async with served(kind, llm_dir, LLMWire(encoder)) as (client, loop, _):
+        utterance = Utterance("".join(PIECES), "", (), coming_text=Written())
+        async with aclosing(client.generate(utterance, GREEDY, 3)) as deltas:
+            assert (await anext(deltas)).token_ids
+        for _ in range(500):
+            if loop.stats().free_slots == 1:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the slot was not freed")
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+async def test_text_that_cant_be_taken_ends_the_answer(kind: str, llm_dir: Path, encoder: TextEncoder) -> None:
+    async with served(kind, llm_dir, LLMWire(encoder)) as (client, _, _):
+        for text, kind_of_error in (("\ud800", InvalidTextError), ("word " * 600, LLMRejectedError)):
+            utterance = Utterance(PIECES[0], "", (), coming_text=Written(text, None))
+            with pytest.raises(kind_of_error if kind == "grpc" else Exception):
+                async for _ in client.generate(utterance, GREEDY, 3):
+                    pass
+
+
+@pytest.mark.parametrize(
+    ("backend", "form"), [(LLMBackend.VLLM, PromptForm.TOKENS), (LLMBackend.EMBEDDED, PromptForm.CHAT)]
+)
+def test_servers_that_cant_do_it_are_not_asked(backend: LLMBackend, form: PromptForm, encoder: TextEncoder) -> None:
+    utterance = Utterance("hello", "", (), coming_text=Written())
+    with pytest.raises(UnsupportedOptionError, match="needs the embedded LLM server with token ids"):
+        LLMWire(encoder, backend, form).request(utterance, GREEDY, 3, "m")
+
+
+def test_blank_space_goes_with_what_follows_it(encoder: TextEncoder) -> None:
+    pieces = TextPieces(encoder.encode)
+    given = [token for piece in ("  once ", "upon", " ", "a time  ") for token in pieces.ids(piece)]
+    assert tuple(given) == tuple(encoder.encode("once upon a time"))

@@ -1,0 +1,129 @@
+"""Segments of a text that is still being written, as one answer of the LLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
+from gateway.speech.interleaved import LONG_LETTERS
+from gateway.speech.request import SpeechRequest
+from gateway.speech.session import SpeechSession
+from gateway.text import INTERLEAVED_TEXT, TextOptions, plain_front_end
+from gateway.voices.registry import NamedVoice
+from tests.gateway.fakes import FakeToken2Wav, make_pipeline
+
+TOKENS_A_PIECE = 10
+TEXT = "Once upon a time there was a king who had three sons. He loved them."
+
+
+class TakingLLM:
+    """Speaks ten tokens for each piece of text, as soon as it has it."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[str]] = []
+        self.utterances: list[Utterance] = []
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        self.utterances.append(utterance)
+        self.answers.append([])
+        piece: str | None = utterance.text
+        while piece is not None:
+            self.answers[-1].append(piece)
+            yield SpeechTokenDelta(tuple(range(TOKENS_A_PIECE)))
+            piece = None if utterance.coming_text is None else await utterance.coming_text.next_piece()
+        yield SpeechTokenDelta((), "stop")
+
+    async def is_ready(self) -> bool:
+        return True
+
+
+def session(llm: TakingLLM, voices: list[NamedVoice], **options: object) -> SpeechSession:
+    pipeline = make_pipeline(llm, FakeToken2Wav(), voices)  # type: ignore[arg-type]
+    request = SpeechRequest("", text_options=TextOptions(**options), is_interleaved=True)  # type: ignore[arg-type]
+    return SpeechSession(pipeline, request, pause_s=60.0)
+
+
+async def test_a_text_is_one_answer_that_takes_it_a_few_words_at_a_time(voices: list[NamedVoice]) -> None:
+    llm = TakingLLM()
+    speech = session(llm, voices)
+    for word in TEXT.split(" "):
+        speech.write(f"{word} ")
+    speech.end()
+    audio = [each async for each in speech.audio()]
+    (pieces,) = llm.answers
+    assert len(pieces) >= 6 and "".join(pieces).strip() == TEXT
+    assert pieces[0] == "Once upon "
+    (result,) = speech.results
+    (span,) = result.spans
+    assert span.segment.source.text.strip() == TEXT and span.tokens == TOKENS_A_PIECE * len(pieces)
+    assert sum(len(each.samples) for each in audio) == span.tokens * 960
+    heard = "".join(time.character for each in audio for time in each.characters)
+    assert heard.strip() == TEXT
+    ends = [time.end_s for each in audio for time in each.characters]
+    assert ends == sorted(ends)
+
+
+async def test_speech_begins_with_the_first_words(voices: list[NamedVoice]) -> None:
+    llm = TakingLLM()
+    speech = session(llm, voices)
+    speech.write("Once upon a time there was a k")
+    audio = speech.audio()
+    first = asyncio.ensure_future(anext(audio))
+    for _ in range(2000):
+        await asyncio.sleep(0)
+    assert llm.answers == [["Once upon ", "a time there "]], "the last words may go on"
+    first.cancel()
+    await asyncio.wait([first])
+    await audio.aclose()
+
+
+async def test_a_pause_ends_an_answer_and_so_does_a_long_text(voices: list[NamedVoice]) -> None:
+    llm = TakingLLM()
+    speech = session(llm, voices)
+    speech.write('One two three. <break time="300ms"/> Four five six. ')
+    speech.write("This goes on for a while. " * 40)
+    speech.end()
+    audio = [each async for each in speech.audio()]
+    texts = ["".join(pieces) for pieces in llm.answers]
+    assert texts[0].strip() == "One two three." and texts[1].lstrip().startswith("Four")
+    assert len(texts) == 4 and all(len(text) < LONG_LETTERS + 40 for text in texts)
+    (result,) = speech.results
+    assert len(result.spans) == len(texts) and result.silence_samples == 7200
+    spoken = sum(span.tokens for span in result.spans) * 960
+    assert sum(len(each.samples) for each in audio) == spoken + 7200
+
+
+async def test_the_next_answer_goes_on_from_what_was_spoken(voices: list[NamedVoice]) -> None:
+    llm = TakingLLM()
+    speech = session(llm, voices)
+    speech.write('One two three. <break time="300ms"/> Four five six. ')
+    speech.end()
+    async for _ in speech.audio():
+        pass
+    first, second = llm.utterances
+    assert "One two three." in second.reference_text
+    assert len(second.reference_tokens) > len(first.reference_tokens)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        pytest.param(
+            "alpha beta gamma delta epsilon zeta", ["alpha beta ", "gamma delta ", "epsilon ", "zeta"], id="words"
+        ),
+        pytest.param(
+            "They paid about $3.50 million for it all",
+            ["They paid ", "about $3.50 million ", "for it all"],
+            id="number",
+        ),
+        pytest.param(
+            "We met on June 4 at Dr. Smith of course", ["We met on ", "June 4 at Dr. Smith ", "of course"], id="date"
+        ),
+    ],
+)
+def test_words_are_cut_where_no_number_is_torn(text: str, segments: list[str]) -> None:
+    stream = plain_front_end().open(TextOptions(), INTERLEAVED_TEXT)
+    assert [segment.text for segment in [*stream.push(text), *stream.flush()]] == segments
