@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import wave
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -11,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.conftest import RunningStack, pcm_to_floats
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
@@ -103,3 +106,28 @@ def test_text_that_is_not_utf8_is_refused(idle_after: RunningStack) -> None:
     raw = b'{"model": "cosydit", "voice": "default", "input": "\xff\xfe"}'
     bad = httpx.post(f"{idle_after.options.gateway_url}/v1/audio/speech", content=raw, timeout=60, trust_env=False)
     assert bad.status_code == 400 and "UTF-8" in bad.json()["error"]["message"]
+
+
+def test_a_text_may_be_taken_by_the_llm_while_it_is_written(running: RunningStack) -> None:
+    url = f"ws://127.0.0.1:{running.options.ports.gateway}/v1/audio/speech/stream"
+    config = {"type": "session.config", "voice": "default", "stream_audio": True, "text_mode": "interleaved", "seed": 1}
+    with connect(url, proxy=None) as socket:
+        socket.send(json.dumps(config))
+        for word in f"{TEXT} {TEXT}".split():
+            socket.send(json.dumps({"type": "input.text", "text": f"{word} "}))
+        socket.send(json.dumps({"type": "input.done"}))
+        heard = list(socket_messages(socket))
+    done = json.loads(heard[-1])
+    assert (done["total_sentences"], done["progress"]["cancelled"]) == (1, False), heard
+    audio = b"".join(message for message in heard if isinstance(message, bytes))
+    assert len(audio) % (2 * 960) == 0 and len(audio) > 48000 and any(audio)
+    running.wait_idle()
+
+
+def socket_messages(socket: ClientConnection) -> Iterator[str | bytes]:
+    """Yield what comes, up to the end of the utterance."""
+    while True:
+        message = socket.recv(timeout=120)
+        yield message
+        if isinstance(message, str) and json.loads(message)["type"] == "session.done":
+            return

@@ -21,7 +21,7 @@ from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.answers import sent
 from gateway.dialects.grpc.tts_config import SpeechOrder, read_config
-from gateway.errors import InvalidRequestError, StalledReaderError
+from gateway.errors import InvalidRequestError, StalledReaderError, UnsupportedOptionError
 from gateway.host import Host
 from gateway.speech.request import SpeechResult
 from gateway.speech.session import SessionAudio, SpeechSession
@@ -48,6 +48,9 @@ class TextToSpeechServicer:
             GatewayError: it can't be spoken; the answers written before are good.
         """
         order = read_config(request.config, request.text)
+        if order.speech.is_interleaved:
+            got = "got text_mode INTERLEAVED for a text that is whole"
+            raise UnsupportedOptionError(f"{got}; leave it out, or call StreamingSynthesize", param="text_mode")
         result = SpeechResult()
         asked = order.speech.within(context.time_remaining())
         speech = timed(self._host.pipeline.synthesize(asked, result), result)

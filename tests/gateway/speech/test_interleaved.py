@@ -22,6 +22,8 @@ TEXT = "Once upon a time there was a king who had three sons. He loved them."
 class TakingLLM:
     """Speaks ten tokens for each piece of text, as soon as it has it."""
 
+    running = 0
+
     def __init__(self) -> None:
         self.answers: list[list[str]] = []
         self.utterances: list[Utterance] = []

@@ -19,6 +19,7 @@ from gateway.voices.profile import Gender
 from gateway.voices.registry import NamedVoice
 from tests.gateway.doors.grpc_door import CANCEL, CONFIG, END, FLUSH, Heard, failure_of, listen, opened_grpc, say
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from tests.gateway.speech.test_interleaved import TakingLLM
 
 HALF = np.float32(0.5)
 ONE, TWO = "This is the first sentence. ", "And here comes another one, a little longer. "
@@ -134,6 +135,14 @@ async def test_a_voice_prompt_speaks(voices: list[NamedVoice]) -> None:
             "text_normalization",
             id="normalization",
         ),
+        pytest.param(whole(text_mode=9), "INVALID_ARGUMENT", "unsupported_option", "text_mode", id="text mode"),
+        pytest.param(
+            whole(text_mode=speech_pb2.TEXT_MODE_INTERLEAVED),
+            "INVALID_ARGUMENT",
+            "unsupported_option",
+            "text_mode",
+            id="whole text interleaved",
+        ),
         pytest.param(
             whole(voice=speech_pb2.Voice(prompt=speech_pb2.VoicePrompt())),
             "INVALID_ARGUMENT",
@@ -220,6 +229,17 @@ async def test_text_in_pieces_is_spoken_whole(voices: list[NamedVoice]) -> None:
     assert len(heard.content) == 2 * heard.finished.sent_samples == 2 * 30 * 960 * len(llm.utterances)
     assert heard.finished.reason == speech_pb2.FINISH_REASON_COMPLETED
     assert heard.finished.sent_characters == len(ONE + TWO)
+
+
+async def test_text_that_the_llm_takes_while_it_speaks_is_one_answer(voices: list[NamedVoice]) -> None:
+    llm = TakingLLM()
+    config = speech_pb2.SpeechConfig(text_mode=speech_pb2.TEXT_MODE_INTERLEAVED)
+    asked = tts_service_pb2.StreamingSynthesizeRequest(config=config)
+    async with opened_grpc(llm, FakeToken2Wav(), voices) as door:  # type: ignore[arg-type]
+        pieces = [say(text=character) for character in ONE + TWO]
+        heard = await listen(door.tts.StreamingSynthesize(iter([asked, *pieces])))
+    assert ["".join(answer) for answer in llm.answers] == [ONE + TWO] and heard.text == ONE + TWO
+    assert heard.finished.reason == speech_pb2.FINISH_REASON_COMPLETED
 
 
 async def test_audio_leaves_before_the_text_ends(voices: list[NamedVoice]) -> None:

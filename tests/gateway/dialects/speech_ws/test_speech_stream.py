@@ -17,6 +17,7 @@ from gateway.core import InlineVoice
 from gateway.voices.registry import NamedVoice
 from tests.gateway.dialects.socket_door import ONE, PATIENCE_S, STREAM, TWO, Client, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from tests.gateway.speech.test_interleaved import TakingLLM
 
 Voices = list[NamedVoice]
 Message = dict[str, Any] | bytes
@@ -268,3 +269,20 @@ async def test_utterances_that_wait_are_bounded(voices: Voices) -> None:
         for _ in range(3):
             await say(client, ONE)
         assert "session.done" in (await client.receive())["message"]
+
+
+async def test_an_utterance_that_is_interleaved_is_one_sentence(voices: Voices) -> None:
+    llm = TakingLLM()
+    async with opened_door(llm, FakeToken2Wav(), voices) as door, door.client(STREAM) as client:  # type: ignore[arg-type]
+        await configure(client, stream_audio=True, text_mode="interleaved")
+        await say(client, f"{ONE} {TWO}")
+        heard = await until_done(client)
+        await client.send(type="session.config", text_mode="interleaved", split_granularity="clause")
+        refused = await client.receive()
+        await client.send(type="session.config", text_mode="sideways")
+        unknown = await client.receive()
+        await door.until_idle()
+    assert ["".join(pieces).strip() for pieces in llm.answers] == [f"{ONE} {TWO}"]
+    assert kinds(heard) == ["audio.start", "audio", "audio.done", "session.done"]
+    assert (refused["type"], refused["param"]) == ("error", "split_granularity")
+    assert (unknown["type"], unknown["param"]) == ("error", "text_mode")
