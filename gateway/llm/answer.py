@@ -40,6 +40,11 @@ class Answer:
         self.ends_s: float | None = None
         """Until when a replica must be found; None while none was lost since the last token."""
 
+    @property
+    def waits_for_text(self) -> bool:
+        """Whether its text is still being written, so that the time between its tokens is not the replica's alone."""
+        return self._utterance.coming_text is not None
+
     def rest(self) -> Utterance:
         """What is still to be spoken."""
         if not self._spoken:
@@ -68,7 +73,7 @@ class Answer:
         """Decide whether to ask again; raise the error if not."""
         if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
             raise error
-        if self._utterance.coming_text is not None:
+        if self.waits_for_text:
             raise error  # what was handed on of its text is gone with the replica
         if self.ends_s is None:
             self.ends_s = now_s + rescue_s

@@ -96,7 +96,8 @@ class RoutedSpeechLM(Router[LLMReplica]):
         async with aclosing(
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
         ) as deltas:
-            while (delta := await self._timed(ejection.unless(anext(deltas, None)))) is not None:
+            timed = _untimed if answer.waits_for_text else self._timed
+            while (delta := await timed(ejection.unless(anext(deltas, None)))) is not None:
                 if delta.token_ids:
                     self._note_progress(slot, answer, pace, delta)
                 yield delta
@@ -111,9 +112,10 @@ class RoutedSpeechLM(Router[LLMReplica]):
 
     def _note_progress(self, slot: SlotLease, answer: Answer, pace: TokenPace, delta: SpeechTokenDelta) -> None:
         slot.worked()
-        self.speed.made(len(delta.token_ids) / TOKEN_RATE_HZ)
-        if (token_s := pace.note(len(delta.token_ids))) is not None:
-            slot.replica.measured(token_s)
+        if not answer.waits_for_text:
+            self.speed.made(len(delta.token_ids) / TOKEN_RATE_HZ)
+            if (token_s := pace.note(len(delta.token_ids))) is not None:
+                slot.replica.measured(token_s)
         answer.note_tokens(delta.token_ids)
 
     async def _wait_for_slot(self, answer: Answer) -> SlotLease:
@@ -125,3 +127,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
             if answer.lost is not None:
                 raise answer.lost from None
             raise
+
+
+async def _untimed(coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
+    return await coming

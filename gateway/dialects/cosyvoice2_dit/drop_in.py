@@ -57,9 +57,6 @@ class Pipeline(Protocol):
     def synthesize(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]: ...
 
 
-OpenPipeline = Callable[[], AbstractAsyncContextManager[Pipeline]]
-
-
 def load_model(pb_utils: PbUtils, model_config_json: str) -> StreamingModel | WholeModel:
     """Build the model that its config.pbtxt describes; `decoupled` there selects which.
 

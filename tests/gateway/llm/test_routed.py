@@ -244,3 +244,23 @@ def test_an_answer_waits_for_the_only_replica_to_be_started_again() -> None:
 
     assert run_virtually(answer) == list(range(20))
     assert llm.utterances[-1].spoken_tokens == tuple(range(5))
+
+
+class Unwritten:
+    """A text that never goes on."""
+
+    async def next_piece(self) -> str | None:
+        await asyncio.Event().wait()
+        return None
+
+
+async def test_an_answer_that_waits_for_text_is_not_asked_for_again_and_tells_nothing_of_speed() -> None:
+    llms = [ScriptedLLM(name, breaks_after=2, error=LOST) for name in "ab"]
+    utterance = dataclasses.replace(UTTERANCE, coming_text=Unwritten())
+    async with routed_llm(*llms) as router:
+        router.speed.begin_wait = router.speed.made = None  # type: ignore[assignment]
+        with pytest.raises(type(LOST)):
+            async for _ in router.generate(utterance, Sampling(), 3):
+                pass
+        assert sum(len(llm.utterances) for llm in llms) == 1
+        assert all(status.open_streams == 0 for status in router.snapshot())
