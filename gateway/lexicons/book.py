@@ -25,8 +25,8 @@ from gateway.lexicons.store import (
     no_keys,
     not_found,
 )
-from gateway.text.aliases import Lexicon
 from gateway.text.options import LexiconLocator, Normalization, TextOptions
+from gateway.text.pronunciation.aliases import Lexicon
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from xml.sax.saxutils import escape, quoteattr
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
-from gateway.text.aliases import NO_PHONEMES, AliasRule
-from gateway.text.phonemes import IPA
-from gateway.text.xml import XmlProblem, read_xml
+from gateway.text.markup.xml import XmlProblem, read_xml
+from gateway.text.pronunciation.aliases import NO_PHONEMES, AliasRule
+from gateway.text.pronunciation.phonemes import IPA
 
 MAX_RULES = 5000
 """Of one dictionary."""

@@ -26,7 +26,7 @@ from gateway.errors import (
     LexiconStoreFullError,
 )
 from gateway.lexicons.forms import MAX_RULES
-from gateway.text.aliases import AliasRule
+from gateway.text.pronunciation.aliases import AliasRule
 from servicekit.files import write_private
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from gateway.text import SpokenSegment
 from gateway.text.alignment import Alignment
-from gateway.text.endings import full_stop
+from gateway.text.segments.endings import full_stop
 
 LONG_LETTERS = 400
 """The end of a sentence ends an answer from here on: its text and speech must fit the LLM's context."""

@@ -18,7 +18,7 @@ from gateway.speech.observer import Observer, telling_refusals
 from gateway.speech.request import SpeechRequest, SpeechResult, check_request
 from gateway.speech.speaker import PipelineSettings, Segments, Speaker
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextStream, plain_front_end
-from gateway.text.ssml import check_ssml
+from gateway.text.markup.ssml import check_ssml
 
 
 class SpeechPipeline:

@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.errors import LexiconNotFoundError, UnsupportedOptionError
-from gateway.text.addresses import spoken_addresses
-from gateway.text.aliases import NO_PHONEMES, Lexicon, apply_lexicons
 from gateway.text.alignment import Alignment, Span
-from gateway.text.breaks import BreakFinder
-from gateway.text.endings import ended
-from gateway.text.language import DeclaredLanguages, LanguageGuesser
-from gateway.text.markup import MarkupReader
-from gateway.text.normalizer import NormalizedText, Normalizer, clauses, unchanged
-from gateway.text.normalizers import load_normalizers
+from gateway.text.markup.markdown import MarkupReader
+from gateway.text.markup.ssml import SsmlReader
+from gateway.text.normalization.addresses import spoken_addresses
+from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser
+from gateway.text.normalization.normalizer import NormalizedText, Normalizer, clauses, unchanged
+from gateway.text.normalization.normalizers import load_normalizers
 from gateway.text.options import Normalization, TextOptions
 from gateway.text.pauses import check_sum
-from gateway.text.sentences import SentencexRules
-from gateway.text.splitter import IncrementalSplitter, Segment, SplitSettings
-from gateway.text.ssml import SsmlReader
+from gateway.text.pronunciation.aliases import NO_PHONEMES, Lexicon, apply_lexicons
+from gateway.text.segments.breaks import BreakFinder
+from gateway.text.segments.endings import ended
+from gateway.text.segments.sentences import SentencexRules
+from gateway.text.segments.splitter import IncrementalSplitter, Segment, SplitSettings
 from gateway.text.stretches import BareText, Markup
 from gateway.text.styles import AUDIO_TAGS_FIELD, STYLE_NAMES, StyleRule, audio_tags, instruction_of
 from gateway.text.tags import InlineTags, TextPart

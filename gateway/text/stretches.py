@@ -1,7 +1,7 @@
 """A text as it was written beside what is spoken of it: stretches, and the way back from speech to writing.
 
-What reads a text (`gateway.text.markup`, `gateway.text.ssml`) yields stretches; `Markup` cuts the written text where
-the text without markup is cut.
+What reads a text (`gateway.text.markup`) yields stretches; `Markup` cuts the written text where the text without markup
+is cut.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Protocol
 from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, Span
 from gateway.text.manner import Manner
-from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.text.pauses import Pause
-from gateway.text.splitter import Segment
+from gateway.text.segments.splitter import Segment
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.lexicons.forms import rules_of_mapping
 from gateway.text import Normalization, TextOptions
-from gateway.text.aliases import NO_PHONEMES, AliasRule
 from gateway.text.options import LexiconLocator
-from gateway.text.phonemes import CMU, IPA
+from gateway.text.pronunciation.aliases import NO_PHONEMES, AliasRule
+from gateway.text.pronunciation.phonemes import CMU, IPA
 from gateway.text.styles import Style
 
 _IPA = re.compile("[\u0250-\u02af\u02b0-\u02ff\u0300-\u036f\u1d00-\u1dbfæðøŋœθβχ]|\\{@?[A-Z]")

@@ -29,7 +29,7 @@ from gateway.lexicons.book import NamedLexicon
 from gateway.lexicons.forms import RuleFields, fields_of, pls_of_rules, rules_of_fields, rules_of_pls
 from gateway.lexicons.store import StoredLexicon
 from gateway.speech.request import decode_text
-from gateway.text.aliases import AliasRule
+from gateway.text.pronunciation.aliases import AliasRule
 
 PATH = "/v1/pronunciation-dictionaries"
 _PLS = "application/pls+xml"

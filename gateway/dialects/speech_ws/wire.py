@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.speech.request import MAX_SEED
 from gateway.speech.text_clock import CharacterTime, WordGatherer
 from gateway.text import WHOLE_TEXT, Normalization, TextOptions
-from gateway.text.splitter import CutBounds, SplitSettings
+from gateway.text.segments.splitter import CutBounds, SplitSettings
 from gateway.text.styles import style_of
 from gateway.voices.draft import prompt_voice
 from gateway.voices.profile import DEFAULT_VOICE

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gateway.text.numbers import NumberNormalizer
+from gateway.text.normalization.numbers import NumberNormalizer
 
 _MOST_DIGITS = 15
 _DIGIT_WORDS = "zero one two three four five six seven eight nine".split()

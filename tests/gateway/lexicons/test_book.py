@@ -18,8 +18,8 @@ from gateway.errors import (
 from gateway.lexicons.book import LexiconBook, LexiconSettings, open_lexicons
 from gateway.lexicons.store import KEPT_VERSIONS, LexiconStore
 from gateway.text import Normalization, TextOptions
-from gateway.text.aliases import AliasRule, apply_lexicons
 from gateway.text.options import LexiconLocator
+from gateway.text.pronunciation.aliases import AliasRule, apply_lexicons
 
 SQL, XIAOMI = AliasRule("SQL", "sequel"), AliasRule("Xiaomi", "show me")
 

@@ -15,7 +15,7 @@ from gateway.speech.request import SpeechRequest
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import StreamSpeaker
 from gateway.text import TextFrontEnd, TextOptions, TextStream
-from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
 

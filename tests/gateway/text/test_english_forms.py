@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.text.english import english_forms
-from gateway.text.wetext_normalizer import WeTextNormalizer
+from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 from tests.gateway.text.builders import texts
 
 pytest.importorskip("wetext", reason="the text extra is not installed")

@@ -18,10 +18,10 @@ from gateway.text import (
     SpokenSegment,
     TextFrontEnd,
     TextOptions,
-    normalizers,
 )
-from gateway.text.endings import ended
-from gateway.text.language import DeclaredLanguages
+from gateway.text.normalization import normalizers
+from gateway.text.normalization.language import DeclaredLanguages
+from gateway.text.segments.endings import ended
 from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
 
 SHOUTING = TextFrontEnd({"en": Shouting(), "pt-br": Shouting()}, lambda text: "en" if "the" in text else None)

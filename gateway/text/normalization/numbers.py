@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from gateway.text.alignment import Alignment, Span
-from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.normalization.normalizer import NormalizedText, unchanged
 
 _NARROW_SPACES = "\u00a0\u202f"
 _MAX_DIGITS = 15

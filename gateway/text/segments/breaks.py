@@ -12,8 +12,8 @@ import unicodedata
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gateway.text.sentences import SentenceRules
-from gateway.text.spoken_length import LONGEST_CHARACTER, spoken_length
+from gateway.text.segments.sentences import SentenceRules
+from gateway.text.segments.spoken_length import LONGEST_CHARACTER, spoken_length
 from gateway.text.tags import InlineTags
 
 # Source: Unicode's properties Sentence_Terminal and Terminal_Punctuation; differs in that only scripts in daily use

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from gateway.text.language import DeclaredLanguages, LanguageGuesser, load_identifier, primary_language
+from gateway.text.normalization.language import DeclaredLanguages, LanguageGuesser, load_identifier, primary_language
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GUESSER = LanguageGuesser()
 LIBRARY, FRUGAL = LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True), load_identifier()
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 
 from gateway.text.alignment import Alignment, Span
-from gateway.text.breaks import CLOSERS, NARROW_TERMINATORS, WIDE_TERMINATORS
-from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.segments.breaks import CLOSERS, NARROW_TERMINATORS, WIDE_TERMINATORS
 
 _ELLIPSES = "…‥"
 _MARKS = "".join(mark for mark in NARROW_TERMINATORS + WIDE_TERMINATORS if mark not in _ELLIPSES)

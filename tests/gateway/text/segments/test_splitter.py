@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.text.breaks import Break, BreakFinder
-from gateway.text.sentences import SentencexRules
-from gateway.text.splitter import (
+from gateway.text.segments.breaks import Break, BreakFinder
+from gateway.text.segments.sentences import SentencexRules
+from gateway.text.segments.splitter import (
     LIVE_TEXT,
     WHOLE_TEXT,
     CutBounds,
@@ -16,7 +16,7 @@ from gateway.text.splitter import (
     SplitSettings,
     split_text,
 )
-from gateway.text.spoken_length import spoken_length
+from gateway.text.segments.spoken_length import spoken_length
 from gateway.text.tags import InlineTags
 from llm_service.prompt import LengthLimits, generation_bounds
 from tests.gateway.text.builders import CHAPTER, SHORT, finder

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from gateway.text.alignment import Alignment, Span
-from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.normalization.normalizer import NormalizedText, unchanged
 
 # In words: dot, slash, at, dash, underscore, plus.
 _ENGLISH = ("dot", "slash", "at", "dash", "underscore", "plus")

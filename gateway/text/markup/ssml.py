@@ -18,17 +18,23 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from gateway.errors import InvalidRequestError
-from gateway.text.aliases import MAX_ALIAS, NO_PHONEMES
-from gateway.text.breaks import CLOSERS, NARROW_CLAUSE_MARKS, NARROW_TERMINATORS, WIDE_CLAUSE_MARKS, WIDE_TERMINATORS
-from gateway.text.endings import full_stop
-from gateway.text.language import primary_language
 from gateway.text.manner import MAX_RATE, MIN_RATE, PLAIN, Manner, gain_of, rate_of
+from gateway.text.markup.xml import OpenDocument, XmlProblem
+from gateway.text.normalization.language import primary_language
+from gateway.text.normalization.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
 from gateway.text.pauses import Pause, check_sum, pause_of
-from gateway.text.phonemes import IPA, phoneme_tags
-from gateway.text.say_as import CHINESE, LANGUAGES, NotReadableError, said_as
+from gateway.text.pronunciation.aliases import MAX_ALIAS, NO_PHONEMES
+from gateway.text.pronunciation.phonemes import IPA, phoneme_tags
+from gateway.text.segments.breaks import (
+    CLOSERS,
+    NARROW_CLAUSE_MARKS,
+    NARROW_TERMINATORS,
+    WIDE_CLAUSE_MARKS,
+    WIDE_TERMINATORS,
+)
+from gateway.text.segments.endings import full_stop
 from gateway.text.stretches import Stretch
 from gateway.text.tags import InlineTags
-from gateway.text.xml import OpenDocument, XmlProblem
 
 Normalize = Callable[[str, str], str]
 """Takes a text and its language; returns it in words."""

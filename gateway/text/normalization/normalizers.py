@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from gateway.text.normalizer import Normalizer
-from gateway.text.numbers import NUMBER_STYLES, NumberNormalizer
-from gateway.text.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
+from gateway.text.normalization.normalizer import Normalizer
+from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
+from gateway.text.normalization.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
 from servicekit.extras import install_command
 
 logger = logging.getLogger(__name__)

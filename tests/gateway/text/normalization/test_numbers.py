@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.numbers import NUMBER_STYLES, NumberNormalizer
+from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
 from tests.gateway.text.builders import texts
 
 LANGUAGES = sorted(NUMBER_STYLES)

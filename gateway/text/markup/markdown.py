@@ -15,10 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from gateway.errors import InvalidRequestError
-from gateway.text.breaks import CLOSERS, NARROW_CLAUSE_MARKS, NARROW_TERMINATORS, WIDE_CLAUSE_MARKS, WIDE_TERMINATORS
-from gateway.text.endings import full_stop
 from gateway.text.manner import Manner
 from gateway.text.pauses import Pause, read_break
+from gateway.text.segments.breaks import (
+    CLOSERS,
+    NARROW_CLAUSE_MARKS,
+    NARROW_TERMINATORS,
+    WIDE_CLAUSE_MARKS,
+    WIDE_TERMINATORS,
+)
+from gateway.text.segments.endings import full_stop
 from gateway.text.stretches import Stretch
 from gateway.text.styles import AUDIO_TAGS_FIELD, AudioTag, StyleRule, audio_tag_at
 from gateway.text.tags import InlineTags

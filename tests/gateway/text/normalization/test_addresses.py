@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from gateway.text.addresses import spoken_addresses
+from gateway.text.normalization.addresses import spoken_addresses
 from tests.gateway.text.builders import texts
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequestError
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions
-from gateway.text.aliases import AliasRule, Lexicon, apply_lexicons
+from gateway.text.pronunciation.aliases import AliasRule, Lexicon, apply_lexicons
 from tests.gateway.text.builders import Shouting
 
 

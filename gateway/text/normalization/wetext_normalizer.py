@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gateway.text.alignment import Alignment, align
 from gateway.text.english import english_forms, read_english
-from gateway.text.normalizer import NormalizedText, unchanged
+from gateway.text.normalization.normalizer import NormalizedText, unchanged
 
 logger = logging.getLogger(__name__)
 

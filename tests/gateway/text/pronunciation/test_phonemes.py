@@ -6,9 +6,9 @@ import pytest
 
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions, load_text_front_end
-from gateway.text.aliases import AliasRule
-from gateway.text.phonemes import phoneme_tags
-from gateway.text.ssml import check_ssml
+from gateway.text.markup.ssml import check_ssml
+from gateway.text.pronunciation.aliases import AliasRule
+from gateway.text.pronunciation.phonemes import phoneme_tags
 from llm_service.tags import PHONEME_TOKENS
 from servicekit.checkpoint_file import CheckpointDeclaration
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.text.say_as import NotReadableError, said_as
-from gateway.text.wetext_normalizer import WeTextNormalizer
+from gateway.text.normalization.say_as import NotReadableError, said_as
+from gateway.text.normalization.wetext_normalizer import WeTextNormalizer
 
 pytest.importorskip("wetext", reason="the text extra is not installed")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from gateway.text.endings import ended, full_stop
+from gateway.text.segments.endings import ended, full_stop
 from tests.gateway.text.builders import texts
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cosydit.bench.types import SpeechInput
 from gateway.text.english import read_english
-from gateway.text.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
+from gateway.text.normalization.wetext_normalizer import WETEXT_LANGUAGES, WeTextNormalizer
 from tests.gateway.text.builders import texts
 
 pytest.importorskip("wetext", reason="the text extra is not installed")

@@ -1,0 +1,1 @@
+"""Written forms into words: numbers, addresses, `say-as`, and the grammar of each language."""

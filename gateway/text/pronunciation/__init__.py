@@ -1,0 +1,1 @@
+"""How words are spoken that a caller spells out: dictionaries and phonemes."""

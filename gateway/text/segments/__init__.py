@@ -1,0 +1,1 @@
+"""Where a text is cut into what is spoken at once, and how each segment ends."""
