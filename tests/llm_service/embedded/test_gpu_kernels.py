@@ -14,8 +14,10 @@ from llm_service.gpu.ops import BeginInputs, CacheView, Parts, RotaryTables
 from llm_service.gpu.slot_state import BANNED, CLOSING, PAGE_TOKENS, SEEN, SlotState, StateSizes
 from llm_service.gpu.tiles import MAX_PARTS, Tile, parts_of, tile_for
 from llm_service.qwen2 import Qwen2Shape
+from tests.triton_interpreter import make_the_interpreter_cheap
 
 pytestmark = pytest.mark.slow
+make_the_interpreter_cheap()
 
 HIDDEN, HEADS, GROUPS, SIZE = 48, 6, 2, 16
 QKV = (HEADS + 2 * GROUPS) * SIZE
