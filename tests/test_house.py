@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def source_files(*packages: str) -> Iterator[Path]:
         yield from (ROOT / package).rglob("*.py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -44,7 +50,7 @@ def imports_of(tree: ast.AST, modules: set[str]) -> Iterator[str]:
 
 
 def test_no_circle_of_imports_between_files() -> None:
-    trees = {module_of(path): ast.parse(path.read_text("utf-8")) for path in source_files(*PACKAGES)}
+    trees = {module_of(path): tree_of(path) for path in source_files(*PACKAGES)}
     graph = {
         module: {each for each in imports_of(tree, set(trees)) if each != module} for module, tree in trees.items()
     }
@@ -82,6 +88,6 @@ def test_nobody_asks_for_a_private_attribute_of_another_object(package: str) -> 
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text}"
         for path in source_files(package)
-        for line, text in privates_of_others(ast.parse(path.read_text("utf-8")))
+        for line, text in privates_of_others(tree_of(path))
     ]
     assert found == []
