@@ -7,8 +7,10 @@ FAST ?= -m "not slow and not servers"   # what `make test-fast` runs
 BUILD := build==1.6.1
 SBOM := cyclonedx-bom==7.5.0
 AUDIT := pip-audit==2.9.0
+FUZZ := atheris==3.0.0
+RUNS ?= 1000000   # of each parser, for `make fuzz`
 
-.PHONY: help install check test test-fast test-random build docs sbom audit clean
+.PHONY: help install check test test-fast test-random build docs sbom audit fuzz clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +44,10 @@ sbom: $(TOOLS)/sbom  ## what .venv holds, as dist/sbom.cdx.json (CycloneDX)
 audit: $(TOOLS)/audit  ## known weaknesses of what .venv holds; asks the databases of PyPI and OSV
 	$(TOOLS)/audit/bin/pip-audit --path $$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
+fuzz: $(TOOLS)/fuzz  ## every parser of bytes from outside, coverage-guided; for CPython 3.11 and up; RUNS=1000000
+	PYTHONPATH=.:proto/gen:$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  $(TOOLS)/fuzz/bin/python -m tests.fuzz --runs $(RUNS)
+
 clean:  ## remove what build, docs and sbom wrote
 	rm -rf build dist $(TOOLS)
 
@@ -51,6 +57,9 @@ $(TOOLS)/build:
 
 $(TOOLS)/sbom:
 	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(SBOM)
+
+$(TOOLS)/fuzz:
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet $(FUZZ)
 
 $(TOOLS)/audit:
 	python3 -m venv $@ && $@/bin/python -m pip install --quiet $(AUDIT)

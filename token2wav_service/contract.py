@@ -116,14 +116,29 @@ class ServerStatus:
         """Read it; names that this version does not know are left out.
 
         Raises:
-            ValueError: not JSON, or a name without a default is missing.
+            ValueError: not JSON, a name without a default is missing, or a value is of another kind.
         """
-        document = json.loads(text)
+        try:
+            document = json.loads(text)
+        except RecursionError as err:
+            raise ValueError("got JSON that is nested too deeply") from err
         names = [field.name for field in fields(cls)]
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not isinstance(document, dict) or not needed <= document.keys():
             raise ValueError(f"got {text[:200]!r}, expected an object with {', '.join(names)}")
-        return cls(**{name: document[name] for name in names if name in document})
+        kinds = {field.name: _KINDS[str(field.type)] for field in fields(cls) if field.name in document}
+        wrong = [name for name, kind in kinds.items() if type(document[name]) not in kind]
+        if wrong:
+            raise ValueError(f"got {wrong[0]} {document[wrong[0]]!r:.100}, expected a value of another kind")
+        return cls(**{name: document[name] for name in kinds})
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "float | None": (int, float, type(None)),
+}
+"""What JSON may hold for each kind of `ServerStatus`'s fields."""
 
 
 def encode_error(code: ErrorCode, message: str) -> str:

@@ -268,7 +268,7 @@ def _choice(event: str) -> dict[str, Any] | None:
         message = json.loads(event)
         if not isinstance(message, dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         got = f"the LLM sent an event that is not a JSON object: {event[:_EXCERPT_CHARACTERS]!r}"
         raise errors.LLMProtocolError(f"{got}; is the LLM URL that of an OpenAI-compatible server?") from error
     if message.get("error"):

@@ -78,10 +78,14 @@ def _as_wav(audio: bytes, container: Container) -> bytes:
 def _decoded(audio: bytes, container: Container) -> bytes:
     import av
 
-    with av.open(io.BytesIO(audio), mode="r", format=container.demuxer) as file:
+    # Titles and names of writers may be in any encoding.
+    with av.open(io.BytesIO(audio), mode="r", format=container.demuxer, metadata_errors="replace") as file:
         if not file.streams.audio:
             raise InvalidVoicePromptError(f"the {container.name} file holds no sound; send a recording of speech")
         stream = file.streams.audio[0]
+        if stream.codec_context is None:
+            got = f"the {container.name} file holds sound that nothing here can decode"
+            raise InvalidVoicePromptError(f"{got}; {_INSTEAD.removeprefix('or ')}")
         rate_hz = stream.rate
         resampler = av.AudioResampler(format="s16", layout="mono", rate=rate_hz)
         pcm, limit = bytearray(), int(MAX_PROMPT_SECONDS * rate_hz) * 2

@@ -50,7 +50,7 @@ def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> F
     _check_size(data)
     _check_wav_is_whole(data)
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with soundfile.SoundFile(_SeekableBytes(data)) as file:
             _check_header(file, max_seconds)
             samples, rate_hz = _decode(file, max_seconds), int(file.samplerate)
     except soundfile.SoundFileError as err:
@@ -92,6 +92,17 @@ def validate_prompt(samples: FloatArray) -> None:
         raise InvalidPromptError(
             f"the prompt is silent (peak {peak:.1e}, expected at least {_SILENCE_PEAK}); give a recording of speech"
         )
+
+
+class _SeekableBytes(io.BytesIO):
+    """Damaged files have libsndfile seek before their beginning; an error would be lost in C with its traceback."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go there, or stay where that is no place."""
+        try:
+            return super().seek(offset, whence)
+        except ValueError:
+            return self.tell()
 
 
 def _reason(error: soundfile.SoundFileError) -> str:

@@ -48,7 +48,17 @@ def test_a_status_travels_as_json_and_later_versions_may_say_more() -> None:
     assert ServerStatus.from_json(status.to_json()[:-1] + ', "news": 1}') == status
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"max_streams": 1}'])
+STATUS = ServerStatus(8, 3, 1, 16, 100, 0.02, None, True).to_json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"max_streams": 1}', "[" * 3000),
+        *(STATUS.replace("8", wrong, 1) for wrong in ("null", "true", '"8"', "8.5")),
+        STATUS.replace("0.02", '"0.02"'),
+    ],
+)
 def test_what_is_no_status_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         ServerStatus.from_json(text)
