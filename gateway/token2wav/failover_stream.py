@@ -26,7 +26,7 @@ from gateway.routing.fleet import SlotLease
 from gateway.routing.router import is_replica_fault
 from gateway.routing.speed import SpeedMeter
 from gateway.token2wav.replica import StreamLease
-from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ class FailoverStream:
         """Set with FAILED."""
         self._recovery: asyncio.Task[None] | None = None
         """The task that moves the stream; None while STREAMING, so that `close` waits for nothing then."""
+        self._is_timed = False
+        """Whether the speed meter counts this stream as one that waits."""
         self._current = self._begin(lease)
 
     @property
@@ -101,7 +103,8 @@ class FailoverStream:
         future: asyncio.Future[AudioChunk] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             return _failed(future, self._failure)
-        if not self._waiting:
+        if not self._is_timed and _tells_speed(chunk):
+            self._is_timed = True
             self._speed.begin_wait()
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
@@ -156,9 +159,9 @@ class FailoverStream:
             return
         samples: FloatArray = audio.samples[dropped:] if dropped else audio.samples
         self._delivered_samples += len(samples)
-        self._speed.made(len(samples) / SAMPLE_RATE_HZ)
-        if not self._waiting:
-            self._speed.end_wait()
+        if self._is_timed:
+            self._speed.made(len(samples) / SAMPLE_RATE_HZ)
+            self._end_wait_if_all_came()
         self._failovers_left = self._max_failovers
         if not future.done():
             future.set_result(AudioChunk(audio.index, samples, audio.is_last))
@@ -223,10 +226,19 @@ class FailoverStream:
         self._state = StreamState.FAILED
         self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
-        if waiting:
-            self._speed.end_wait()
+        self._end_wait_if_all_came()
         for future in waiting.values():
             _failed(future, self._failure)
+
+    def _end_wait_if_all_came(self) -> None:
+        if self._is_timed and not self._waiting:
+            self._is_timed = False
+            self._speed.end_wait()
+
+
+def _tells_speed(chunk: TokenChunk) -> bool:
+    """Tell whether a chunk says how fast token2wav is: a short first one costs as much as a longer one would."""
+    return chunk.index > 0 or chunk.is_last or len(chunk.token_ids) >= TOKEN_RATE_HZ
 
 
 def _failed(future: asyncio.Future[AudioChunk], error: GatewayError) -> asyncio.Future[AudioChunk]:
