@@ -74,7 +74,7 @@ def _answers(engine: Engine, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for name, prompt in zip(answers, prompts, strict=True):
         engine.add_request(GenerationRequest(name, tuple(prompt), params))
-    while engine.has_work:
+    while engine.idle_s() == 0:
         for output in engine.step():
             if output.error is not None:
                 raise output.error
