@@ -51,8 +51,8 @@ UNFINISHED = (
 MAX_UNFINISHED_ERROR_RATE = 0.6
 """The recogniser misses single words now and then; babble adds words and is longer than the text."""
 SLOWEST_S_A_LETTER, LONGEST_PAUSE_S = 0.13, 1.5
-MAX_TOKENS = 200
-"""Eight seconds: more than the sentence takes. An LLM that makes noise goes on for half a minute."""
+MAX_TOKENS = 150
+"""Six seconds: more than the sentence takes. An LLM that makes noise goes on for half a minute."""
 DEFAULT_SAMPLING = SamplingChoice(temperature=0.8, top_p=0.95, repetition_penalty=1.1, ras_window_tokens=10)
 
 
