@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.lib.faults.world import stop_and_continue
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, busy_ports
 from cosydit.stack.stack import LocalStack
@@ -23,6 +26,8 @@ from gateway.host import Host
 from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
 from tests.e2e.conftest import RunningStack, make_options, wait_until
+from tests.workers import is_whole
+from token2wav_service.serving.process.health import model_processes
 
 pytestmark = pytest.mark.servers
 
@@ -31,6 +36,8 @@ LONG_TEXT = "A long text keeps both services busy while one of them goes away. "
 READY_S = 120.0
 IMPATIENT = RoutingSettings(failover_s=1.0, restart_wait_s=1.0, admission_wait_s=1.0)
 SAME_AUDIO_DB = 45.0
+STANDSTILL_S = 8.0 if is_whole() else 3.0
+"""Of SIGSTOP."""
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +121,38 @@ async def test_a_stream_goes_on_at_its_sample_when_the_only_token2wav_is_started
         await asyncio.to_thread(_kill, triton)
         await asyncio.to_thread(_start_again, mortal.stack, triton)
         heard = await speaking
+    _assert_same(heard, unbroken)
+
+
+def _assert_same(heard: FloatArray, unbroken: FloatArray) -> None:
     assert len(heard) == len(unbroken)
     noise = np.mean((heard - unbroken) ** 2)
     assert noise == 0 or 10 * np.log10(np.mean(unbroken**2) / noise) >= SAME_AUDIO_DB
+
+
+async def test_a_stream_goes_on_at_its_sample_after_its_only_model_process_stood_still(mortal: RunningStack) -> None:
+    triton = mortal.stack.services[1]
+    async with _gateway(mortal, RoutingSettings(restart_wait_s=READY_S)) as gateway:
+        unbroken = await _samples(gateway, asyncio.Event())
+        has_begun = asyncio.Event()
+        speaking = asyncio.create_task(_samples(gateway, has_begun))
+        await has_begun.wait()
+        await stop_and_continue(await asyncio.to_thread(_model_processes, triton.pid), STANDSTILL_S)
+        if await asyncio.to_thread(_ends, triton, STANDSTILL_S):  # Triton may go on, or abort
+            await asyncio.to_thread(_start_again, mortal.stack, triton)
+        _assert_same(await speaking, unbroken)
+
+
+def _model_processes(launcher: int) -> list[int]:
+    servers = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [pid for server in servers for pid in model_processes(int(server))]
+
+
+def _ends(service: ServiceProcess, within_s: float) -> bool:
+    until_s = time.monotonic() + within_s
+    while service.returncode is None and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return service.returncode is not None
 
 
 async def test_the_llm_dying_in_mid_stream_and_staying_down(mortal: RunningStack) -> None:
