@@ -69,7 +69,7 @@ class SessionStates(RuleBasedStateMachine):
         self.has_ended = True
 
     @precondition(lambda self: not self.is_over)
-    @rule(times=st.integers(1, 200))
+    @rule(times=st.integers(1, 600))
     def listen(self, times: int) -> None:
         self.loop.run_until_complete(self._listen(times))
 
@@ -103,7 +103,7 @@ class SessionStates(RuleBasedStateMachine):
     def fail_the_llm(self) -> None:
         self.llm.error = errors.LLMFailedError("it failed")
 
-    @rule(at=st.integers(0, 2))
+    @rule(at=st.integers(0, 9))
     def fail_token2wav(self, at: int) -> None:
         self.token2wav.fail_at = at
 
