@@ -66,7 +66,7 @@ ARRANGEMENTS = (
     (GPUs(llm=1, token2wav=3), (100, 200, 300, 350, 375, 400, 425, 450, 475)),
 )
 """Listeners to try, close to each other where the waiting time begins to rise."""
-FLEET_PLOT = "fleet.png"
+FLEET_PLOT = "fleet.webp"
 LISTENERS = (500, 550, 600, 650, 700, 750, 800)
 LISTEN_S = 12.0
 EXIT_USAGE = 2

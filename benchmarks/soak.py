@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             watched = asyncio.run(run(stack, churn, args))
     found = figures(watched, churn)
     _write(args, watched, churn, found)
-    _draw(args.out.with_suffix(".png"), watched)
+    _draw(args.out.with_suffix(".webp"), watched)
     print(_table(watched), end="")
     print(", ".join(f"{name} {value:g}" for name, value in found.items()))
     for failure in churn.tally.failures:

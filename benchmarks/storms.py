@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 done[name] = asyncio.run(measure(door, times, args, ports, has_quiet))
                 _write(args, done)
     print(_table(done), end="")
-    _draw(args.out.with_suffix(".png"), done)
+    _draw(args.out.with_suffix(".webp"), done)
     return 0
 
 

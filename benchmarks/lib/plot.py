@@ -10,7 +10,7 @@ from benchmarks.lib.sweep import FinishedRun
 from cosydit.bench.plot import SIZE_INCHES, figure_class, save_figure
 
 _MS = 1000
-_FLEET_INCHES = (16, 7)
+_FLEET_INCHES = (11, 5)
 
 
 def draw_sweep(path: Path, runs: Sequence[FinishedRun]) -> None:

@@ -15,6 +15,8 @@ _MAX_BINS = 30
 _MAX_TIMELINES = 60
 SIZE_INCHES = (11, 8)
 _WHOLE = 100
+_WEBP = {"quality": 60, "method": 6}
+"""For pictures that are kept in the repository: a quarter of a PNG."""
 
 
 def draw_latencies(path: Path, title: str, records: Sequence[RequestRecord]) -> None:
@@ -70,9 +72,12 @@ def figure_class() -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure as PNG or, where the path ends so, as WebP: whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    figure.savefig(partial, format="png")
+    if path.suffix == ".webp":
+        figure.savefig(partial, format="webp", pil_kwargs=_WEBP)
+    else:
+        figure.savefig(partial, format="png")
     os.replace(partial, path)
 
 

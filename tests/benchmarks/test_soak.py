@@ -92,4 +92,4 @@ def test_two_minutes_leave_nothing_behind(
     document = json.loads(out.read_text("utf-8"))
     assert document["figures"]["ended"] > 0
     assert {"gateway", "llm_service", "token2wav_dit"} <= document["after_each_round"].keys()
-    assert out.with_suffix(".png").stat().st_size
+    assert out.with_suffix(".webp").stat().st_size

@@ -38,7 +38,7 @@ def test_all_who_are_let_in_are_spoken_to_the_end(
     # Who comes before the first measurement is let in; the short storm may be over by then.
     assert not is_whole() or all(row["refused"] > 0 for name, row in rows.items() if name != "flood 1")
     assert document["figures"]["failed"] == 0
-    assert (tmp_path / "storms.png").stat().st_size
+    assert (tmp_path / "storms.webp").stat().st_size
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(rows)
     before = out.read_bytes()
     assert storms.main([*options, "--resume"]) == 0
