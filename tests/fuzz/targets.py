@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
-from gateway.text.ssml import check_ssml
 from google.protobuf.message import DecodeError
 from riva.proto import riva_tts_pb2
 from tts_api.tts.v1 import speech_pb2, tts_service_pb2
@@ -36,7 +35,8 @@ from gateway.errors import GatewayError
 from gateway.lexicons.forms import rules_of_json, rules_of_pls
 from gateway.llm.sse import EventLines, event_data
 from gateway.llm.wire import LLMWire, PromptForm
-from gateway.text.markup import MarkupReader
+from gateway.text.markup.markdown import MarkupReader
+from gateway.text.markup.ssml import check_ssml
 from gateway.text.tags import InlineTags
 from gateway.voices.recordings import readable
 from llm_service.embedded.schema import ChatCompletionRequest, CompletionRequest, RequestRefused, parse_request

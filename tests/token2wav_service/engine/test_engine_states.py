@@ -247,4 +247,4 @@ class EngineStates(RuleBasedStateMachine):
 
 
 TestEngineStates = EngineStates.TestCase
-TestEngineStates.settings = settings(max_examples=2000 if is_whole() else 60, stateful_step_count=40, deadline=None)
+TestEngineStates.settings = settings(max_examples=2000 if is_whole() else 40, stateful_step_count=40, deadline=None)
