@@ -5,8 +5,8 @@
                   └─ no ──► OverloadedError with when to try again
 
 Among those who wait, the caller that has the fewest places comes first. While others call too, nobody takes the last
-tenth of all places who has half of them already. Each refusal is told a later time than the one before it, as those who
-were refused before will come back too.
+tenth of all places who has half of them already. Each refusal is told a later time than its caller's one before it, as
+those who were refused before will come back too. Several callers come back in turns, whoever was refused more often.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Places:
         self._asked_s: OrderedDict[str, float] = OrderedDict()
         """When each caller asked last, the newest last."""
         self._waiting: list[PlaceTurn] = []
-        self._promised_s = clock.now()
-        """When the last of those comes back who were refused."""
+        self._promised_s: dict[str, float] = {}
+        """When the last stream of each caller comes back that was refused; those in the past are forgotten."""
         self._durations = StreamDurations()
         self._forecast = SlotForecast(clock, self._durations)
 
@@ -129,7 +129,7 @@ class Places:
         ahead = self._ahead_of(caller, priority)
         limit = self.limit
         if not self._taken:
-            self._promised_s = self._clock.now()
+            self._promised_s.clear()
         if not ahead and self._has_room_for(caller, limit):
             return self._take(caller)
         is_late = self._is_certain() and self._expected_s(ahead) > self.wait_s(patience_s)
@@ -163,7 +163,7 @@ class Places:
     def overloaded(self, caller: str, priority: int) -> OverloadedError:
         """Make the refusal of a stream that finds no place in time."""
         self.refused_total += 1
-        retry_s = self._promise_s(self._ahead_of(caller, priority))
+        retry_s = self._promise_s(caller, self._ahead_of(caller, priority))
         got = f"{len(self._taken)} streams are under way, as many as can be served in time, and {self.waiting} wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
 
@@ -221,11 +221,13 @@ class Places:
     def _open(self) -> list[OpenStreams]:
         return [OpenStreams([place.taken_s for place in self._taken], others=0)]
 
-    def _promise_s(self, ahead: int) -> float:
-        """Choose when a refused stream is to come back: behind those who were told so before it."""
+    def _promise_s(self, caller: str, ahead: int) -> float:
+        """Choose when a refused stream is to come back: behind its caller's own that were told so before it."""
         now_s = self._clock.now()
+        self._promised_s = {name: at_s for name, at_s in self._promised_s.items() if at_s > now_s}
         apart_s = self._ends().apart_s or (self._durations.mean_s or 0.0) / self.limit
-        expected_s = max(self._expected_s(ahead), self._promised_s + apart_s - now_s)
-        retry_s = min(max(LEAST_RETRY_S, expected_s), MAX_RETRY_S)
-        self._promised_s = now_s + retry_s
+        apart_s *= len(self._promised_s.keys() | {caller})  # the others' come back in between
+        behind_s = self._promised_s.get(caller, now_s) + apart_s - now_s
+        retry_s = min(max(LEAST_RETRY_S, self._expected_s(ahead), behind_s), MAX_RETRY_S)
+        self._promised_s[caller] = now_s + retry_s
         return retry_s

@@ -101,6 +101,23 @@ def test_who_would_wait_too_long_is_refused_at_once_and_each_is_told_a_later_tim
     assert isinstance(world.ask(), PlaceTurn)
 
 
+def test_a_caller_who_was_refused_often_does_not_have_others_come_back_later() -> None:
+    world = World(8, Ends(stream_s=30.0, apart_s=1.0))
+    world.fill("loud")
+
+    def told(caller: str) -> float:
+        with pytest.raises(OverloadedError) as refusal:
+            world.ask(caller)
+        assert refusal.value.retry_after_s is not None
+        return refusal.value.retry_after_s
+
+    loud = [told("loud") for _ in range(200)]
+    assert max(loud) > 150.0
+    first, second, third = (told("quiet") for _ in range(3))
+    assert first <= loud[1]
+    assert second - first == third - second == 2.0, "each has every other turn"
+
+
 def test_when_to_come_back_has_bounds_and_is_forgotten_when_it_is_quiet() -> None:
     world = World(10, Ends(stream_s=0.0, apart_s=4.0))
     taken = world.fill()
