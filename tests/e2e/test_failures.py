@@ -25,6 +25,7 @@ from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2W
 from gateway.host import Host
 from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
+from servicekit.timeouts import timeout
 from tests.e2e.conftest import RunningStack, make_options, wait_until
 from tests.workers import is_whole
 from token2wav_service.serving.process.health import model_processes
@@ -96,6 +97,19 @@ async def _speak_until_dead(gateway: Host, victim: ServiceProcess) -> SpeechResu
     return result
 
 
+async def _speak_once_back(gateway: Host) -> SpeechResult:
+    """Ask until the gateway has seen that token2wav is back: a probe and a new connection take up to a second each."""
+    async with timeout(READY_S):
+        while True:
+            result = SpeechResult()
+            try:
+                async for _ in gateway.pipeline.synthesize(SpeechRequest("Back again.", seed=0), result):
+                    pass
+            except Token2WavUnavailableError:
+                continue
+            return result
+
+
 async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal: RunningStack) -> None:
     triton = mortal.stack.services[1]
     async with _gateway(mortal) as gateway:
@@ -105,10 +119,7 @@ async def test_token2wav_dying_in_mid_stream_staying_down_and_coming_back(mortal
         with pytest.raises(Token2WavUnavailableError):
             await _speak_until_dead(gateway, triton)
         await asyncio.to_thread(_start_again, mortal.stack, triton)
-        result = SpeechResult()
-        async for _ in gateway.pipeline.synthesize(SpeechRequest("Back again.", seed=0), result):
-            pass
-        assert result.audio_samples > 0
+        assert (await _speak_once_back(gateway)).audio_samples > 0
 
 
 async def test_a_stream_goes_on_at_its_sample_when_the_only_token2wav_is_started_again(mortal: RunningStack) -> None:

@@ -116,7 +116,7 @@ def test_too_little_shared_memory_is_refused_with_what_is_needed(
 ) -> None:
     usual = shutil.copytree(REPOSITORY, tmp_path / "repository", ignore=shutil.ignore_patterns("*_of_*"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 * MIB, 44 * MIB, 20 * MIB))
-    with pytest.raises(TritonStartError, match=r"20 MiB free, and 13 model processes need 29 MiB.*--shm-size"):
+    with pytest.raises(TritonStartError, match=r"20 MiB free, and 14 model processes need 30 MiB.*--shm-size"):
         check_shared_memory(usual)
 
 
