@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError, VocabularyError
 from llm_service.huggingface_layout import FIRST_ID_KEY, HEAD_BIAS
+from llm_service.qwen2 import DECODER_PREFIX, EMBEDDING, Qwen2Shape, check_tensors, decoder_tensors
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary, vocabulary_of_ids, vocabulary_of_table
 from servicekit.file_sums import FileSumsError, check_file
 
@@ -84,6 +85,21 @@ def head_of(tensors: Mapping[str, torch.Tensor], where: Path, vocabulary: Speech
             raise CheckpointError(f"{where}: lm_head has {rows} rows, expected {expected}")
         parts = {name: tensor[speech].clone() for name, tensor in parts.items()}
     return _checked(parts, where, vocabulary)
+
+
+def decoder_of(tensors: Mapping[str, torch.Tensor], shape: Qwen2Shape, where: Path) -> dict[str, torch.Tensor]:
+    """Return what is not the head: the decoder's tensors and the embedding, by their names in `Qwen2Model`.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown or of another shape.
+    """
+    beside = (HEAD_WEIGHT, HEAD_BIAS, EMBEDDING)
+    decoder = {name.removeprefix(DECODER_PREFIX): tensors[name] for name in tensors if name not in beside}
+    check_tensors(decoder, decoder_tensors(shape), where)
+    if EMBEDDING not in tensors:
+        raise CheckpointError(f"{where} has no {EMBEDDING}; it is no Qwen2 checkpoint")
+    decoder[EMBEDDING.removeprefix(DECODER_PREFIX)] = tensors[EMBEDDING]
+    return decoder
 
 
 def speech_rows(vocabulary: SpeechVocabulary) -> slice:

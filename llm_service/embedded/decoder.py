@@ -15,13 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from llm_service.embedded.kv_cache import SlotCache
-from llm_service.errors import CheckpointError
-from llm_service.huggingface_layout import HEAD_BIAS
-from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors
-from llm_service.speech_head import HEAD_WEIGHT
-
-PREFIX = "model."
-EMBEDDING = "model.embed_tokens.weight"
+from llm_service.qwen2 import Qwen2Shape
+from llm_service.speech_head import decoder_of
 
 
 @dataclass(frozen=True)
@@ -121,12 +116,7 @@ def load_decoder(
     Raises:
         CheckpointError: tensors are missing, unknown or of another shape.
     """
-    beside = (HEAD_WEIGHT, HEAD_BIAS, EMBEDDING)
-    tensors = {name.removeprefix(PREFIX): files[name] for name in files if name not in beside}
-    check_tensors(tensors, decoder_tensors(shape), where)
-    if EMBEDDING not in files:
-        raise CheckpointError(f"{where} has no {EMBEDDING}; it is no Qwen2 checkpoint")
-    tensors[EMBEDDING.removeprefix(PREFIX)] = files[EMBEDDING]
+    tensors = decoder_of(files, shape, where)
     # Each is let go when it is converted: a large model is never in memory twice.
     return Decoder(shape, lambda name: tensors.pop(name).to(device, dtype))
 

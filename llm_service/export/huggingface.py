@@ -27,15 +27,20 @@ from llm_service.huggingface_layout import (
     generation_config,
     write_json,
 )
-from llm_service.qwen2 import check_tensors, decoder_tensors, qwen2_config, read_shape
+from llm_service.qwen2 import (
+    DECODER_PREFIX,
+    EMBEDDING,
+    check_tensors,
+    decoder_tensors,
+    qwen2_config,
+    read_shape,
+)
 from llm_service.speech_head import HEAD_WEIGHT, TensorFiles, read_speech_head, read_vocabulary, speech_rows
 from llm_service.vocab import COSYVOICE2, SpeechVocabulary
 from servicekit.files import usual_mode
 
 logger = logging.getLogger(__name__)
 
-DECODER_PREFIX = "model."
-EMBEDDING = "model.embed_tokens.weight"
 # A bias below this makes a token impossible: e to the power of it is nothing beside any other token.
 IMPOSSIBLE_BIAS = -1e4
 

@@ -19,14 +19,11 @@ from torch import Tensor
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.errors import CheckpointError
 from llm_service.huggingface_layout import FIRST_ID_KEY, HEAD_BIAS, ROWS_KEY
-from llm_service.qwen2 import Qwen2Shape, check_tensors, decoder_tensors, read_shape
-from llm_service.speech_head import HEAD_WEIGHT, TensorFiles, read_tensors
+from llm_service.qwen2 import EMBEDDING, Qwen2Shape, read_shape
+from llm_service.speech_head import HEAD_WEIGHT, TensorFiles, decoder_of, read_tensors
 from llm_service.vocab import SPEECH_TOKEN_COUNT, VocabularyError, vocabulary_of_ids, vocabulary_of_table
 
 logger = logging.getLogger(__name__)
-
-PREFIX = "model."
-EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -81,11 +78,7 @@ def load_weights(model_dir: Path, device: torch.device, dtype: torch.dtype) -> W
     if shape.head_size & (shape.head_size - 1) or shape.head_size < 16:
         raise CheckpointError(f"{model_dir}: heads of {shape.head_size} channels; expected a power of two from 16 on")
     files = TensorFiles(model_dir)
-    beside = (HEAD_WEIGHT, HEAD_BIAS, EMBEDDING)
-    tensors = {name.removeprefix(PREFIX): files[name] for name in files if name not in beside}
-    check_tensors(tensors, decoder_tensors(shape), model_dir)
-    if EMBEDDING not in files:
-        raise CheckpointError(f"{model_dir} has no {EMBEDDING}; it is no Qwen2 checkpoint")
+    tensors = decoder_of(files, shape, model_dir)
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     ids = _speech_ids(config, model_dir)
     head, bias = _head(files, config, ids, model_dir)
@@ -93,7 +86,7 @@ def load_weights(model_dir: Path, device: torch.device, dtype: torch.dtype) -> W
     return Weights(
         shape=shape,
         ids=ids,
-        embedding=files[EMBEDDING].to(device, dtype),
+        embedding=tensors["embed_tokens.weight"].to(device, dtype),
         layers=tuple(_layer(reader, index) for index in range(shape.layers)),
         norm=reader.vector("norm.weight"),
         head=head.to(device, dtype).contiguous(),
