@@ -13,8 +13,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from cosydit.bench.types import BenchmarkError
 from cosydit.stack.process import stopped_by_signals
 from cosydit.stack.stack import LocalStack
 from servicekit.drain import sum_of
+from servicekit.timeouts import running_meanwhile
 from token2wav_service.engine.loop import REST_AFTER_S
 
 ROUNDS = 15
@@ -108,7 +108,7 @@ async def run(stack: LocalStack, churn: Churn, args: argparse.Namespace) -> Watc
     urls = [f"{options.gateway_url}/metrics", f"{options.llm_url}/metrics"]
     urls.append(f"http://127.0.0.1:{options.ports.triton_metrics}/metrics")
     watched = Watched()
-    async with _sampling(services, watched):
+    async with running_meanwhile(_sample(services, watched)):
         for number in range(1, args.rounds + 1):
             await churn.run(args.callers, args.minutes * _S_A_MINUTE / args.rounds)
             watched.left.append(await _until_idle(urls))
@@ -120,21 +120,11 @@ async def run(stack: LocalStack, churn: Churn, args: argparse.Namespace) -> Watc
     return watched
 
 
-@asynccontextmanager
-async def _sampling(services: Mapping[int, str], watched: Watched) -> AsyncIterator[None]:
-    async def sample() -> None:
-        while True:
-            watched.moments_s.append(time.monotonic() - watched.began_s)
-            watched.samples.append(await asyncio.to_thread(usages, services))
-            await asyncio.sleep(SAMPLE_EVERY_S)
-
-    task = asyncio.create_task(sample())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+async def _sample(services: Mapping[int, str], watched: Watched) -> None:
+    while True:
+        watched.moments_s.append(time.monotonic() - watched.began_s)
+        watched.samples.append(await asyncio.to_thread(usages, services))
+        await asyncio.sleep(SAMPLE_EVERY_S)
 
 
 async def _until_idle(urls: Sequence[str]) -> float:

@@ -6,8 +6,7 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 from cosydit.certify.check import Check, Findings
 from cosydit.certify.context import TEXTS, CheckContext
 from cosydit.certify.end_to_end import DOORS, READY_TIMEOUT_S, STACK, RunningStack, running
+from servicekit.timeouts import running_meanwhile
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 AREA = "load"
@@ -75,7 +75,7 @@ def _growth(values: list[float]) -> tuple[float, float]:
 async def _under_load(context: CheckContext, started: RunningStack) -> _Samples:
     samples = _Samples()
     ends_s = time.perf_counter() + context.plan.load_s
-    async with _watching(started, samples):
+    async with running_meanwhile(_watch(started, samples)):
         await asyncio.gather(
             *(_listen(started, number, ends_s, samples) for number in range(context.plan.load_streams))
         )
@@ -104,24 +104,13 @@ async def _listen(started: RunningStack, number: int, ends_s: float, samples: _S
         samples.rates.append(heard / _PCM16_BYTES / SAMPLE_RATE_HZ / (time.perf_counter() - began))
 
 
-@asynccontextmanager
-async def _watching(started: RunningStack, samples: _Samples) -> AsyncIterator[None]:
+async def _watch(started: RunningStack, samples: _Samples) -> None:
     groups = {service.pid for service in started.stack.services}
-
-    async def watch() -> None:
-        while True:
-            samples.resident_mib.append(_resident_bytes(groups) / _MIB)
-            if (used := await asyncio.to_thread(_gpu_mib)) is not None:
-                samples.gpu_mib.append(used)
-            await asyncio.sleep(SAMPLE_EVERY_S)
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    while True:
+        samples.resident_mib.append(_resident_bytes(groups) / _MIB)
+        if (used := await asyncio.to_thread(_gpu_mib)) is not None:
+            samples.gpu_mib.append(used)
+        await asyncio.sleep(SAMPLE_EVERY_S)
 
 
 def _resident_bytes(groups: set[int]) -> int:
