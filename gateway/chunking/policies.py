@@ -67,7 +67,7 @@ class ChunkPolicy(Protocol):
 
 def first_chunk_tokens(policy: ChunkPolicy) -> int:
     """Return the most tokens that a stream's first chunk may wait for, look-ahead included."""
-    return max(DEFAULT_HOP_TOKENS, policy.next_hop(ChunkProgress(0, 0, 0, 0.0))) + LOOKAHEAD_TOKENS
+    return max(DEFAULT_HOP_TOKENS + LOOKAHEAD_TOKENS, awaited_tokens(policy, UNMEASURED))
 
 
 def awaited_tokens(policy: ChunkPolicy, pace: Pace) -> int:
