@@ -106,7 +106,7 @@ def test_a_server_on_path_keeps_its_own_backends(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_thirteen_model_processes_fit_into_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_model_processes_fit_into_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(64 * MIB, 0, 64 * MIB))
     check_shared_memory(REPOSITORY)
 
