@@ -57,6 +57,16 @@ class GroupScheduling(LoadFileScheduling):
         file = super()._split_scope(nodeid)
         return next((folder for folder in TOGETHER if file.startswith(f"{folder}/") and file not in APART), file)
 
+    def remove_node(self, node: Any) -> str | None:
+        """Give another worker the tests of one that ended, but for the test that ended it, which would end that too."""
+        for unit in self.assigned_work[node].values():
+            for test, is_done in unit.items():
+                if not is_done:
+                    unit[test] = True
+                    super().remove_node(node)
+                    return test
+        return super().remove_node(node)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
