@@ -136,6 +136,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], Token2WavEngine]:
         raw["mel_snr_db"] = mel_snr(engine)
         print(f"mel against the plain modules: {raw['mel_snr_db']:.1f} dB", file=sys.stderr)
     raw |= {
+        "new_voice_s": new_voices(engine, args.runs),
         "first_chunk_s": {str(n): first_chunks(engine, voice, n, args.runs) for n in args.first_chunk},
         "batches": [] if args.quick else batches(engine, voice, estimator_weights(flow)),
         "chunk_cost_s": chunk_costs(engine, voice, hop, QUICK_COST_S if args.quick else COST_S),
@@ -152,6 +153,19 @@ def quick_shapes(flow: AnyFlowConfig) -> StepShapes:
     if isinstance(flow, FlowConfig):
         return StepShapes((1, QUICK_STREAMS), (FIRST_CHUNK_TOKENS - LOOKAHEAD_TOKENS,))
     return StepShapes((1, QUICK_STREAMS), (flow.block_tokens, 2 * flow.block_tokens))
+
+
+def new_voices(engine: Token2WavEngine, runs: int) -> list[float]:
+    """Return seconds from a prompt's features to a voice that streams can start from, per run."""
+    features = _features()
+    seconds = []
+    for _ in range(runs + 1):
+        torch.cuda.synchronize()
+        began = CLOCK.now()
+        engine.runner.prepare_voice(features)
+        torch.cuda.synchronize()
+        seconds.append(CLOCK.now() - began)
+    return seconds[1:]
 
 
 @torch.inference_mode()
@@ -196,6 +210,8 @@ def compute_figures(raw: dict[str, Any], prefix: str = "") -> dict[str, float]:
     for streams, samples in raw["first_chunk_s"].items():
         name = "first_chunk_1_ms" if streams == "1" else f"first_chunk_{streams}_last_ms"
         figures[name] = 1000 * statistics.median(samples)
+    if "new_voice_s" in raw:
+        figures["new_voice_ms"] = 1000 * statistics.median(raw["new_voice_s"])
     costs = raw["chunk_cost_s"]
     figures["chunk_cost_last_over_first"] = statistics.median(costs[-5:]) / statistics.median(costs[:5])
     held = [entry["listeners"] for entry in raw["listeners"] if entry["underruns"] == 0]

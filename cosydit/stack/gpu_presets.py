@@ -80,7 +80,8 @@ class GpuPreset:
         room = self.llm[backend]
         llm = room.memory_share * memory_bytes + (0 if backend == "vllm" else LLM_BYTES)
         pool = (self.max_streams + 1) * STREAM_BYTES
-        return int(2 * CONTEXT_BYTES + llm + TOKEN2WAV_BYTES + pool + voices_bytes)
+        prompt = LONGEST_VOICE_BYTES  # the buffers in which a prompt is run
+        return int(2 * CONTEXT_BYTES + llm + TOKEN2WAV_BYTES + pool + prompt + voices_bytes)
 
 
 def _rooms(embedded: LLMRoom, slots: int, trtllm_share: float) -> dict[str, LLMRoom]:

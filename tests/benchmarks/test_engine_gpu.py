@@ -12,6 +12,7 @@ from token2wav_service.checkpoint.make_random import OFFICIAL_SIZES
 from token2wav_service.errors import ProgramCaptureError
 
 RAW = {
+    "new_voice_s": [0.03, 0.04, 0.05],
     "first_chunk_s": {"1": [0.02, 0.01, 0.03], "32": [0.06]},
     "chunk_cost_s": [0.01] * 9 + [0.02],
     "listeners": [{"listeners": 100, "underruns": 0}, {"listeners": 200, "underruns": 3}],
@@ -21,6 +22,7 @@ RAW = {
 def test_figures_carry_the_family_and_leave_out_what_was_not_tried() -> None:
     figures = engine_gpu.compute_figures(RAW, "cosyvoice3_")
     assert figures == {
+        "cosyvoice3_new_voice_ms": pytest.approx(40),
         "cosyvoice3_first_chunk_1_ms": pytest.approx(20),
         "cosyvoice3_first_chunk_32_last_ms": pytest.approx(60),
         "cosyvoice3_chunk_cost_last_over_first": pytest.approx(1),

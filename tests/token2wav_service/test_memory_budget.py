@@ -40,6 +40,7 @@ def test_the_full_size_takes_what_was_measured() -> None:
     need = memory_need(PoolSizes(400, 100, 250, 900), FlowConfig(), HiFTConfig(), 10, torch.float16)
     assert need.stream_bytes == 70_470_340, "bytes_per_stream of benchmarks/results/h200_engine.json"
     assert need.voice_bytes == pytest.approx(170_133_352 * 900 / 250, rel=0.05)
+    assert need.prompt_bytes == need.voice_bytes
 
 
 @pytest.mark.parametrize("family", [Family.COSYVOICE2, Family.COSYVOICE3])
@@ -62,6 +63,13 @@ def test_a_pool_that_does_not_fit_is_refused_with_a_value_that_does() -> None:
     assert 100 < streams < 210, "with room for programs"
     with pytest.raises(MemoryBudgetError, match="not even one stream fits"):
         check_before(NEED, 1_000_000_000)
+
+
+def test_the_buffers_of_a_prompt_must_fit_too() -> None:
+    need = MemoryNeed(2, stream_bytes=70_000_000, voice_bytes=612_000_000, prompt_bytes=612_000_000)
+    check_before(need, 1_434_000_000)
+    with pytest.raises(MemoryBudgetError, match="max_streams"):
+        check_before(need, 1_433_000_000)
 
 
 def test_what_is_left_must_hold_a_voice() -> None:

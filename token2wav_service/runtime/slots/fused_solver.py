@@ -99,13 +99,23 @@ class FusedSolver:
         return 0
 
     def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor | None, batch: SolverBatch, pool: SolverPool
+        self,
+        noise: Tensor,
+        mu: Tensor,
+        speaker: Tensor,
+        cond: Tensor | None,
+        batch: SolverBatch,
+        pool: SolverPool,
+        own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Solve one chunk of every stream.
 
         Args:
             noise: [B, T, 80] float32.
             mu: [B, T, 80]; speaker: [B, 80]; cond: [B, T, 80] or None for zero.
+            batch: who runs.
+            pool: what they continue from.
+            own: where the chunk's keys and values go, contiguous; None allocates it.
 
         Returns:
             Mel [B, T, 80] float32, the chunk's keys and values [B, n, L, 2, H, T, 2D], and the new convolution
@@ -114,7 +124,9 @@ class FusedSolver:
         streams, frames, _ = noise.shape
         c = self.config
         work = _Workspace(2 * streams * frames, c.hidden_size, c.num_heads * c.head_dim, self.dtype, self.device)
-        own = noise.new_empty(streams, self.steps, c.depth, 2, c.num_heads, frames, 2 * c.head_dim, dtype=self.dtype)
+        if own is None:
+            shape = (streams, self.steps, c.depth, 2, c.num_heads, frames, 2 * c.head_dim)
+            own = noise.new_empty(shape, dtype=self.dtype)
         tails = noise.new_empty(streams, *pool.tails.shape[1:], dtype=self.dtype)
         constant = self._constant(mu, speaker, cond)
         places = KeyPlaces(batch.slots, batch.prompts, batch.prompt_lengths, batch.generated, batch.lengths)

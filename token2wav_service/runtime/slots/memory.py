@@ -41,6 +41,8 @@ class MemoryNeed:
     """Of one slot of the pool."""
     voice_bytes: int
     """Of one voice with the longest prompt that is accepted."""
+    prompt_bytes: int = 0
+    """Of the buffers in which prompts are run."""
 
     @property
     def pool_bytes(self) -> int:
@@ -59,7 +61,8 @@ def memory_need(sizes: PoolSizes, flow: FlowConfig, hift: HiFTConfig, steps: int
     longest = sizes.max_prompt_frames
     # A voice keeps for its whole prompt what a slot keeps for its newest frames.
     voice = replace(sizes, estimator_recent=longest, conformer_recent=longest)
-    return MemoryNeed(sizes.streams, slot_bytes(sizes), slot_bytes(voice))
+    # A prompt runs in buffers for what the longest voice keeps.
+    return MemoryNeed(sizes.streams, slot_bytes(sizes), slot_bytes(voice), prompt_bytes=slot_bytes(voice))
 
 
 def block_memory_need(sizes: BlockPoolSizes, flow: BlockFlow, vocoder: HiFT | CausalHiFT, steps: int) -> MemoryNeed:
@@ -81,7 +84,7 @@ def check_before(need: MemoryNeed, free_bytes: int) -> None:
     Raises:
         MemoryBudgetError: they don't.
     """
-    if need.pool_bytes + need.voice_bytes > free_bytes:
+    if need.pool_bytes + need.voice_bytes + need.prompt_bytes > free_bytes:
         raise budget_error(need, free_bytes)
 
 
@@ -110,7 +113,7 @@ def warn_of_cache(cache_bytes: int, free_bytes: int) -> None:
 
 def budget_error(need: MemoryNeed, free_bytes: int) -> MemoryBudgetError:
     """Return the refusal of a pool that does not fit into so much memory, with room kept for voice and programs."""
-    fitting = (free_bytes - need.voice_bytes) // need.stream_bytes - 1 - GRAPH_STREAMS
+    fitting = (free_bytes - need.voice_bytes - need.prompt_bytes) // need.stream_bytes - 1 - GRAPH_STREAMS
     return _refusal(need, fitting, f"{free_bytes / GB:.1f} GB were free before")
 
 

@@ -23,6 +23,7 @@ from token2wav_service.models.hift import HiFT
 from token2wav_service.runtime.slots.bucket_program import BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
 from token2wav_service.runtime.slots.pool import PoolSizes, StreamPool, allocate_pool
+from token2wav_service.runtime.slots.prompt_flow import PromptFlow
 from token2wav_service.runtime.slots.slot_flow import SlotFlow
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
 from token2wav_service.runtime.slots.slots import SCRATCH_SLOT, SlotAllocator
@@ -106,7 +107,10 @@ class SlotRunner:
         chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
         self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
         self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype)
-        self._prompts = StreamFlow(flow, self.policy)
+        # Plain modules prepare voices where there are no graphs to gain from, and beside other solvers.
+        self._prompts: PromptFlow | StreamFlow = StreamFlow(flow, self.policy)
+        if self.device.type == "cuda" and isinstance(chosen, FusedSolver):
+            self._prompts = PromptFlow(flow, chosen, sizes.max_prompt_frames)
         self.facts = ModelFacts(flow.config.vocab_size, self.flow.lookahead, self.flow.stride)
         self._programs = ProgramTable(self.flow, self.vocoder, self.shapes, self.device)
 
@@ -114,6 +118,8 @@ class SlotRunner:
     def warm_up(self) -> None:
         """Compile every kernel and capture every bucket, so that nothing compiles under load."""
         self._programs.prepare()
+        if isinstance(self._prompts, PromptFlow):
+            self._prompts.warm_up()
 
     @torch.inference_mode()
     def prepare_voice(self, features: VoiceFeatures) -> SlotVoice:

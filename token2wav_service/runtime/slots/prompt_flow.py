@@ -1,0 +1,233 @@
+"""Runs voices' prompts on the fused kernels: one program for each padded length, captured as a CUDA graph.
+
+What `StreamFlow.prepare_voice` computes: a prompt is the first chunk of a stream that has no history, conditioned on
+the prompt's mel. The plain modules launch some 10,000 kernels for it, one after the other; a graph launches them at
+once. Programs run on a stream of their own, beside the steps of streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from token2wav_service.errors import ProgramCaptureError
+from token2wav_service.models.causal import valid_mask
+from token2wav_service.models.flow import Flow
+from token2wav_service.models.flow_state import FlowState
+from token2wav_service.models.flow_stream import PROMPT_SEED
+from token2wav_service.models.noise import NoiseDomain
+from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
+from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
+from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, FusedSolver, SolverBatch, SolverPool
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_TOKENS = 64
+GROWTH = 1.3
+"""From one padded length to the next: a prompt is padded by less than this."""
+ALIGNMENT_TOKENS = 8
+
+
+def prompt_buckets(longest_tokens: int) -> tuple[int, ...]:
+    """Return the tokens that prompts are padded to, ascending; the last is the longest prompt's."""
+    sizes = []
+    size = SHORTEST_TOKENS
+    while size < longest_tokens:
+        sizes.append(size)
+        size = int(-(-size * GROWTH // ALIGNMENT_TOKENS)) * ALIGNMENT_TOKENS
+    return (*sizes, longest_tokens)
+
+
+class PromptFlow:
+    """Prepares voices; holds packed weights and the buffers of one prompt. Thread-safe: one prompt runs at a time."""
+
+    def __init__(self, flow: Flow, solver: FusedSolver, max_prompt_frames: int) -> None:
+        """Pack the encoder's weights and allocate the buffers.
+
+        Args:
+            flow: in eval mode, on its device, in the dtype to compute in.
+            solver: runs the estimator; shared with the streams' programs.
+            max_prompt_frames: longest prompt, an even number.
+        """
+        self.flow, self.solver = flow, solver
+        self.device, self.dtype = flow.device, next(flow.parameters()).dtype
+        c, d = flow.config.encoder, flow.config.estimator
+        self.stride, self.lookahead = c.up_stride, c.pre_lookahead_len
+        longest = max_prompt_frames // self.stride
+        self.buckets = prompt_buckets(longest)
+        self.encoder = FusedEncoder(flow.encoder, 0, self.buckets)
+        self._token_window = self._zeros(1, c.num_blocks, c.attention_heads, longest, 2 * c.head_dim)
+        self._frame_window = self._zeros(1, c.num_up_blocks, c.attention_heads, max_prompt_frames, 2 * c.head_dim)
+        self._tails = EncoderTails(
+            self._zeros(1, c.output_size, 2), self._zeros(1, c.output_size, self.flow.encoder.UPSAMPLE_CONTEXT)
+        )
+        self._kv_shape = (1, solver.steps, d.depth, 2, d.num_heads)
+        self._kv = self._zeros(int(np.prod(self._kv_shape)) * max_prompt_frames * 2 * d.head_dim)
+        self._history = SolverPool(
+            window=self._zeros(*self._kv_shape, 1, 2 * d.head_dim),
+            tails=self._zeros(1, solver.steps, d.depth, CONVOLUTIONS, 2, 2, d.hidden_size),
+        )
+        """Of a stream that has none: no columns, silent tails. Read only."""
+        is_cuda = self.device.type == "cuda"
+        # A stream of its own for capturing, too: cuBLAS has its working memory by stream, and steps run meanwhile.
+        self._stream: Any = torch.cuda.Stream(self.device) if is_cuda else None  # type: ignore[no-untyped-call]
+        self._graph_memory: Any = torch.cuda.graph_pool_handle() if is_cuda else None
+        self._programs: dict[int, _PromptProgram] = {}
+        self._lock = threading.Lock()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile every kernel and capture every length, so that nothing compiles under load.
+
+        Raises:
+            ProgramCaptureError: a program does something that a graph can't.
+        """
+        for tokens in self.buckets:
+            with self._lock, self._on_stream():
+                self._program(tokens)
+
+    @torch.inference_mode()
+    def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:
+        """Run a prompt once.
+
+        Args:
+            tokens: [T] int64 prompt speech tokens, at least 3.
+            mel: [F, 80] prompt log-mel, no longer than the longest prompt; both are cut to the shorter of the two.
+            speaker: [192] raw speaker embedding.
+
+        Returns:
+            The state from which every stream of the voice starts.
+        """
+        count = min(mel.shape[0] // self.stride, tokens.shape[0])
+        window = torch.cat([tokens[:count], tokens[: self.lookahead]])
+        size = next(bucket for bucket in self.buckets if bucket >= count)
+        with self._lock, self._on_stream():
+            program = self._program(size)
+            program.tokens[0, : len(window)] = window.to(self.device)
+            program.cond[0, : count * self.stride] = mel[: count * self.stride].to(self.device, self.dtype)
+            program.lengths.fill_(count)
+            normalised = functional.normalize(speaker.to(self.device, self.dtype), dim=0)
+            program.speaker[0] = self.flow.spk_embed_affine_layer(normalised)
+            program.run()
+            return self._state(program, count)
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+            self._stream.synchronize()
+
+    def _program(self, tokens: int) -> _PromptProgram:
+        if tokens not in self._programs:
+            logger.info("preparing a program for prompts of %d tokens", tokens)
+            program = _PromptProgram(self, tokens)
+            if self._stream is not None:
+                program.capture(self._stream, self._graph_memory)
+            self._programs[tokens] = program
+        return self._programs[tokens]
+
+    def compute(self, program: _PromptProgram) -> Tensor:
+        """Run a program's inputs; keys and values go to the buffers. Returns the solver's tails."""
+        nothing = torch.zeros_like(program.lengths)
+        frames = program.lengths * self.stride
+        for tail in (self._tails.lookahead, self._tails.upsample):
+            tail.zero_()
+        num_tokens = program.lengths + self.lookahead
+        embedded = self.flow.input_embedding(program.tokens)
+        embedded = embedded * valid_mask(num_tokens, program.tokens.shape[1])[:, :, None].to(embedded.dtype)
+        hidden = self.encoder.encode(
+            embedded, num_tokens, program.lengths,
+            (KeyPlaces(nothing, nothing, nothing, nothing, program.lengths),
+             KeyPlaces(nothing, nothing, nothing, nothing, frames)),
+            (self._token_window, self._frame_window), self._tails,
+        )  # fmt: skip
+        mu = functional.linear(hidden, self.flow.encoder_proj.weight, self.flow.encoder_proj.bias)
+        noise = ops.counter_noise(
+            nothing + PROMPT_SEED, nothing, mu.shape[1], self.flow.config.output_size, int(NoiseDomain.FLOW)
+        )
+        batch = SolverBatch(nothing, nothing, nothing, nothing, frames)
+        own = self._own_kv(mu.shape[1])
+        _, _, tails = self.solver.solve(noise, mu, program.speaker, program.cond, batch, self._history, own)
+        return tails
+
+    def _own_kv(self, frames: int) -> Tensor:
+        """Return the buffer of keys and values as [1, n, L, 2, H, frames, 2D]."""
+        width = self._history.window.shape[-1]
+        return self._kv[: int(np.prod(self._kv_shape)) * frames * width].view(*self._kv_shape, frames, width)
+
+    def _state(self, program: _PromptProgram, count: int) -> FlowState:
+        frames = count * self.stride
+        assert program.tails is not None
+        kv = self._own_kv(program.size * self.stride)[0, ..., :frames, :].contiguous()
+        tails = program.tails[0].permute(0, 1, 3, 2, 5, 4).flatten(3, 4)
+        return FlowState(
+            prompt_frames=frames,
+            frames=frames,
+            token_kv=self._token_window[0, :, :, :count].contiguous(),
+            frame_kv=self._frame_window[0, :, :, :frames].contiguous(),
+            lookahead_tail=self._tails.lookahead[0].clone(),
+            upsample_tail=self._tails.upsample[0].clone(),
+            solver_kv=kv,
+            solver_tail=tails,
+            solver_labels=np.arange(frames),
+            prompt_solver_kv=kv,
+        )
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+
+class _PromptProgram:
+    """The flow for prompts of one padded length: static inputs, and a CUDA graph where there is CUDA."""
+
+    def __init__(self, owner: PromptFlow, size: int) -> None:
+        self.size = size
+        """Tokens."""
+        mel = owner.flow.config.output_size
+        self.tokens = torch.zeros(1, size + owner.lookahead, dtype=torch.int64, device=owner.device)
+        self.cond = torch.zeros(1, size * owner.stride, mel, dtype=owner.dtype, device=owner.device)
+        self.speaker = torch.zeros(1, mel, dtype=owner.dtype, device=owner.device)
+        self.lengths = torch.ones(1, dtype=torch.int64, device=owner.device)
+        self.tails: Tensor | None = None
+        """[1, n, L, 2, 2, 2, C] of the latest run."""
+        self._owner = owner
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self) -> None:
+        """Run what the inputs hold."""
+        if self._graph is None:
+            self.tails = self._owner.compute(self)
+        else:
+            self._graph.replay()
+
+    def capture(self, stream: Any, graph_memory: Any) -> None:
+        """Run twice, so that everything is compiled and tuned, then capture.
+
+        Raises:
+            ProgramCaptureError: the program does something that a graph can't.
+        """
+        try:
+            self.run()
+            self.run()
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=graph_memory, stream=stream, capture_error_mode="thread_local"):
+                self.tails = self._owner.compute(self)
+            self._graph = graph
+        except Exception as err:
+            raise ProgramCaptureError(
+                f"the program of prompts of {self.size} tokens could not be captured as a CUDA graph: "
+                f"{type(err).__name__}: {err}; runner=torch runs without graphs"
+            ) from err
