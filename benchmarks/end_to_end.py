@@ -32,7 +32,7 @@ from benchmarks.lib.sweep import (
 from cosydit.bench.metrics import START_BUFFERS_S
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
-from servicekit.heap import exempt_startup_objects
+from servicekit.process import exempt_startup_objects
 
 ENVIRONMENT_FILE = "environment.json"
 HEAD = ("run", "requests", "failed", "ttfa p50 ms", "p95 ms", "p99 ms", "gaps", "of", "audio s/s")

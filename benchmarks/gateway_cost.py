@@ -24,7 +24,7 @@ from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from servicekit.clock import SystemClock
-from servicekit.heap import exempt_startup_objects
+from servicekit.process import exempt_startup_objects
 from token2wav_service.serving.process.server import free_ports
 
 HOST = "127.0.0.1"

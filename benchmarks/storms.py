@@ -30,7 +30,7 @@ from cosydit.bench.types import BenchmarkError
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from servicekit.clock import SystemClock
-from servicekit.heap import exempt_startup_objects
+from servicekit.process import exempt_startup_objects
 from token2wav_service.serving.process.server import free_ports
 
 HOST = "127.0.0.1"

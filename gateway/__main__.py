@@ -23,9 +23,8 @@ from gateway.telemetry.call import CallFilter
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
-from servicekit.heap import exempt_startup_objects
 from servicekit.logs import TEXT_FORMAT, LogFormat, configure_logging
-from servicekit.startup import failing_plainly, take_turns_often
+from servicekit.process import exempt_startup_objects, failing_plainly, take_turns_often
 
 KEEP_ALIVE_S = 75
 """Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""

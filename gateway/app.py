@@ -55,7 +55,7 @@ from servicekit.checkpoint_file import (
     read_declaration,
 )
 from servicekit.clock import Clock, SystemClock
-from servicekit.patience import LoopLag
+from servicekit.timeouts import LoopLag
 
 
 @asynccontextmanager

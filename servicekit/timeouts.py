@@ -1,14 +1,19 @@
-"""The one way to wait for no longer than a limit, which loses no cancellation.
+"""How long to wait: for no longer than a limit, or longer for a service that is slow or only seems so.
 
-`asyncio.wait_for` does lose one, before Python 3.12, that comes together with the result: what was to be stopped goes
-on, and a task that waits for its end waits for ever. `running_meanwhile` has work run beside something.
+`asyncio.wait_for` loses, before Python 3.12, a cancellation that comes together with the result: what was to be
+stopped goes on, and a task that waits for its end waits for ever. `timeout` loses none. `running_meanwhile` runs work
+beside something. A service seems slow when this process's own event loop stood still; `patient_timeout` tells:
+
+limit ─► passed ─► own loop stood still?          ─► as much longer
+                └► the service served others?     ─► as long again, a few times
+                └► neither                        ─► the wait is over
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 if sys.version_info >= (3, 11):
@@ -16,7 +21,11 @@ if sys.version_info >= (3, 11):
 else:
     from async_timeout import Timeout, timeout
 
-__all__ = ["Timeout", "expire", "running_meanwhile", "timeout"]
+__all__ = ["LoopLag", "Patience", "Timeout", "expire", "patient_timeout", "running_meanwhile", "timeout"]
+
+TICK_S = 0.1
+MAX_EXTENSIONS = 4.0
+"""A wait takes at most so many times its limit longer because the service serves others."""
 
 
 def expire(limit: Timeout) -> None:
@@ -39,3 +48,114 @@ async def running_meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+class LoopLag:
+    """How long a running event loop has stood still, all in all; it counts between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.total_s = 0.0
+        """Never goes down."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stood_still_s = float("-inf")
+
+    def start(self) -> None:
+        """Begin to count in the running event loop; harmless if it counts."""
+        if self._timer is None:
+            self._tick_in(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        """Count no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def note(self, late_s: float, now_s: float) -> None:
+        """Note that a tick came late; less than a tick is the usual work of a loop."""
+        if late_s >= TICK_S:
+            self.total_s += late_s
+            self._stood_still_s = now_s
+
+    def is_recent(self, window_s: float) -> bool:
+        """Tell whether the running loop stood still within the last `window_s` seconds."""
+        try:
+            now_s = asyncio.get_running_loop().time()
+        except RuntimeError:
+            return False
+        return now_s - self._stood_still_s <= window_s
+
+    def _tick_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        due_s = loop.time() + TICK_S
+
+        def tick() -> None:
+            self.note(loop.time() - due_s, loop.time())
+            self._tick_in(loop)
+
+        self._timer = loop.call_at(due_s, tick)
+
+
+class Patience:
+    """One service's progress and the own loop's lag; says of each wait how much longer it may take."""
+
+    def __init__(self, lag: LoopLag | None = None) -> None:
+        """Begin without any progress.
+
+        Args:
+            lag: of the loop that waits; None: it is taken to turn always.
+        """
+        self._lag = lag or LoopLag()
+        self._progress_s = float("-inf")
+
+    def progressed(self) -> None:
+        """Note that the service did a piece of its work, for whomever."""
+        self._progress_s = asyncio.get_running_loop().time()
+
+    def has_served(self, window_s: float) -> bool:
+        """Tell whether the service did a piece of its work in the last `window_s` seconds."""
+        return asyncio.get_running_loop().time() - self._progress_s < window_s
+
+    def begin(self, limit_s: float) -> Callable[[], float]:
+        """Begin a wait of so many seconds.
+
+        Returns:
+            What to ask each time the limit has passed: for how many seconds more to wait; 0 when the wait is over.
+        """
+        began_s, lag_s = asyncio.get_running_loop().time(), self._lag.total_s
+        ends_s = began_s + limit_s * (1 + MAX_EXTENSIONS)
+
+        def more_s() -> float:
+            nonlocal lag_s, ends_s
+            stood_s, lag_s = self._lag.total_s - lag_s, self._lag.total_s
+            ends_s += stood_s
+            now_s = asyncio.get_running_loop().time()
+            served_s = self._progress_s + limit_s - now_s if self._progress_s > began_s else 0.0
+            return max(0.0, min(max(stood_s, served_s), ends_s - now_s))
+
+        return more_s
+
+
+@asynccontextmanager
+async def patient_timeout(limit_s: float, more_s: Callable[[], float]) -> AsyncIterator[None]:
+    """Wait for what is inside no longer than `limit_s`, and longer for as long as `more_s` says so.
+
+    Before Python 3.11 a limit can't be moved from outside, and is kept.
+
+    Raises:
+        asyncio.TimeoutError: the limit has passed and `more_s` gave no more.
+    """
+    loop = asyncio.get_running_loop()
+    async with timeout(limit_s if sys.version_info < (3, 11) else None) as limit:
+        timers: list[asyncio.TimerHandle] = []
+
+        def passed() -> None:
+            if (extra_s := more_s()) > 0:
+                timers[:] = [loop.call_later(extra_s, passed)]
+            else:
+                expire(limit)
+
+        timers.append(loop.call_later(limit_s, passed))
+        try:
+            yield
+        finally:
+            timers[0].cancel()

@@ -26,7 +26,7 @@ from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.vocab import llm_id_from_speech_id
-from servicekit.heap import exempt_startup_objects
+from servicekit.process import exempt_startup_objects
 from token2wav_service.contract import (
     LOOKAHEAD_TOKENS,
     SAMPLES_PER_TOKEN,

@@ -14,7 +14,7 @@ from gateway.routing.replica import ReplicaStatus
 from gateway.routing.waiting import Coming
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
-from servicekit.patience import LoopLag
+from servicekit.timeouts import LoopLag
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.sse import EventLines, event_data
 from gateway.llm.wire import LLMWire, WireRequest
 from servicekit.clock import Clock, SystemClock
-from servicekit.patience import LoopLag, Patience, patient_timeout
-from servicekit.trace_context import trace_headers
+from servicekit.timeouts import LoopLag, Patience, patient_timeout
+from servicekit.tracing import trace_headers
 
 logger = logging.getLogger(__name__)
 

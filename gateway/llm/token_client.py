@@ -26,8 +26,8 @@ from gateway.llm.token_connection import (
 )
 from gateway.llm.wire import LLMWire
 from servicekit.clock import Clock, SystemClock
-from servicekit.patience import LoopLag, Patience, patient_timeout
-from servicekit.trace_context import trace_headers
+from servicekit.timeouts import LoopLag, Patience, patient_timeout
+from servicekit.tracing import trace_headers
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 SCHEME = "grpc://"

@@ -15,8 +15,7 @@ from gateway.speech.observer import Observer, StreamObserver
 from gateway.speech.request import GuardNote
 from gateway.telemetry.call import current_call
 from gateway.telemetry.metrics import Outcome, outcome_of
-from servicekit.trace_context import working_under
-from servicekit.tracing import NULL_SPAN, Span, SpanKind
+from servicekit.tracing import NULL_SPAN, Span, SpanKind, working_under
 
 
 class TracingObserver(Observer):

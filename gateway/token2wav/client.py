@@ -26,7 +26,7 @@ from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice
 from gateway.token2wav.triton_call import TritonCall, bytes_tensor, text_of
-from servicekit.patience import LoopLag, Patience
+from servicekit.timeouts import LoopLag, Patience
 from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operation, ServerStatus
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,8 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from gateway import errors
-from servicekit.patience import Patience, patient_timeout
-from servicekit.timeouts import timeout
-from servicekit.trace_context import trace_headers
+from servicekit.timeouts import Patience, patient_timeout, timeout
+from servicekit.tracing import trace_headers
 from token2wav_service.contract import ErrorCode, Operation, decode_error
 
 

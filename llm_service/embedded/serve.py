@@ -28,8 +28,7 @@ from llm_service.embedded.types import GenerationOutput, GenerationRequest, Samp
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
 from llm_service.gpu.schedule import SchedulePolicy
 from servicekit.clock import Clock, SystemClock
-from servicekit.heap import exempt_startup_objects
-from servicekit.startup import failing_plainly, take_turns_often
+from servicekit.process import exempt_startup_objects, failing_plainly, take_turns_often
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,13 @@
 """Spans of one trace across all services; `open_tracer` makes a process's tracer."""
 
-from servicekit.tracing.open import ENDPOINT_VARIABLE, TracingUnavailableError, endpoint_of, open_tracer
+from servicekit.tracing.open import (
+    ENDPOINT_VARIABLE,
+    TracingUnavailableError,
+    endpoint_of,
+    open_tracer,
+    trace_headers,
+    working_under,
+)
 from servicekit.tracing.span import NULL_SPAN, NULL_TRACER, TRACEPARENT, Attribute, Span, SpanKind, Tracer
 
 __all__ = [
@@ -15,4 +22,6 @@ __all__ = [
     "TracingUnavailableError",
     "endpoint_of",
     "open_tracer",
+    "trace_headers",
+    "working_under",
 ]

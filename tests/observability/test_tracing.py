@@ -23,8 +23,15 @@ from gateway.telemetry.call import Call, serving
 from gateway.telemetry.telemetry import make_telemetry
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import SystemClock
-from servicekit.trace_context import trace_headers
-from servicekit.tracing import NULL_SPAN, NULL_TRACER, TRACEPARENT, TracingUnavailableError, endpoint_of, open_tracer
+from servicekit.tracing import (
+    NULL_SPAN,
+    NULL_TRACER,
+    TRACEPARENT,
+    TracingUnavailableError,
+    endpoint_of,
+    open_tracer,
+    trace_headers,
+)
 from servicekit.tracing.otel import OtelTracer
 from tests.gateway.access.door import BEARER, KEY, opened_door
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from servicekit.heap import return_freed_memory
+from servicekit.process import return_freed_memory
 from token2wav_service.contract import ServerStatus
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.meter import Measurements

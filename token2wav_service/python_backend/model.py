@@ -12,9 +12,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from servicekit.heap import exempt_startup_objects
 from servicekit.logs import configure_logging, log_format_of
-from servicekit.startup import take_turns_often
+from servicekit.process import exempt_startup_objects, take_turns_often
 from token2wav_service.python_backend.server_process import read_entry
 
 

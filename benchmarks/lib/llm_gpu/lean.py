@@ -23,7 +23,7 @@ from llm_service.embedded.token_stream import SpeechTokenServicer, add_to
 from llm_service.gpu.build import engine_of
 from llm_service.vocab import SOS_ID, TASK_ID
 from servicekit.clock import SystemClock
-from servicekit.heap import exempt_startup_objects
+from servicekit.process import exempt_startup_objects
 
 READY = "serving on "
 SLOTS = 256

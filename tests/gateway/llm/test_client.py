@@ -18,7 +18,7 @@ from gateway.llm.wire import LLMWire
 from llm_service.config import LLMBackend
 from llm_service.prompt import LengthLimits
 from llm_service.vocab import END_IDS, SOS_ID, TASK_ID, llm_id_from_speech_id
-from servicekit.patience import LoopLag
+from servicekit.timeouts import LoopLag
 from tests.gateway.fakes import DONE, CharacterEncoder, chat_event, token_event
 from tests.gateway.llm.server import (
     CHAT_WIRE,

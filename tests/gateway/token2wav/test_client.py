@@ -16,8 +16,7 @@ import pytest
 from gateway import errors
 from gateway.chunking.chunker import TokenChunk
 from gateway.token2wav.client import Token2WavClient, Token2WavDeadlines
-from servicekit.patience import LoopLag
-from servicekit.timeouts import timeout
+from servicekit.timeouts import LoopLag, timeout
 from tests.gateway.token2wav.fake_triton import VOICE_FILE, FakeTriton, error, serving
 from token2wav_service.contract import ErrorCode, ServerStatus
 

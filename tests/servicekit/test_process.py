@@ -1,12 +1,14 @@
-"""What keeps a server or a command from starting is said in a line: a port that is taken, a full disk."""
+"""A server and its own process: a taken port, a full disk, threads that take turns, memory that is given back."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +17,13 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from servicekit.startup import SWITCH_INTERVAL_S, failing_plainly, take_turns_often
+from servicekit.process import (
+    SWITCH_INTERVAL_S,
+    exempt_startup_objects,
+    failing_plainly,
+    return_freed_memory,
+    take_turns_often,
+)
 from tests.workers import random_checkpoint
 
 TOLD = "the port is taken; give another"
@@ -90,3 +98,37 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, action: str)
     status, output = run("cosydit.cli.main", "checkpoint", action, str(tmp_path / "made"), limit_bytes=LIMIT_BYTES)
     assert (status, "can't be written" in output, "Traceback" in output) == (1, True, False), output
     assert list(tmp_path.iterdir()) == []
+
+
+class Node:
+    """Holds itself, so that only a collection frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_only_what_comes_later_is_looked_at() -> None:
+    kept = [Node()]
+    try:
+        exempt_startup_objects()
+        assert not any(each is kept for each in gc.get_objects())
+        later = weakref.ref(Node())
+        gc.collect()
+        assert later() is None
+    finally:
+        gc.unfreeze()
+    assert any(each is kept for each in gc.get_objects())
+
+
+def test_what_the_c_library_keeps_goes_back_to_the_kernel() -> None:
+    blocks = [bytes([number % 256]) * 100_000 for number in range(1000)]  # below what malloc maps apart
+    kept = blocks[::100]  # the last of the heap is in use: free() alone gives nothing back
+    del blocks
+    before = _resident_pages()
+    return_freed_memory()
+    assert _resident_pages() < before - 10_000
+    assert len(kept) == 10
+
+
+def _resident_pages() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
