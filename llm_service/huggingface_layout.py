@@ -30,7 +30,7 @@ from typing import Any
 
 from llm_service.config import SPEECH_HEAD_FILE
 from llm_service.qwen2 import Qwen2Shape, qwen2_config
-from llm_service.tags import PHONEME_TOKENS
+from llm_service.text_encoder import PHONEME_TOKENS
 from llm_service.vocab import (
     COSYVOICE2,
     COSYVOICE3,

@@ -32,7 +32,7 @@ from gateway.text.stretches import BareText, Markup
 from gateway.text.styles import AUDIO_TAGS_FIELD, STYLE_NAMES, StyleRule, audio_tags, instruction_of
 from gateway.text.tags import InlineTags, TextPart
 from gateway.text.turns import Steps, TextTurns, finished
-from llm_service.tags import acting_tags
+from llm_service.text_encoder import acting_tags
 from llm_service.vocab import INLINE_TAGS
 from servicekit.checkpoint_file import CheckpointDeclaration
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from llm_service.embedded.buckets import BucketCounts
 from llm_service.embedded.engine import EngineLimits
-from llm_service.embedded.types import EngineStats, GenerationOutput, GenerationRequest
+from llm_service.embedded.types import BucketCounts, EngineStats, GenerationOutput, GenerationRequest
 from llm_service.errors import EngineError, EngineStoppedError, InvalidGenerationError, QueueFullError
 from servicekit.clock import Clock
 

@@ -8,8 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from llm_service.embedded.buckets import BucketCounts, Buckets
-from llm_service.embedded.types import EngineStats
+from llm_service.embedded.types import BucketCounts, Buckets, EngineStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cosydit_llm"

@@ -22,8 +22,7 @@ from llm_service.embedded.loop import Engine, EngineLoop
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.prompts import PromptReader
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.token_server import serving_tokens
-from llm_service.embedded.token_stream import SpeechTokenServicer
+from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
 from llm_service.gpu.schedule import SchedulePolicy

@@ -1,6 +1,7 @@
 """The lean stream of tokens: gRPC over the same engine as the HTTP face, with packed speech ids.
 
-One method draws one answer, another many answers over one stream.
+One method draws one answer, another many answers over one stream. `serving_tokens` opens the port: the service, gRPC's
+health, and an end that lets answers finish.
 
 Knows the engine's loop and its own messages (proto/tts_api/llm/v1); nothing of HTTP, text or tokenizers.
 """
@@ -11,9 +12,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
@@ -23,6 +27,7 @@ from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.many_answers import REASONS, ManyAnswers, speech_ids
 from llm_service.embedded.types import DEFAULT_PRIORITY, GenerationRequest, SamplingParams
 from llm_service.errors import (
+    ConfigError,
     DeadlineExceededError,
     EngineError,
     EngineStoppedError,
@@ -44,6 +49,11 @@ BREATH_S = 0.0001
 """Pause after a message, for each answer under way: tokens drawn meanwhile travel together, so that a burst of calls is
 not held up by its own messages. A call alone does not notice it."""
 MANY_ANSWERS = 8
+GRACE_S = 5.0
+MAX_MESSAGE_BYTES = 1 << 20
+"""A prompt of 100,000 ids takes 300 KB."""
+_PING_INTERVAL_MS = 30_000
+_PING_TIMEOUT_MS = 10_000
 _add: Callable[[Any, Any], None] = stubs.add_SpeechTokenServiceServicer_to_server  # the stubs have no types
 _STATUS = (
     (InvalidGenerationError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -200,3 +210,45 @@ def _require(name: str, value: float, low: float, high: float) -> None:
 def add_to(server: Any, servicer: SpeechTokenServicer) -> None:
     """Add the service to a gRPC server."""
     _add(servicer, server)
+
+
+@asynccontextmanager
+async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) -> AsyncIterator[int]:
+    """Serve until the context is left, and yield the port.
+
+    Args:
+        servicer: with a running engine loop.
+        host: address to bind.
+        port: 0 takes any that is free.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    options = (
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        # Two servers on one port would share its calls without a word.
+        ("grpc.so_reuseport", 0),
+        # A peer that vanished without a word is found out, and its slot is freed.
+        ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_TIMEOUT_MS),
+    )
+    server = grpc.aio.server(options=options)
+    add_to(server, servicer)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    try:
+        bound = int(server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+    except RuntimeError as err:
+        got = f"the stream of tokens can't listen on {host}:{port} ({err})"
+        raise ConfigError(f"{got}; stop what listens there, or give another --grpc-port") from err
+    for name in ("", SERVICE_NAME):
+        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await server.start()
+    logger.info("stream of tokens (gRPC) on %s:%d", host, bound)
+    try:
+        yield bound
+    finally:
+        await health.enter_graceful_shutdown()
+        servicer.take_no_more()
+        await server.stop(GRACE_S)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from llm_service.gpu import ops, plain_ops
-from llm_service.gpu.ops import BeginInputs, CacheView, RotaryTables
+from llm_service.gpu.ops import MAX_PARTS, BeginInputs, CacheView, RotaryTables
 from llm_service.gpu.slot_state import PAGE_TOKENS, SlotState
-from llm_service.gpu.tiles import MAX_PARTS
 from llm_service.gpu.weights import LayerWeights, Weights
 
 

@@ -15,7 +15,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from llm_service.tags import CMU_PHONES, PINYIN_PARTS
+from llm_service.text_encoder import CMU_PHONES, PINYIN_PARTS
 
 MAX_PHONEMES = 400
 """Characters of one pronunciation."""

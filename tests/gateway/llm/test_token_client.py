@@ -32,8 +32,7 @@ from gateway.routing.waiting import LLM
 from llm_service.checkpoint import make_random_llm
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.token_server import serving_tokens
-from llm_service.embedded.token_stream import SpeechTokenServicer
+from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
 from servicekit.clock import SystemClock
 from tests.gateway.fakes import CharacterEncoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_service.embedded.buckets import BucketCounts
+from llm_service.embedded.types import BucketCounts
 
 
 def test_counts_are_cumulative_and_a_bound_is_within_its_bucket() -> None:

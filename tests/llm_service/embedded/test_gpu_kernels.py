@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from llm_service.gpu import ops, plain_ops
-from llm_service.gpu.ops import BeginInputs, CacheView, Parts, RotaryTables
+from llm_service.gpu.ops import MAX_PARTS, BeginInputs, CacheView, Parts, RotaryTables, Tile, parts_of, tile_for
 from llm_service.gpu.slot_state import BANNED, CLOSING, PAGE_TOKENS, SEEN, SlotState, StateSizes
-from llm_service.gpu.tiles import MAX_PARTS, Tile, parts_of, tile_for
 from llm_service.qwen2 import Qwen2Shape
 from tests.triton_interpreter import make_the_interpreter_cheap
 

@@ -19,8 +19,7 @@ from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, Interle
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.token_server import serving_tokens
-from llm_service.embedded.token_stream import SpeechTokenServicer
+from llm_service.embedded.token_stream import SpeechTokenServicer, serving_tokens
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import EngineError, InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, COSYVOICE3, SpeechVocabulary

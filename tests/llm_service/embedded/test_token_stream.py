@@ -18,8 +18,7 @@ from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 from llm_service.embedded.loop import EngineLoop
 from llm_service.embedded.sampling import RepetitionGuard
-from llm_service.embedded.token_server import serving_tokens
-from llm_service.embedded.token_stream import SERVICE_NAME, SpeechTokenServicer
+from llm_service.embedded.token_stream import SERVICE_NAME, SpeechTokenServicer, serving_tokens
 from llm_service.gpu.answer import EventPacking
 from llm_service.gpu.build import GpuEngineOptions, build_gpu_engine
 from llm_service.vocab import SOS_ID, SPEECH_TOKEN_COUNT, TASK_ID

@@ -9,7 +9,7 @@ from gateway.text import WHOLE_TEXT, TextFrontEnd, TextOptions, load_text_front_
 from gateway.text.markup.ssml import check_ssml
 from gateway.text.pronunciation.aliases import AliasRule
 from gateway.text.pronunciation.phonemes import phoneme_tags
-from llm_service.tags import PHONEME_TOKENS
+from llm_service.text_encoder import PHONEME_TOKENS
 from servicekit.checkpoint_file import CheckpointDeclaration
 
 
