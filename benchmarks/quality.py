@@ -32,7 +32,7 @@ from gateway.client import ClientError, SpeechTiming, speak_over_http
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio, resample_poly
-from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
+from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SpeakerEncoder
 
 DEFAULT_OUT = Path("benchmarks/results/voice_cpu.json")
 DEFAULT_VOICE = "default"
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace) -> Study:
-    encoder = SpeakerEncoder(args.checkpoint / "token2wav" / FILE_NAME)
+    encoder = SpeakerEncoder(args.checkpoint / "token2wav" / SPEAKER_ENCODER_FILE)
     prompts = {path.stem: load_prompt_audio(path.read_bytes()) for path in (args.checkpoint / "voices").glob("*.wav")}
     voices = {name: encoder.embed(samples) for name, samples in sorted(prompts.items())}
     return Study(

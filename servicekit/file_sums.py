@@ -1,4 +1,4 @@
-"""SHA-256 of a checkpoint's weights: `SHA256SUMS` at its root, in the form that `sha256sum -c` reads.
+"""SHA-256 of files, and of a checkpoint's weights: `SHA256SUMS` at its root, in the form that `sha256sum -c` reads.
 
 Paths are relative to the list's own folder. Official directories come without the list; `cosydit checkpoint seal`
 writes it. Imports nothing heavy.
@@ -7,6 +7,7 @@ writes it. Imports nothing heavy.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zipfile
 from collections.abc import Iterable
@@ -35,6 +36,16 @@ def sha256_of_file(path: Path) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sha256_of_json(content: object) -> str:
+    """Return the SHA-256 of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of_code(paths: Iterable[Path]) -> str:
+    """Return one SHA-256 for several source files, by name and content."""
+    return sha256_of_json({path.name: sha256_of_file(path) for path in paths})
 
 
 def write_sums(directory: Path) -> Path:

@@ -33,7 +33,7 @@ from servicekit.clock import SystemClock
 from servicekit.extras import install_command
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio, resample_poly
-from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
+from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SpeakerEncoder
 
 AREA = "quality"
 PAGE = "performance.md"
@@ -80,7 +80,7 @@ def check_words(context: CheckContext, found: Findings) -> None:
 def check_speaker(context: CheckContext, found: Findings) -> None:
     """The checkpoint's own speaker encoder hears the voice of the prompt."""
     _require_trained(context)
-    encoder = SpeakerEncoder(context.checkpoint.token2wav_dir / FILE_NAME)
+    encoder = SpeakerEncoder(context.checkpoint.token2wav_dir / SPEAKER_ENCODER_FILE)
     likeness = []
     for row, samples in _spoken(context, found, keep=False):
         spoken = encoder.embed(resample_poly(samples, SAMPLE_RATE_HZ, RATE_HZ))

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         if args.exported is not None:
-            from token2wav_service.replay.exported_cases import replay_exported
+            from token2wav_service.replay.run import replay_exported
 
             report = replay_exported(args.directory, args.exported)
         else:

@@ -154,7 +154,7 @@ def _sources(texts: Path) -> TextSources:
 @lru_cache(maxsize=1)
 def _tokenizer(path: Path) -> Callable[[FloatArray], IntArray]:
     from token2wav_service.features.mel import s3_log_mel
-    from token2wav_service.features.speech_tokenizer import OnnxSpeechTokenizer
+    from token2wav_service.features.prompt_models import OnnxSpeechTokenizer
 
     model = OnnxSpeechTokenizer(path)
     return lambda samples: model.tokenize(s3_log_mel(samples))

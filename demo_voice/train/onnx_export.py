@@ -26,7 +26,7 @@ from demo_voice.train.models.speaker import SPREAD_FLOOR, SpeakerNet
 from demo_voice.train.models.tokenizer import CODE_SIZE, INSIDE, LEVELS, SpeechTokenizerNet, token_ids
 from token2wav_service.checkpoint.make_onnx import IR_VERSION, OPSET
 from token2wav_service.features.mel import FBANK_MEL_BINS, S3_MEL_BINS
-from token2wav_service.features.speaker_encoder import EMBEDDING_SIZE
+from token2wav_service.features.prompt_models import EMBEDDING_SIZE
 
 _Array = npt.NDArray[np.generic]
 

@@ -21,7 +21,7 @@ from demo_voice.train.make_heldout import heldout_sentences
 from demo_voice.train.make_voices import PROMPT_VOICES
 from demo_voice.train.utterance import SAMPLES_PER_TOKEN_16K
 from demo_voice.unpack import BUNDLE
-from token2wav_service.features.speech_tokenizer import FILE_NAME, OnnxSpeechTokenizer, tokenize_samples
+from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer, tokenize_samples
 
 SOFTER_DB = 35.0
 """Than the loud parts of the same audio."""
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="packed weights (default %(default)s)")
     parser.add_argument("--engines", type=Path, help="unpacked source engine (default: the installed flite)")
     args = parser.parse_args(argv)
-    engine, tokenizer = Flite(args.engines), OnnxSpeechTokenizer(args.bundle / FILE_NAME)
+    engine, tokenizer = Flite(args.engines), OnnxSpeechTokenizer(args.bundle / SPEECH_TOKENIZER_FILE)
     texts = [(text, SourceVoice(voice.base)) for voice in PROMPT_VOICES for text in heldout_sentences()]
     audio = (engine.speak(text, voice).samples for text, voice in tqdm(texts, unit="sentence"))
     found = silent_tokens((tokenize_samples(tokenizer, samples).tolist(), samples) for samples in audio)

@@ -30,8 +30,7 @@ from token2wav_service.checkpoint.loader import read_flow_config
 from token2wav_service.checkpoint.write_description import flow_yaml
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.features.mel import flow_mel_24k
-from token2wav_service.features.speaker_encoder import SpeakerEncoder
-from token2wav_service.features.speech_tokenizer import OnnxSpeechTokenizer
+from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, SpeakerEncoder
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from token2wav_service.checkpoint.family import Family
-from token2wav_service.checkpoint.version import voice_model_version
+from token2wav_service.checkpoint.family import Family, voice_model_version
 from token2wav_service.errors import CheckpointError
 
 

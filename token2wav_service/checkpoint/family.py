@@ -1,4 +1,8 @@
-"""Which family a checkpoint directory is of, by the description file that it holds, and what its files are called."""
+"""Which family a checkpoint directory is of, by the description file that it holds, and what its files are called.
+
+`voice_model_version` names a checkpoint by its content, so that a stored voice is used with the models it was made
+with and no others.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,20 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from servicekit.file_sums import sha256_of_file, sha256_of_json
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.errors import CheckpointError
-from token2wav_service.features import speaker_encoder, speech_tokenizer
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.features.mel import FLOW_HIGH_HZ
+from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SPEECH_TOKENIZER_FILE
 
 FLOW_WEIGHTS = "flow.pt"
 HIFT_WEIGHTS = "hift.pt"
-SPEAKER_ENCODER = speaker_encoder.FILE_NAME
+SPEAKER_ENCODER = SPEAKER_ENCODER_FILE
 IGNORED_FILES = ("flow.decoder.estimator*.onnx", "flow.decoder.estimator*.plan", "flow.encoder*.zip")
 """The original's compiled graphs: this service runs flow.pt itself."""
+FEATURE_CODE_VERSION = 1
+"""Raised when our own front end (resampling, mel, cutting to length) makes other numbers from the same prompt."""
 
 
 class Family(str, Enum):
@@ -57,7 +64,7 @@ class FamilyFiles:
 
 
 _FILES = {
-    Family.STEP_AUDIO2: FamilyFiles("flow.yaml", speech_tokenizer.FILE_NAME),
+    Family.STEP_AUDIO2: FamilyFiles("flow.yaml", SPEECH_TOKENIZER_FILE),
     Family.COSYVOICE2: FamilyFiles("cosyvoice2.yaml", "speech_tokenizer_v2.onnx"),
     Family.COSYVOICE3: FamilyFiles("cosyvoice3.yaml", "speech_tokenizer_v3.onnx", SAMPLE_RATE_HZ / 2),
 }
@@ -108,3 +115,21 @@ def open_features(model_dir: Path, onnx_threads: int = 1, device: str = "cpu") -
 def ignored_files(model_dir: Path) -> list[str]:
     """Return the names of files that belong to the original's checkpoints and are not used here."""
     return sorted(path.name for pattern in IGNORED_FILES for path in model_dir.glob(pattern))
+
+
+def voice_model_version(model_dir: Path) -> str:
+    """Return a SHA-256 over the files that make and use voices; the same files elsewhere have the same version.
+
+    Reads every byte of them, which takes its time with a full-size checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing or can't be read.
+    """
+    files = (find_family(model_dir) or Family.STEP_AUDIO2).files
+    try:
+        hashes = {name: sha256_of_file(model_dir / name) for name in files.voice_models}
+    except OSError as err:
+        raise CheckpointError(
+            f"{err.filename} can't be read ({err.strerror}); `cosydit checkpoint verify` lists what a checkpoint needs"
+        ) from err
+    return sha256_of_json({"feature_code": FEATURE_CODE_VERSION, "files": hashes})

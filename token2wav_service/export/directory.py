@@ -6,6 +6,7 @@ With these, a directory is complete without the checkpoint it was made from.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import onnx
 
-from servicekit.file_sums import sha256_of_file
+from servicekit.file_sums import sha256_of_code, sha256_of_file, sha256_of_json
+from servicekit.files import write_text
 from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import build
@@ -30,7 +32,6 @@ from token2wav_service.export.onnx_file import OPSETS, check_interface, write_gr
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.shapes import ShapeSettings
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.hashes import FileHashes, sha256_of_code, sha256_of_json
 
 HASH_MEMORY = ".hashes.json"
 _CODE = ("modules.py", "precision.py", "onnx_file.py")
@@ -172,3 +173,35 @@ def _take(task: ExportTask) -> int:
     shutil.copyfile(source, partial)
     os.replace(partial, task.path)
     return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
+class FileHashes:
+    """SHA-256 of files, remembered in a JSON file under their absolute paths."""
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+        self._known = _read(memory)
+
+    def sha256(self, path: Path) -> str:
+        """Return a file's SHA-256 as hex.
+
+        Raises:
+            OSError: the file can't be read.
+        """
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns]
+        known = self._known.get(str(path.resolve()))
+        if known is not None and known[:2] == stamp:
+            return str(known[2])
+        found = sha256_of_file(path)
+        self._known[str(path.resolve())] = [*stamp, found]
+        write_text(self._memory, json.dumps(self._known, indent=1, sort_keys=True) + "\n")
+        return found
+
+
+def _read(memory: Path) -> dict[str, list[object]]:
+    try:
+        known = json.loads(memory.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 
 from token2wav_service.export.precision import MixedPrecision, in_precision
 from token2wav_service.graphs.catalogue import Precision
-from token2wav_service.models.attention import AttentionPlan, chunk_plan, relative_sinusoids
-from token2wav_service.models.causal import valid_mask
+from token2wav_service.models.causal import AttentionPlan, chunk_plan, relative_sinusoids, valid_mask
 from token2wav_service.models.cfm import EstimatorHistory
 from token2wav_service.models.dit import DiT
 from token2wav_service.models.encoder import EncoderHistory, EncoderPlans
-from token2wav_service.models.f0 import F0Predictor
 from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.hift import F0Predictor, HiFT
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -20,7 +20,7 @@ from token2wav_service.errors import ExportError
 from token2wav_service.export.build import SOURCE_WEIGHTS, has_companions
 from token2wav_service.export.manifest import read_manifest
 from token2wav_service.export.precision import dtype_of
-from token2wav_service.features.onnx_session import open_session
+from token2wav_service.features.prompt_models import open_session
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import Precision
 from token2wav_service.models.cfm import EstimatorHistory

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from token2wav_service.features import speaker_encoder, speech_tokenizer
 from token2wav_service.features.audio import resample_16k_to_24k, validate_prompt
 from token2wav_service.features.mel import FLOW_HIGH_HZ, flow_mel_24k
+from token2wav_service.features.prompt_models import (
+    SPEAKER_ENCODER_FILE,
+    SPEECH_TOKENIZER_FILE,
+    SpeakerEncoder,
+    open_speech_tokenizer,
+    tokenize_samples,
+)
 from token2wav_service.types import FloatArray, IntArray, VoiceFeatures, VoicePrompt
 
 FRAMES_PER_TOKEN = 2
@@ -26,7 +32,7 @@ class PromptFeatureExtractor:
         model_dir: Path,
         onnx_threads: int = 1,
         device: str = "cpu",
-        tokenizer_file: str = speech_tokenizer.FILE_NAME,
+        tokenizer_file: str = SPEECH_TOKENIZER_FILE,
         mel_high_hz: float = FLOW_HIGH_HZ,
     ) -> None:
         """Open the models.
@@ -41,8 +47,8 @@ class PromptFeatureExtractor:
         Raises:
             CheckpointError: a file is missing or does not load.
         """
-        self._speaker_encoder = speaker_encoder.SpeakerEncoder(model_dir / speaker_encoder.FILE_NAME, onnx_threads)
-        self._tokenizer = speech_tokenizer.open_speech_tokenizer(model_dir / tokenizer_file, device, onnx_threads)
+        self._speaker_encoder = SpeakerEncoder(model_dir / SPEAKER_ENCODER_FILE, onnx_threads)
+        self._tokenizer = open_speech_tokenizer(model_dir / tokenizer_file, device, onnx_threads)
         self._mel_high_hz = mel_high_hz
 
     def extract(self, prompt: VoicePrompt) -> VoiceFeatures:
@@ -64,7 +70,7 @@ class PromptFeatureExtractor:
 
     def tokens(self, samples: FloatArray) -> IntArray:
         """Map [N] samples at 16 kHz, at most 30 s, to [T] speech tokens at 25 Hz."""
-        return speech_tokenizer.tokenize_samples(self._tokenizer, samples)
+        return tokenize_samples(self._tokenizer, samples)
 
     def speaker_embedding(self, samples: FloatArray) -> FloatArray:
         """Map [N] samples at 16 kHz to the raw [192] speaker embedding."""

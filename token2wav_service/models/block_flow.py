@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.attention import chunk_plan
-from token2wav_service.models.causal import PreLookahead, valid_mask
+from token2wav_service.models.causal import PreLookahead, chunk_plan, valid_mask
 from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
 from token2wav_service.models.encoder import ConformerEncoder, EncoderHistory, EncoderPlans

@@ -1,6 +1,12 @@
-"""Causal convolutions over chunks of different lengths in one batch, and the one layer that looks ahead."""
+"""Chunks of different lengths in one batch: causal convolutions, the one layer that looks ahead, and attention.
+
+An `AttentionPlan` says which keys a chunk's queries see, and at what distance.
+"""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -52,3 +58,65 @@ class PreLookahead(nn.Module):
         columns = torch.cat([tail, y], 2)
         mixed = self.conv2(columns).transpose(1, 2) + x[:, :size]
         return mixed, causal_tail(columns, lengths, tail.shape[2])
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Mask and distances of one attention over [history | own chunk]."""
+
+    mask: Tensor
+    """[B, 1, Q or 1, K] bool, true where the key may be seen."""
+    relative: Tensor
+    """[Q, K], or [B, Q, K] where rows differ: int64, query position minus key position."""
+    relative_min: int
+    """Smallest value in `relative`."""
+    relative_max: int
+    """Largest value in `relative`."""
+    sinusoids: Tensor | None = None
+    """[R, width] what `relative_sinusoids` gives, where the caller has it already; None computes it."""
+
+
+def chunk_plan(
+    history_lengths: Tensor, history_size: int, chunk_lengths: Tensor, chunk_size: int, block: int | None = None
+) -> AttentionPlan:
+    """Let every query see the valid history and its whole own chunk, or the chunk up to the end of its own block.
+
+    History is aligned to the right, so that the distance of a key is the same in every row whatever the
+    row's history length.
+
+    Args:
+        history_lengths: [B] valid history columns (the last ones).
+        history_size: padded history columns.
+        chunk_lengths: [B] valid columns of the chunk (the first ones).
+        chunk_size: padded chunk columns.
+        block: columns in a block of the mask, counted from the chunk's start; None is no mask inside the chunk.
+    """
+    device = chunk_lengths.device
+    seen = valid_mask(history_lengths, history_size).flip(1)
+    own = valid_mask(chunk_lengths, chunk_size)
+    keys = torch.arange(history_size + chunk_size, device=device)
+    queries = torch.arange(chunk_size, device=device) + history_size
+    mask = torch.cat([seen, own], 1)[:, None, None, :]
+    if block is not None:
+        columns = torch.arange(chunk_size, device=device)
+        ends = (columns // block + 1) * block + history_size
+        mask = mask & (keys[None, :] < ends[:, None])[None, None]
+    return AttentionPlan(
+        mask=mask,
+        relative=queries[:, None] - keys[None, :],
+        relative_min=1 - chunk_size,
+        relative_max=history_size + chunk_size - 1,
+    )
+
+
+def relative_sinusoids(plan: AttentionPlan, width: int, dtype: torch.dtype) -> Tensor:
+    """Return [R, width], row j the encoding of distance `relative_min + j`: sin on even, cos on odd channels.
+
+    Source: specification section 4 (Transformer-XL style encoding in closed form), angles in float64.
+    """
+    if plan.sinusoids is not None:
+        return plan.sinusoids.to(dtype)
+    distance = torch.arange(plan.relative_min, plan.relative_max + 1, device=plan.relative.device, dtype=torch.float64)
+    channel = torch.arange(0, width, 2, device=plan.relative.device, dtype=torch.float64)
+    angle = distance[:, None] * torch.exp(channel * (-math.log(10000.0) / width))[None, :]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(dtype)

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.attention import AttentionPlan, chunk_plan, relative_sinusoids
-from token2wav_service.models.causal import PreLookahead, causal_tail, valid_mask
+from token2wav_service.models.causal import (
+    AttentionPlan,
+    PreLookahead,
+    causal_tail,
+    chunk_plan,
+    relative_sinusoids,
+    valid_mask,
+)
 from token2wav_service.models.config import EncoderConfig
 
 LAYER_NORM_EPS = 1e-12

@@ -1,4 +1,4 @@
-"""HiFT vocoder: mel to audio through a harmonic source and an inverse STFT. All in float32.
+"""HiFT vocoder: mel to pitch and to audio, through a harmonic source and an inverse STFT. All in float32.
 
 It knows nothing of streams; the joins between chunks are in `vocoder_stream.py`.
 """
@@ -14,9 +14,41 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.f0 import F0Predictor
 from token2wav_service.models.masking import add_masked, cleared, masked, overlap_add, reflect_ends, valid_mask
 from token2wav_service.models.source import HarmonicSource
+
+F0_LAYERS = 5
+
+
+class F0Predictor(nn.Module):
+    """Five convolutions and a linear layer. Source: specification section 8."""
+
+    def __init__(self, in_channels: int, cond_channels: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for layer in range(F0_LAYERS):
+            channels = in_channels if layer == 0 else cond_channels
+            layers += [weight_norm(nn.Conv1d(channels, cond_channels, 3, padding=1)), nn.ELU()]
+        self.condnet = nn.Sequential(*layers)
+        self.classifier = nn.Linear(cond_channels, 1)
+
+    def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Map mel to pitch.
+
+        Args:
+            mel: [B, 80, T] float32.
+            lengths: [B] int64 valid frames (1 or more) on mel's device; None where all rows are full.
+
+        Returns:
+            [B, T] Hz, 0 or more; below 10 is unvoiced. Without meaning beyond a row's end.
+        """
+        mask = None if lengths is None else valid_mask(lengths, mel.shape[2], mel.dtype)
+        x = cleared(mel, mask)
+        layers = list(self.condnet)
+        for conv, activation in zip(layers[::2], layers[1::2], strict=True):
+            x = activation(masked(conv(x), mask))
+        return torch.abs(self.classifier(x.transpose(1, 2)).squeeze(-1))
+
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -1,4 +1,4 @@
-"""Chunked vocoding: runs HiFT over a batch of streams' mel chunks and joins the outputs.
+"""Chunked vocoding: runs HiFT over a batch of streams' mel chunks and joins the outputs by cross-fades.
 
 Source: specification section 9; differs in the default cross-fade, source phase and noise (see `SynthesisPolicy`),
 and in that a stream's first frames may be fewer than the overlap.
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.config import SourcePhase, SynthesisPolicy
-from token2wav_service.models.crossfade import crossfade, crossfade_window
+from token2wav_service.config import Crossfade, SourcePhase, SynthesisPolicy
 from token2wav_service.models.hift import HiFT
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import VocoderInput
@@ -201,3 +200,18 @@ def _similar(members: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
             parts.append([index])
             frames = total_frames(rows[index])
     return parts
+
+
+def crossfade_window(kind: Crossfade, overlap: int) -> Tensor:
+    """Return [2 * overlap] float64: fade-in of the new material, then fade-out of the old."""
+    if kind is Crossfade.UPSTREAM:
+        return torch.hamming_window(2 * overlap, periodic=False, dtype=torch.float64)
+    rising = torch.sin((torch.arange(overlap, dtype=torch.float64) + 0.5) * (torch.pi / 2 / overlap)) ** 2
+    return torch.cat([rising, 1 - rising])
+
+
+def crossfade(new: Tensor, old: Tensor, window: Tensor) -> Tensor:
+    """Fade from `old` [overlap] into the beginning of `new` [N]; returns [N] in new's dtype."""
+    overlap = old.shape[-1]
+    faded = new[..., :overlap] * window[:overlap] + old * window[overlap:]
+    return torch.cat([faded.to(new.dtype), new[..., overlap:]], -1)

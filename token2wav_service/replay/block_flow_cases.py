@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from token2wav_service.checkpoint.loader import load_weights
 from token2wav_service.config import NoiseSource, SynthesisPolicy
-from token2wav_service.models.attention import chunk_plan, relative_sinusoids
 from token2wav_service.models.block_flow import (
     STREAMING,
     UNMASKED,
@@ -22,6 +21,7 @@ from token2wav_service.models.block_flow import (
     CosyVoice3Flow,
 )
 from token2wav_service.models.block_stream import BlockStreamFlow, upstream_noise
+from token2wav_service.models.causal import chunk_plan, relative_sinusoids
 from token2wav_service.models.config import (
     CosyVoice2FlowConfig,
     CosyVoice3FlowConfig,

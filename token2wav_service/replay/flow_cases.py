@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from token2wav_service.checkpoint.loader import load_weights
-from token2wav_service.models.attention import chunk_plan, relative_sinusoids
+from token2wav_service.models.causal import chunk_plan, relative_sinusoids
 from token2wav_service.models.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
 from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
 from token2wav_service.models.dit import DiT, time_features

@@ -1,22 +1,37 @@
-"""Finds the golden folders below a directory and replays each with what fits its name."""
+"""Finds the golden folders below a directory and replays each with what fits its name.
+
+Here are the cases of the audio front end and of a whole checkpoint directory; and `replay_exported`, which replays the
+streams through exported files under ONNX Runtime: encoder, every step of the solver, vocoder.
+"""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from token2wav_service.checkpoint.loader import load_flow, load_hift
 from token2wav_service.errors import CheckpointError
+from token2wav_service.features.audio import resample_16k_to_24k
+from token2wav_service.features.mel import (
+    flow_mel_24k,
+    flow_mel_filters,
+    kaldi_fbank,
+    s3_log_mel,
+    s3_mel_filters,
+    speaker_fbank,
+)
+from token2wav_service.graphs.spec import Precision
 from token2wav_service.replay import (
     block_flow_cases,
     block_vocoder_cases,
-    feature_cases,
     flow_cases,
     stream_cases,
     vocoder_cases,
 )
-from token2wav_service.replay.report import Report
+from token2wav_service.replay.report import FEATURE_TOLERANCE, FLOW_TOLERANCE, Report
 from token2wav_service.replay.vectors import FAMILY_FOLDERS, VectorFolder
 
 logger = logging.getLogger(__name__)
@@ -56,7 +71,7 @@ def _replay(kind: str, folders: dict[str, VectorFolder], report: Report) -> None
         "cfm": flow_cases.replay_cfm,
         "flow": stream_cases.replay_flow,
         "hift": vocoder_cases.replay_hift,
-        "features": feature_cases.replay_features,
+        "features": replay_features,
     }
     if kind in simple:
         simple[kind](folder, report)
@@ -64,9 +79,75 @@ def _replay(kind: str, folders: dict[str, VectorFolder], report: Report) -> None
         block_flow_cases.replay_block_flow(folder, report)
         block_vocoder_cases.replay_family_vocoder(folder, report)
     elif kind == "checkpoint":
-        feature_cases.replay_checkpoint(folder, folders.get("features"), report)
+        replay_checkpoint(folder, folders.get("features"), report)
     elif "flow" in folders and "hift" in folders:
         hift = stream_cases.load_hift_vectors(folders["hift"])
         stream_cases.replay_stream(folder, folders["flow"], hift, report)
     else:
         report.fail(folder.path.name, "needs the flow and hift folders beside it")
+
+
+def replay_features(folder: VectorFolder, report: Report) -> None:
+    """Resampling, mel banks and the three spectral features."""
+    for file in folder.matching("*.safetensors"):
+        v = folder.tensors(file.name)
+        audio_16k, audio_24k = v["audio_16k"].numpy(), v["audio_24k"].flatten().numpy()
+        outputs: dict[str, np.ndarray] = {  # type: ignore[type-arg]
+            "audio_24k": resample_16k_to_24k(audio_16k),
+            "mel_filters_24k": flow_mel_filters(),
+            "mel_24k": flow_mel_24k(audio_24k).T,
+            "s3_mel_filters": s3_mel_filters(),
+            "s3_log_mel": s3_log_mel(audio_16k),
+            "fbank": kaldi_fbank(audio_16k),
+            "fbank_mean_sub": speaker_fbank(audio_16k),
+        }
+        for name, got in outputs.items():
+            if name in v:
+                expected = v[name].squeeze(0) if v[name].dim() > got.ndim else v[name]
+                report.check_close(folder.label(file, name), torch.tensor(got), expected, FEATURE_TOLERANCE)
+
+
+def replay_checkpoint(folder: VectorFolder, features: VectorFolder | None, report: Report) -> None:
+    """The directory loads strictly, and its speaker encoder gives the expected embedding."""
+    from onnxruntime import InferenceSession
+
+    model_dir = folder.path / "token2wav"
+    sizes = [sum(p.numel() for p in module.parameters()) for module in (load_flow(model_dir), load_hift(model_dir))]
+    report.check_equal(f"{folder.path.name}/loads strictly", [size > 0 for size in sizes], [True, True])
+    for file in folder.matching("campplus_expected*.safetensors") if features else ():
+        fbank = features.tensors("features.safetensors")["fbank_mean_sub"] if features else None
+        assert fbank is not None
+        session = InferenceSession(str(model_dir / "campplus.onnx"), providers=["CPUExecutionProvider"])
+        (embedding,) = session.run(None, {session.get_inputs()[0].name: fbank[None].numpy()})
+        expected = folder.tensors(file.name)["embedding"]
+        report.check_close(folder.label(file, "embedding"), torch.tensor(embedding), expected, FLOW_TOLERANCE)
+
+
+def replay_exported(directory: Path, exported: Path, precision: Precision = Precision.FLOAT32) -> Report:
+    """Replay the streams of the golden folders `*_flow` and `*_stream` below `directory`.
+
+    Args:
+        exported: what `cosydit export` wrote from the golden checkpoint.
+        precision: of the flow's files.
+
+    Raises:
+        CheckpointError: a golden folder is missing.
+        ExportError: an exported file is missing, or can't be computed here.
+    """
+    from token2wav_service.export.onnx_models import OnnxFlow, OnnxHiFT
+
+    flow_folder, stream_folder = _folder(directory, "flow"), _folder(directory, "stream")
+    flow, hift = OnnxFlow(exported, precision), OnnxHiFT(exported)
+    report = Report()
+    with torch.inference_mode():
+        stream_cases.replay_flow_streams(flow_folder, report, flow)
+        stream_cases.replay_stream(stream_folder, flow_folder, hift, report, flow)
+    return report
+
+
+def _folder(directory: Path, kind: str) -> VectorFolder:
+    for path in sorted(directory.glob(f"*_{kind}")):
+        return VectorFolder(path)
+    raise CheckpointError(
+        f"{directory} holds no golden folder *_{kind}; give the folder that holds d_flow and f_stream"
+    )

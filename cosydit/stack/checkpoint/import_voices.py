@@ -10,8 +10,8 @@ from pathlib import Path
 from gateway.errors import ConfigError, GatewayError, VoiceExistsError
 from gateway.voices.directory import OPERATOR, StoredVoice, VoiceDirectory, new_voice_id
 from gateway.voices.draft import MAX_CONSENT_CHARACTERS, MAX_TRANSCRIPT_CHARACTERS, checked_name, checked_text
+from token2wav_service.checkpoint.family import voice_model_version
 from token2wav_service.checkpoint.spk2info import OriginalVoice, UnusableVoice, read_spk2info
-from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.contract import TOKEN_RATE_HZ
 from token2wav_service.voice_file import VoiceFile
 

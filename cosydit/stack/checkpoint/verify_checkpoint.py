@@ -25,8 +25,7 @@ from token2wav_service.checkpoint.loader import load_flow_of, load_vocoder_of
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ
 from token2wav_service.errors import CheckpointError, Token2WavError
 from token2wav_service.features.audio import load_prompt_audio, validate_prompt
-from token2wav_service.features.speaker_encoder import SpeakerEncoder
-from token2wav_service.features.speech_tokenizer import OnnxSpeechTokenizer, tokenize_samples
+from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, SpeakerEncoder, tokenize_samples
 
 _PROBE_SECONDS = 0.5
 _PROBE_TOKENS = 13

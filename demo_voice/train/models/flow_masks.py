@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from token2wav_service.models.attention import AttentionPlan
+from token2wav_service.models.causal import AttentionPlan
 from token2wav_service.models.encoder import EncoderPlans
 from token2wav_service.models.flow import FlowPlans
 

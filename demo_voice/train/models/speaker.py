@@ -18,7 +18,7 @@ from demo_voice.train.flite import SPEAKERS
 from demo_voice.train.sizes import SpeakerSizes
 from demo_voice.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.features.mel import FBANK_MEL_BINS
-from token2wav_service.features.speaker_encoder import EMBEDDING_SIZE
+from token2wav_service.features.prompt_models import EMBEDDING_SIZE
 
 MARGIN = 0.2
 """Radians."""

@@ -14,9 +14,8 @@ from tokenizers.models import WordLevel
 
 from cosydit.cli.main import main
 from gateway.voices.directory import VoiceDirectory
-from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.family import Family, voice_model_version
 from token2wav_service.checkpoint.spk2info import UnusableVoice, read_spk2info
-from token2wav_service.checkpoint.version import voice_model_version
 from token2wav_service.errors import CheckpointError
 
 TOKENS = 20

@@ -33,7 +33,7 @@ from tests.workers import demo_checkpoint, free_ports, is_whole
 from token2wav_service.checkpoint.loader import FLOW_WEIGHTS, HIFT_WEIGHTS
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import resample_poly
-from token2wav_service.features.speaker_encoder import FILE_NAME, SpeakerEncoder
+from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, SpeakerEncoder
 
 pytestmark = [pytest.mark.quality, pytest.mark.servers, pytest.mark.slow]
 
@@ -126,7 +126,7 @@ def words_of(front_end: TextFrontEnd, text: str) -> str:
 
 
 def test_every_voice_speaks_in_its_own_voice(options: StackOptions, checkpoint: Path, voices: list[Voice]) -> None:
-    encoder = SpeakerEncoder(checkpoint / "token2wav" / FILE_NAME)
+    encoder = SpeakerEncoder(checkpoint / "token2wav" / SPEAKER_ENCODER_FILE)
     prompts = {voice.name: encoder.embed(voice.samples) for voice in voices}
 
     rankings = []

@@ -8,17 +8,17 @@ from pathlib import Path
 import onnx
 import pytest
 
+from servicekit.file_sums import sha256_of_file
 from tests.token2wav_service.export.checkpoints import make_tiny_checkpoint
 from token2wav_service.checkpoint import loader
 from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export.build import SOURCE_WEIGHTS
-from token2wav_service.export.directory import ExportDirectory, ExportOptions
+from token2wav_service.export.directory import ExportDirectory, ExportOptions, FileHashes
 from token2wav_service.export.manifest import manifest_path, read_manifest
 from token2wav_service.export.onnx_file import OPSETS
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.hashes import FileHashes, sha256_of_file
 
 OPTIONS = ExportOptions(graphs=(graphs.F0_PREDICTOR, graphs.SPEAKER_ENCODER))
 

@@ -21,8 +21,8 @@ from token2wav_service.graphs.spec import Precision
 from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.replay.exported_cases import replay_exported
 from token2wav_service.replay.report import format_rows
+from token2wav_service.replay.run import replay_exported
 
 pytestmark = pytest.mark.slow
 

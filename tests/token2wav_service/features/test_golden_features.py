@@ -17,7 +17,7 @@ from token2wav_service.features.mel import (
     s3_mel_filters,
     speaker_fbank,
 )
-from token2wav_service.features.speaker_encoder import SpeakerEncoder
+from token2wav_service.features.prompt_models import SpeakerEncoder
 from token2wav_service.types import FloatArray
 
 Vectors = dict[str, FloatArray]

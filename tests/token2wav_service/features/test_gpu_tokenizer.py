@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from token2wav_service.checkpoint.make_onnx import make_speech_tokenizer
-from token2wav_service.features.speech_tokenizer import (
+from token2wav_service.features.prompt_models import (
     GpuSpeechTokenizer,
     OnnxSpeechTokenizer,
     open_speech_tokenizer,

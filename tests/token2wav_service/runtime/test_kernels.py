@@ -12,7 +12,7 @@ from token2wav_service.models.dit import DiT
 from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
-from token2wav_service.runtime.slots.slots import SlotAllocator
+from token2wav_service.runtime.slots.pool import SlotAllocator
 
 STEPS, LAYERS, HEADS, DIM, HIDDEN, WINDOW = 2, 2, 2, 16, 48, 10
 

@@ -18,7 +18,7 @@ from tests.token2wav_service.streaming.flow_factory import (
     windows,
 )
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
-from token2wav_service.models.attention import AttentionPlan
+from token2wav_service.models.causal import AttentionPlan
 from token2wav_service.models.encoder import EncoderPlans
 from token2wav_service.models.flow import FlowPlans
 from token2wav_service.models.flow_state import FlowState, collate

@@ -28,9 +28,8 @@ from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, allocate_
 from token2wav_service.runtime.slots.block_slot_flow import BlockSlotFlow, make_solver
 from token2wav_service.runtime.slots.bucket_program import BatchedVocoder, BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.causal_slot_vocoder import CausalSlotVocoder, allocate_causal_vocoder
-from token2wav_service.runtime.slots.pool import allocate_vocoder
+from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, SlotAllocator, allocate_vocoder
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
-from token2wav_service.runtime.slots.slots import SCRATCH_SLOT, SlotAllocator
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, StepShapes
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
 

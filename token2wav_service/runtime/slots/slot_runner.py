@@ -22,11 +22,10 @@ from token2wav_service.models.flow_stream import StreamFlow
 from token2wav_service.models.hift import HiFT
 from token2wav_service.runtime.slots.bucket_program import BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
-from token2wav_service.runtime.slots.pool import PoolSizes, StreamPool, allocate_pool
+from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, PoolSizes, SlotAllocator, StreamPool, allocate_pool
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow
 from token2wav_service.runtime.slots.slot_flow import SlotFlow
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
-from token2wav_service.runtime.slots.slots import SCRATCH_SLOT, SlotAllocator
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from servicekit.file_sums import sha256_of_json
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.spec import ShapeRange
-from token2wav_service.hashes import sha256_of_json
 
 ENGINE_SUFFIX = ".engine"
 MANIFEST_SUFFIX = ".json"

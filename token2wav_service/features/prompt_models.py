@@ -1,4 +1,7 @@
-"""Speech tokens of a prompt: the S3 tokenizer through ONNX Runtime, or s3tokenizer on a GPU."""
+"""The two models that read a voice's prompt: its speech tokens, and the embedding of its speaker.
+
+The S3 tokenizer runs in ONNX Runtime, or as s3tokenizer on a GPU; the speaker encoder (CAM++) in ONNX Runtime.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,58 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import onnxruntime
 
+from servicekit.file_sums import FileSumsError, check_file
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidPromptError
-from token2wav_service.features.mel import s3_log_mel
-from token2wav_service.features.onnx_session import check_weights, open_session
+from token2wav_service.features.mel import s3_log_mel, speaker_fbank
 from token2wav_service.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "speech_tokenizer_v2_25hz.onnx"
+SPEECH_TOKENIZER_FILE = "speech_tokenizer_v2_25hz.onnx"
+SPEAKER_ENCODER_FILE = "campplus.onnx"
+EMBEDDING_SIZE = 192
 MAX_SECONDS = 30.0
-"""The model's positions end here."""
+"""The speech tokenizer's positions end here."""
+_ERRORS_ONLY = 3
+
+
+def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
+    """Load `path` for ONNX Runtime's CPU provider.
+
+    Args:
+        threads: CPU threads of one run, at least 1.
+
+    Raises:
+        CheckpointError: the file is missing, not the one that the checkpoint lists, or no ONNX model that this
+            runtime can load.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; run `cosydit checkpoint verify` on its directory")
+    check_weights(path)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _ERRORS_ONLY
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    # ONNX Runtime has no common base for its own exceptions; all of them mean the same here.
+    except Exception as err:
+        raise CheckpointError(f"{path} does not load in ONNX Runtime ({err}); download or make it again") from err
+
+
+def check_weights(path: Path) -> None:
+    """Compare a file with the checkpoint's list.
+
+    Raises:
+        CheckpointError: it is not the file that the checkpoint lists.
+    """
+    try:
+        check_file(path)
+    except FileSumsError as err:
+        raise CheckpointError(str(err)) from err
 
 
 class SpeechTokenizer(Protocol):
@@ -104,3 +147,28 @@ def tokenize_samples(tokenizer: SpeechTokenizer, samples: FloatArray) -> IntArra
             "check that the checkpoint's speech tokenizer is one of 25 Hz"
         )
     return ids
+
+
+class SpeakerEncoder:
+    """Loads campplus.onnx once; safe to call from several threads."""
+
+    def __init__(self, path: Path, threads: int = 1) -> None:
+        self._path = path
+        self._session = open_session(path, threads)
+        self._input = self._session.get_inputs()[0].name
+
+    def embed(self, samples: FloatArray) -> FloatArray:
+        """Map [N] samples at 16 kHz (at least 400) to the raw [192] embedding."""
+        return self.embed_fbank(speaker_fbank(samples))
+
+    def embed_fbank(self, fbank: FloatArray) -> FloatArray:
+        """Map [T, 80] mean-subtracted log energies to the raw [192] embedding.
+
+        Raises:
+            CheckpointError: the model answers with another size.
+        """
+        (embedding,) = self._session.run(None, {self._input: fbank[None]})
+        flat: FloatArray = np.asarray(embedding, np.float32).reshape(-1)
+        if flat.shape != (EMBEDDING_SIZE,):
+            raise CheckpointError(f"{self._path} gave {np.shape(embedding)}, expected [1, {EMBEDDING_SIZE}]: not CAM++")
+        return flat
