@@ -1,4 +1,5 @@
 """What a check is, what it finds, and what the run knows when it starts one. Imports nothing heavy.
+`all_checks` lists them in the order in which they run; an area whose module can't be imported is one check that fails.
 
 A check is a function of a `CheckContext` and `Findings`. It passes when every bounded figure is within its bound; an
 error that it raises fails it, and `NotRunError` says that something it needs is not there.
@@ -6,12 +7,16 @@ error that it raises fails it, and `NotRunError` says that something it needs is
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from servicekit.extras import missing_extra
 
 
 class Result(str, Enum):
@@ -219,3 +224,38 @@ def _json_number(value: float) -> float | str:
 
 def _number(value: float | str) -> float:
     return float(value)
+
+
+AREAS: dict[str, Callable[[Any, Plan], list[Check]]] = {
+    "host": lambda module, plan: module.checks(),
+    "checkpoint": lambda module, plan: module.checks(),
+    "llm": lambda module, plan: module.checks(plan.is_gpu),
+    "token2wav": lambda module, plan: module.checks(),
+    "end_to_end": lambda module, plan: module.checks(),
+    "quality": lambda module, plan: module.checks(),
+    "load": lambda module, plan: module.checks(),
+}
+"""Modules of this package, and how each is asked for its checks."""
+_PAGE = "troubleshooting.md"
+
+
+def all_checks(plan: Plan, paths: Sequence[str] = ()) -> list[Check]:
+    """Return the checks that a plan has; given paths, those of their areas alone, which spares loading the others."""
+    wanted = {path.partition("/")[0].replace("-", "_") for path in paths} or set(AREAS)
+    return [check for name, read in AREAS.items() if name in wanted for check in _checks_of(name, read, plan)]
+
+
+def _checks_of(name: str, read: Callable[[Any, Plan], list[Check]], plan: Plan) -> Iterator[Check]:
+    try:
+        module = importlib.import_module(f"cosydit.certify.{name}")
+    except Exception as error:  # a broken package raises whatever it likes
+        yield Check(name.replace("_", "-"), "import", partial(_fail, error=error), _PAGE)
+        return
+    yield from read(module, plan)
+
+
+def _fail(context: object, found: Findings, error: Exception) -> None:
+    hint = missing_extra(error) if isinstance(error, ImportError) else None
+    if hint is not None:
+        raise NotRunError(hint)
+    raise CheckFailedError(f"what these checks need can't be imported: {type(error).__name__}: {error}") from error

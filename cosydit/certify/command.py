@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Certify; return 0 if all that could run passed, 1 if something failed, 3 if nothing could run, 2 for bad use."""
-    from cosydit.certify.areas import all_checks
+    from cosydit.certify.check import all_checks
     from cosydit.certify.run import PATH_WIDTH, selected
     from cosydit.stack.checkpoint.checkpoints import CheckpointMissingError
 
@@ -168,7 +168,7 @@ def _finish(plan: Plan, certificate: Certificate) -> int:
 
 def _self_test(plan: Plan, only: Sequence[str]) -> int:
     """Plant the faults; return 1 if one was not found."""
-    from cosydit.certify.areas import all_checks
+    from cosydit.certify.check import all_checks
     from cosydit.certify.run import describe
     from cosydit.certify.self_test import FaultReport, find_faults, wanted_faults
 

@@ -1,9 +1,13 @@
-"""What the checks of one group share while they run: services, ports, texts, the log. Closed behind the group."""
+"""What the checks of one group share while they run: services, ports, texts, the log. Closed behind the group.
+
+`keep_audio` writes what a check made beside the certificate, to be listened to.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,12 +15,20 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cosydit.certify.check import NotRunError, Plan
+import numpy as np
+import numpy.typing as npt
+
+from cosydit.certify.check import Findings, NotRunError, Plan
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.process import ServiceProcess, ServiceSpec
+from gateway.audio.encoder import open_encoder
+from gateway.audio.formats import AudioFormat, OutputFormat
+from gateway.errors import GatewayError
 from servicekit.clock import Clock, SystemClock
+from token2wav_service.contract import SAMPLE_RATE_HZ
 
 T = TypeVar("T")
+FloatArray = npt.NDArray[np.float32]
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -26,6 +38,8 @@ TEXTS = (
 )
 """Sentences that any English voice can say."""
 VOICE = "default"
+AUDIO_FOLDER = "audio"
+KBIT_PER_S = 32
 _FIRST_PORT, _PORTS = 21_000, 9_000
 """Below the ports that Linux gives to outgoing connections."""
 
@@ -133,3 +147,22 @@ def _free_ports(offset: int) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 yield port
+
+
+def keep_audio(context: CheckContext, found: Findings, name: str, samples: FloatArray) -> None:
+    """Write samples [N] at 24 kHz as Ogg Opus into the certificate's folder; without the `audio` extra, as WAV."""
+    file_name = re.sub(r"[^a-z0-9-]+", "-", name.lower())
+    folder = context.plan.out_dir / AUDIO_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        audio, suffix = _encoded(samples, OutputFormat(AudioFormat.OPUS, SAMPLE_RATE_HZ, KBIT_PER_S)), "opus"
+    except GatewayError:
+        audio, suffix = _encoded(samples, OutputFormat(AudioFormat.WAV)), "wav"
+    path = folder / f"{file_name}.{suffix}"
+    path.write_bytes(audio)
+    found.audio.append(f"{AUDIO_FOLDER}/{path.name}")
+
+
+def _encoded(samples: FloatArray, form: OutputFormat) -> bytes:
+    with open_encoder(form) as encoder:
+        return encoder.encode(np.clip(np.nan_to_num(samples), -1, 1)) + encoder.finish()

@@ -25,9 +25,8 @@ from wyoming.tts import Synthesize, SynthesizeVoice
 
 from cosydit.bench.doors import DoorOptions, SpeechJob, TritonStreamDoor
 from cosydit.bench.types import SpeechInput
-from cosydit.certify.audio import keep_audio
 from cosydit.certify.check import Check, CheckFailedError, Findings
-from cosydit.certify.context import TEXTS, VOICE, CheckContext
+from cosydit.certify.context import TEXTS, VOICE, CheckContext, keep_audio
 from cosydit.cli.stack_options import choice_lines, gpu_shared
 from cosydit.stack.host import find_host, for_host, with_served_form
 from cosydit.stack.stack import LocalStack, Ports, StackOptions

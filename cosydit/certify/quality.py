@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from cosydit.bench.inputs import read_manifest
 from cosydit.bench.types import SpeechInput
-from cosydit.certify.audio import keep_audio
 from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
-from cosydit.certify.context import VOICE, CheckContext
+from cosydit.certify.context import VOICE, CheckContext, keep_audio
 from cosydit.certify.end_to_end import STACK, TIMEOUT_S, running
 from demo_voice.ears.recognition import (
     RATE_HZ,

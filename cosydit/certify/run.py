@@ -21,8 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cosydit.certify.areas import all_checks
-from cosydit.certify.check import Check, Findings, NotRunError, Outcome, Plan, Result
+from cosydit.certify.check import Check, Findings, NotRunError, Outcome, Plan, Result, all_checks
 from cosydit.certify.context import CheckContext
 from cosydit.certify.faults import planted
 from servicekit.clock import Clock, SystemClock

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cosydit.certify.areas import all_checks
-from cosydit.certify.check import Check, Outcome, Plan, Result
+from cosydit.certify.check import Check, Outcome, Plan, Result, all_checks
 from cosydit.certify.faults import FAULTS, Fault
 from cosydit.certify.run import run_checks, selected
 

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cosydit.certify.audio import keep_audio
 from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
-from cosydit.certify.context import VOICE, CheckContext
+from cosydit.certify.context import VOICE, CheckContext, keep_audio
 from cosydit.certify.faults import wrong_weight
 from cosydit.stack.engines import report_engines
 from cosydit.stack.host import engine_settings, find_host, preset_of

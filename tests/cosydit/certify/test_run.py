@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from cosydit.certify import host
-from cosydit.certify.areas import all_checks
-from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError, Outcome, Result
+from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError, Outcome, Result, all_checks
 from cosydit.certify.context import CheckContext
 from cosydit.certify.run import describe, run_checks, run_here, selected
 from tests.cosydit.certify.plans import check_of, context_in, plan_in

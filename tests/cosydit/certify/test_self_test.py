@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from cosydit.certify import checkpoint
-from cosydit.certify.areas import all_checks
-from cosydit.certify.check import Result
+from cosydit.certify.check import Result, all_checks
 from cosydit.certify.faults import FAULTS, WRONG_FILE, WRONG_WEIGHT, wrong_weight
 from cosydit.certify.run import run_here
 from cosydit.cli.main import main
