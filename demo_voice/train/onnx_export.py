@@ -20,9 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from demo_voice.packing import quantised
-from demo_voice.train.convolution import ConvUnit, ResidualBlock
 from demo_voice.train.data import SpeechStreams
-from demo_voice.train.models.speaker import SPREAD_FLOOR, SpeakerNet
+from demo_voice.train.models.speaker import SPREAD_FLOOR, ConvUnit, ResidualBlock, SpeakerNet
 from demo_voice.train.models.tokenizer import CODE_SIZE, INSIDE, LEVELS, SpeechTokenizerNet, token_ids
 from token2wav_service.checkpoint.make_onnx import IR_VERSION, OPSET
 from token2wav_service.features.mel import FBANK_MEL_BINS, S3_MEL_BINS
