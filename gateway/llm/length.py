@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.text.segments.spoken_length import spoken_length
+from gateway.text.segments.breaks import spoken_length
 
 _START_TOKENS = 40
 """1.6 s: silence around a word, and the time that one alone takes."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.speech.request import SpokenSpan
-from gateway.text.segments.spoken_length import spoken_length
+from gateway.text.segments.breaks import spoken_length
 from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 TOKENS_A_LETTER = 1.7

@@ -8,11 +8,18 @@ on Ocean Dr.       on Ocean doctor                 on Ocean Drive.
 Henry VIII         Henry VIII                      Henry the eighth
 
 The order of the rules matters: the more a form says of itself, the earlier it is read. Pure but for num2words.
+
+`read_english` puts right what WeText's grammar is known to misread of what is left to it:
+
+written            the grammar alone                        as read here
+1,234              thousand two hundred and thirty four     one thousand two hundred and thirty four
+1000               ten hundred                              one thousand
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from gateway.text.english import abbreviations, codes, dates, quantities
 from gateway.text.english.words import applied
@@ -37,6 +44,20 @@ _NUMBERS = (
     *quantities.NUMBERS,
 )
 
+# Words alone, without abbreviations: the grammar takes milliseconds to change nothing.
+_WORD = r"(?:[A-Z]?[a-z]+(?:['’-][A-Za-z]?[a-z]*)*|[AI])"
+_FULL_STOP = r"(?<=[a-z]{4})\."
+_PLAIN = re.compile(rf"{_WORD}(?:(?:[,;:?!]? |{_FULL_STOP} (?=[A-Z])){_WORD})*(?:{_FULL_STOP}|[?!,;:])?")
+_SHORT = re.compile(
+    r"\b(?:prof|dept|corp|capt|approx|messrs|govt|assoc|univ|blvd|sept)\."
+    r"|\b(?:mon|tues?|wed|thurs?|fri|sat|sun|dr|mr|mrs|ms|st|jr|sr|vs|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\b",
+    re.IGNORECASE,
+)
+_THOUSAND = re.compile(r"(?:(?P<multiplier>\w+) )?\bthousand\b")
+_UNITS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+_TENS = "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred"
+_MULTIPLIERS = frozenset(f"{_UNITS} {_TENS}".split())
+
 
 def english_forms(text: str) -> str:
     """Return the text with the forms that the rules know in words.
@@ -52,3 +73,22 @@ def english_forms(text: str) -> str:
     if has_number:
         return applied(_NUMBERS, text)
     return applied(quantities.SIGNS, text) if _MAY_BE_SUM.search(text) else text
+
+
+def read_english(grammar: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a reader of English by the grammar, with its mistakes mended."""
+
+    def read(text: str) -> str:
+        if _PLAIN.fullmatch(text) and not _SHORT.search(text):
+            return text
+        spoken = grammar(text)
+        return spoken if "thousand" in text else _THOUSAND.sub(_with_multiplier, spoken)
+
+    return read
+
+
+def _with_multiplier(match: re.Match[str]) -> str:
+    multiplier = match["multiplier"]
+    if multiplier is None:
+        return "one thousand"
+    return match[0] if multiplier in _MULTIPLIERS else f"{multiplier} one thousand"

@@ -1,18 +1,21 @@
 """Normalises Chinese, English and Japanese by the grammars of the library wetext; offline.
 
 Needs the `text` extra. The library's grammars lose or escape a few characters, and its English one fails on some more;
-those are kept from it, and what it still fails on stays as it is.
+those are kept from it, and what it still fails on stays as it is. `load_normalizers` loads these and those of the
+languages that have number words only.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.text.alignment import Alignment, align
 from gateway.text.english import english_forms, read_english
-from gateway.text.normalization.normalizer import NormalizedText, unchanged
+from gateway.text.normalization.normalizer import NormalizedText, Normalizer, unchanged
+from gateway.text.normalization.numbers import NUMBER_STYLES, NumberNormalizer
+from servicekit.extras import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -85,3 +88,20 @@ class WeTextNormalizer:
                 logger.debug("wetext can't read %r (%r); it stays as it is", core, error)
                 return core
             return f"{self._spoken(core[:middle])} {self._spoken(core[middle + 1 :])}"
+
+
+def load_normalizers() -> Mapping[str, Normalizer]:
+    """Return normalisers by BCP 47 tag in lower case; loads grammars, so once per process.
+
+    Without wetext (the `text` extra), English and Japanese get number words only and Chinese nothing, which is logged.
+    """
+    normalizers: dict[str, Normalizer] = {language: NumberNormalizer(language) for language in NUMBER_STYLES}
+    try:
+        normalizers |= {language: WeTextNormalizer(language) for language in WETEXT_LANGUAGES}
+    except ImportError as error:
+        logger.warning(
+            "text normalisation is reduced (%s): Chinese is spoken as written, English and Japanese get number words "
+            "only; for all of it: %s",
+            *(error, install_command("text")),
+        )
+    return normalizers

@@ -18,7 +18,7 @@ from gateway.errors import InvalidRequestError
 from gateway.text.alignment import Alignment, Span
 from gateway.text.normalization.normalizer import NormalizedText, unchanged
 from gateway.text.pronunciation.phonemes import phoneme_tags
-from gateway.text.segments.spoken_length import spoken_length
+from gateway.text.segments.breaks import spoken_length
 
 MAX_WORD = 200
 """Characters of what a rule replaces; a segment of text has not many more."""

@@ -3,17 +3,22 @@
 Reads a text from left to right in small chunks. What it says of a chunk depends on the text up to the first character
 behind it (behind a number with a full stop: the first word), and on nothing later; so the answers are the same however
 the text arrives. Knows nothing of the lengths wanted.
+
+`SentenceRules` tell whether a full stop ends a sentence, by the abbreviations and habits of a language. `spoken_length`
+is the unit of all bounds on segments: how long a text is when spoken, in letters of an alphabet.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
-from gateway.text.segments.sentences import SentenceRules
-from gateway.text.segments.spoken_length import LONGEST_CHARACTER, spoken_length
+import sentencex
+
 from gateway.text.tags import InlineTags
 
 # Source: Unicode's properties Sentence_Terminal and Terminal_Punctuation; differs in that only scripts in daily use
@@ -41,6 +46,62 @@ _MAX_MARKS = 4
 _MAX_SPACE = 16
 _NEXT_WORD = re.compile(r"\w{1,16}")
 _LONGEST_NEXT_WORD = 16
+
+_RULES_OF_UNKNOWN_LANGUAGES = "en"
+# Each of these is spoken as about three letters are: a syllable, or the word of a digit.
+_SYLLABLE_OR_DIGIT = re.compile(
+    "[0-9０-９々\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+LONGEST_CHARACTER = 3
+"""Spoken length of a digit, an ideograph, a kana or a Hangul syllable; every other character counts as one."""
+
+
+def spoken_length(text: str) -> int:
+    """Return the length of a text as spoken, in letters; never less than its characters."""
+    return len(text) + (LONGEST_CHARACTER - 1) * len(_SYLLABLE_OR_DIGIT.findall(text))
+
+
+class SentenceRules(Protocol):
+    """What the search for breaks asks at each mark that may end a sentence."""
+
+    def is_sentence_end(self, before: str, after: str) -> bool:
+        """Tell whether a sentence ends between two pieces of text.
+
+        Args:
+            before: the text so far, ending with the mark; without tags and the quotes that close behind the mark.
+            after: the first letter or digit behind it, or the first word.
+        """
+        ...
+
+
+class SentencexRules:
+    """Rules of some 300 languages, by the library sentencex; offline."""
+
+    def __init__(self, language: str | None, guess_language: Callable[[str], str | None]) -> None:
+        """Fix the language, or the way to guess it from the text before each mark.
+
+        Args:
+            language: primary subtag of BCP 47; None to guess.
+            guess_language: pure; None from it means unknown.
+        """
+        self._language = language
+        self._guess_language = guess_language
+        self._guessed_of = ""
+        self._guessed: str | None = None
+
+    def is_sentence_end(self, before: str, after: str) -> bool:
+        """See `SentenceRules`."""
+        language = self._language or self._guess(before) or _RULES_OF_UNKNOWN_LANGUAGES
+        last_sentence: str = sentencex.segment(language, f"{before} {after}")[-1]
+        return last_sentence == after
+
+    def _guess(self, before: str) -> str | None:
+        """Guess the language, but not at every mark: an earlier guess holds until the text is twice as long."""
+        is_known = before.startswith(self._guessed_of) and len(before) < 2 * len(self._guessed_of)
+        if not is_known:
+            self._guessed_of, self._guessed = before, self._guess_language(before)
+        return self._guessed
 
 
 class Strength(IntEnum):

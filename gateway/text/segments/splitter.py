@@ -16,8 +16,7 @@ from gateway.errors import ConfigError
 from gateway.text.manner import Manner
 from gateway.text.normalization.normalizer import NormalizedText
 from gateway.text.pauses import Pause
-from gateway.text.segments.breaks import Break, BreakFinder, Strength
-from gateway.text.segments.spoken_length import spoken_length
+from gateway.text.segments.breaks import Break, BreakFinder, Strength, spoken_length
 
 # A long piece is read in slices of so many characters: memory and work per character do not grow with it.
 _SLICE = 1024

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.text.alignment import Alignment, Span
 from gateway.text.normalization.normalizer import NormalizedText
-from gateway.text.segments.breaks import BreakFinder
-from gateway.text.segments.sentences import SentenceRules, SentencexRules
+from gateway.text.segments.breaks import BreakFinder, SentenceRules, SentencexRules
 from gateway.text.segments.splitter import CutBounds, SplitSettings
 from gateway.text.tags import InlineTags
 from llm_service.vocab import INLINE_TAGS

@@ -19,7 +19,7 @@ from gateway.text import (
     TextFrontEnd,
     TextOptions,
 )
-from gateway.text.normalization import normalizers
+from gateway.text.normalization import wetext_normalizer
 from gateway.text.normalization.language import DeclaredLanguages
 from gateway.text.segments.endings import ended
 from tests.gateway.text.builders import SHORT, Shouting, texts_in_pieces
@@ -166,7 +166,7 @@ def test_without_wetext_the_gateway_says_so_and_goes_on(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
     with caplog.at_level(logging.WARNING):
-        loaded = normalizers.load_normalizers()
+        loaded = wetext_normalizer.load_normalizers()
     assert "[text]'" in caplog.text
     assert "zh" not in loaded
     assert loaded["en"].normalize("5 men").text == "five men"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.text.segments.breaks import Break, BreakFinder
-from gateway.text.segments.sentences import SentencexRules
+from gateway.text.segments.breaks import Break, BreakFinder, SentencexRules, spoken_length
 from gateway.text.segments.splitter import (
     LIVE_TEXT,
     WHOLE_TEXT,
@@ -16,7 +15,6 @@ from gateway.text.segments.splitter import (
     SplitSettings,
     split_text,
 )
-from gateway.text.segments.spoken_length import spoken_length
 from gateway.text.tags import InlineTags
 from llm_service.prompt import LengthLimits, generation_bounds
 from tests.gateway.text.builders import CHAPTER, SHORT, finder

@@ -7,9 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.segments.breaks import BreakFinder
+from gateway.text.segments.breaks import BreakFinder, spoken_length
 from gateway.text.segments.splitter import LIVE_TEXT, CutBounds, IncrementalSplitter, Segment, SplitSettings, split_text
-from gateway.text.segments.spoken_length import spoken_length
 from gateway.text.tags import InlineTags
 from tests.gateway.text.builders import CHAPTER, SHORT, CapriciousRules, finder, texts, texts_in_pieces
 
