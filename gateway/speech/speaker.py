@@ -11,7 +11,15 @@ audio's generator has closed. Knows the services only by the seams of `core`, an
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -154,20 +162,23 @@ class StreamSpeaker:
     @asynccontextmanager
     async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:
         """Have both services work ahead of the caller; leaving the context stops them and frees what they hold."""
-        first = await self._first_segment(job, segments)
-        async with (
-            self._admitted(job) as voice,
-            # The LLM begins while token2wav leases the stream.
-            running_ahead(self._tokens(job, first, segments), self._settings.tokens_ahead) as tokens,
-            self._opened(job, voice) as stream,
-            running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
-        ):
-            yield pushes
+        check_options(job.request)
+        self._voices.check(job.request.voice)
+        async with self._admitted(job):
+            # NOTE: behind the admission, as a text is a hundred times the work of a refusal.
+            first = await self._first_segment(job, segments)
+            voice = await self._voices.resolve(job.request.voice)
+            job.use(voice)
+            async with (
+                # The LLM begins while token2wav leases the stream.
+                running_ahead(self._tokens(job, first, segments), self._settings.tokens_ahead) as tokens,
+                self._opened(job, voice) as stream,
+                running_ahead(self._pushes(job, tokens, stream), self._settings.pushes_ahead) as pushes,
+            ):
+                yield pushes
 
     async def _first_segment(self, job: SpeechJob, segments: Segments) -> SpokenSegment:
         """Refuse what can't be spoken before any service is asked."""
-        check_options(job.request)
-        self._voices.check(job.request.voice)
         first = await _next_speakable(job, segments)
         if first is None:
             raise InvalidTextError("the text holds nothing to say; send at least one word", param="input")
@@ -181,17 +192,12 @@ class StreamSpeaker:
                 f"the checkpoint does not declare the language {segment.foreign!r}", param="input"
             )
 
-    @asynccontextmanager
-    async def _admitted(self, job: SpeechJob) -> AsyncIterator[ReadyVoice]:
-        """Wait for room in the services, and for the voice."""
-        async with AsyncExitStack() as places:
-            if self._admission is not None:
-                request = job.request
-                admitted = self._admission.admitted(request.priority, request.patience_s, request.is_under_way)
-                await places.enter_async_context(admitted)
-            voice = await self._voices.resolve(job.request.voice)
-            job.use(voice)
-            yield voice
+    def _admitted(self, job: SpeechJob) -> AbstractAsyncContextManager[None]:
+        """Wait for room in the services."""
+        if self._admission is None:
+            return nullcontext()
+        request = job.request
+        return self._admission.admitted(request.priority, request.patience_s, request.is_under_way)
 
     @asynccontextmanager
     async def _opened(self, job: SpeechJob, voice: ReadyVoice) -> AsyncIterator[Token2WavStream]:

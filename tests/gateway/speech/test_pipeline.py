@@ -11,10 +11,11 @@ import pytest
 
 from gateway import errors
 from gateway.chunking.policies import DeadlineChunks, FixedChunks
-from gateway.core import AudioChunk, InlineVoice, SpeechTokenDelta
+from gateway.core import AudioChunk, InlineVoice, SessionHold, SpeechTokenDelta
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult, decode_text
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
+from gateway.text import SpokenSegment
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from tests.gateway.fakes import (
     PROMPT_TOKENS,
@@ -272,6 +273,36 @@ async def test_a_text_that_holds_nothing_to_say_is_refused_before_any_service_is
         await speak(make_pipeline(llm, token2wav, voices), SpeechRequest(text))
     assert refused.value.param == "input"
     assert (llm.utterances, token2wav.registrations, token2wav.streams) == ([], [], [])
+
+
+class _NoRoom:
+    """An admission that refuses everybody."""
+
+    def session_hold(self) -> SessionHold:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def admitted(
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
+    ) -> AsyncIterator[None]:
+        raise errors.OverloadedError("full", retry_after_s=1.0)
+        yield
+
+
+async def test_whoever_is_refused_costs_no_work_on_the_text(voices: list[NamedVoice]) -> None:
+    prepared: list[str] = []
+
+    async def segments() -> AsyncGenerator[SpokenSegment]:
+        prepared.append("work")
+        return
+        yield
+
+    token2wav = FakeToken2Wav()
+    speaker = StreamSpeaker(FakeLLM(speech_deltas(5)), token2wav, VoiceRegistry(token2wav, voices), admission=_NoRoom())
+    with pytest.raises(errors.OverloadedError):
+        async for _ in speaker.speak(SpeechRequest("hi"), segments()):
+            pass
+    assert prepared == []
 
 
 async def test_an_llm_that_dies_midway_fails_after_the_audio_that_was_ready(voices: list[NamedVoice]) -> None:
