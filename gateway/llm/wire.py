@@ -249,7 +249,7 @@ class _ChatEvents:
             return SpeechTokenDelta(())
         finish_reason = _finish_reason(choice)
         try:
-            speech_ids = self._parser.feed((choice.get("delta") or {}).get("content") or "")
+            speech_ids = self._parser.feed(_content(choice))
             if finish_reason == _ENDED:
                 self._parser.close()
         except VocabularyError as error:
@@ -277,6 +277,16 @@ def _choice(event: str) -> dict[str, Any] | None:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise errors.LLMProtocolError(f"the LLM sent an event without choices: {event[:_EXCERPT_CHARACTERS]!r}")
     return choices[0] if choices else None
+
+
+def _content(choice: dict[str, Any]) -> str:
+    """Return the text that a chat's choice adds; an event may have none."""
+    delta = choice.get("delta") or {}
+    content = (delta.get("content") or "") if isinstance(delta, dict) else None
+    if not isinstance(content, str):
+        got = f"the LLM sent a delta that is not an object with text: {str(delta)[:_EXCERPT_CHARACTERS]!r}"
+        raise errors.LLMProtocolError(f"{got}; is the LLM URL that of an OpenAI-compatible server?")
+    return content
 
 
 def _finish_reason(choice: dict[str, Any]) -> str | None:

@@ -90,13 +90,21 @@ def _decoded(audio: bytes, container: Container) -> bytes:
         resampler = av.AudioResampler(format="s16", layout="mono", rate=rate_hz)
         pcm, limit = bytearray(), int(MAX_PROMPT_SECONDS * rate_hz) * 2
         for frame in file.decode(stream):
-            pcm += _bytes_of(resampler.resample(frame))
+            pcm += _resampled(resampler, frame, container)
             if len(pcm) > limit:
                 got = f"the {container.name} recording is longer than {MAX_PROMPT_SECONDS:.0f} s"
                 raise InvalidVoicePromptError(f"{got}; cut it to its clearest 3 to 10 seconds")
         pcm += _bytes_of(resampler.resample(None))
         _check_is_whole(len(pcm) / 2 / rate_hz, file.duration, container)
     return wav_of_pcm16(bytes(pcm), rate_hz)
+
+
+def _resampled(resampler: av.AudioResampler, frame: av.AudioFrame, container: Container) -> bytes:
+    try:
+        return _bytes_of(resampler.resample(frame))
+    except ValueError as error:
+        got = f"the {container.name} file changes its sample rate or channels on the way"
+        raise InvalidVoicePromptError(f"{got}; send one recording, {_INSTEAD}") from error
 
 
 def _bytes_of(frames: list[av.AudioFrame]) -> bytes:
