@@ -83,7 +83,7 @@ def _decoded(audio: bytes, container: Container) -> bytes:
         if not file.streams.audio:
             raise InvalidVoicePromptError(f"the {container.name} file holds no sound; send a recording of speech")
         stream = file.streams.audio[0]
-        if stream.codec_context is None:
+        if stream.codec_context is None or not stream.rate:
             got = f"the {container.name} file holds sound that nothing here can decode"
             raise InvalidVoicePromptError(f"{got}; {_INSTEAD.removeprefix('or ')}")
         rate_hz = stream.rate
