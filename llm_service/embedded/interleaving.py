@@ -24,6 +24,9 @@ TEXT_BLOCK_TOKENS = 5
 SPEECH_BLOCK_TOKENS = 15
 MAX_SPEECH_PER_TEXT_TOKEN = 20
 """Of the whole answer once its text is known, as for texts that are whole from the begin."""
+PLACES_BESIDE_SPEECH = 2
+"""In the cache, beside text and speech: for task_id, and for the next token drawn."""
+WHOLE_TEXT = "the answer's text was whole when it began; only interleaved answers take more"
 
 
 @dataclass(frozen=True)
@@ -140,3 +143,9 @@ class Interleaver:
     def _taken(self) -> tuple[int, ...]:
         taken, self._unfed = tuple(self._unfed), []
         return taken
+
+
+def text_room_error(text_tokens: int, room: int) -> InvalidGenerationError:
+    """Return the refusal of more text than there is room for."""
+    got = f"{text_tokens} more text tokens came, and there is room for {max(room, 0)}"
+    return InvalidGenerationError(f"{got}; begin another answer for them")

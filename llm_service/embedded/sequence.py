@@ -7,15 +7,19 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from llm_service.embedded.interleaving import MAX_SPEECH_PER_TEXT_TOKEN, Feed, Interleaver
+from llm_service.embedded.interleaving import (
+    MAX_SPEECH_PER_TEXT_TOKEN,
+    PLACES_BESIDE_SPEECH,
+    WHOLE_TEXT,
+    Feed,
+    Interleaver,
+    text_room_error,
+)
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
 from llm_service.embedded.stop_strings import Released, StopStringFilter
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from llm_service.errors import InvalidGenerationError
 from llm_service.vocab import COSYVOICE2, SPEECH_TOKEN_COUNT, SpeechVocabulary
-
-_TASK_AND_LAST = 2
-"""Places that an interleaved answer needs beside its text and speech: for task_id, and for the next token drawn."""
 
 
 class Sequence:
@@ -59,13 +63,10 @@ class Sequence:
             InvalidGenerationError: the answer takes none, has had its last, or has no room for it.
         """
         if self.interleaver is None:
-            raise InvalidGenerationError(
-                "the answer's text was whole when it began; only interleaved answers take more"
-            )
-        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - _TASK_AND_LAST
+            raise InvalidGenerationError(WHOLE_TEXT)
+        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - PLACES_BESIDE_SPEECH
         if len(text_ids) > room:
-            got = f"{len(text_ids)} more text tokens came, and there is room for {max(room, 0)}"
-            raise InvalidGenerationError(f"{got}; begin another answer for them")
+            raise text_room_error(len(text_ids), room)
         self.interleaver.push(text_ids, is_last)
 
     @property
@@ -113,7 +114,7 @@ class Sequence:
         most = self.request.params.max_tokens
         if self.interleaver is None:
             return most
-        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - _TASK_AND_LAST
+        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - PLACES_BESIDE_SPEECH
         if self.interleaver.is_closed:
             most = min(most, max(1, self.interleaver.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN))
         return min(most, self._generated + max(room, 0))

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 
+from llm_service.embedded.interleaving import (
+    MAX_SPEECH_PER_TEXT_TOKEN,
+    PLACES_BESIDE_SPEECH,
+    Feed,
+    Interleaver,
+    text_room_error,
+)
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.stop_strings import Released, StopStringFilter
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
 from llm_service.gpu.slot_state import BANNED, CLOSING, SEEN, AnswerStart
 from llm_service.gpu.weights import SpeechIds
-from llm_service.vocab import END_TOKENS, speech_token_text
+from llm_service.vocab import END_TOKENS, SpeechVocabulary, speech_token_text
 
 _ROUNDING = 1e-9
 
@@ -47,7 +56,9 @@ class Answer:
         self.request = request
         self.arrived_s = arrived_s
         self.prompt = np.array(request.prompt_ids, np.int32)
+        self.prompt_begin = 0  # the prompt's first position
         self.prompted = 0  # tokens of the prompt that were launched
+        self.draws_behind = True  # whether a token is drawn behind the prompt
         self.slot = -1
         self.pages: tuple[int, ...] = ()
         self.is_over = False
@@ -69,10 +80,23 @@ class Answer:
         """Places in the cache that it may need."""
         return len(self.prompt) + self.request.params.max_tokens
 
+    @property
+    def most_tokens(self) -> int:
+        """How long it may be."""
+        return self.request.params.max_tokens
+
     def start(self, guard: RepetitionGuard) -> AnswerStart:
         """Return what the device must know."""
-        request, params, ids = self.request, self.request.params, self._ids
-        rows = self.prompt - ids.first_id
+        drawn = self.request.continued_tokens
+        rows = self.prompt - self._ids.first_id
+        return self._start(guard, rows[len(rows) - drawn :].tolist())
+
+    def _start(
+        self, guard: RepetitionGuard, drawn_rows: Sequence[int], barred_now: Collection[int] = ()
+    ) -> AnswerStart:
+        """Return what the device must know, after so many draws; `barred_now` can't be drawn before the next start."""
+        params, ids = self.request.params, self._ids
+        rows = np.array(self.request.prompt_ids, np.int32) - ids.first_id
         heard = rows[(rows >= 0) & (rows < ids.rows)]
         flags = np.zeros(ids.rows, np.int8)
         flags[heard] = SEEN
@@ -84,13 +108,15 @@ class Answer:
             is_barred[self._rows_of(params.allowed_token_ids)] = False
             flags[is_barred] |= BANNED
         flags[self._rows_of(params.banned_token_ids)] |= BANNED
-        drawn = request.continued_tokens
+        flags[list(barred_now)] |= BANNED
+        flags[list(drawn_rows)] |= SEEN
+        drawn = len(drawn_rows)
         return AnswerStart(
             slot=self.slot,
             seed=params.seed,
-            prompt_tokens=len(self.prompt),
+            prompt_tokens=self.prompt_begin + len(self.prompt),
             drawn=drawn,
-            min_tokens=drawn + params.min_tokens,
+            min_tokens=self.least_draws(params.min_tokens),
             window=guard.window_tokens,
             repeat_limit=math.ceil(guard.window_tokens * guard.tau - _ROUNDING),
             top_k=max(params.top_k, 0),
@@ -98,10 +124,14 @@ class Answer:
             top_p=params.top_p,
             min_p=params.min_p,
             penalty=params.repetition_penalty,
-            recent_rows=tuple(rows[len(rows) - drawn :].tolist()),
+            recent_rows=tuple(drawn_rows),
             pages=self.pages,
             flags=flags,
         )
+
+    def least_draws(self, min_tokens: int) -> int:
+        """Return the draws before which it can't end, those of `continued_tokens` among them."""
+        return self.request.continued_tokens + min_tokens
 
     def _rows_of(self, token_ids: frozenset[int]) -> list[int]:
         rows = (token_id - self._ids.first_id for token_id in token_ids)
@@ -113,7 +143,11 @@ class Answer:
         return self._output(rows, self._texts.of(rows) if self.request.wants_text else "", reason, stop_reason)
 
     def accept_closely(self, row: int) -> GenerationOutput | None:
-        """Take a row that may end the answer, or one of an answer with stop strings; return what may be handed out."""
+        """Take a row that may end the answer, or one of an answer with stop strings, or one whose text is to come.
+
+        Returns:
+            What may be handed out.
+        """
         first_id, params = self._ids.first_id, self.request.params
         if row in self.closing_rows:
             if self.stops is not None:
@@ -121,11 +155,13 @@ class Answer:
             if params.include_end_token:
                 self.pending.append(row)
             return self.flush(FinishReason.STOP, row + first_id)
-        assert self.stops is not None
+        if self.stops is None:
+            self.pending.append(row)
+            return self.flush(FinishReason.LENGTH if self.generated >= self.most_tokens else None)
         released = self.stops.push(row + first_id, self._texts.of([row]))
         if released.stop is not None:
             return self._released(released, FinishReason.STOP, released.stop)
-        if self.generated >= params.max_tokens:
+        if self.generated >= self.most_tokens:
             rest = self.stops.flush()
             whole = Released(released.token_ids + rest.token_ids, released.text + rest.text)
             return self._released(whole, FinishReason.LENGTH)
@@ -143,3 +179,107 @@ class Answer:
         first_id = self._ids.first_id
         ids = tuple([row + first_id for row in rows])
         return GenerationOutput(self.request.request_id, ids, text, reason, stop_reason)
+
+
+class Next(Enum):
+    """What comes next in an answer whose text comes while it is spoken."""
+
+    TEXT = auto()
+    """Nothing before more text is there."""
+    PROMPT = auto()
+    """Tokens that stand in `prompt`."""
+    DECODE = auto()
+    """The token that was drawn last, which the device has."""
+
+
+class InterleavedAnswer(Answer):
+    """An answer whose text comes while it is spoken. Each token is read before it is known what goes in next.
+
+    Its prompt is what is fed next: the begin, then text with the tokens drawn before it, from `prompt_begin` on.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        ids: SpeechIds,
+        texts: TokenTexts,
+        arrived_s: float,
+        vocabulary: SpeechVocabulary,
+        positions: int,
+    ) -> None:
+        """Begin; `positions` are those that it may have in the cache.
+
+        Raises:
+            InvalidGenerationError: the prompt is not laid out as the request says.
+        """
+        super().__init__(request, ids, texts, arrived_s)
+        assert request.interleaved is not None
+        self._interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary)
+        self._positions = positions
+        self._fed = 0
+        self._drawn_rows: list[int] = []
+        self._fill_row = vocabulary.fill_id - ids.first_id
+        self.waits_for_text = False
+
+    @property
+    def most_positions(self) -> int:
+        """All that there may be: nobody knows how much text will come."""
+        return self._positions
+
+    @property
+    def most_tokens(self) -> int:
+        """How long it may be; its text bounds it once it is whole."""
+        most = super().most_tokens
+        if self._interleaver.is_closed:
+            most = min(most, max(1, self._interleaver.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN))
+        return min(most, self.generated + max(self._room(), 0))
+
+    def push(self, text_ids: Collection[int], is_last: bool) -> None:
+        """Take more text.
+
+        Raises:
+            InvalidGenerationError: the last came already, there is no room for it, or it is no text.
+        """
+        if len(text_ids) > self._room():
+            raise text_room_error(len(text_ids), self._room())
+        self._interleaver.push(text_ids, is_last)
+
+    def note(self, row: int) -> bool:
+        """Note a row that was drawn; return whether it is one of the answer's, and no request for text."""
+        self._drawn_rows.append(row)
+        if row == self._fill_row and not self._interleaver.is_closed:
+            self._interleaver.note_fill()
+            return False
+        if row not in self.closing_rows:
+            self._interleaver.note(row + self._ids.first_id)
+        return True
+
+    def go_on(self) -> Next:
+        """Decide what goes into the LLM next, which then counts as fed."""
+        feed = self._interleaver.take()
+        self.waits_for_text = feed is None
+        if feed is None:
+            return Next.TEXT
+        self.prompt_begin, self._fed = self._fed, self._fed + len(feed.token_ids)
+        if self._is_drawn_last(feed):
+            return Next.DECODE
+        self.prompt, self.prompted = np.array(feed.token_ids, np.int32), 0
+        self.draws_behind = feed.draws
+        return Next.PROMPT
+
+    def start(self, guard: RepetitionGuard) -> AnswerStart:
+        """Return what the device must know from here on."""
+        barred = frozenset() if self._interleaver.is_closed else self.closing_rows - {self._fill_row}
+        return self._start(guard, self._drawn_rows, barred)
+
+    def least_draws(self, min_tokens: int) -> int:
+        """Return the draws before which it can't end; those that asked for text are no tokens of it."""
+        return min_tokens + len(self._drawn_rows) - self.generated
+
+    def _is_drawn_last(self, feed: Feed) -> bool:
+        if not (feed.draws and len(feed.token_ids) == 1 and self._drawn_rows):
+            return False
+        return feed.token_ids[0] == self._drawn_rows[-1] + self._ids.first_id
+
+    def _room(self) -> int:
+        return self._positions - self._fed - self._interleaver.tokens_to_feed - PLACES_BESIDE_SPEECH

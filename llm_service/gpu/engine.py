@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from llm_service.embedded.engine import EngineLimits, check_request
+from llm_service.embedded.interleaving import WHOLE_TEXT, Interleaver
 from llm_service.embedded.kv_cache import SlotAllocator
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import EngineCounters, EngineStats, FinishReason, GenerationOutput, GenerationRequest
@@ -27,7 +28,7 @@ from llm_service.errors import (
     GenerationFailedError,
     InvalidGenerationError,
 )
-from llm_service.gpu.answer import Answer, EventPacking, TokenTexts
+from llm_service.gpu.answer import Answer, EventPacking, InterleavedAnswer, Next, TokenTexts
 from llm_service.gpu.schedule import (
     SchedulePolicy,
     Slots,
@@ -40,14 +41,15 @@ from llm_service.gpu.schedule import (
 from llm_service.gpu.slot_state import PAGE_TOKENS, PagePool, pages_for
 from llm_service.gpu.step_runner import PromptPiece, StepRunner, Ticket
 from llm_service.gpu.weights import SpeechIds
+from llm_service.vocab import SpeechVocabulary, VocabularyError, vocabulary_of_ids
 from servicekit.clock import Clock
 
 logger = logging.getLogger(__name__)
 
 MAX_WINDOW_TOKENS = 256
 """Of repetition-aware sampling: the device looks at all of it in one go."""
-
-_WHOLE_TEXTS = "this engine draws answers to whole texts only; interleaved ones run on the reference engine (on a CPU)"
+UNBOUNDED = np.iinfo(np.int32).max
+"""Tokens of an answer whose length is looked at when a token is read."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class GpuEngine:
         self._held: dict[str, Answer] = {}  # those with a slot, by request id
         self._by_slot: list[Answer | None] = [None] * limits.slots
         self._is_ready = np.zeros(limits.slots, bool)
+        self._is_interleaved = np.zeros(limits.slots, bool)
         self._most_tokens = np.zeros(limits.slots, np.int32)
         self._paces = StreamPaces.for_slots(limits.slots)
         self._ready: Slots = np.zeros(0, np.int32)
@@ -138,23 +141,31 @@ class GpuEngine:
         Raises:
             InvalidGenerationError: it can never run here; the message says why.
         """
+        tokens = len(request.prompt_ids)
+        most_prompt_tokens = self._limits.max_sequence_tokens - 1
+        check_request(request, most_prompt_tokens, self._vocabulary_rows, self._most_positions - tokens)
         if request.interleaved is not None:
-            raise InvalidGenerationError(f"{_WHOLE_TEXTS}; send the text whole")
-        tokens, limits = len(request.prompt_ids), self._limits
-        room = min(limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS) - tokens
-        check_request(request, limits.max_sequence_tokens - 1, self._vocabulary_rows, room)
+            Interleaver(request.prompt_ids, request.interleaved, self._vocabulary())
         if not 0 <= request.continued_tokens < tokens:
             raise InvalidGenerationError(
                 f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
             )
 
     def feed(self, request_id: str, text_ids: Sequence[int], is_last: bool) -> None:
-        """Refuse more text: `validate` lets no answer in that would take it.
+        """Take more text of an interleaved answer; nothing happens if it is gone already.
 
         Raises:
-            InvalidGenerationError: always.
+            InvalidGenerationError: it can't take the text; the answer is to be aborted.
         """
-        raise InvalidGenerationError(f"request {request_id} takes no further text: {_WHOLE_TEXTS}")
+        waiting = (answer for answer in self._waiting if answer.request.request_id == request_id)
+        answer = self._held.get(request_id) or next(waiting, None)
+        if answer is None:
+            return
+        if not isinstance(answer, InterleavedAnswer):
+            raise InvalidGenerationError(WHOLE_TEXT)
+        answer.push(text_ids, is_last)
+        if answer.waits_for_text:
+            self._go_on(answer)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Put a request in the queue.
@@ -163,7 +174,7 @@ class GpuEngine:
             InvalidGenerationError: it can never run here.
         """
         self.validate(request)
-        answer = Answer(request, self._ids, self._texts, self._clock.now())
+        answer = self._answer(request)
         self._waiting.append(answer)
         self._may_admit = True
         if request.deadline_s is not None:
@@ -215,6 +226,25 @@ class GpuEngine:
         assert len(pages) + self._pages.free_count == self._pages.count
         assert all(self._by_slot[answer.slot] is answer for answer in held)
 
+    @property
+    def _most_positions(self) -> int:
+        """Of one answer in the cache."""
+        return min(self._limits.max_sequence_tokens, self._pages.count * PAGE_TOKENS)
+
+    def _vocabulary(self) -> SpeechVocabulary:
+        try:
+            return vocabulary_of_ids(self._ids.first_id)
+        except VocabularyError as err:
+            raise InvalidGenerationError(
+                f"interleaved answers need the numbering of a known family: {err}; send the text whole"
+            ) from err
+
+    def _answer(self, request: GenerationRequest) -> Answer:
+        given = (request, self._ids, self._texts, self._clock.now())
+        if request.interleaved is None:
+            return Answer(*given)
+        return InterleavedAnswer(*given, self._vocabulary(), self._most_positions)
+
     def _expire(self, now_s: float) -> list[GenerationOutput]:
         """Fail what has passed its deadline."""
         if not self._deadlines or now_s < self._deadlines[0][0]:
@@ -238,8 +268,22 @@ class GpuEngine:
             answer.slot, answer.pages = self._slots.allocate(), self._pages.allocate(pages)
             self._held[answer.request.request_id] = self._by_slot[answer.slot] = answer
             self._paces.begin(answer.slot, answer.request.head_start_tokens, answer.request.tokens_per_s)
-            self._most_tokens[answer.slot] = answer.request.params.max_tokens
-            self._prompting.append(answer)
+            is_interleaved = isinstance(answer, InterleavedAnswer)
+            self._is_interleaved[answer.slot] = is_interleaved
+            self._most_tokens[answer.slot] = UNBOUNDED if is_interleaved else answer.most_tokens
+            if isinstance(answer, InterleavedAnswer):
+                self._go_on(answer)
+            else:
+                self._prompting.append(answer)
+
+    def _go_on(self, answer: InterleavedAnswer) -> None:
+        """Have what comes next in an interleaved answer run; text goes before whole prompts, which are longer."""
+        following = answer.go_on()
+        if following is Next.PROMPT:
+            self._prompting.insert(0, answer)
+        elif following is Next.DECODE:
+            self._is_ready[answer.slot] = True
+            self._has_ready_changed = True
 
     def _launch(self, now_s: float) -> _Step | None:
         """Launch a step of prompts or of answers, in turn while there are both; None where neither must run."""
@@ -268,8 +312,8 @@ class GpuEngine:
         return _Step(ticket, [by_slot[slot] for slot in slots.tolist()])
 
     def _leave_when_done(self, slots: Slots) -> None:
-        """Take streams out of the ready ones when all their tokens are drawn or being drawn."""
-        done = slots[self._paces.launched[slots] >= self._most_tokens[slots]]
+        """Take streams out of the ready ones when all their tokens are drawn or being drawn, or each must be read."""
+        done = slots[(self._paces.launched[slots] >= self._most_tokens[slots]) | self._is_interleaved[slots]]
         if len(done):
             self._is_ready[done] = False
             self._has_ready_changed = True
@@ -278,28 +322,36 @@ class GpuEngine:
         room = min(prompt_tokens(self._ready, self._paces, self._policy), self._runner.sizes.prompt_rows[-1])
         pieces: list[PromptPiece] = []
         ended: list[Answer] = []
+        fed: list[InterleavedAnswer] = []
         while self._prompting and room and len(pieces) < self._runner.sizes.draws:
             answer = self._prompting[0]
             piece = self._piece(answer, room)
             pieces.append(piece)
             room -= len(piece.token_ids)
-            if piece.ends:
-                ended.append(self._prompting.pop(0))
+            if answer.prompted < len(answer.prompt):
+                continue
+            self._prompting.pop(0)
+            if isinstance(answer, InterleavedAnswer) and not piece.ends:
+                fed.append(answer)
+            else:
+                ended.append(answer)
         ticket = self._runner.prompt(pieces)
         slots = np.array([answer.slot for answer in ended], np.int32)
-        self._paces.launched[slots] = 1
+        self._paces.launched[slots] += 1
         self._is_ready[slots] = True
         self._has_ready_changed = True
         self._leave_when_done(slots)
+        for answer in fed:
+            self._go_on(answer)
         return _Step(ticket, ended)
 
     def _piece(self, answer: Answer, room: int) -> PromptPiece:
         begin = answer.prompted
         tokens = answer.prompt[begin : begin + room]
         answer.prompted += len(tokens)
-        ends = answer.prompted == len(answer.prompt)
+        ends = answer.draws_behind and answer.prompted == len(answer.prompt)
         start = answer.start(self._guard) if begin == 0 else None
-        return PromptPiece(answer.slot, begin, tokens, ends, start)
+        return PromptPiece(answer.slot, answer.prompt_begin + begin, tokens, ends, start)
 
     def _read(self, step: _Step) -> list[GenerationOutput]:
         rows = step.ticket.tokens()
@@ -310,7 +362,7 @@ class GpuEngine:
         for answer, row in zip(step.answers, rows, strict=True):
             if answer.is_over:
                 continue
-            if row < 0 or row in answer.closing_rows or answer.stops is not None:
+            if row < 0 or row in answer.closing_rows or answer.stops is not None or self._is_interleaved[answer.slot]:
                 output = self._read_closely(answer, row, now_s)
                 if output is not None:
                     outputs.append(output)
@@ -337,11 +389,18 @@ class GpuEngine:
         if row < 0:
             return self._fail(answer, GenerationFailedError(_REASONS[row]))
         self._counters.tokens += 1
+        if isinstance(answer, InterleavedAnswer) and not answer.note(row):
+            self._go_on(answer)
+            return None
         answer.generated += 1
         if answer.generated == 1:
             self._paces.first_token_s[answer.slot] = now_s
         output = answer.accept_closely(row)
-        return self._finish(answer, output) if output is not None and output.is_last else output
+        if output is not None and output.is_last:
+            return self._finish(answer, output)
+        if isinstance(answer, InterleavedAnswer):
+            self._go_on(answer)
+        return output
 
     def _finish(self, answer: Answer, output: GenerationOutput) -> GenerationOutput:
         self._release(answer)

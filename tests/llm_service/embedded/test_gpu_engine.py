@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
+from llm_service.embedded.interleaving import InterleavedPrompt
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
@@ -19,7 +20,15 @@ from llm_service.gpu.answer import EventPacking
 from llm_service.gpu.build import GpuEngineOptions, engine_of
 from llm_service.gpu.engine import GpuEngine
 from llm_service.gpu.weights import Weights, load_weights
-from llm_service.vocab import END_IDS, SOS_ID, SPEECH_TOKEN_OFFSET, TASK_ID, format_speech_tokens, is_speech_llm_id
+from llm_service.vocab import (
+    COSYVOICE2,
+    END_IDS,
+    SOS_ID,
+    SPEECH_TOKEN_OFFSET,
+    TASK_ID,
+    format_speech_tokens,
+    is_speech_llm_id,
+)
 from tests.gateway.fakes import ManualClock
 
 pytestmark = pytest.mark.slow
@@ -358,3 +367,115 @@ def test_a_resting_answer_ends_at_its_deadline(make_engine: EngineMaker) -> None
     clock.seconds += 0.25
     (last,) = engine.step()
     assert isinstance(last.error, DeadlineExceededError) and not engine.has_work
+
+
+INTERLEAVED = InterleavedPrompt(begin_tokens=1, transcript_tokens=3)
+BEGUN = (SOS_ID, 50, 51, 52, *(SPEECH_TOKEN_OFFSET + token for token in range(40, 47)))
+WRITTEN = (range(1, 4), range(4, 9), range(9, 30), ())
+"""Text in pieces: too little for a block of speech, then for one, then for several; the last ends it."""
+
+
+def interleaved_tokens(engine: GpuEngine | SpeechLMEngine, request: GenerationRequest) -> list[int]:
+    """Bring the text a piece at a time, each when the engine has nothing to do any more."""
+    engine.add_request(request)
+    outputs: list[GenerationOutput] = []
+    for piece in WRITTEN:
+        outputs += until_idle(engine)
+        engine.feed(request.request_id, piece, is_last=not piece)
+    outputs += until_idle(engine)
+    assert outputs[-1].is_last and outputs[-1].error is None
+    return tokens_of(outputs)
+
+
+def until_idle(engine: GpuEngine | SpeechLMEngine) -> list[GenerationOutput]:
+    outputs: list[GenerationOutput] = []
+    while engine.idle_s() == 0:
+        outputs += engine.step()
+        engine.check_integrity()
+    return outputs
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"min_tokens": 60, "repetition_penalty": 1.2}, id="penalty"),
+        pytest.param({"stop_token_ids": frozenset({SPEECH_TOKEN_OFFSET + 5})}, id="stop id"),
+        pytest.param({"stop": ("<|s_1|>",)}, id="stop string"),
+        pytest.param(
+            {"allowed_token_ids": frozenset({COSYVOICE2.fill_id, *END_IDS, SPEECH_TOKEN_OFFSET + 7})}, id="fills"
+        ),
+        pytest.param({"max_tokens": 33}, id="short"),
+    ],
+)
+@pytest.mark.parametrize("guard", [NO_GUARD, RepetitionGuard()], ids=["unguarded", "guarded"])
+def test_text_that_comes_while_it_is_spoken_gives_the_reference_s_answer(
+    make_engine: EngineMaker, model: SpeechLanguageModel, guard: RepetitionGuard, params: dict[str, object]
+) -> None:
+    asked = {"temperature": 0.0, "max_tokens": 120, "prompt": BEGUN, **params}
+    request = replace(make_request("a", **asked), interleaved=INTERLEAVED)
+    model.allocate_cache(model.cache_shape(4, 300), rows_per_forward=4)
+    reference = SpeechLMEngine(model, EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400), guard)
+    expected = interleaved_tokens(reference, request)
+    assert interleaved_tokens(make_engine(guard=guard), request) == expected
+
+
+def test_interleaved_answers_and_whole_ones_do_not_touch_each_other(make_engine: EngineMaker) -> None:
+    interleaved = [
+        replace(make_request(name, prompt=BEGUN, max_tokens=40, seed=seed), interleaved=INTERLEAVED)
+        for seed, name in enumerate("ab")
+    ]
+    whole = [make_request(name, 9, max_tokens=40, seed=seed, ignore_eos=True) for seed, name in enumerate("cde")]
+    alone = {request.request_id: interleaved_tokens(make_engine(), request) for request in interleaved}
+    alone |= {request.request_id: run_one(make_engine(), request)[0] for request in whole}
+    engine = make_engine(slots=5)
+    together: dict[str, list[int]] = {name: [] for name in "abcde"}
+    for request in (*whole, *interleaved):
+        engine.add_request(request)
+    for piece in WRITTEN:
+        for name in "ab":
+            engine.feed(name, piece, is_last=not piece)
+            for output in (output for _ in range(7) for output in engine.step()):
+                together[output.request_id] += output.token_ids
+    for name, outputs in run_all(engine).items():
+        together[name] += tokens_of(outputs)
+    assert together == alone
+
+
+def test_an_answer_that_waits_for_text_can_be_aborted_and_passes_its_deadline(make_engine: EngineMaker) -> None:
+    clock = ManualClock()
+    engine = make_engine(clock=clock)
+    for name, deadline_s in (("a", None), ("b", 5.0)):
+        request = make_request(name, prompt=BEGUN, deadline_s=deadline_s)
+        engine.add_request(replace(request, interleaved=INTERLEAVED))
+    assert until_idle(engine) == [] and engine.stats().running == 2
+    assert engine.idle_s() == 5.0
+    engine.abort("a")
+    clock.seconds = 6.0
+    (late,) = engine.step()
+    assert late.request_id == "b" and isinstance(late.error, DeadlineExceededError)
+    assert not engine.has_work
+    engine.feed("b", (1,), is_last=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param([(SOS_ID,)], "out of range", id="no text"),
+        pytest.param([range(400)], "400 more text tokens came, and there is room for", id="too long"),
+        pytest.param([(1, 2), (3,)], "text came behind the last", id="after the end"),
+    ],
+)
+def test_text_that_can_not_be_taken_is_refused(make_engine: EngineMaker, text: list[Sequence[int]], said: str) -> None:
+    engine = make_engine()
+    engine.add_request(replace(make_request("a", prompt=BEGUN), interleaved=INTERLEAVED))
+    engine.add_request(make_request("b"))
+    for piece in text[:-1]:
+        engine.feed("a", piece, is_last=True)
+    with pytest.raises(InvalidGenerationError, match=said):
+        engine.feed("a", text[-1], is_last=False)
+    with pytest.raises(InvalidGenerationError, match="was whole when it began"):
+        engine.feed("b", (1,), is_last=False)
+    with pytest.raises(InvalidGenerationError, match="expected at least 1, and speech tokens behind both"):
+        engine.add_request(replace(make_request("c"), interleaved=INTERLEAVED))
+    engine.abort("a")
