@@ -31,8 +31,8 @@ from token2wav_service.contract import LOOKAHEAD_TOKENS, SAMPLE_RATE_HZ, SPEECH_
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.errors import ProgramCaptureError
-from token2wav_service.models.block_stream import BlockStreamFlow
 from token2wav_service.models.config import AnyFlowConfig, FlowConfig
+from token2wav_service.models.flow.block_stream import BlockStreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.report import snr_db
 from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner

@@ -18,14 +18,14 @@ from token2wav_service.engine.loop import EngineLoop, OnFatal
 from token2wav_service.engine.runner import Runner
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CheckpointError
-from token2wav_service.models.block_flow import BlockFlow, state_bytes
-from token2wav_service.models.block_stream import MAX_STARTS, BlockStreamFlow
-from token2wav_service.models.causal_hift import CausalHiFT
-from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import HiFT, fold_weight_norm
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
+from token2wav_service.models.flow.block_stream import MAX_STARTS, BlockStreamFlow
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.slots.step_shapes import StepShapes, stream_buckets_up_to
 from token2wav_service.runtime.torch_runner import ModelRunner
 

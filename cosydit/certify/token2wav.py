@@ -39,7 +39,7 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.models.streaming import FlowInput, VocoderInput
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.offline import OfflineUtterance, best_window_tokens, synthesize_all
 from token2wav_service.replay.report import Report
 from token2wav_service.replay.run import replay_directory

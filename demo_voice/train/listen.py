@@ -44,7 +44,7 @@ from token2wav_service.features.audio import load_prompt_audio, resample_16k_to_
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.models.streaming import VocoderInput
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.offline import OfflineUtterance, synthesize_all
 from token2wav_service.types import VoicePrompt
 

@@ -36,7 +36,7 @@ from demo_voice.unpack import (
 from servicekit.checkpoint_file import write_declaration
 from servicekit.files import usual_mode
 from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.vocoder.hift import HiFT
 
 
 def trained_tokenizer(work: Workspace, sizes: DemoSizes) -> SpeechTokenizerNet:

@@ -31,7 +31,7 @@ from token2wav_service.checkpoint.write_description import flow_yaml
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, SpeakerEncoder
-from token2wav_service.models.flow_stream import StreamFlow
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 

@@ -24,8 +24,8 @@ from token2wav_service.errors import CheckpointError
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.extractor import PromptFeatureExtractor
 from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.types import VoicePrompt
 
 MANIFESTS = ASSETS / "checkpoint_manifests"

@@ -26,8 +26,6 @@ from token2wav_service.checkpoint.family import (
 )
 from token2wav_service.checkpoint.read_description import read_description
 from token2wav_service.errors import CheckpointError
-from token2wav_service.models.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
-from token2wav_service.models.causal_hift import CausalHiFT
 from token2wav_service.models.config import (
     AnyFlowConfig,
     CosyVoice2FlowConfig,
@@ -35,8 +33,10 @@ from token2wav_service.models.config import (
     FlowConfig,
     HiFTConfig,
 )
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.hift import HiFT
 
 __all__ = [
     "FLOW_WEIGHTS",

@@ -11,7 +11,7 @@ from token2wav_service.engine.meter import PlaybackDeadline
 from token2wav_service.engine.runner import ModelFacts, StreamState
 from token2wav_service.engine.voices import Voice
 from token2wav_service.errors import InvalidChunkError, InvalidRequestError
-from token2wav_service.models.history import UPSTREAM_LIMIT_FRAMES
+from token2wav_service.models.flow.history import UPSTREAM_LIMIT_FRAMES
 from token2wav_service.types import StreamOptions, StreamStatus, StreamSummary, TokenChunk
 
 FIRST_AUDIO_DUE_S = 0.3

@@ -23,8 +23,8 @@ from token2wav_service.export.modules import (
 )
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import HiFT, fold_weight_norm
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 
 SOURCE_WEIGHTS = "source.safetensors"
 """Weights of the harmonic source, which stays outside the graphs."""

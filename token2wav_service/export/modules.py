@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from token2wav_service.export.precision import MixedPrecision, in_precision
 from token2wav_service.graphs.catalogue import Precision
 from token2wav_service.models.causal import AttentionPlan, chunk_plan, relative_sinusoids, valid_mask
-from token2wav_service.models.cfm import EstimatorHistory
-from token2wav_service.models.dit import DiT
-from token2wav_service.models.encoder import EncoderHistory, EncoderPlans
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import F0Predictor, HiFT
+from token2wav_service.models.flow.cfm import EstimatorHistory
+from token2wav_service.models.flow.dit import DiT
+from token2wav_service.models.flow.encoder import EncoderHistory, EncoderPlans
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.hift import F0Predictor, HiFT
 
 M = TypeVar("M", bound=nn.Module)
 

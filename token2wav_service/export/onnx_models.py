@@ -23,11 +23,11 @@ from token2wav_service.export.precision import dtype_of
 from token2wav_service.features.prompt_models import open_session
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.cfm import EstimatorHistory
 from token2wav_service.models.config import DiTConfig
-from token2wav_service.models.encoder import EncoderHistory, EncoderPlans, EncoderUpdate
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.cfm import EstimatorHistory
+from token2wav_service.models.flow.encoder import EncoderHistory, EncoderPlans, EncoderUpdate
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.hift import HiFT
 
 RUNNABLE = (Precision.FLOAT32, Precision.FLOAT16)
 """What ONNX Runtime's CPU provider computes; it has no bfloat16 products."""

@@ -11,16 +11,6 @@ from torch import Tensor, nn
 
 from token2wav_service.checkpoint.loader import load_weights
 from token2wav_service.config import NoiseSource, SynthesisPolicy
-from token2wav_service.models.block_flow import (
-    STREAMING,
-    UNMASKED,
-    UNMASKED_ESTIMATOR,
-    BlockFlow,
-    BlockMask,
-    CosyVoice2Flow,
-    CosyVoice3Flow,
-)
-from token2wav_service.models.block_stream import BlockStreamFlow, upstream_noise
 from token2wav_service.models.causal import chunk_plan, relative_sinusoids
 from token2wav_service.models.config import (
     CosyVoice2FlowConfig,
@@ -29,10 +19,20 @@ from token2wav_service.models.config import (
     RotaryDiTConfig,
     UNetConfig,
 )
-from token2wav_service.models.encoder import EncoderPlans
-from token2wav_service.models.rotary_dit import TIME_FEATURES, RotaryDiT, rotation_table
+from token2wav_service.models.flow.block_flow import (
+    STREAMING,
+    UNMASKED,
+    UNMASKED_ESTIMATOR,
+    BlockFlow,
+    BlockMask,
+    CosyVoice2Flow,
+    CosyVoice3Flow,
+)
+from token2wav_service.models.flow.block_stream import BlockStreamFlow, upstream_noise
+from token2wav_service.models.flow.encoder import EncoderPlans
+from token2wav_service.models.flow.rotary_dit import TIME_FEATURES, RotaryDiT, rotation_table
+from token2wav_service.models.flow.unet import UNet, time_features
 from token2wav_service.models.streaming import FlowInput
-from token2wav_service.models.unet import UNet, time_features
 from token2wav_service.replay.report import FLOW_TOLERANCE, Report
 from token2wav_service.replay.vectors import Tensors, VectorFolder, step_counts
 

@@ -8,13 +8,13 @@ from torch.nn import functional
 
 from token2wav_service.checkpoint.loader import build_vocoder, load_weights
 from token2wav_service.config import SourcePhase
-from token2wav_service.models.block_flow import STREAMING, UNMASKED
-from token2wav_service.models.causal_hift import CausalHiFT
-from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED
 from token2wav_service.models.streaming import VocoderInput
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.vocoder.hift import HiFT
+from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState
 from token2wav_service.replay.block_flow_cases import load_block_flow, whole_mel
 from token2wav_service.replay.report import (
     F0_TOLERANCE_HZ,

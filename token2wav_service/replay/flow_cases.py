@@ -11,10 +11,10 @@ from torch import Tensor
 
 from token2wav_service.checkpoint.loader import load_weights
 from token2wav_service.models.causal import chunk_plan, relative_sinusoids
-from token2wav_service.models.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
 from token2wav_service.models.config import DiTConfig, EncoderConfig, pick_fields
-from token2wav_service.models.dit import DiT, time_features
-from token2wav_service.models.encoder import ConformerEncoder, EncoderHistory
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, EstimatorHistory, SolverHistory, time_grid
+from token2wav_service.models.flow.dit import DiT, time_features
+from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory
 from token2wav_service.replay.report import FLOW_TOLERANCE, Report
 from token2wav_service.replay.vectors import Tensors, VectorFolder, calls, step_counts
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from token2wav_service.checkpoint.loader import load_weights
 from token2wav_service.config import Crossfade, HistoryPolicy, NoiseSource, SourcePhase, SynthesisPolicy
 from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.flow_state import FlowState
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput, VocoderInput
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
+from token2wav_service.models.vocoder.hift import HiFT
+from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, StreamVocoder, VocoderState, total_frames
 from token2wav_service.replay.flow_cases import check_ends
 from token2wav_service.replay.report import FLOW_TOLERANCE, INJECTED_TOLERANCE, SOURCE_TOLERANCE, Report
 from token2wav_service.replay.vectors import Tensors, VectorFolder, calls, step_counts

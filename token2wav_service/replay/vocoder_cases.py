@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from token2wav_service.config import SourcePhase
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay.report import DECODE_TOLERANCE, F0_TOLERANCE_HZ, SOURCE_TOLERANCE, Report
 from token2wav_service.replay.stream_cases import load_hift_vectors
 from token2wav_service.replay.vectors import VectorFolder, calls

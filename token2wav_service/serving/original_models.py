@@ -25,13 +25,13 @@ from token2wav_service.checkpoint.spk2info import OriginalVoice, read_spk2info
 from token2wav_service.config import Parity, Token2WavConfig
 from token2wav_service.contract import LOOKAHEAD_TOKENS, SPEECH_VOCAB_SIZE
 from token2wav_service.errors import CheckpointError, InvalidRequestError, StreamAbortedError
-from token2wav_service.models.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockFlow, BlockMask
-from token2wav_service.models.block_stream import upstream_noise
-from token2wav_service.models.causal_hift import CausalHiFT
-from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
-from token2wav_service.models.hift import HiFT, fold_weight_norm
+from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockFlow, BlockMask
+from token2wav_service.models.flow.block_stream import upstream_noise
 from token2wav_service.models.streaming import VocoderInput
-from token2wav_service.models.vocoder_stream import StreamVocoder, VocoderState
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder, VocoderState
 from token2wav_service.python_backend.inputs import RequestInputs
 from token2wav_service.python_backend.responder import PbUtils, error_response, error_text, make_response
 from token2wav_service.python_backend.server_process import read_parameters

@@ -23,7 +23,7 @@ from demo_voice.train.models.speaker import SpeakerNet
 from demo_voice.train.models.tokenizer import CodeTable
 from demo_voice.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.models.config import FlowConfig
-from token2wav_service.models.flow import Flow, FlowPlans
+from token2wav_service.models.flow.flow import Flow, FlowPlans
 
 MEAN_LOG_MEL = -6.0
 """Where the estimator's answers start; the loss would otherwise begin with finding the mean."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from token2wav_service.models.causal import AttentionPlan
-from token2wav_service.models.encoder import EncoderPlans
-from token2wav_service.models.flow import FlowPlans
+from token2wav_service.models.flow.encoder import EncoderPlans
+from token2wav_service.models.flow.flow import FlowPlans
 
 FRAMES_PER_TOKEN = 2
 _SCHEDULES = ((15, 25, 50, 100), (15,), (25,), (25, 50, 100), (5, 10, 20, 40, 80))

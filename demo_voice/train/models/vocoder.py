@@ -21,7 +21,7 @@ from demo_voice.train.sizes import DiscriminatorSizes
 from demo_voice.train.trainer import Updater, mean_of
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.vocoder.hift import HiFT
 
 FEATURES = ("audio", "mel", "pitch")
 WINDOW_TOKENS = 16

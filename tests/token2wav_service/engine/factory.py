@@ -16,10 +16,10 @@ from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import HiFT, fold_weight_norm
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.torch_runner import ModelRunner, TorchState
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, TokenChunk, VoiceFeatures, VoicePrompt
 

@@ -17,10 +17,10 @@ from token2wav_service.config import HistoryPolicy, SynthesisPolicy, Token2WavCo
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
-from token2wav_service.models.block_stream import MAX_STARTS, BlockStreamFlow
-from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
-from token2wav_service.models.hift import fold_weight_norm
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.flow.block_stream import MAX_STARTS, BlockStreamFlow
+from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.vocoder.hift import fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.runtime.torch_runner import ModelRunner
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, TokenChunk
 

@@ -18,9 +18,9 @@ from token2wav_service.export.compare import Sweep, compare_graph, verdicts
 from token2wav_service.export.onnx_models import OnnxFlow, OnnxHiFT
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay.report import format_rows
 from token2wav_service.replay.run import replay_exported
 

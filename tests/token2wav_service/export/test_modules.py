@@ -14,7 +14,7 @@ from token2wav_service.export.precision import MixedPrecision, dtype_of, in_prec
 from token2wav_service.export.samples import sample_inputs
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.dit import DiT
+from token2wav_service.models.flow.dit import DiT
 
 SMALL_SWEEP = Sweep(streams=(1, 3), frames=(2, 14), history=(1, 20))
 LARGEST_HALVES = 6e4

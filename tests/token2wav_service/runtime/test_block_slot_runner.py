@@ -28,13 +28,13 @@ from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, Synthes
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidPromptError, ProgramCaptureError
-from token2wav_service.models.block_flow import BlockFlow
-from token2wav_service.models.block_stream import BlockStreamFlow
-from token2wav_service.models.causal_hift import CausalHiFT
-from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
-from token2wav_service.models.hift import HiFT, fold_weight_norm
+from token2wav_service.models.flow.block_flow import BlockFlow
+from token2wav_service.models.flow.block_stream import BlockStreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import causal_slot_vocoder, slot_vocoder

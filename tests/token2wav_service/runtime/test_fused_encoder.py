@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.token2wav_service.streaming.flow_factory import make_flow
-from token2wav_service.models.encoder import EncoderHistory, EncoderUpdate
+from token2wav_service.models.flow.encoder import EncoderHistory, EncoderUpdate
 from token2wav_service.runtime.kernels import attention_ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
 from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.token2wav_service.streaming.flow_factory import randomise
-from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import DiTConfig
-from token2wav_service.models.dit import DiT
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
+from token2wav_service.models.flow.dit import DiT
 from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool

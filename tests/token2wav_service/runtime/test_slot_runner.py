@@ -24,10 +24,10 @@ from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import CapacityError
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import fold_weight_norm
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.noise import NoiseDomain, counter_normal
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.vocoder.hift import fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import slot_vocoder

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.config import SourcePhase
-from token2wav_service.models.hift import MAX_MAGNITUDE, HiFT, fold_weight_norm
+from token2wav_service.models.vocoder.hift import MAX_MAGNITUDE, HiFT, fold_weight_norm
 from token2wav_service.runtime.kernels import vocoder_kernels as kernels
 from token2wav_service.runtime.kernels import vocoder_ops as ops
 from token2wav_service.runtime.kernels.vocoder_ops import Activation, Convolution, Ends, Tiles

@@ -15,9 +15,9 @@ from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import Parity, SynthesisPolicy, Token2WavConfig
 from token2wav_service.errors import CheckpointError
-from token2wav_service.models.causal_vocoder_stream import CausalStreamVocoder
-from token2wav_service.models.hift import fold_weight_norm
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
+from token2wav_service.models.vocoder.hift import fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.serving import original_models
 from token2wav_service.serving.original_models import TOKEN_OFFSET, MelModel, VocoderModel, WaveModel, WholePass
 

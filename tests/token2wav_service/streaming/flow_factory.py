@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from tests import ASSETS
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.flow_state import FlowState
+from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay.stream_cases import load_hift_vectors
 from token2wav_service.replay.vectors import VectorFolder
 

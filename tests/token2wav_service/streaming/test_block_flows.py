@@ -20,8 +20,8 @@ from tests.token2wav_service.streaming.family_factory import (
 from tests.token2wav_service.streaming.flow_factory import windows
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import NoiseSource, Parity, SynthesisPolicy
-from token2wav_service.models.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockMask
-from token2wav_service.models.block_stream import PROMPT_SEED, BlockState, BlockStreamFlow, BlockVoice
+from token2wav_service.models.flow.block_flow import STREAMING, UNMASKED, UNMASKED_ESTIMATOR, BlockMask
+from token2wav_service.models.flow.block_stream import PROMPT_SEED, BlockState, BlockStreamFlow, BlockVoice
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.replay.report import FLOW_TOLERANCE

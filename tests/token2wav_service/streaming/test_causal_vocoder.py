@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from tests.token2wav_service.streaming.family_factory import make_causal_hift, random_normal
 from token2wav_service.config import NoiseSource, SourcePhase, SynthesisPolicy
-from token2wav_service.models.causal_vocoder_stream import (
+from token2wav_service.models.noise import NoiseDomain, counter_uniform
+from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.vocoder.causal_vocoder_stream import (
     CausalStreamVocoder,
     CausalVocoderState,
 )
-from token2wav_service.models.noise import NoiseDomain, counter_uniform
-from token2wav_service.models.streaming import VocoderInput
 
 SAMPLES = 480
 LOOKAHEAD = 4

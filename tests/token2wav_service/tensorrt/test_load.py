@@ -35,10 +35,10 @@ from token2wav_service.export.tensorrt.build import EngineRequest, ensure_engine
 from token2wav_service.export.tensorrt.certify import Case, ReferenceCertifier
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import fold_weight_norm
-from token2wav_service.models.vocoder_stream import StreamVocoder
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.vocoder.hift import fold_weight_norm
+from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.slots.pool import PoolSizes
 from token2wav_service.runtime.slots.slot_runner import SlotRunner

@@ -19,8 +19,8 @@ from token2wav_service.export.modules import EstimatorChunk
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import GraphSpec, Precision
-from token2wav_service.models.cfm import SolverHistory
-from token2wav_service.models.flow import Flow
+from token2wav_service.models.flow.cfm import SolverHistory
+from token2wav_service.models.flow.flow import Flow
 from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
 from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
 from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator

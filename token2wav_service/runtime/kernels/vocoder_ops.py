@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.hift import Snake
+from token2wav_service.models.vocoder.hift import Snake
 from token2wav_service.runtime.kernels import vocoder_kernels as kernels
 
 ELEMENTS = 1024

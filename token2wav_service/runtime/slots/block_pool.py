@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from token2wav_service.models.block_flow import BlockFlow, CosyVoice2Flow
+from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow
 from token2wav_service.runtime.slots.fused_solver import SolverPool
 from token2wav_service.runtime.slots.pool import pool_bytes
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
-from token2wav_service.models.block_stream import PROMPT_SEED
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.cfm import ConditionalFlowMatching
+from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow
+from token2wav_service.models.flow.block_stream import PROMPT_SEED
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching
+from token2wav_service.models.flow.rotary_dit import RotaryDiT
+from token2wav_service.models.flow.unet import UNet
 from token2wav_service.models.noise import NoiseDomain
-from token2wav_service.models.rotary_dit import RotaryDiT
-from token2wav_service.models.unet import UNet
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
 from token2wav_service.runtime.slots.block_pool import BlockBatch, BlockStreamPool

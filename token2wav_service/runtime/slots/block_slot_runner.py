@@ -20,10 +20,10 @@ from torch.nn import functional
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
-from token2wav_service.models.block_flow import BlockFlow
-from token2wav_service.models.block_stream import BlockState, BlockStreamFlow, BlockVoice
-from token2wav_service.models.causal_hift import CausalHiFT
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.block_flow import BlockFlow
+from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow, BlockVoice
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, allocate_block_pool, ring_frames
 from token2wav_service.runtime.slots.block_slot_flow import BlockSlotFlow, make_solver
 from token2wav_service.runtime.slots.bucket_program import BatchedVocoder, BucketProgram, ProgramTable

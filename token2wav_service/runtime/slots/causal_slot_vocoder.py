@@ -1,7 +1,7 @@
 """CosyVoice3's vocoder for streams whose state lives in slots; fit to be captured as a CUDA graph.
 
-What `models/causal_vocoder_stream.py` computes, with rows at the beginning, middle and end of their streams in one
-batch. The network is the plain module, in float32 with its pitch in float64.
+What `models/vocoder/causal_vocoder_stream.py` computes, with rows at the beginning, middle and end of their streams in
+one batch. The network is the plain module, in float32 with its pitch in float64.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import SynthesisPolicy
-from token2wav_service.models.causal_hift import CausalHiFT, CausalState
 from token2wav_service.models.noise import NoiseDomain
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT, CausalState
 from token2wav_service.runtime.kernels.ops import counter_uniform
 from token2wav_service.runtime.slots.slot_vocoder import VocoderBatch, VocoderProgress
 from token2wav_service.types import FloatArray

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.models.causal import PreLookahead
-from token2wav_service.models.encoder import LAYER_NORM_EPS, ConformerEncoder
+from token2wav_service.models.flow.encoder import LAYER_NORM_EPS, ConformerEncoder
 from token2wav_service.runtime.kernels import attention_ops, ops
 from token2wav_service.runtime.kernels import vocoder_ops as convolutions
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces, Positions

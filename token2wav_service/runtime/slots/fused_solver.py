@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.cfm import ConditionalFlowMatching, time_grid
-from token2wav_service.models.dit import MODULATIONS, DiT
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.flow.dit import MODULATIONS, DiT
 from token2wav_service.runtime.kernels import attention_ops, ops
 from token2wav_service.runtime.kernels.attention_ops import HeadNorms, KeyPlaces
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from token2wav_service.errors import MemoryBudgetError
-from token2wav_service.models.block_flow import BlockFlow, state_bytes
-from token2wav_service.models.block_stream import MAX_STARTS
-from token2wav_service.models.causal_hift import CausalHiFT
 from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.block_flow import BlockFlow, state_bytes
+from token2wav_service.models.flow.block_stream import MAX_STARTS
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, ring_frames
 from token2wav_service.runtime.slots.causal_slot_vocoder import allocate_causal_vocoder
 from token2wav_service.runtime.slots.pool import PoolSizes, allocate_pool, allocate_vocoder, pool_bytes

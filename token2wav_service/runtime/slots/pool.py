@@ -14,7 +14,7 @@ from torch import Tensor
 
 from token2wav_service.errors import CapacityError
 from token2wav_service.models.config import FlowConfig, HiFTConfig
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES
+from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES
 from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, SolverPool
 
 SCRATCH_SLOT = 0

@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.flow_stream import PROMPT_SEED
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.flow_state import FlowState
+from token2wav_service.models.flow.flow_stream import PROMPT_SEED
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces

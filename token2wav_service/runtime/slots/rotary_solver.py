@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.cfm import ConditionalFlowMatching, time_grid
-from token2wav_service.models.rotary_dit import CONV_GROUPS, LEFT_CONTEXT, MODULATIONS, RotaryDiT, rotation_table
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.flow.rotary_dit import CONV_GROUPS, LEFT_CONTEXT, MODULATIONS, RotaryDiT, rotation_table
 from token2wav_service.runtime.kernels import attention_ops, ops
 from token2wav_service.runtime.slots.block_solver import (
     BlockSolverBatch,

@@ -1,6 +1,6 @@
 """Tokens to mel for streams whose state lives in slots; fit to be captured as a CUDA graph.
 
-What `models/flow.py` computes under history policy `prompt_and_recent`.
+What `models/flow/flow.py` computes under history policy `prompt_and_recent`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.flow import Flow
+from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.noise import NoiseDomain
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces

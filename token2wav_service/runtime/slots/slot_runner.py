@@ -16,10 +16,10 @@ from torch import Tensor
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy
 from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.errors import InvalidPromptError, Token2WavError
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.flow_state import FlowState
-from token2wav_service.models.flow_stream import StreamFlow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.flow.flow_state import FlowState
+from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.bucket_program import BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
 from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, PoolSizes, SlotAllocator, StreamPool, allocate_pool

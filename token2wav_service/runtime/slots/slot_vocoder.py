@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import SourcePhase, SynthesisPolicy
-from token2wav_service.models.hift import HiFT
 from token2wav_service.models.noise import NoiseDomain
-from token2wav_service.models.vocoder_stream import OVERLAP_FRAMES, crossfade_window
+from token2wav_service.models.vocoder.hift import HiFT
+from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES, crossfade_window
 from token2wav_service.runtime.kernels import vocoder_ops as ops
 from token2wav_service.runtime.kernels.ops import counter_noise
 from token2wav_service.runtime.slots.pool import VocoderPool

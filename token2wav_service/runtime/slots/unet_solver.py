@@ -1,7 +1,7 @@
 """CosyVoice2's solver with everything constant taken out, on fused ops.
 
-What `models/cfm.py` computes with `models/unet.py`, for states held in pools: what the time adds to the residual blocks
-is a table made at load, convolutions are products over shifted rows.
+What `models/flow/cfm.py` computes with `models/flow/unet.py`, for states held in pools: what the time adds to the
+residual blocks is a table made at load, convolutions are products over shifted rows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from token2wav_service.models.cfm import ConditionalFlowMatching, time_grid
-from token2wav_service.models.unet import KERNEL, LEFT_CONTEXT, UNet
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.flow.unet import KERNEL, LEFT_CONTEXT, UNet
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.block_solver import (
     BlockSolverBatch,

@@ -1,6 +1,6 @@
 """HiFT's convolutions on fused kernels: channels last, activations in the epilogues, parallel blocks in one launch.
 
-What `models/hift.py` computes; products in a given dtype, sums in float32. It knows nothing of streams.
+What `models/vocoder/hift.py` computes; products in a given dtype, sums in float32. It knows nothing of streams.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.hift import FINAL_LEAKY_SLOPE, MAX_MAGNITUDE, HiFT
+from token2wav_service.models.vocoder.hift import FINAL_LEAKY_SLOPE, MAX_MAGNITUDE, HiFT
 from token2wav_service.runtime.kernels import vocoder_kernels as kernels
 from token2wav_service.runtime.kernels import vocoder_ops as ops
 from token2wav_service.runtime.kernels.vocoder_ops import Activation, Convolution, Ends

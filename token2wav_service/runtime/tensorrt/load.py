@@ -14,8 +14,8 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.flow import Flow
-from token2wav_service.models.hift import HiFT
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.runtime.slots.fused_solver import FusedSolver
 from token2wav_service.runtime.slots.step_shapes import STEP_TOKENS, STREAM_BUCKETS, TOKEN_BUCKETS
 from token2wav_service.runtime.tensorrt.api import TensorRT, load_tensorrt

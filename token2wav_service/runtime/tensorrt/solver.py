@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.cfm import time_grid
 from token2wav_service.models.config import DiTConfig
+from token2wav_service.models.flow.cfm import time_grid
 from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, ChunkSolver, SolverBatch, SolverPool
 from token2wav_service.runtime.tensorrt.contexts import BoundContext
 from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator

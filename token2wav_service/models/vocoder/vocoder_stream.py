@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.config import Crossfade, SourcePhase, SynthesisPolicy
-from token2wav_service.models.hift import HiFT
 from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.vocoder.hift import HiFT
 
 OVERLAP_FRAMES = 8
 """Mel frames (160 ms) that consecutive vocoder calls share; that much audio is always held back."""

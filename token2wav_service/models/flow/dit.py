@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import causal_tail
-from token2wav_service.models.cfm import EstimatorHistory
 from token2wav_service.models.config import DiTConfig
+from token2wav_service.models.flow.cfm import EstimatorHistory
 
 TIME_FEATURES = 256
 TIME_SCALE = 1000.0

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import causal_tail
-from token2wav_service.models.cfm import EstimatorHistory
 from token2wav_service.models.config import RotaryDiTConfig
-from token2wav_service.models.unet import time_features
+from token2wav_service.models.flow.cfm import EstimatorHistory
+from token2wav_service.models.flow.unet import time_features
 
 TIME_FEATURES = 256
 CONV_KERNEL = 31

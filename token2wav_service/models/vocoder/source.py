@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.masking import hold_last
+from token2wav_service.models.vocoder.masking import hold_last
 
 SINE_AMPLITUDE_RATIO = 3.0
 """Unvoiced noise has a third of the sine's amplitude."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import valid_mask
-from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import FlowConfig
-from token2wav_service.models.dit import DiT
-from token2wav_service.models.encoder import ConformerEncoder, EncoderHistory, EncoderPlans, EncoderUpdate
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
+from token2wav_service.models.flow.dit import DiT
+from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory, EncoderPlans, EncoderUpdate
 
 
 @dataclass(frozen=True)

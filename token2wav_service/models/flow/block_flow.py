@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import PreLookahead, chunk_plan, valid_mask
-from token2wav_service.models.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
-from token2wav_service.models.encoder import ConformerEncoder, EncoderHistory, EncoderPlans
-from token2wav_service.models.rotary_dit import LEFT_CONTEXT as ROTARY_CONTEXT
-from token2wav_service.models.rotary_dit import RotaryDiT
-from token2wav_service.models.unet import LEFT_CONTEXT as UNET_CONTEXT
-from token2wav_service.models.unet import UNet
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
+from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory, EncoderPlans
+from token2wav_service.models.flow.rotary_dit import LEFT_CONTEXT as ROTARY_CONTEXT
+from token2wav_service.models.flow.rotary_dit import RotaryDiT
+from token2wav_service.models.flow.unet import LEFT_CONTEXT as UNET_CONTEXT
+from token2wav_service.models.flow.unet import UNet
 
 Caches = Mapping[str, Tensor]
 

@@ -22,8 +22,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.causal import causal_tail
 from token2wav_service.models.config import HiFTConfig
-from token2wav_service.models.hift import FINAL_LEAKY_SLOPE, MAX_MAGNITUDE, Snake, source_strides
-from token2wav_service.models.source import HarmonicSource
+from token2wav_service.models.vocoder.hift import FINAL_LEAKY_SLOPE, MAX_MAGNITUDE, Snake, source_strides
+from token2wav_service.models.vocoder.source import HarmonicSource
 
 F0_LOOKAHEAD = 3
 """Mel frames that the pitch predictor sees ahead."""

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from token2wav_service.config import NoiseSource, SynthesisPolicy
-from token2wav_service.models.causal_hift import CausalHiFT, CausalState
 from token2wav_service.models.noise import NoiseDomain, counter_uniform
 from token2wav_service.models.streaming import VocoderInput
+from token2wav_service.models.vocoder.causal_hift import CausalHiFT, CausalState
 
 NOISE_SAMPLES = 7_200_000
 """Samples (300 s) of the original's noise buffer."""

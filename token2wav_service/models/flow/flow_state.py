@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from token2wav_service.config import HistoryPolicy
-from token2wav_service.models.cfm import SolverHistory
-from token2wav_service.models.encoder import EncoderHistory, EncoderUpdate
-from token2wav_service.models.flow import FlowHistory, FlowUpdate
-from token2wav_service.models.history import HistoryRules, Labels, prompt_and_tail, sorted_recent
+from token2wav_service.models.flow.cfm import SolverHistory
+from token2wav_service.models.flow.encoder import EncoderHistory, EncoderUpdate
+from token2wav_service.models.flow.flow import FlowHistory, FlowUpdate
+from token2wav_service.models.flow.history import HistoryRules, Labels, prompt_and_tail, sorted_recent
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from token2wav_service.models.causal import causal_tail
-from token2wav_service.models.cfm import EstimatorHistory
 from token2wav_service.models.config import UNetConfig
+from token2wav_service.models.flow.cfm import EstimatorHistory
 
 TIME_SCALE = 1000.0
 KERNEL = 3

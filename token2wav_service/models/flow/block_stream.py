@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy
 from token2wav_service.contract import CHUNK_SIZES_TOKENS
-from token2wav_service.models.block_flow import (
+from token2wav_service.models.flow.block_flow import (
     STREAMING,
     UNMASKED,
     UNMASKED_ESTIMATOR,
