@@ -1,6 +1,6 @@
 """Counts how often speech leaves its text, without the guard and with it: `python -m benchmarks.guard`.
 
-Speaks the thousand texts of `benchmarks.lib.guard.texts` in this process through the gateway's own path, and has the
+Speaks the thousand texts of `benchmarks.lib.guard_texts` in this process through the gateway's own path, and has the
 recogniser and the source engine (flite) judge each. Rows are appended to a JSONL file beside `--out`; a run that was
 broken off goes on behind them.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.lib.guard.study import (
+from benchmarks.lib.guard_study import (
     LONGEST_SHARE,
     SHORTEST_SHARE,
     SLACK_S,
@@ -34,7 +34,7 @@ from benchmarks.lib.guard.study import (
     row_from_json,
     row_json,
 )
-from benchmarks.lib.guard.texts import GuardText, guard_texts
+from benchmarks.lib.guard_texts import GuardText, guard_texts
 from benchmarks.lib.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
 from benchmarks.lib.instant import InstantToken2Wav
 from cosydit.bench.report import describe_environment, write_json, write_text

@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 
 from benchmarks.failover import stack_options
+from benchmarks.lib.churn import Churn
 from benchmarks.lib.faults.clients import Doors
-from benchmarks.lib.soak.churn import Churn
-from benchmarks.lib.soak.watch import Usage, third_medians, usages
+from benchmarks.lib.process_usage import Usage, third_medians, usages
 from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, save_figure
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import guard
-from benchmarks.lib.guard.study import GuardRow, SpokenSegment, bad_shares, figures, row_from_json, row_json
-from benchmarks.lib.guard.texts import KINDS, LONGEST_LONG, SHORTEST_LONG, TEXTS_A_KIND, guard_texts
+from benchmarks.lib.guard_study import GuardRow, SpokenSegment, bad_shares, figures, row_from_json, row_json
+from benchmarks.lib.guard_texts import KINDS, LONGEST_LONG, SHORTEST_LONG, TEXTS_A_KIND, guard_texts
 from demo_voice.ears.recognition import WordErrors
 from demo_voice.ears.study import Heard
 from tests.fake_flite import install_fake_flite

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import soak
+from benchmarks.lib.churn import Churn
 from benchmarks.lib.faults.clients import Doors
-from benchmarks.lib.soak.churn import Churn
-from benchmarks.lib.soak.watch import MOST_GROWTH_MIB, MOST_MORE_THREADS, Usage, third_medians, usages
+from benchmarks.lib.process_usage import MOST_GROWTH_MIB, MOST_MORE_THREADS, Usage, third_medians, usages
 from benchmarks.soak import Watched, figures, is_well
 from tests.workers import is_whole, random_checkpoint
 
