@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import NotReadyError
+from gateway.lifecycle.capacity import Capacity, PlaceSource
 from gateway.llm.routed import RoutedSpeechLM
-from gateway.routing.places import Ends, Place, Places
 from gateway.routing.replica import ReplicaStatus
-from gateway.routing.waiting import Coming
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
 from servicekit.timeouts import LoopLag
@@ -47,7 +46,12 @@ class Gate:
     """Implements `core.Admission` over both services' replicas."""
 
     def __init__(
-        self, llm: RoutedSpeechLM, token2wav: RoutedToken2Wav, clock: Clock, caller: Callable[[], str] = lambda: ""
+        self,
+        llm: RoutedSpeechLM,
+        token2wav: RoutedToken2Wav,
+        clock: Clock,
+        caller: Callable[[], str] = lambda: "",
+        source: PlaceSource | None = None,
     ) -> None:
         """Admit a stream when both services can serve it in time.
 
@@ -56,13 +60,15 @@ class Gate:
             token2wav: those of token2wav; a stream needs a slot at one of them.
             clock: of the waiting.
             caller: names who asks now; places are shared fairly among them.
+            source: gives the places; None: this process has all that both services can serve.
         """
         self._llm = llm
         self._token2wav = token2wav
         self._caller = caller
-        self.places = Places(llm.fleet.settings, clock, self._limit, self._ends, self._is_limit_certain)
-        for service in (llm, token2wav):
-            service.speed.on_measured = self.places.serve
+        slots = token2wav.fleet.replicas.all_slots
+        self.capacity = Capacity(llm.fleet.settings, clock, llm.speed, token2wav.speed, slots)
+        """Of this process alone; nobody asks for it where another `source` is given."""
+        self._source = source or self.capacity
         self._speaking = 0
         self._waited_for = 0
         self._is_draining = False
@@ -100,57 +106,18 @@ class Gate:
         finally:
             self._count(-1)
 
-    def _limit(self) -> float:
-        """Return how many streams at once both services can serve in time."""
-        return min(self._token2wav.fleet.replicas.all_slots(), self._limit_of_speed())
-
-    def _is_limit_certain(self) -> bool:
-        meters = (self._token2wav.speed, self._llm.speed)
-        if self._limit_of_speed() >= self._token2wav.fleet.replicas.all_slots():
-            return True
-        return min(meters, key=lambda meter: meter.limit).is_certain
-
-    def _limit_of_speed(self) -> float:
-        return min(self._token2wav.speed.limit, self._llm.speed.limit)
-
-    def _ends(self) -> Ends:
-        """Return how fast streams end when all places are taken: where speed sets their number, each gets the least."""
-        speech_s, least_speed = self._token2wav.speed.stream_speech_s, self._llm.fleet.settings.least_speed
-        speeds = [speed for each in (self._llm, self._token2wav) if (speed := each.speed.speed)]
-        if speech_s is None or not speeds or not least_speed or self._limit_of_speed() > self._limit():
-            return Ends()
-        proven = max(1.0, min(self._llm.speed.proven, self._token2wav.speed.proven))
-        apart_s = speech_s / (proven * least_speed)
-        return Ends(max(speech_s / min(*speeds, least_speed), self._speaking * apart_s), apart_s)
-
     @asynccontextmanager
     async def _placed(self, priority: int, patience_s: float | None) -> AsyncIterator[None]:
         """Hold a place for one stream, waiting for it if it comes in time."""
-        place = await self._wait_for_place(priority, patience_s)
+        place = await self._source.take(self._caller(), priority, patience_s)
         is_whole = False
-        self._count_speaking(1)
+        self._speaking += 1
         try:
             yield
             is_whole = True
         finally:
-            self._count_speaking(-1)
-            self.places.give_back(place, is_whole)
-
-    async def _wait_for_place(self, priority: int, patience_s: float | None) -> Place:
-        coming = Coming[Place](lambda place: self.places.give_back(place, is_whole=False))
-        caller = self._caller()
-        answer = self.places.ask(caller, priority, coming.give, patience_s)
-        if isinstance(answer, Place):
-            return answer
-        try:
-            return await coming.within(self.places.wait_s(patience_s), lambda: self.places.leave(answer))
-        except asyncio.TimeoutError as error:
-            raise self.places.overloaded(caller, priority) from error
-
-    def _count_speaking(self, change: int) -> None:
-        self._speaking += change
-        for service in (self._llm, self._token2wav):
-            service.speed.set_streams(self._speaking)
+            self._speaking -= 1
+            self._source.give_back(place, is_whole)
 
     def drain(self) -> None:
         """Admit no more streams; those under way go on."""

@@ -198,7 +198,7 @@ class Storm:
         assert [one.error for one in self.admitted if one.error is not None] == []
         assert all(one.total_s is not None for one in self.admitted)
         assert self.token2wav.opened == len(self.admitted), "a stream was played again"
-        assert (self.token2wav.open, self.gate.speaking, self.gate.places.waiting) == (0, 0, 0)
+        assert (self.token2wav.open, self.gate.speaking, self.gate.capacity.places.waiting) == (0, 0, 0)
         for router in self.routers:
             assert [(status.state, status.ejections_total) for status in router.snapshot()] == [(ReplicaState.READY, 0)]
 
