@@ -17,6 +17,7 @@ from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.routing.router import Router, give_back
+from gateway.routing.speed import SpeedMeter
 from gateway.routing.waiting import wait_for_slot
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN_RATE_HZ
@@ -55,10 +56,15 @@ class RoutedSpeechLM(Router[LLMReplica]):
     """Implements `core.SpeechLM` over all replicas."""
 
     def __init__(
-        self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], LLMReplicaClient], clock: Clock
+        self,
+        fleet: Fleet,
+        sources: list[Source],
+        make_client: Callable[[str], LLMReplicaClient],
+        clock: Clock,
+        speed: SpeedMeter | None = None,
     ) -> None:
         """See `Router`."""
-        super().__init__(fleet, sources, lambda address: LLMReplica(make_client(address)), clock)
+        super().__init__(fleet, sources, lambda address: LLMReplica(make_client(address)), clock, speed)
 
     async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Yield the speech tokens of one text; see `SpeechLM.generate`.

@@ -132,6 +132,13 @@ class Fleet:
             replica.reported(report)
             self._serve_queue()
 
+    def note_siblings(self, streams: Mapping[str, int]) -> None:
+        """Take over how many streams the other processes of this gateway have open at each replica."""
+        for address in self.replicas.addresses:
+            if (replica := self.replicas.find(address)) is not None:
+                replica.siblings = streams.get(address, 0)
+        self._serve_queue()
+
     def note_failure(self, address: str, why: str, failure: Failure = Failure.WRONG) -> None:
         """Note that a probe or a stream failed through a replica's fault; streams of one that is ejected are told.
 

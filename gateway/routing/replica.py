@@ -42,7 +42,7 @@ class ReplicaStatus:
     """host:port, or the URL of an LLM."""
     state: ReplicaState
     open_streams: int
-    """Streams of this gateway: leases of token2wav, generations of an LLM."""
+    """Streams of this process: leases of token2wav, generations of an LLM."""
     slots: int | None
     """Streams that it can hold; None while it has not said, and for an LLM."""
     free_slots: int | None
@@ -66,7 +66,9 @@ class Replica:
         self.address = address
         self.health = Health(settings, clock)
         self.ours = 0
-        """Streams that this gateway has open here."""
+        """Streams that this process has open here."""
+        self.siblings = 0
+        """Streams that the other processes of this gateway have open here."""
         self.unslotted_calls = 0
         """Exchanges under way here that need no slot."""
         self.opened_total = 0
@@ -74,7 +76,7 @@ class Replica:
         self._lives = 0
         self._clock = clock
         self._report = LoadReport()
-        self._ours_at_report = 0
+        self._known_at_report = 0
         self._is_full = False
         self._step_s: float | None = None
         self._cost_s: float | None = None
@@ -101,13 +103,17 @@ class Replica:
 
     @property
     def streams(self) -> int:
-        """Streams open here, as far as we know: what it reported and what we did since, and ours at least."""
-        others = max(0, (self._report.open_streams or 0) - self._ours_at_report)
-        return others + self.ours
+        """Streams open here, as far as we know: what it reported and what we did since, and our gateway's at least."""
+        return self.foreign + self.siblings + self.ours
+
+    @property
+    def foreign(self) -> int:
+        """Of these, those of other gateways, when it reported last."""
+        return max(0, (self._report.open_streams or 0) - self._known_at_report)
 
     @property
     def others(self) -> int:
-        """Of these, those of other gateways."""
+        """Of these, those of other processes."""
         return self.streams - self.ours
 
     @property
@@ -160,7 +166,7 @@ class Replica:
             self._step_s = report.step_s
             self.measured(report.step_s / max(1, report.step_streams))
         self._report = report
-        self._ours_at_report = self.ours
+        self._known_at_report = self.ours + self.siblings
         self._is_full = False
         self.health.answered_probe(report.is_draining)
 

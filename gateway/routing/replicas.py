@@ -120,7 +120,12 @@ class ReplicaSet:
         free = [replica.free_slots for replica in self.usable()]
         if not free or None in free:
             return math.inf
-        return sum(replica.ours for replica in self._replicas.values()) + sum(slots or 0 for slots in free)
+        taken = sum(replica.ours + replica.siblings for replica in self._replicas.values())
+        return taken + sum(slots or 0 for slots in free)
+
+    def streams(self) -> dict[str, int]:
+        """Return how many streams this process has open at each replica that has any."""
+        return {address: replica.ours for address, replica in self._replicas.items() if replica.ours}
 
     def has_other(self, than: frozenset[str]) -> bool:
         """Tell whether any replica can be had beside those."""
@@ -139,7 +144,7 @@ class ReplicaSet:
     def _first(self, candidates: list[Replica], avoid: frozenset[str]) -> Replica | None:
         """Return the one that serves soonest of those looked at; one to avoid only if there are no others."""
         chosen = [replica for replica in candidates if replica.address not in avoid] or candidates
-        if len(chosen) > CHOICES_BESIDE_OTHERS and any(replica.others for replica in self._replicas.values()):
+        if len(chosen) > CHOICES_BESIDE_OTHERS and any(replica.foreign for replica in self._replicas.values()):
             chosen = self._draw.sample(chosen, CHOICES_BESIDE_OTHERS)
         return min(chosen, key=self._rank(candidates), default=None)
 

@@ -53,7 +53,14 @@ C = TypeVar("C", bound=ReplicaClient)
 class Router(Generic[C]):
     """All replicas of one service: found, probed and closed together."""
 
-    def __init__(self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], C], clock: Clock) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        sources: list[Source],
+        make_client: Callable[[str], C],
+        clock: Clock,
+        speed: SpeedMeter | None = None,
+    ) -> None:
         """Know the replicas that the sources name; `start` finds and probes the others.
 
         Args:
@@ -61,9 +68,10 @@ class Router(Generic[C]):
             sources: find replicas.
             make_client: makes the client of the replica at an address.
             clock: of all deadlines.
+            speed: is told what the replicas do; None: a meter of its own.
         """
         self.fleet = fleet
-        self.speed = SpeedMeter(clock, fleet.settings.least_speed)
+        self.speed = speed or SpeedMeter(clock, fleet.settings.least_speed)
         """Of all replicas together."""
         self._clock = clock
         self._watch = Watch(fleet, sources, make_client)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from servicekit.clock import Clock
 
@@ -51,6 +51,19 @@ class _Sums:
         return self.stream_waits_s / self.waited_s
 
 
+@dataclass
+class Work:
+    """What one process saw a service do since it told of it last."""
+
+    speech_s: float = 0.0
+    waited_s: float = 0.0
+    """Of all streams together."""
+    busy_s: float = 0.0
+    """In which any stream waited."""
+    ended_s: list[float] = field(default_factory=list)
+    """Seconds of speech of each stream that ended well."""
+
+
 class SpeedMeter:
     """Measures one service; told of everything when it happens."""
 
@@ -71,6 +84,8 @@ class SpeedMeter:
         self._new = _Sums()
         """Since the last measurement."""
         self._busy_s = 0.0
+        self._busy_elsewhere_s: dict[int, float] = {}
+        """Process -> seconds since the last measurement; several may be busy at the same time."""
         self._speed: float | None = None
         self._streams_at_speed = 0.0
         self._floor, self._ceiling = 0.0, math.inf
@@ -130,6 +145,18 @@ class SpeedMeter:
         before_s = speech_s if self._stream_speech_s is None else self._stream_speech_s
         self._stream_speech_s = before_s + _NEWEST_STREAMS_SHARE * (speech_s - before_s)
 
+    def note(self, work: Work, process: int) -> None:
+        """Take over what another process saw the service do, while as many streams as now used it."""
+        self._new.speech_s += work.speech_s
+        self._new.waited_s += work.waited_s
+        self._new.stream_waits_s += work.waited_s * max(self._streams, 1)
+        self._busy_elsewhere_s[process] = self._busy_elsewhere_s.get(process, 0.0) + work.busy_s
+        self._busy_s = max(self._busy_elsewhere_s.values())
+        for speech_s in work.ended_s:
+            self.ended(speech_s)
+        if self._is_enough():
+            self._measure()
+
     def _hoped_for(self) -> float:
         if not self._least_speed:
             return math.inf
@@ -168,6 +195,7 @@ class SpeedMeter:
         if self._least_speed:
             self._learn(self._new)
         self._new, self._busy_s = _Sums(), 0.0
+        self._busy_elsewhere_s.clear()
         self.on_measured()
 
     def _learn(self, new: _Sums) -> None:
@@ -182,3 +210,28 @@ class SpeedMeter:
 
     def _grown_since(self, at_s: float) -> float:
         return math.pow(2.0, min((self._clock.now() - at_s) / _MEMORY_S, _MOST_DOUBLINGS))
+
+
+class SpeedWitness(SpeedMeter):
+    """Sees what a service does for one process of a gateway, and leaves it to another process to measure it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin with nothing seen; `clock` as `SpeedMeter`."""
+        super().__init__(clock, least_speed=0.0)
+        self._ended_s: list[float] = []
+
+    def end_wait(self) -> None:
+        """See `SpeedMeter.end_wait`; nothing is measured here."""
+        self._advance()
+        self._waiting -= 1
+
+    def ended(self, speech_s: float) -> None:
+        """See `SpeedMeter.ended`."""
+        self._ended_s.append(speech_s)
+
+    def take_work(self) -> Work:
+        """Return what was seen since the last call."""
+        self._advance()
+        work = Work(self._new.speech_s, self._new.waited_s, self._busy_s, self._ended_s)
+        self._new, self._busy_s, self._ended_s = _Sums(), 0.0, []
+        return work

@@ -18,6 +18,7 @@ from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replicas import NOBODY, NOWHERE
 from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, Router, give_back, is_replica_fault, is_sickness
+from gateway.routing.speed import SpeedMeter
 from gateway.routing.waiting import wait_for_replica, wait_for_slot
 from gateway.routing.watch import failure_of
 from gateway.token2wav.failover_stream import FailoverStream
@@ -35,13 +36,18 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
     """Implements `core.Token2Wav` and `core.VoiceMaker` over all replicas."""
 
     def __init__(
-        self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], Token2WavReplicaClient], clock: Clock
+        self,
+        fleet: Fleet,
+        sources: list[Source],
+        make_client: Callable[[str], Token2WavReplicaClient],
+        clock: Clock,
+        speed: SpeedMeter | None = None,
     ) -> None:
         """See `Router`."""
         cache = VoiceFileCache(fleet.settings.voice_shelf_bytes)
         self.voice_file_cache = cache
         self._caching_tasks: set[asyncio.Task[None]] = set()
-        super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock)
+        super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock, speed)
 
     async def close(self) -> None:
         """Drop all connections; open streams end."""
