@@ -6,7 +6,7 @@ The pipeline sees the services only through `SpeechLM` and `Token2Wav`; tests gi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -173,15 +173,22 @@ class Token2Wav(Protocol):
 class UnspokenText:
     """How much text a session has accepted and not spoken yet; all sessions of one caller share a limit."""
 
-    def __init__(self, limit: int | None = None, of_caller: WeakSet[UnspokenText] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int | None = None,
+        of_caller: WeakSet[UnspokenText] | None = None,
+        elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Begin without text.
 
         Args:
             limit: characters that all sessions of the caller may have together; None: any number.
             of_caller: these sessions; this one joins, and leaves when nobody keeps it any more.
+            elsewhere: characters that the caller's sessions in other processes have.
         """
         self.characters = 0
         self._limit = limit
+        self._elsewhere = elsewhere
         self._of_caller = WeakSet() if of_caller is None else of_caller
         self._of_caller.add(self)
 
@@ -191,7 +198,7 @@ class UnspokenText:
         Raises:
             TextTooLongError: the caller has too much; nothing was taken.
         """
-        waiting = sum(each.characters for each in self._of_caller)
+        waiting = sum(each.characters for each in self._of_caller) + self._elsewhere()
         if self._limit is not None and waiting + characters > self._limit:
             got = f"{waiting} characters of all your streams wait to be spoken and {characters} more came"
             advice = "send text no faster than it is spoken"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -40,6 +42,34 @@ def write_private(path: Path, data: bytes) -> None:
         except BaseException:
             os.unlink(part.name)
             raise
+
+
+LOCK_FILE = ".lock"
+_ASK_AGAIN_S = 0.005
+
+
+@asynccontextmanager
+async def locked(directory: Path) -> AsyncIterator[None]:
+    """Be the only one, of all tasks and processes of this machine, to change a directory until the context is left.
+
+    Raises:
+        OSError: its lock file can't be opened.
+    """
+    lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR)
+    try:
+        while not _is_mine(lock):
+            await asyncio.sleep(_ASK_AGAIN_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_mine(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

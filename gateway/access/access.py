@@ -9,9 +9,10 @@ second has left the hour or the day.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 from weakref import WeakSet
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
@@ -79,10 +80,31 @@ class CallerUsage:
     """What one caller has."""
 
     streams: int = 0
-    """Open now."""
+    """Open now in this process."""
     audio: AudioUsage = field(default_factory=AudioUsage)
     texts: WeakSet[UnspokenText] = field(default_factory=WeakSet)
     """Of open sessions."""
+    characters_elsewhere: int = 0
+    """Of open sessions in the other processes of this gateway."""
+    untold_audio_s: float = 0.0
+    """Of `audio`, what those were not told of yet."""
+
+    @property
+    def characters(self) -> int:
+        """Of open sessions here: accepted and not spoken yet."""
+        return sum(each.characters for each in self.texts)
+
+
+class StreamCount(Protocol):
+    """Counts the streams of every caller, over all processes of a gateway."""
+
+    async def take(self, caller: str, limit: int | None) -> int | None:
+        """Count one more stream, unless the caller has `limit` already: then return how many it has."""
+        ...
+
+    def give_back(self, caller: str) -> None:
+        """Count one less."""
+        ...
 
 
 class Account:
@@ -97,6 +119,7 @@ class Account:
     def deliver(self, audio_s: float) -> None:
         """Count audio that the caller has got."""
         self._usage.audio.add(audio_s, self._clock.now())
+        self._usage.untold_audio_s += audio_s
 
     def refusal(self) -> AudioLimitError | None:
         """Return why the caller may have no more audio now, if it may not."""
@@ -114,14 +137,18 @@ class Account:
 class Access:
     """Knows callers by their keys and holds them to their limits."""
 
-    def __init__(self, keys: KeyBook | None, limits: CallerLimits, clock: Clock) -> None:
+    def __init__(
+        self, keys: KeyBook | None, limits: CallerLimits, clock: Clock, streams: StreamCount | None = None
+    ) -> None:
         """Keep the rules; no caller is known yet.
 
         Args:
             keys: without them anyone may call, and callers are told apart by their addresses.
             limits: of each address; keys bring their own.
             clock: of the limits.
+            streams: counts those of all processes; None: this one is alone.
         """
+        self._count = streams or _OwnStreams(self.usage)
         self._keys = keys
         self._limits = limits
         self._clock = clock
@@ -174,29 +201,36 @@ class Access:
 
     def unspoken_text(self, caller: Caller) -> UnspokenText:
         """Begin to count the text of one of the caller's sessions."""
-        return UnspokenText(caller.limits.unspoken_characters, self.usage(caller.name).texts)
+        usage = self.usage(caller.name)
+        return UnspokenText(caller.limits.unspoken_characters, usage.texts, lambda: usage.characters_elsewhere)
 
-    @contextmanager
-    def speaking(self, caller: Caller) -> Iterator[Account]:
+    @property
+    def usages(self) -> Mapping[str, CallerUsage]:
+        """What each caller that is remembered has."""
+        return self._usages
+
+    @asynccontextmanager
+    async def speaking(self, caller: Caller) -> AsyncIterator[Account]:
         """Hold one of the caller's streams open.
 
         Raises:
             StreamLimitError: it has none left.
             AudioLimitError: its audio is used up.
         """
-        usage = self.usage(caller.name)
         limit = caller.limits.streams
-        if limit is not None and usage.streams >= limit:
-            got = f"{caller.name!r} speaks in {usage.streams} streams already, the limit is {limit}"
+        if (open_already := await self._count.take(caller.name, limit)) is not None:
+            got = f"{caller.name!r} speaks in {open_already} streams already, the limit is {limit}"
             raise StreamLimitError(f"{got}; try again when one has ended", retry_after_s=STREAM_RETRY_S)
-        account = Account(caller, usage, self._clock)
-        if (refusal := account.refusal()) is not None:
-            raise refusal
+        usage = self.usage(caller.name)
         usage.streams += 1
         try:
+            account = Account(caller, usage, self._clock)
+            if (refusal := account.refusal()) is not None:
+                raise refusal
             yield account
         finally:
             usage.streams -= 1
+            self._count.give_back(caller.name)
             self._forget_idle()
 
     def _forget_idle(self) -> None:
@@ -205,3 +239,17 @@ class Access:
                 return
             if not self._usages[name].streams and not self._usages[name].texts:
                 del self._usages[name]
+
+
+class _OwnStreams:
+    """Implements `StreamCount` for a process that is alone."""
+
+    def __init__(self, usage: Callable[[str], CallerUsage]) -> None:
+        self._usage = usage
+
+    async def take(self, caller: str, limit: int | None) -> int | None:
+        streams = self._usage(caller).streams
+        return streams if limit is not None and streams >= limit else None
+
+    def give_back(self, caller: str) -> None:
+        """Do nothing: the usage has counted it."""

@@ -6,8 +6,8 @@ is none. Audio counts when the door has sent it and asks for more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 
 from gateway.access.access import Access, Account
 from gateway.access.caller import Caller, current_caller
@@ -47,7 +47,7 @@ class MeteredSpeaker:
             LimitError: the caller may not speak now; or it may not go on, and what was begun was spoken to its end.
         """
         async with aclosing(segments):
-            with self._speaking() as account:
+            async with self._speaking() as account:
                 allowed = _AllowedSegments(segments, account)
                 async with aclosing(self._speaker.speak(request, allowed.segments(), result)) as audio:
                     async for chunk in audio:
@@ -56,11 +56,12 @@ class MeteredSpeaker:
                 if allowed.refusal is not None:
                     raise allowed.refusal
 
-    @contextmanager
-    def _speaking(self) -> Iterator[Account]:
-        with ExitStack() as stack:
+    @asynccontextmanager
+    async def _speaking(self) -> AsyncIterator[Account]:
+        async with AsyncExitStack() as stack:
             with telling_refusals(self._observer):
-                account = stack.enter_context(self._access.speaking(current_caller() or OURSELVES))
+                speaking = self._access.speaking(current_caller() or OURSELVES)
+                account = await stack.enter_async_context(speaking)
             yield account
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.access.access import Access
+from gateway.access.access import Access, StreamCount
 from gateway.access.caller import DEFAULT_UNSPOKEN_CHARACTERS, CallerLimits
 from gateway.access.connections import ConnectionLimits, Connections, RefusableSocket
 from gateway.access.http_middleware import HttpRules
@@ -123,8 +123,8 @@ class AccessSettings:
         raise ConfigError(f"{got}; {make}, or listen on 127.0.0.1, or say --insecure-no-keys")
 
 
-def open_access(settings: AccessSettings, clock: Clock) -> Access:
-    """Read the keys.
+def open_access(settings: AccessSettings, clock: Clock, streams: StreamCount | None = None) -> Access:
+    """Read the keys; for the other arguments see `Access`.
 
     Raises:
         ConfigError: they can't be read, or the certificate can't.
@@ -134,7 +134,7 @@ def open_access(settings: AccessSettings, clock: Clock) -> Access:
     book = None
     if settings.has_keys:
         book = KeyBook(settings.fixed_keys, settings.keys_file, settings.limits, clock)
-    return Access(book, settings.limits, clock)
+    return Access(book, settings.limits, clock, streams)
 
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from gateway.errors import (
 )
 from gateway.lexicons.forms import MAX_RULES
 from gateway.text.pronunciation.aliases import AliasRule
-from servicekit.files import write_private
+from servicekit.files import locked, write_private
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,6 @@ class LexiconStore:
     max_lexicons: int = DEFAULT_MAX_LEXICONS
     unix_time: Callable[[], float] = time.time
     _seen: dict[str, tuple[_Stamp, StoredLexicon | None]] = field(default_factory=dict)
-    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         try:
@@ -148,7 +148,7 @@ class LexiconStore:
             description=_checked_description(description),
             owner=self.key_of_call() or "",
         )
-        async with self._changing:
+        async with self._changing():
             self._check_room(lexicon.owner)
             await asyncio.to_thread(self._write, lexicon)
         logger.info("pronunciation dictionary %s created: %d rules", lexicon.id, len(rules))
@@ -168,7 +168,7 @@ class LexiconStore:
             InvalidRequestError: too many rules.
             LexiconStoreError: the disk refuses.
         """
-        async with self._changing:
+        async with self._changing():
             lexicon = self.own(lexicon_id)
             rules = tuple(change(lexicon.latest.rules))
             if len(rules) > MAX_RULES:
@@ -186,7 +186,7 @@ class LexiconStore:
             InvalidRequestError: a name that can't be.
             LexiconStoreError: the disk refuses.
         """
-        async with self._changing:
+        async with self._changing():
             lexicon = self.own(lexicon_id)
             if name is not None:
                 lexicon = replace(lexicon, name=checked_name(name))
@@ -205,6 +205,17 @@ class LexiconStore:
         if found is None:
             raise not_found(lexicon_id)
         return found
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Be the only one to change files, of all processes that share the directory, until the context is left."""
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(locked(self.path))
+            except OSError as error:
+                got = f"pronunciation dictionaries can't be changed ({error.strerror})"
+                raise LexiconStoreError(f"{got}; see the disk's space") from error
+            yield
 
     def _sees(self, lexicon: StoredLexicon) -> bool:
         key = self.key_of_call()

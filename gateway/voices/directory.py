@@ -12,6 +12,8 @@ import os
 import re
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import ConfigError, VoiceFileError, VoiceNotFoundError, VoiceStoreError
 from gateway.voices.profile import VoiceProfile
-from servicekit.files import PART_SUFFIX, write_private
+from servicekit.files import PART_SUFFIX, locked, write_private
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 logger = logging.getLogger(__name__)
@@ -204,6 +206,20 @@ class VoiceDirectory:
         except OSError as error:
             raise VoiceStoreError(f"voice {voice_id} can't be deleted ({error.strerror})") from error
         self._look_again()
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Be the only one to change files, of all processes that share the directory, until the context is left.
+
+        Raises:
+            VoiceStoreError: the disk refuses.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(locked(self._path))
+            except OSError as error:
+                raise VoiceStoreError(f"voices can't be changed ({error.strerror}); see the disk's space") from error
+            yield
 
     def _file(self, voice_id: str) -> Path:
         assert VOICE_ID.fullmatch(voice_id), "a voice's id that was not made here"

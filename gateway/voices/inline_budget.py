@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from gateway.errors import VoiceRateError
@@ -20,6 +22,16 @@ _MAX_CALLERS = 4096
 
 
 @dataclass(frozen=True)
+class _Brought:
+    at_s: float
+    voice: str
+    """By its content."""
+    recording_bytes: int
+    processes: set[int]
+    """To which it came."""
+
+
+@dataclass(frozen=True)
 class InlineVoiceLimits:
     """Of one caller, in any minute."""
 
@@ -28,48 +40,64 @@ class InlineVoiceLimits:
     """Of recordings as they come; samples count 4 bytes each."""
 
 
+class VoiceBudget(Protocol):
+    """Bounds the new voices that callers bring, over all processes of a gateway."""
+
+    async def take(self, caller: str, voice: str, recording_bytes: int) -> None:
+        """Count a new voice, before anything is computed for it; `voice` names it by its content.
+
+        Raises:
+            VoiceRateError: too many voices, or too much of them, within the last minute.
+        """
+        ...
+
+    def turn(self, caller: str) -> AbstractAsyncContextManager[None]:
+        """Return what is held while a voice of a caller's is made: one at a time, so that others come in between."""
+        ...
+
+
 class InlineVoiceBudget:
-    """Remembers who brought which voices within the last minute; lives in one event loop."""
+    """Implements `VoiceBudget`: remembers who brought which voices within the last minute; lives in one event loop."""
 
     def __init__(self, limits: InlineVoiceLimits, clock: Clock) -> None:
         """Begin with nothing brought."""
         self._limits = limits
         self._clock = clock
-        self._brought: OrderedDict[str, deque[tuple[float, int]]] = OrderedDict()
+        self._brought: OrderedDict[str, deque[_Brought]] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def take(self, caller: str, recording_bytes: int) -> None:
-        """Count a new voice, before anything is computed for it.
-
-        Raises:
-            VoiceRateError: too many voices, or too much of them, within the last minute.
-        """
+    async def take(self, caller: str, voice: str, recording_bytes: int, process: int = 0) -> None:
+        """See `VoiceBudget.take`; what the caller brought to another process just now is not counted again here."""
         now_s = self._clock.now()
         brought = self._brought.setdefault(caller, deque())
         self._brought.move_to_end(caller)
         while len(self._brought) > _MAX_CALLERS:
             self._brought.popitem(last=False)
-        while brought and brought[0][0] <= now_s - WINDOW_S:
+        while brought and brought[0].at_s <= now_s - WINDOW_S:
             brought.popleft()
+        for each in brought:
+            if each.voice == voice and process not in each.processes:
+                each.processes.add(process)
+                return
         if brought and (wait_s := self._wait_s(brought, recording_bytes, now_s)) > 0:
             limits = self._limits
             got = f"more than {limits.voices_per_minute} new voices or {limits.bytes_per_minute} bytes of them a minute"
             raise VoiceRateError(f"{got} from one caller; try again in {wait_s:.0f} s", retry_after_s=wait_s)
-        brought.append((now_s, recording_bytes))
+        brought.append(_Brought(now_s, voice, recording_bytes, {process}))
 
     def turn(self, caller: str) -> asyncio.Lock:
-        """Return what is held while a voice of a caller's is made: one at a time, so that others come in between."""
+        """See `VoiceBudget.turn`."""
         lock = self._turns.get(caller)
         if lock is None:
             lock = self._turns[caller] = asyncio.Lock()
         return lock
 
-    def _wait_s(self, brought: deque[tuple[float, int]], recording_bytes: int, now_s: float) -> float:
+    def _wait_s(self, brought: deque[_Brought], recording_bytes: int, now_s: float) -> float:
         """Return how long until there is room; a recording that is larger than all room may come alone."""
-        count, total = len(brought), sum(size for _, size in brought)
+        count, total = len(brought), sum(each.recording_bytes for each in brought)
         wait_s = 0.0
-        for at_s, size in brought:
+        for each in brought:
             if count < self._limits.voices_per_minute and total + recording_bytes <= self._limits.bytes_per_minute:
                 break
-            count, total, wait_s = count - 1, total - size, at_s + WINDOW_S - now_s
+            count, total, wait_s = count - 1, total - each.recording_bytes, each.at_s + WINDOW_S - now_s
         return wait_s

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gateway.core import FloatArray, InlineVoice, RegisteredVoice, Token2Wav
 from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundError, VoiceProtectedError, VoiceStoreError
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
-from gateway.voices.inline_budget import InlineVoiceBudget
+from gateway.voices.inline_budget import VoiceBudget
 from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
@@ -64,7 +65,7 @@ class VoiceRegistry:
         store: VoiceStore | None = None,
         aliases: VoiceAliases = NO_ALIASES,
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
-        budget: InlineVoiceBudget | None = None,
+        budget: VoiceBudget | None = None,
         caller: Callable[[], str] = lambda: "",
     ) -> None:
         """Register nothing yet.
@@ -170,6 +171,8 @@ class VoiceRegistry:
             self._cache.move_to_end(key)
             registered = self._cache[key]
         else:
+            if key not in self._registrations:
+                await self._count_new(key, source)
             registered = await asyncio.shield(self._registration(key, source))
         if isinstance(source, StoredVoice) and self._creating().find(source.id) is None:
             raise VoiceNotFoundError(f"voice {source.id} was deleted", param="voice")
@@ -180,14 +183,14 @@ class VoiceRegistry:
         self._cache.pop(_key(self._source(voice)), None)
         return await self.resolve(voice)
 
-    def admit_creation(self, caller: str) -> None:
+    async def admit_creation(self, caller: str) -> None:
         """Count a caller's attempt to create a voice, before its upload is read.
 
         Raises:
             UnsupportedOptionError: voices can't be created here.
             VoiceStoreError: too many, or too fast; see `VoiceStore.admit`.
         """
-        self._creating().admit(caller)
+        await self._creating().admit(caller)
 
     async def create(self, draft: VoiceDraft) -> StoredVoice:
         """Create a voice; it can be spoken in at once.
@@ -289,15 +292,19 @@ class VoiceRegistry:
             self._registrations[key] = task
         return self._registrations[key]
 
+    async def _count_new(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> None:
+        """Count a voice that a caller brings and that is not known here."""
+        if self._budget is not None and isinstance(source, InlineVoice):
+            audio = source.audio
+            await self._budget.take(self._caller(), key, len(audio) if isinstance(audio, bytes) else audio.nbytes)
+
     def _registering(self, source: NamedVoice | StoredVoice | InlineVoice) -> Coroutine[Any, Any, RegisteredVoice]:
-        """Make the registration of a voice; one that a caller brings counts, and waits for its caller's others."""
+        """Make the registration of a voice; one that a caller brings waits for its caller's others."""
         if self._budget is None or not isinstance(source, InlineVoice):
             return self._register(source)
-        caller, audio = self._caller(), source.audio
-        self._budget.take(caller, len(audio) if isinstance(audio, bytes) else audio.nbytes)
-        return self._register_in_turn(source, self._budget.turn(caller))
+        return self._register_in_turn(source, self._budget.turn(self._caller()))
 
-    async def _register_in_turn(self, source: InlineVoice, turn: asyncio.Lock) -> RegisteredVoice:
+    async def _register_in_turn(self, source: InlineVoice, turn: AbstractAsyncContextManager[None]) -> RegisteredVoice:
         async with turn:
             return await self._register(source)
 

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.core import RegisteredVoice, VoiceMaker
 from gateway.errors import (
@@ -37,20 +38,26 @@ _MAX_CALLERS = 4096
 """Callers remembered; the one seen longest ago is forgotten first."""
 
 
-class CreationRate:
-    """Remembers who created when, within the last minute."""
+class CreationCount(Protocol):
+    """Counts the voices that callers create, over all processes of a gateway."""
 
-    def __init__(self, per_minute: int) -> None:
+    async def take(self, caller: str) -> float:
+        """Count a creation if it is allowed now; return 0 if it is, else the seconds until it would be."""
+        ...
+
+
+class CreationRate:
+    """Implements `CreationCount`: remembers who created when, within the last minute."""
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
         """Allow `per_minute` creations a caller."""
         self._per_minute = per_minute
+        self._clock = clock
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def take(self, caller: str, now_s: float) -> float:
-        """Count a creation if it is allowed now.
-
-        Returns:
-            0 if it is; else the seconds until it would be.
-        """
+    async def take(self, caller: str) -> float:
+        """See `CreationCount.take`."""
+        now_s = self._clock.now()
         times = self._times.setdefault(caller, deque())
         self._times.move_to_end(caller)
         while times and times[0] <= now_s - WINDOW_S:
@@ -91,6 +98,7 @@ class VoiceStore:
         limits: VoiceLimits | None = None,
         clock: Clock | None = None,
         unix_time: Callable[[], float] = time.time,
+        rate: CreationCount | None = None,
     ) -> None:
         """Keep where voices lie and who makes them.
 
@@ -100,16 +108,15 @@ class VoiceStore:
             limits: what is allowed.
             clock: measures the rate of creations.
             unix_time: dates new voices.
+            rate: counts the creations of every caller; None: this process is alone.
         """
         self.limits = limits or VoiceLimits()
         self._directory = directory
         self._maker = maker
-        self._clock = clock or SystemClock()
         self._unix_time = unix_time
-        self._rate = CreationRate(self.limits.creations_per_minute)
+        self._rate = rate or CreationRate(self.limits.creations_per_minute, clock or SystemClock())
         self._names_under_way: set[tuple[str, str]] = set()
         """Owner and name of each."""
-        self._changing = asyncio.Lock()
 
     def voices(self) -> list[StoredVoice]:
         """List all voices, the oldest first."""
@@ -119,14 +126,14 @@ class VoiceStore:
         """Find a voice by its id or name; see `VoiceDirectory.find`."""
         return self._directory.find(name, viewer)
 
-    def admit(self, caller: str) -> None:
+    async def admit(self, caller: str) -> None:
         """Count a caller's attempt to create a voice, before its upload is read.
 
         Raises:
             VoiceRateError: too many within the last minute.
             VoiceStoreFullError: there is no room for another voice.
         """
-        wait_s = self._rate.take(caller, self._clock.now())
+        wait_s = await self._rate.take(caller)
         if wait_s > 0:
             allowed = self.limits.creations_per_minute
             got = f"more than {allowed} voices a minute from one caller"
@@ -171,7 +178,9 @@ class VoiceStore:
                 owner=viewer.key or "",
                 is_shared=draft.is_shared,
             )
-            await asyncio.to_thread(self._directory.write, voice, file)
+            async with self._directory.changing():
+                self._check_others(draft.name, viewer)
+                await asyncio.to_thread(self._directory.write, voice, file)
         logger.info("voice %s created: %.2f s, model %s", voice.id, voice.seconds, file.model_version)
         return voice, registered
 
@@ -203,7 +212,7 @@ class VoiceStore:
             VoiceStoreError: its file or the disk fails.
         """
         changed = dataclasses.replace(voice, is_shared=is_shared)
-        async with self._changing:
+        async with self._directory.changing():
             file = await asyncio.to_thread(self._directory.read, voice.id)
             await asyncio.to_thread(self._directory.write, changed, file)
         logger.info("voice %s is %s", voice.id, "shared" if is_shared else "its owner's alone")
@@ -216,7 +225,7 @@ class VoiceStore:
             VoiceNotFoundError: it is gone already.
             VoiceStoreError: the disk refuses.
         """
-        async with self._changing:
+        async with self._directory.changing():
             await asyncio.to_thread(self._directory.remove, voice_id)
         logger.info("voice %s deleted", voice_id)
 
@@ -225,7 +234,7 @@ class VoiceStore:
         renewed = dataclasses.replace(
             voice, sample_hash=registered.voice_id, seconds=len(file.prompt_tokens) / TOKEN_RATE_HZ
         )
-        async with self._changing:
+        async with self._directory.changing():
             # NOTE: a voice that was deleted meanwhile must stay deleted.
             if self.find(voice.id) is None:
                 raise VoiceNotFoundError(f"voice {voice.id} was deleted", param="voice")
@@ -251,20 +260,31 @@ class VoiceStore:
     def _held(self, name: str, viewer: Viewer) -> Iterator[None]:
         """Hold a name and a place while the voice is made."""
         held = (viewer.key or "", name)
-        if held in self._names_under_way or self.find(name, viewer) is not None:
-            raise VoiceExistsError(f"there is a voice {name!r} already; choose another name", param="name")
-        self._check_room()
+        if held in self._names_under_way:
+            raise _name_taken(name)
+        self._check_others(name, viewer)
         self._names_under_way.add(held)
         try:
             yield
         finally:
             self._names_under_way.discard(held)
 
-    def _check_room(self) -> None:
+    def _check_others(self, name: str, viewer: Viewer) -> None:
+        """See that there is room for a voice of that name, also after another gateway has changed the directory."""
+        if self.find(name, viewer) is not None:
+            raise _name_taken(name)
+        self._check_room((viewer.key or "", name))
+
+    def _check_room(self, own: tuple[str, str] | None = None) -> None:
         voices = self.voices()
         # NOTE: one that is written already is under way until its creation has returned.
-        kept = len(voices) + len(self._names_under_way - {(voice.owner, voice.name) for voice in voices})
+        written = {(voice.owner, voice.name) for voice in voices}
+        kept = len(voices) + len(self._names_under_way - written - {own})
         if kept >= self.limits.max_voices:
             raise VoiceStoreFullError(
                 f"{kept} created voices are kept, the most allowed; delete one, or raise --max-created-voices"
             )
+
+
+def _name_taken(name: str) -> VoiceExistsError:
+    return VoiceExistsError(f"there is a voice {name!r} already; choose another name", param="name")

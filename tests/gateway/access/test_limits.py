@@ -147,11 +147,11 @@ async def test_what_nobody_asked_for_is_the_gateways_own(voices: list[NamedVoice
     assert stage.used_s(OURSELVES.name) == 2.0
 
 
-def test_callers_that_left_are_forgotten_and_those_that_speak_are_not() -> None:
+async def test_callers_that_left_are_forgotten_and_those_that_speak_are_not() -> None:
     access = Access(None, CallerLimits(), ManualClock())
-    with access.speaking(Caller("staying")):
+    async with access.speaking(Caller("staying")):
         for number in range(2 * MAX_CALLERS):
-            with access.speaking(Caller(f"10.0.0.{number}")):
+            async with access.speaking(Caller(f"10.0.0.{number}")):
                 pass
         assert len(access._usages) == MAX_CALLERS
         assert access.usage("staying").streams == 1

@@ -118,7 +118,7 @@ async def test_the_operators_voices_cant_be_deleted_or_named_again(registry: Voi
 async def test_without_a_directory_for_them_no_voice_is_created(voices: list[NamedVoice]) -> None:
     registry = VoiceRegistry(FakeToken2Wav(), voices)
     with pytest.raises(errors.UnsupportedOptionError, match="--created-voices-dir"):
-        registry.admit_creation("anybody")
+        await registry.admit_creation("anybody")
     with pytest.raises(errors.VoiceNotFoundError):
         await registry.delete("eva")
 

@@ -15,6 +15,7 @@ from gateway.core import RegisteredVoice
 from gateway.voices.directory import StoredVoice, VoiceDirectory
 from gateway.voices.names import ReservedNames
 from gateway.voices.store import VoiceLimits, VoiceStore
+from servicekit.files import LOCK_FILE
 from tests.gateway.fakes import ManualClock
 from tests.gateway.voices.fakes import UNIX_TIME, UNREADABLE, FakeVoiceMaker, draft, make_store
 from token2wav_service.voice_file import VoiceFile
@@ -28,7 +29,7 @@ def maker() -> FakeVoiceMaker:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
 
 
 async def test_a_created_voice_is_found_by_id_and_name_and_after_a_restart(
@@ -195,26 +196,26 @@ async def test_a_voice_counts_once_while_its_creation_returns(tmp_path: Path, ma
     store = VoiceStore(WatchedDirectory(tmp_path), maker, VoiceLimits(max_voices=2))
     creation = asyncio.create_task(store.create(draft("first")))
     assert await asyncio.to_thread(written.wait, PATIENCE_S)
-    store.admit("key a")
+    await store.admit("key a")
     counted.set()
     await creation
     await store.create(draft("second"))
     with pytest.raises(errors.VoiceStoreFullError):
-        store.admit("key a")
+        await store.admit("key a")
 
 
-def test_a_callers_creations_are_counted_by_the_minute(tmp_path: Path, maker: FakeVoiceMaker) -> None:
+async def test_a_callers_creations_are_counted_by_the_minute(tmp_path: Path, maker: FakeVoiceMaker) -> None:
     clock = ManualClock()
     store = make_store(tmp_path, maker, VoiceLimits(creations_per_minute=2), clock)
     for second in (0.0, 20.0):
         clock.seconds = second
-        store.admit("key a")
+        await store.admit("key a")
     with pytest.raises(errors.VoiceRateError, match="40 s") as refusal:
-        store.admit("key a")
+        await store.admit("key a")
     assert refusal.value.retry_after_s == 40.0
-    store.admit("key b")
+    await store.admit("key b")
     clock.seconds = 60.0
-    store.admit("key a")
+    await store.admit("key a")
 
 
 async def test_a_disk_that_refuses_leaves_no_half_file(
