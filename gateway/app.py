@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from gateway.access.access import Access
 from gateway.access.caller import current_caller
@@ -29,6 +30,7 @@ from gateway.llm.client import SpeechLMClient
 from gateway.llm.routed import LLMReplicaClient, RoutedSpeechLM
 from gateway.llm.token_client import SCHEME, TokenStreamClient
 from gateway.llm.wire import LLMWire
+from gateway.processes.worker import Worker
 from gateway.routing.fleet import Fleet
 from gateway.routing.options import llm_sources, token2wav_sources
 from gateway.routing.waiting import LLM, TOKEN2WAV
@@ -44,7 +46,7 @@ from gateway.text.carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
-from gateway.voices.settings import open_registry
+from gateway.voices.settings import VoiceCounts, open_registry
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from llm_service.text_encoder import TextEncoder
@@ -64,6 +66,7 @@ async def open_gateway(
     clock: Clock | None = None,
     access: Access | None = None,
     telemetry: Telemetry | None = None,
+    worker: Worker | None = None,
 ) -> AsyncIterator[Host]:
     """Make clients and pipeline inside the running event loop, and close them on leaving.
 
@@ -72,6 +75,7 @@ async def open_gateway(
         clock: the system's by default.
         access: holds callers to their limits; the same object guards the doors. By default one is made from `config`.
         telemetry: is told of every stream.
+        worker: what this process shares with the others of this gateway; None: it is alone.
 
     Raises:
         ConfigError: the gateway can't work with a directory or value of `config`.
@@ -80,15 +84,20 @@ async def open_gateway(
     declaration = _declaration(config)
     encoder = load_text_encoder(config.tokenizer_dir, declaration)
     wire = _llm_wire(config, encoder)
-    routes = _open_routes(config, wire, clock)
+    routes = _open_routes(config, wire, clock, worker)
     access = access or open_access(config.access, clock)
     lexicons = open_lexicons(config.lexicons, access.key_of_call, takes_phonemes=declaration.phonemes is not None)
-    voices = _open_voices(config, routes.token2wav, clock, access)
-    gate = Gate(routes.llm, routes.token2wav, clock, _caller_name)
+    voices = _open_voices(config, routes.token2wav, clock, access, worker)
+    gate = Gate(routes.llm, routes.token2wav, clock, _caller_name, worker.places if worker is not None else None)
     pipeline = _make_pipeline(config, declaration, routes, voices, gate, access, telemetry, clock, lexicons)
     probe = SamplingProbe(routes.llm, lambda utterance: wire.token_prompt(utterance).bounds, config.sampling_probe)
-    readiness = Readiness(pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe.run)
-    try:
+    readiness = Readiness(
+        pipeline, routes.llm, routes.token2wav, config.warm_up_voice, probe=probe.run, together=worker
+    )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(routes.close)
+        if worker is not None:
+            await stack.enter_async_context(worker.serving(routes, access))
         routes.start()
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:
             yield Host(
@@ -105,13 +114,11 @@ async def open_gateway(
                 routes=routes,
                 shutdown=Shutdown(gate, readiness, config.drain_delay_s, config.drain_timeout_s),
             )
-    finally:
-        await routes.close()
 
 
 @asynccontextmanager
 async def open_with_ports(
-    config: GatewayConfig, access: Access, telemetry: Telemetry | None = None
+    config: GatewayConfig, access: Access, telemetry: Telemetry | None = None, worker: Worker | None = None
 ) -> AsyncIterator[Host]:
     """Make the gateway and open its ports beside HTTP: gRPC, Wyoming and metrics, where the config asks for them.
 
@@ -119,19 +126,23 @@ async def open_with_ports(
         config: of everything.
         access: guards the doors.
         telemetry: see `open_gateway`.
+        worker: see `open_gateway`; the port of metrics is the parent's then.
 
     Raises:
         ConfigError: the gateway can't work with a directory, port or value of `config`.
     """
     clock = SystemClock()
-    async with open_gateway(config, clock, access, telemetry) as host, AsyncExitStack() as doors:
-        if telemetry is not None and config.telemetry.metrics_port is not None:
+    async with open_gateway(config, clock, access, telemetry, worker) as host, AsyncExitStack() as doors:
+        if telemetry is not None and config.telemetry.metrics_port is not None and worker is None:
             await _open_metrics_port(doors, config, config.telemetry.metrics_port, telemetry, clock)
         if config.grpc_port is not None:
-            settings = _grpc_settings(config, config.grpc_port)
+            settings = replace(_grpc_settings(config, config.grpc_port), shares_port=worker is not None)
             await doors.enter_async_context(serving_grpc(host, settings, access, telemetry))
         if config.wyoming is not None:
-            await doors.enter_async_context(serving_wyoming(host, config.wyoming, access, telemetry))
+            wyoming = replace(config.wyoming, shares_port=worker is not None)
+            await doors.enter_async_context(serving_wyoming(host, wyoming, access, telemetry))
+        if worker is not None:
+            worker.note_opened()
         yield host
 
 
@@ -140,7 +151,7 @@ def _llm_wire(config: GatewayConfig, encoder: TextEncoder) -> LLMWire:
     return LLMWire(encoder, config.llm_backend, config.llm_prompt_form, limits)
 
 
-def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
+def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock, worker: Worker | None) -> Routes:
     def llm_client(address: str) -> LLMReplicaClient:
         if address.startswith(SCHEME):
             return TokenStreamClient(address, wire, config.llm_deadlines, clock, lag, config.llm_pace)
@@ -153,11 +164,12 @@ def _open_routes(config: GatewayConfig, wire: LLMWire, clock: Clock) -> Routes:
         return Fleet(service, settings, clock, stood_still_within=lag.is_recent)
 
     settings, lag = config.routing, LoopLag()
+    speeds = worker.speeds if worker is not None else {}
     llm_found = llm_sources(config.llm_url, settings)
     token2wav_found = token2wav_sources(config.token2wav_url, settings)
     return Routes(
-        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock),
-        RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock),
+        RoutedSpeechLM(fleet(LLM), llm_found, llm_client, clock, speeds.get(LLM)),
+        RoutedToken2Wav(fleet(TOKEN2WAV), token2wav_found, token2wav_client, clock, speeds.get(TOKEN2WAV)),
         lag,
     )
 
@@ -166,8 +178,11 @@ def _caller_name() -> str:
     return (current_caller() or OURSELVES).name
 
 
-def _open_voices(config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock, access: Access) -> VoiceRegistry:
-    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call, _caller_name)
+def _open_voices(
+    config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock, access: Access, worker: Worker | None
+) -> VoiceRegistry:
+    counts = None if worker is None else VoiceCounts(worker.voices, worker.creations)
+    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call, _caller_name, counts)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices

@@ -50,6 +50,8 @@ HTTP_GRACE_S = 10
 """Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
 _UNBOUNDED = 0
 _KEEP = "keep"
+_AUTO = "auto"
+MIN_CORES, MAX_AUTO, MAX_PROCESSES = 8, 4, 64
 _MS = 1000.0
 _WARN, _REFUSE, _IGNORE = "warn", "refuse", "ignore"
 
@@ -110,6 +112,8 @@ class GatewayConfig:
     llm_deadlines: LLMDeadlines = field(default_factory=LLMDeadlines)
     token2wav_deadlines: Token2WavDeadlines = field(default_factory=Token2WavDeadlines)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
+    processes: int = 1
+    """That serve the ports together."""
     drain_delay_s: float = 0.0
     """From a stop signal on, requests are still taken for so long while /readyz says no already."""
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
@@ -185,6 +189,7 @@ def parse_args(argv: Sequence[str] | None = None) -> GatewayConfig:
         llm_deadlines=llm_deadlines,
         token2wav_deadlines=token2wav_deadlines,
         routing=routing_settings(args),
+        processes=args.processes,
         drain_delay_s=args.drain_delay_s,
         drain_timeout_s=args.drain_timeout_s,
         telemetry=telemetry_settings(args, os.environ),
@@ -242,6 +247,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
     )
+    processes = (
+        "processes that serve the ports together, each with an event loop of its own; "
+        f"{_AUTO}: 1 on less than {MIN_CORES} cores, else a quarter of them, {MAX_AUTO} at most (default %(default)s)"
+    )
+    parser.add_argument("--processes", type=_processes, default="1", metavar="N", help=processes)
     delay = "seconds that requests are still taken after a stop signal, with /readyz false: until nobody sends any"
     parser.add_argument("--drain-delay-s", type=_duration, default=GatewayConfig.drain_delay_s, help=delay)
     drain = "seconds that streams under way may then take to end"
@@ -319,6 +329,20 @@ def _add_token2wav_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--token-hop-len-max", type=int, default=DEFAULT_MAX_HOP_TOKENS, help="most tokens in a chunk; 0 is unbounded"
     )
+
+
+def auto_processes(cores: int) -> int:
+    """Return how many processes a gateway has on so many cores, where nobody says: most cores are the services'."""
+    return 1 if cores < MIN_CORES else min(MAX_AUTO, cores // 4)
+
+
+def _processes(text: str) -> int:
+    if text == _AUTO:
+        return auto_processes(len(os.sched_getaffinity(0)))
+    value = int(text)
+    if not 1 <= value <= MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"got {value}, expected 1 to {MAX_PROCESSES}, or {_AUTO}")
+    return value
 
 
 def _positive_int(text: str) -> int:

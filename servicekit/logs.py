@@ -15,7 +15,7 @@ from enum import Enum
 FORMAT_VARIABLE = "COSYDIT_LOG_FORMAT"
 """Environment: `text` or `json`."""
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-FACTS = ("request_id", "stream_id", "trace_id", "caller")
+FACTS = ("request_id", "stream_id", "trace_id", "caller", "process_number")
 """Attributes of records that stand in JSON lines when they are there."""
 
 
@@ -40,6 +40,20 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+class ProcessFilter(logging.Filter):
+    """Gives each record the number of this process among those of one service; lets all pass. For handlers."""
+
+    def __init__(self, number: int) -> None:
+        """Keep the number."""
+        super().__init__()
+        self._number = number
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        record.process_number = self._number
+        return True
 
 
 def log_format_of(environment: Mapping[str, str] = os.environ) -> LogFormat:

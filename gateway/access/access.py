@@ -9,7 +9,7 @@ second has left the hour or the day.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -64,6 +64,14 @@ class AudioUsage:
                 wait_s = each.ends_s + window_s - now_s
         return wait_s
 
+    def told(self) -> list[tuple[float, float]]:
+        """Return it as numbers, for another process of this machine."""
+        return [(each.ends_s, each.audio_s) for each in self._slices]
+
+    def take_over(self, told: Iterable[tuple[float, float]]) -> None:
+        """Begin with what another process told."""
+        self._slices = deque(_Slice(ends_s, audio_s) for ends_s, audio_s in told)
+
     def _forget(self, now_s: float) -> None:
         while self._slices and self._slices[0].ends_s <= now_s - DAY_S:
             self._slices.popleft()
@@ -93,6 +101,44 @@ class CallerUsage:
     def characters(self) -> int:
         """Of open sessions here: accepted and not spoken yet."""
         return sum(each.characters for each in self.texts)
+
+
+class Usages:
+    """What callers have, by their names; those who have nothing open are forgotten when there are too many."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._of: OrderedDict[str, CallerUsage] = OrderedDict()
+        self._touched: set[str] = set()
+
+    def of(self, name: str) -> CallerUsage:
+        """Return what a caller has; it counts on."""
+        usage = self._of.setdefault(name, CallerUsage())
+        self._of.move_to_end(name)
+        self._touched.add(name)
+        return usage
+
+    def find(self, name: str) -> CallerUsage | None:
+        """Return what a caller has; None if it is not remembered."""
+        return self._of.get(name)
+
+    def take_touched(self) -> set[str]:
+        """Return who was asked for by `of` since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def items(self) -> list[tuple[str, CallerUsage]]:
+        """Return all callers that are remembered."""
+        return list(self._of.items())
+
+    def forget_idle(self) -> None:
+        """Forget those who have nothing open and spoke longest ago, if there are too many."""
+        for name in list(self._of) if len(self._of) > MAX_CALLERS else ():
+            if len(self._of) <= MAX_CALLERS:
+                return
+            if not self._of[name].streams and not self._of[name].texts:
+                del self._of[name]
+                self._touched.discard(name)
 
 
 class StreamCount(Protocol):
@@ -148,11 +194,11 @@ class Access:
             clock: of the limits.
             streams: counts those of all processes; None: this one is alone.
         """
-        self._count = streams or _OwnStreams(self.usage)
+        self.usages = Usages()
+        self._count = streams or _OwnStreams(self.usages)
         self._keys = keys
         self._limits = limits
         self._clock = clock
-        self._usages: OrderedDict[str, CallerUsage] = OrderedDict()
 
     @property
     def has_keys(self) -> bool:
@@ -195,19 +241,12 @@ class Access:
 
     def usage(self, name: str) -> CallerUsage:
         """Return what a caller has; it counts on."""
-        usage = self._usages.setdefault(name, CallerUsage())
-        self._usages.move_to_end(name)
-        return usage
+        return self.usages.of(name)
 
     def unspoken_text(self, caller: Caller) -> UnspokenText:
         """Begin to count the text of one of the caller's sessions."""
         usage = self.usage(caller.name)
         return UnspokenText(caller.limits.unspoken_characters, usage.texts, lambda: usage.characters_elsewhere)
-
-    @property
-    def usages(self) -> Mapping[str, CallerUsage]:
-        """What each caller that is remembered has."""
-        return self._usages
 
     @asynccontextmanager
     async def speaking(self, caller: Caller) -> AsyncIterator[Account]:
@@ -231,24 +270,17 @@ class Access:
         finally:
             usage.streams -= 1
             self._count.give_back(caller.name)
-            self._forget_idle()
-
-    def _forget_idle(self) -> None:
-        for name in list(self._usages) if len(self._usages) > MAX_CALLERS else ():
-            if len(self._usages) <= MAX_CALLERS:
-                return
-            if not self._usages[name].streams and not self._usages[name].texts:
-                del self._usages[name]
+            self.usages.forget_idle()
 
 
 class _OwnStreams:
     """Implements `StreamCount` for a process that is alone."""
 
-    def __init__(self, usage: Callable[[str], CallerUsage]) -> None:
-        self._usage = usage
+    def __init__(self, usages: Usages) -> None:
+        self._usages = usages
 
     async def take(self, caller: str, limit: int | None) -> int | None:
-        streams = self._usage(caller).streams
+        streams = self._usages.of(caller).streams
         return streams if limit is not None and streams >= limit else None
 
     def give_back(self, caller: str) -> None:

@@ -71,6 +71,8 @@ class GrpcSettings:
     """At once; None is unlimited."""
     tls: TlsFiles | None = None
     """None: in the clear."""
+    shares_port: bool = False
+    """Whether other processes of this gateway serve the same port."""
 
 
 @asynccontextmanager
@@ -108,8 +110,8 @@ def _make_server(
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     options = (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
-        # Two servers on one port would share its calls without a word.
-        ("grpc.so_reuseport", 0),
+        # Two gateways on one port would share its calls without a word.
+        ("grpc.so_reuseport", int(settings.shares_port)),
         # A peer that vanished without a word is found out, and what it used is freed.
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),

@@ -55,7 +55,13 @@ async def serving_wyoming(
         return
     door = _Door(host, settings, access, telemetry)
     try:
-        server = await asyncio.start_server(door.serve, settings.host, settings.port, limit=settings.max_event_bytes)
+        server = await asyncio.start_server(
+            door.serve,
+            settings.host,
+            settings.port,
+            limit=settings.max_event_bytes,
+            reuse_port=settings.shares_port or None,
+        )
     except OSError as error:
         if settings.is_port_asked_for or error.errno != errno.EADDRINUSE:
             raise ConfigError(_cannot_listen(settings, error)) from error

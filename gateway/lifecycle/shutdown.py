@@ -55,9 +55,18 @@ class Shutdown:
 class DrainingServer(uvicorn.Server):
     """An HTTP server that lets streams end before a SIGTERM closes its doors."""
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
-        """Serve as the config says; `drain` is awaited once, on the first SIGTERM."""
+    def __init__(
+        self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]], *, ignores_interrupts: bool = False
+    ) -> None:
+        """Serve as the config says; `drain` is awaited once, on the first SIGTERM.
+
+        Args:
+            config: of the server.
+            drain: brings streams to their end.
+            ignores_interrupts: whether another process answers the terminal's interrupts.
+        """
         super().__init__(config)
+        self._ignores_interrupts = ignores_interrupts
         self._drain = drain
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,6 +78,8 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Answer a signal; called by Python between any two instructions of the main thread."""
+        if sig == signal.SIGINT and self._ignores_interrupts:
+            return
         if sig == signal.SIGTERM and self._loop is not None and self.started and self._draining is None:
             self._loop.call_soon_threadsafe(self._begin_to_drain)
         else:

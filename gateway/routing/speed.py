@@ -63,6 +63,9 @@ class Work:
     ended_s: list[float] = field(default_factory=list)
     """Seconds of speech of each stream that ended well."""
 
+    def __bool__(self) -> bool:
+        return bool(self.speech_s or self.waited_s or self.ended_s)
+
 
 class SpeedMeter:
     """Measures one service; told of everything when it happens."""

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -37,6 +37,20 @@ logger = logging.getLogger(__name__)
 BEAT_INTERVAL_S = 1.0
 MAX_SILENCE_S = 15.0
 """Longer than any pause of a loop that is merely busy."""
+
+
+class Pulse(Protocol):
+    """Whether an event loop turns, or all of several. Read from any thread."""
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last beat; of several loops that of the one silent for longest."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the last beat is recent."""
+        ...
 
 
 class Heartbeat:
@@ -94,7 +108,7 @@ def routes(registry: CollectorRegistry) -> list[BaseRoute]:
 
 
 @contextmanager
-def metrics_port(registry: CollectorRegistry, heartbeat: Heartbeat, host: str, port: int) -> Iterator[int]:
+def metrics_port(registry: CollectorRegistry, heartbeat: Pulse, host: str, port: int) -> Iterator[int]:
     """Serve GET /metrics, and GET /livez: 200 while the event loop beats, else 503.
 
     It serves until the context is left, and yields the port.
@@ -170,7 +184,7 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _with_liveness(metrics: WSGIApplication, heartbeat: Heartbeat) -> WSGIApplication:
+def _with_liveness(metrics: WSGIApplication, heartbeat: Pulse) -> WSGIApplication:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] != LIVE_PATH:
             return metrics(environ, start_response)

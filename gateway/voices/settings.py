@@ -10,10 +10,10 @@ from pathlib import Path
 from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.voices.directory import Viewer, VoiceDirectory
-from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
+from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits, VoiceBudget
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
-from gateway.voices.store import VoiceLimits, VoiceStore
+from gateway.voices.store import CreationCount, VoiceLimits, VoiceStore
 from servicekit.clock import Clock
 
 
@@ -31,6 +31,15 @@ class VoiceSettings:
     """Whether every key may speak in every created voice; each stays its owner's."""
 
 
+@dataclass(frozen=True)
+class VoiceCounts:
+    """Who counts the new voices of callers, over all processes of a gateway."""
+
+    brought: VoiceBudget
+    """With requests."""
+    created: CreationCount
+
+
 def open_registry(
     voices_dir: Path,
     settings: VoiceSettings,
@@ -38,6 +47,7 @@ def open_registry(
     clock: Clock,
     key_of_call: Callable[[], str | None] = lambda: None,
     caller: Callable[[], str] = lambda: "",
+    counts: VoiceCounts | None = None,
 ) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
 
@@ -48,6 +58,7 @@ def open_registry(
         clock: measures the rate of creations.
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
         caller: names who calls; voices that come with requests are counted by it.
+        counts: of all processes; None: this one is alone.
 
     Raises:
         ConfigError: a directory that can't be used; see `load_voices` and `VoiceDirectory`.
@@ -55,9 +66,9 @@ def open_registry(
     named = load_voices(voices_dir)
     store = None
     if settings.created_dir is not None:
-        store = VoiceStore(VoiceDirectory(settings.created_dir), token2wav, settings.limits, clock)
-
-    budget = InlineVoiceBudget(settings.inline, clock)
+        directory, rate = VoiceDirectory(settings.created_dir), counts.created if counts is not None else None
+        store = VoiceStore(directory, token2wav, settings.limits, clock, rate=rate)
+    budget = counts.brought if counts is not None else InlineVoiceBudget(settings.inline, clock)
 
     def viewer() -> Viewer:
         return Viewer(key_of_call(), settings.is_shared)

@@ -35,6 +35,8 @@ class WyomingSettings:
     """Seconds that a connection may stay without an event or audio."""
     grace_s: float = 2.0
     """Seconds that speech under way may take to end when the door closes; streams have ended before, see `shutdown`."""
+    shares_port: bool = False
+    """Whether other processes of this gateway serve the same port."""
 
 
 def add_wyoming_options(parser: argparse.ArgumentParser) -> None:

@@ -153,7 +153,7 @@ async def test_callers_that_left_are_forgotten_and_those_that_speak_are_not() ->
         for number in range(2 * MAX_CALLERS):
             async with access.speaking(Caller(f"10.0.0.{number}")):
                 pass
-        assert len(access._usages) == MAX_CALLERS
+        assert len(access.usages.items()) == MAX_CALLERS
         assert access.usage("staying").streams == 1
     assert access.usage("staying").streams == 0
 

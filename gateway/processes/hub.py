@@ -1,0 +1,246 @@
+"""What all workers of one gateway share, in the parent's hands: who may speak, what callers have, what is told of all.
+
+Whatever a worker holds here is given back when its connection ends, so a worker that is killed takes nothing with it.
+Knows nothing of how workers are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from gateway.access.access import Usages
+from gateway.lifecycle.capacity import Capacity
+from gateway.processes.link import Given, Handler, Handlers, Link
+from gateway.processes.metrics import Families, lasting, merged, snapshot
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.speed import SpeedMeter, Work
+from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.telemetry.exposition import MAX_SILENCE_S
+from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits
+from gateway.voices.store import CreationRate
+from servicekit.clock import Clock
+from servicekit.timeouts import timeout
+
+logger = logging.getLogger(__name__)
+
+METRICS_PATIENCE_S = 1.0
+"""For one worker's metrics; then those that it told last stand for it."""
+Streams = Mapping[str, Mapping[str, int]]
+"""Service -> address of a replica -> streams open there."""
+
+
+@dataclass
+class _Seat:
+    """What is known of one worker."""
+
+    link: Link
+    beat_s: float
+    streams: Streams = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    """Caller -> characters accepted and not spoken yet."""
+    metrics: Families = field(default_factory=list)
+    """As it told them last."""
+    is_open: bool = False
+    is_warm: bool = False
+
+
+class Hub:
+    """The shared state; lives in one event loop."""
+
+    def __init__(
+        self,
+        processes: int,
+        routing: RoutingSettings,
+        inline: InlineVoiceLimits,
+        creations_per_minute: int,
+        clock: Clock,
+    ) -> None:
+        """Begin without workers.
+
+        Args:
+            processes: workers that there will be.
+            routing: limits of waiting, and the least speed of a stream.
+            inline: of voices that come with requests.
+            creations_per_minute: voices that one caller may create.
+            clock: the system's: workers read the same one.
+        """
+        self._processes = processes
+        self._clock = clock
+        self._meters = {name: SpeedMeter(clock, routing.least_speed) for name in (LLM, TOKEN2WAV)}
+        self._slots = math.inf
+        self.capacity = Capacity(routing, clock, self._meters[LLM], self._meters[TOKEN2WAV], lambda: self._slots)
+        self._usages = Usages()
+        self._voices = InlineVoiceBudget(inline, clock)
+        self._creations = CreationRate(creations_per_minute, clock)
+        self._seats: dict[int, _Seat] = {}
+        self._is_warm = False
+        self._departed: Families = []
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+
+    @property
+    def workers(self) -> list[int]:
+        """Numbers of those that are connected."""
+        return sorted(self._seats)
+
+    def is_open(self, number: int) -> bool:
+        """Whether a worker has opened its doors."""
+        return number in self._seats and self._seats[number].is_open
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last beat of the event loop that has been silent for longest."""
+        now_s = self._clock.now()
+        return max((now_s - seat.beat_s for seat in self._seats.values()), default=0.0)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every worker's event loop turns."""
+        return self.silence_s <= MAX_SILENCE_S
+
+    def handlers(self, number: int) -> Handlers:
+        """Return what answers one worker's link."""
+        calls: dict[str, Handler] = {
+            "place": self._place,
+            "stream": self._stream,
+            "turn": self._turn,
+            "creation": self._creation,
+            "metrics": self._metrics,
+        }
+
+        async def voice(caller: str, voice: str, recording_bytes: int) -> Given:
+            await self._voices.take(caller, voice, recording_bytes, number)
+            return Given()
+
+        def state(**told: object) -> None:
+            self._note_state(number, **told)  # type: ignore[arg-type]
+
+        notes = {
+            "state": state,
+            "beat": lambda: self._beat(number),
+            "opened": lambda: self._opened(number),
+            "warm": lambda: self._warm(number),
+        }
+        return Handlers(
+            {**calls, "voice": voice}, notes, lambda link: self._join(number, link), lambda: self._leave(number)
+        )
+
+    def _join(self, number: int, link: Link) -> None:
+        """Take a worker in and tell it what it must know."""
+        self._seats[number] = _Seat(link, self._clock.now())
+        audio = {name: usage.audio.told() for name, usage in self._usages.items()}
+        link.note("welcome", audio={name: told for name, told in audio.items() if told}, is_warm=self._is_warm)
+        callers = {caller for seat in self._seats.values() for caller in seat.texts}
+        self._tell(number, callers)
+
+    def ask_to_leave(self) -> None:
+        """Have all workers close their doors now."""
+        for seat in self._seats.values():
+            seat.link.note("leave")
+
+    async def metrics(self) -> Families:
+        """Return the metrics of all workers and of this process as those of one."""
+        await asyncio.gather(*(self._ask_for_metrics(seat) for seat in list(self._seats.values())))
+        of_workers = [seat.metrics for _, seat in sorted(self._seats.items())]
+        return merged([*of_workers, self._departed, snapshot(self._registry)])
+
+    async def _place(self, caller: str, priority: int, patience_s: float | None) -> Given:
+        place = await self.capacity.take(caller, priority, patience_s)
+        return Given(None, lambda is_whole: self.capacity.give_back(place, is_whole))
+
+    async def _stream(self, caller: str, limit: int | None) -> Given:
+        usage = self._usages.of(caller)
+        if limit is not None and usage.streams >= limit:
+            return Given(usage.streams)
+        usage.streams += 1
+
+        def end(_: bool) -> None:
+            usage.streams -= 1
+            self._usages.forget_idle()
+
+        return Given(None, end)
+
+    async def _turn(self, caller: str) -> Given:
+        lock = self._voices.turn(caller)
+        await lock.acquire()
+        return Given(None, lambda _: lock.release())
+
+    async def _creation(self, caller: str) -> Given:
+        return Given(await self._creations.take(caller))
+
+    async def _metrics(self) -> Given:
+        return Given(await self.metrics())
+
+    async def _ask_for_metrics(self, seat: _Seat) -> None:
+        with contextlib.suppress(Exception):
+            async with timeout(METRICS_PATIENCE_S):
+                seat.metrics = await seat.link.call("metrics")
+
+    def _note_state(
+        self,
+        number: int,
+        streams: Streams | None = None,
+        texts: Mapping[str, int] | None = None,
+        audio: Mapping[str, float] | None = None,
+        work: Mapping[str, tuple[float, float, float, list[float]]] | None = None,
+        slots: float | None = None,
+    ) -> None:
+        """Take over what has changed at a worker, and tell the others."""
+        seat = self._seats[number]
+        if slots is not None:
+            self._slots = slots
+        if streams is not None:
+            seat.streams = streams
+        seat.texts = {name: characters for name, characters in (seat.texts | dict(texts or {})).items() if characters}
+        for name, audio_s in (audio or {}).items():
+            self._usages.of(name).audio.add(audio_s, self._clock.now())
+        for service, figures in (work or {}).items():
+            self._meters[service].note(Work(*figures), number)
+        if streams is not None or texts or audio:
+            for other in self._seats.keys() - {number}:
+                self._tell(other, set(texts or ()), audio)
+
+    def _tell(self, number: int, callers: set[str], audio: Mapping[str, float] | None = None) -> None:
+        """Tell a worker what its siblings have: all their streams, and the texts of some callers."""
+        siblings = [seat for other, seat in self._seats.items() if other != number]
+        streams = {service: _sum([seat.streams.get(service, {}) for seat in siblings]) for service in self._meters}
+        texts = {caller: sum(seat.texts.get(caller, 0) for seat in siblings) for caller in callers}
+        self._seats[number].link.note("siblings", streams=streams, texts=texts, audio=audio or {})
+
+    def _beat(self, number: int) -> None:
+        self._seats[number].beat_s = self._clock.now()
+
+    def _opened(self, number: int) -> None:
+        self._seats[number].is_open = True
+
+    def _warm(self, number: int) -> None:
+        self._seats[number].is_warm = True
+        is_all = len(self._seats) == self._processes and all(seat.is_warm for seat in self._seats.values())
+        if is_all and not self._is_warm:
+            self._is_warm = True
+            logger.info("all %d processes are warm; ready", self._processes)
+            for seat in self._seats.values():
+                seat.link.note("warm")
+
+    def _leave(self, number: int) -> None:
+        seat = self._seats.pop(number, None)
+        if seat is None:
+            return
+        self._departed = merged([self._departed, lasting(seat.metrics)])
+        for other in self._seats:
+            self._tell(other, set(seat.texts))
+
+
+def _sum(counts: list[Mapping[str, int]]) -> Counter[str]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return total

@@ -1,0 +1,230 @@
+"""The parent of several workers: holds the ports, starts the workers again that end, and stops them together.
+
+    ports bound ─► workers open their doors ─► all warm: ready ─► SIGTERM: all drain ─► ends
+
+A worker that dies takes its own streams with it and nothing else. A second SIGTERM, or an interrupt, closes all doors
+at once; one more kills the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import MutableMapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from gateway.config import GatewayConfig
+from gateway.errors import ConfigError
+from gateway.processes.hub import Hub
+from gateway.processes.link import open_link
+from gateway.processes.metrics import from_thread, gathered_registry
+from gateway.processes.ports import port_of, reserve_port
+from gateway.telemetry import exposition
+from servicekit.clock import SystemClock
+from servicekit.timeouts import timeout
+
+logger = logging.getLogger(__name__)
+
+WORKER_VARIABLE = "COSYDIT_GATEWAY_WORKER"
+"""Environment of a worker: NUMBER:DESCRIPTOR of its end of the socket pair."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""Before a worker is started again; twice as long each time, until it has settled."""
+SETTLED_S = 60.0
+MAX_FAILED_STARTS = 5
+"""So many ends of one worker before it has opened its doors, and the gateway ends."""
+METRICS_INTERVAL_S = 5.0
+"""Within which the counts of a worker are noted, so that they outlive it."""
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What makes a process a worker."""
+
+    number: int
+    end: socket.socket
+
+
+def seat_of(environment: MutableMapping[str, str]) -> Seat | None:
+    """Return the seat that the parent gave this process; None if it has no parent."""
+    told = environment.pop(WORKER_VARIABLE, None)
+    if told is None:
+        return None
+    number, _, descriptor = told.partition(":")
+    return Seat(int(number), socket.socket(fileno=int(descriptor)))
+
+
+def run_parent(config: GatewayConfig, argv: Sequence[str]) -> int:
+    """Serve with as many processes as the config says until stopped; return the exit status.
+
+    Args:
+        config: of everything.
+        argv: command line of `python -m gateway`; workers get it too.
+
+    Raises:
+        ConfigError: a port can't be had.
+    """
+    with ExitStack() as ports:
+        return asyncio.run(_Parent(config, [*argv, *_reserve(config, ports)]).run())
+
+
+def _reserve(config: GatewayConfig, ports: ExitStack) -> list[str]:
+    """Bind all ports; return what workers must be told of them beyond the command line."""
+    told: list[str] = []
+    wanted = [("--port", config.host, config.port)]
+    if config.grpc_port is not None:
+        wanted.append(("--grpc-port", config.host, config.grpc_port))
+    for option, host, port in wanted:
+        reserved = reserve_port(host, port, option)
+        for each in reserved:
+            ports.enter_context(each)
+        told += [option, str(port_of(reserved))]
+    return told + _reserve_wyoming(config, ports)
+
+
+def _reserve_wyoming(config: GatewayConfig, ports: ExitStack) -> list[str]:
+    wyoming = config.wyoming
+    if wyoming is None or wyoming.shut_because is not None:
+        return []
+    try:
+        reserved = reserve_port(wyoming.host, wyoming.port, "--wyoming-port, 0 for none")
+    except ConfigError as error:
+        if wyoming.is_port_asked_for:
+            raise
+        logger.warning("Wyoming is off: %s", error)
+        return ["--wyoming-port", "0"]
+    for each in reserved:
+        ports.enter_context(each)
+    return []
+
+
+class _Parent:
+    """One gateway's workers."""
+
+    def __init__(self, config: GatewayConfig, argv: Sequence[str]) -> None:
+        self._config = config
+        self._argv = argv
+        clock = SystemClock()
+        voices = config.voices
+        self._hub = Hub(config.processes, config.routing, voices.inline, voices.limits.creations_per_minute, clock)
+        self._clock = clock
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._stops = 0
+        """Signals that asked to end."""
+        self._was_interrupted = False
+        self._stopping = asyncio.Event()
+        self._has_opened = False
+        """Whether any worker has opened its doors."""
+        self._status = 0
+
+    async def run(self) -> int:
+        """Serve; return the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        with ExitStack() as stack:
+            if (port := self._config.telemetry.metrics_port) is not None:
+                registry = gathered_registry(lambda: from_thread(self._hub.metrics, loop))
+                stack.enter_context(exposition.metrics_port(registry, self._hub, self._config.host, port))
+            noting = asyncio.create_task(self._keep_noting_metrics())
+            try:
+                await asyncio.gather(*(self._keep(number) for number in range(1, self._config.processes + 1)))
+            finally:
+                noting.cancel()
+                self._kill()
+        return INTERRUPTED if self._was_interrupted and not self._status else self._status
+
+    def _stop(self, number: int) -> None:
+        """Answer a signal."""
+        self._stops += 1
+        self._stopping.set()
+        if number == signal.SIGTERM and self._stops == 1:
+            for process in self._running.values():
+                _send(process, signal.SIGTERM)
+            return
+        self._was_interrupted = self._was_interrupted or number == signal.SIGINT
+        if self._stops > 2 or not self._hub.workers:
+            self._kill()
+        for worker, process in self._running.items():
+            if not self._hub.is_open(worker):
+                _send(process, signal.SIGTERM)
+        self._hub.ask_to_leave()
+
+    def _kill(self) -> None:
+        for process in self._running.values():
+            _send(process, signal.SIGKILL)
+
+    async def _keep(self, number: int) -> None:
+        """Keep one worker running until all are to stop, or it can't be brought up."""
+        failed_starts, pause_s = 0, FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began_s = self._clock.now()
+            status, has_opened = await self._run_once(number)
+            if self._stopping.is_set():
+                return self._note_status(status)
+            if not self._has_opened:
+                return self._give_up(status)
+            failed_starts = 0 if has_opened else failed_starts + 1
+            if failed_starts >= MAX_FAILED_STARTS:
+                logger.error("process %d does not come up; stopping", number)
+                return self._give_up(status)
+            if self._clock.now() - began_s >= SETTLED_S:
+                pause_s = FIRST_PAUSE_S
+            logger.error("process %d ended with status %d; starting it again in %.1f s", number, status, pause_s)
+            with suppress(asyncio.TimeoutError):
+                async with timeout(pause_s):
+                    await self._stopping.wait()
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _run_once(self, number: int) -> tuple[int, bool]:
+        """Run one worker to its end; return its status, and whether it has opened its doors."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {**os.environ, WORKER_VARIABLE: f"{number}:{theirs.fileno()}"}
+            command = [sys.executable, "-m", "gateway", *self._argv]
+            process = await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=[theirs.fileno()])
+        self._running[number] = process
+        if self._stopping.is_set():
+            _send(process, signal.SIGTERM)
+        link = await open_link(ours, self._hub.handlers(number))
+        opening = asyncio.create_task(self._wait_until_open(number))
+        try:
+            status = await process.wait()
+        finally:
+            opening.cancel()
+            link.close()
+            del self._running[number]
+        return status, opening.done() and not opening.cancelled()
+
+    async def _wait_until_open(self, number: int) -> None:
+        while not self._hub.is_open(number):
+            await asyncio.sleep(0.02)
+        logger.info("process %d is open (pid %d)", number, self._running[number].pid)
+        self._has_opened = True
+
+    def _note_status(self, status: int) -> None:
+        # NOTE: one that was told to end before it could listen to the signal is ended by it.
+        if status not in (0, -signal.SIGTERM):
+            self._status = self._status or 1
+
+    def _give_up(self, status: int) -> None:
+        """Stop all: what fails in one worker fails in every one."""
+        self._status = status if status > 0 else 1
+        self._stopping.set()
+        for process in self._running.values():
+            _send(process, signal.SIGTERM)
+
+    async def _keep_noting_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(METRICS_INTERVAL_S)
+            await self._hub.metrics()
+
+
+def _send(process: asyncio.subprocess.Process, number: int) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(number)

@@ -1,0 +1,71 @@
+"""The ports that several processes of one gateway serve: the kernel deals new connections out among their sockets.
+
+The parent binds every port first and never listens. So a port that somebody else has is found out before any worker is
+started, and nobody else takes one while a worker is away.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from gateway.errors import ConfigError
+
+Address = tuple[int, tuple[object, ...]]
+"""Family, and what `bind` takes."""
+
+
+def reserve_port(host: str, port: int, option: str) -> list[socket.socket]:
+    """Bind a port for processes that share it; the sockets must stay open as long as they serve.
+
+    Args:
+        host: to listen on.
+        port: 0 takes any that is free.
+        option: that names the port, for the message.
+
+    Raises:
+        ConfigError: another program listens there.
+    """
+    reserved: list[socket.socket] = []
+    try:
+        for family, address in _addresses(host, port):
+            if reserved and not port:
+                address = (address[0], port_of(reserved), *address[2:])
+            _bind(family, address, is_shared=False).close()
+            reserved.append(_bind(family, address, is_shared=True))
+    except OSError as error:
+        for each in reserved:
+            each.close()
+        got = f"can't listen on {host}:{port} ({error.strerror or error})"
+        raise ConfigError(f"{got}; stop what listens there, or give another {option}") from error
+    return reserved
+
+
+def open_shared(host: str, port: int) -> list[socket.socket]:
+    """Bind one process's own sockets on a port that others of this gateway serve too."""
+    return [_bind(family, address, is_shared=True) for family, address in _addresses(host, port)]
+
+
+def port_of(sockets: list[socket.socket]) -> int:
+    """Return the number of a reserved port."""
+    return int(sockets[0].getsockname()[1])
+
+
+def _addresses(host: str, port: int) -> Iterator[Address]:
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    yield from dict.fromkeys((int(family), address) for family, _, _, _, address in found)
+
+
+def _bind(family: int, address: tuple[object, ...], is_shared: bool) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
