@@ -26,6 +26,7 @@ from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
+from token2wav_service.runtime.cpu.packed_flow import PackedFlow
 from token2wav_service.runtime.slots.step_shapes import StepShapes, stream_buckets_up_to
 from token2wav_service.runtime.torch_runner import ModelRunner
 
@@ -91,14 +92,14 @@ def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
 
 
 def choose_runner(config: Token2WavConfig) -> RunnerKind:
-    """Return what `auto` means here: slots on a CUDA device, unless a policy needs the plain modules."""
+    """Return what `auto` means: slots on a CUDA device, packed on a CPU, unless a policy needs the plain modules."""
     if config.runner is not RunnerKind.AUTO:
         return config.runner
     policy = config.synthesis
     is_upstream = policy.history is HistoryPolicy.UPSTREAM or policy.noise is NoiseSource.UPSTREAM
     needs_plain = is_upstream or policy.parity is Parity.UPSTREAM
-    is_cuda = torch.device(config.device).type == "cuda"
-    return RunnerKind.SLOTS if is_cuda and not needs_plain else RunnerKind.TORCH
+    kinds = {"cuda": RunnerKind.SLOTS, "cpu": RunnerKind.PACKED if config.dtype == "float32" else RunnerKind.TORCH}
+    return RunnerKind.TORCH if needs_plain else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
 
 
 def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:
@@ -117,8 +118,9 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
             "none: what reproduces the original here is history, noise, crossfade and source_phase `upstream`"
         )
     kind = choose_runner(config)
-    if kind is RunnerKind.TORCH:
-        return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
+    if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
+        kept = PackedFlow if kind is RunnerKind.PACKED else StreamFlow
+        return ModelRunner(kept(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
     # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
     from token2wav_service.runtime.slots.memory import memory_need, warn_of_cache
     from token2wav_service.runtime.slots.pool import PoolSizes
@@ -185,7 +187,9 @@ def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: S
     """
     flow, vocoder, policy = models.flow, models.vocoder, config.synthesis
     kind = choose_runner(config)
-    if kind is RunnerKind.TENSORRT or not isinstance(flow, BlockFlow):
+    if kind is RunnerKind.PACKED and config.runner is RunnerKind.AUTO:
+        kind = RunnerKind.TORCH
+    if kind in (RunnerKind.TENSORRT, RunnerKind.PACKED) or not isinstance(flow, BlockFlow):
         raise CheckpointError(
             f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
             "serve; set runner to auto, slots or torch"

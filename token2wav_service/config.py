@@ -55,9 +55,11 @@ class RunnerKind(str, Enum):
     """What computes the engine's batches."""
 
     AUTO = "auto"
-    """`slots` on a CUDA device, else `torch`."""
+    """`slots` on a CUDA device, `packed` on a CPU for the families whose estimator is a DiT, else `torch`."""
     TORCH = "torch"
     """The plain modules, on any device and under every policy."""
+    PACKED = "packed"
+    """The plain modules' arithmetic for CPU cores, without padding, and with each stream's keys and values in place."""
     SLOTS = "slots"
     """Fused kernels and CUDA graphs over a fixed pool; history `prompt_and_recent`."""
     TENSORRT = "tensorrt"

@@ -71,7 +71,11 @@ def synthesize_all(
 
 def best_window_tokens(config: Token2WavConfig) -> int:
     """Return the window that costs an engine least: the largest chunk with a program of its own, or long pieces."""
-    return DEFAULT_WINDOW_TOKENS if choose_runner(config) is RunnerKind.TORCH else CHUNK_SIZES_TOKENS[-1]
+    return (
+        DEFAULT_WINDOW_TOKENS
+        if choose_runner(config) in (RunnerKind.TORCH, RunnerKind.PACKED)
+        else CHUNK_SIZES_TOKENS[-1]
+    )
 
 
 def cut_windows(token_ids: Sequence[int], window_tokens: int) -> list[tuple[int, ...]]:

@@ -21,7 +21,8 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
 @pytest.mark.parametrize(
     ("device", "policy", "expected"),
     [
-        pytest.param("cpu", SynthesisPolicy(), RunnerKind.TORCH, id="a CPU"),
+        pytest.param("cpu", SynthesisPolicy(), RunnerKind.PACKED, id="a CPU"),
+        pytest.param("cpu", SynthesisPolicy(noise=NoiseSource.UPSTREAM), RunnerKind.TORCH, id="upstream noise, a CPU"),
         pytest.param("cuda", SynthesisPolicy(), RunnerKind.SLOTS, id="a GPU"),
         pytest.param("cuda:1", SynthesisPolicy(), RunnerKind.SLOTS, id="another GPU"),
         pytest.param("cuda", SynthesisPolicy(history=HistoryPolicy.UPSTREAM), RunnerKind.TORCH, id="upstream history"),
@@ -29,7 +30,7 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
         pytest.param("cuda", SynthesisPolicy(parity=Parity.UPSTREAM), RunnerKind.TORCH, id="upstream parity"),
     ],
 )
-def test_auto_takes_slots_on_a_gpu_unless_a_policy_needs_the_plain_modules(
+def test_auto_takes_what_suits_the_device_unless_a_policy_needs_the_plain_modules(
     device: str, policy: SynthesisPolicy, expected: RunnerKind
 ) -> None:
     config = Token2WavConfig(Path("unused"), device=device, synthesis=policy)

@@ -65,16 +65,20 @@ class FlowState:
         else:
             held = np.flatnonzero(self.solver_labels < self.prompt_frames)
             prompt, prompt_labels = _take(self.solver_kv, 4, held), self.solver_labels[held]
+        return dataclasses.replace(
+            self.with_compacted_encoder(rules),
+            solver_kv=torch.cat([prompt, _take(self.solver_kv, 4, recent)], 4),
+            solver_labels=np.concatenate([prompt_labels, self.solver_labels[recent]]),
+        )
+
+    def with_compacted_encoder(self, rules: HistoryRules) -> FlowState:
+        """Return this state with the conformer's part cut down as in `compacted`, and the solver's as it is."""
         tokens = prompt_and_tail(
             np.arange(self.token_kv.shape[2]), self.prompt_frames // 2, rules.conformer_recent // 2
         )
         frames = prompt_and_tail(np.arange(self.frame_kv.shape[2]), self.prompt_frames, rules.conformer_recent)
         return dataclasses.replace(
-            self,
-            token_kv=_take(self.token_kv, 2, tokens),
-            frame_kv=_take(self.frame_kv, 2, frames),
-            solver_kv=torch.cat([prompt, _take(self.solver_kv, 4, recent)], 4),
-            solver_labels=np.concatenate([prompt_labels, self.solver_labels[recent]]),
+            self, token_kv=_take(self.token_kv, 2, tokens), frame_kv=_take(self.frame_kv, 2, frames)
         )
 
     @property
@@ -96,7 +100,19 @@ def collate(states: Sequence[FlowState]) -> FlowHistory:
     device = first.solver_kv.device
     lengths = torch.tensor([s.solver_length for s in states], device=device)
     size = max(s.solver_length for s in states)
-    encoder = EncoderHistory(
+    solver_kv = first.solver_kv.new_zeros(
+        *first.solver_kv.shape[:3], len(states), *first.solver_kv.shape[3:4], size, first.solver_kv.shape[5]
+    )
+    for row, state in enumerate(states):
+        solver_kv[:, :, :, row, :, : state.solver_length] = state.solver_kv
+    solver = SolverHistory(solver_kv, torch.stack([s.solver_tail for s in states], 3))
+    return FlowHistory(collate_encoder(states), solver, torch.arange(size, device=device)[None] < lengths[:, None])
+
+
+def collate_encoder(states: Sequence[FlowState]) -> EncoderHistory:
+    """Pad the conformer's part of the states of a batch to one size, to the right."""
+    device = states[0].token_kv.device
+    return EncoderHistory(
         token_kv=_pad_left([s.token_kv for s in states]),
         frame_kv=_pad_left([s.frame_kv for s in states]),
         token_lengths=torch.tensor([s.token_kv.shape[2] for s in states], device=device),
@@ -104,13 +120,6 @@ def collate(states: Sequence[FlowState]) -> FlowHistory:
         lookahead_tail=torch.stack([s.lookahead_tail for s in states]),
         upsample_tail=torch.stack([s.upsample_tail for s in states]),
     )
-    solver_kv = first.solver_kv.new_zeros(
-        *first.solver_kv.shape[:3], len(states), *first.solver_kv.shape[3:4], size, first.solver_kv.shape[5]
-    )
-    for row, state in enumerate(states):
-        solver_kv[:, :, :, row, :, : state.solver_length] = state.solver_kv
-    solver = SolverHistory(solver_kv, torch.stack([s.solver_tail for s in states], 3))
-    return FlowHistory(encoder, solver, torch.arange(size, device=device)[None] < lengths[:, None])
 
 
 def prompt_state(update: FlowUpdate, row: int, prompt_frames: int) -> FlowState:
@@ -142,10 +151,21 @@ def advance(state: FlowState, update: FlowUpdate, row: int, new_frames: int, rul
         new_frames: mel frames the row really made.
         rules: the chunk's history rules.
     """
-    encoder: EncoderUpdate = update.encoder
-    new_tokens = new_frames // 2
     labels = np.concatenate([state.solver_labels, np.arange(state.frames, state.frames + new_frames)])
     kept = rules.merge_order(state.solver_length, new_frames, state.prompt_frames)
+    return dataclasses.replace(
+        advance_encoder(state, update.encoder, row, new_frames, rules),
+        solver_kv=_merge(state.solver_kv, update.solver.kv[:, :, :, row, :, :new_frames], 4, kept),
+        solver_tail=update.solver.tail[:, :, :, row].clone(),
+        solver_labels=labels[kept],
+    )
+
+
+def advance_encoder(
+    state: FlowState, encoder: EncoderUpdate, row: int, new_frames: int, rules: HistoryRules
+) -> FlowState:
+    """Return the state after a chunk, its frames counted, with the conformer's part of it; see `advance`."""
+    new_tokens = new_frames // 2
     tokens = rules.conformer_order(state.token_kv.shape[2], new_tokens, state.prompt_frames // 2, stride=2)
     frames = rules.conformer_order(state.frame_kv.shape[2], new_frames, state.prompt_frames, stride=1)
     return dataclasses.replace(
@@ -155,9 +175,6 @@ def advance(state: FlowState, update: FlowUpdate, row: int, new_frames: int, rul
         frame_kv=_merge(state.frame_kv, encoder.frame_kv[:, row, :, :new_frames], 2, frames),
         lookahead_tail=encoder.lookahead_tail[row].clone(),
         upsample_tail=encoder.upsample_tail[row].clone(),
-        solver_kv=_merge(state.solver_kv, update.solver.kv[:, :, :, row, :, :new_frames], 4, kept),
-        solver_tail=update.solver.tail[:, :, :, row].clone(),
-        solver_labels=labels[kept],
     )
 
 

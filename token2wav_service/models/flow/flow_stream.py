@@ -68,7 +68,7 @@ class StreamFlow:
         count = min(mel.shape[0] // self.stride, tokens.shape[0])
         frames = count * self.stride
         window = torch.cat([tokens[:count], tokens[: self.lookahead]])[None].to(self.device)
-        noise = self._noise([PROMPT_SEED], [0], [0], frames)
+        noise = self.noise([PROMPT_SEED], [0], [0], frames)
         _, update = self.flow(
             window,
             torch.tensor([window.shape[1]], device=self.device),
@@ -99,7 +99,7 @@ class StreamFlow:
         lengths = torch.tensor([len(row.token_ids) for row in rows], device=self.device)
         is_last = torch.tensor([row.is_last for row in rows], device=self.device)
         tokens = torch.nn.utils.rnn.pad_sequence([row.token_ids for row in rows], batch_first=True).to(self.device)
-        noise = self._noise(
+        noise = self.noise(
             [row.seed for row in rows],
             [state.frames for state in states],
             [state.solver_length for state in states],
@@ -112,7 +112,7 @@ class StreamFlow:
         advanced = [advance(state, update, index, made[index], rules[index]) for index, state in enumerate(states)]
         return [mel[index, :, :n].float() for index, n in enumerate(made)], advanced
 
-    def _noise(self, seeds: Sequence[int], frames: Sequence[int], cached: Sequence[int], count: int) -> Tensor:
+    def noise(self, seeds: Sequence[int], frames: Sequence[int], cached: Sequence[int], count: int) -> Tensor:
         """[B, 80, count] from each row's absolute frame, or from the frozen buffer at its cache length."""
         if self.noise_buffer is not None and self.policy.noise is NoiseSource.UPSTREAM:
             padded = torch.nn.functional.pad(self.noise_buffer, (0, count))

@@ -1,0 +1,98 @@
+"""The flow on CPU cores without padding: equal to the plain modules, in place, and safe to run again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.token2wav_service.streaming.flow_factory import (
+    make_flow,
+    make_voice,
+    random_speaker,
+    random_tokens,
+    run_stream,
+    windows,
+)
+from token2wav_service.config import HistoryPolicy, SynthesisPolicy
+from token2wav_service.models import history
+from token2wav_service.models.flow.flow_stream import StreamFlow
+from token2wav_service.models.streaming import FlowInput
+from token2wav_service.replay.report import FLOW_TOLERANCE
+from token2wav_service.runtime.cpu.packed_flow import PackedFlow, PackedState
+
+HOPS = [[1, 2, 15, 4], [15, 25, 50], [5, 7, 11, 13] * 3, [40, 40], [60]]
+TOTALS = [30, 120, 90, 85, 4]
+LIMIT_FRAMES = 150
+"""Stands for the 5000 at which `auto` changes its history, so that short streams pass it."""
+
+
+def _packed(**policy: object) -> PackedFlow:
+    return PackedFlow(make_flow(), SynthesisPolicy(**{"ode_steps": 3, **policy}))  # type: ignore[arg-type]
+
+
+def _row(state: PackedState, tokens: int, seed: int = 0, is_last: bool = False) -> FlowInput[PackedState]:
+    return FlowInput(state, random_tokens(tokens, seed), random_speaker(0), 0, is_last)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "policy", [HistoryPolicy.AUTO, HistoryPolicy.PROMPT_AND_RECENT], ids=lambda policy: policy.value
+)
+def test_mixed_batches_equal_the_plain_modules(policy: HistoryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "UPSTREAM_LIMIT_FRAMES", LIMIT_FRAMES)
+    settings = SynthesisPolicy(history=policy, ode_steps=3, estimator_recent_frames=30, conformer_recent_frames=40)
+    plain, packed = StreamFlow(make_flow(), settings), PackedFlow(make_flow(), settings)
+    voices = [make_voice(plain, 10 + 9 * index, seed=index) for index in range(len(TOTALS))]
+    speakers = [random_speaker(index) for index in range(len(TOTALS))]
+    tokens = [random_tokens(total, 50 + index) for index, total in enumerate(TOTALS)]
+    cuts = [windows(hops, total) for hops, total in zip(HOPS, TOTALS, strict=True)]
+    expected = [
+        run_stream(plain, *each, seed=index)[0]
+        for index, each in enumerate(zip(voices, tokens, cuts, speakers, strict=True))
+    ]
+    states = [packed.begin(voice, 15) for voice in voices]
+    for step in range(max(map(len, cuts))):
+        active = [index for index, cut in enumerate(cuts) if step < len(cut)]
+        rows = []
+        for index in active:
+            start, end, is_last = cuts[index][step]
+            rows.append(FlowInput(states[index], tokens[index][start:end], speakers[index], index, is_last))
+        mels, made = packed.forward(rows)
+        for index, mel, state in zip(active, mels, made, strict=True):
+            torch.testing.assert_close(mel, expected[index][step], atol=FLOW_TOLERANCE, rtol=0)
+            states[index] = state
+
+
+@torch.inference_mode()
+def test_a_chunk_that_failed_behind_the_flow_runs_again_to_the_same_bits() -> None:
+    flow = _packed()
+    state = flow.begin(make_voice(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
+    _, (state,) = flow.forward([_row(state, 80)])
+    first = flow.forward([_row(state, 18, seed=1)])[0][0]
+    again, (after,) = flow.forward([_row(state, 18, seed=1)])
+    assert torch.equal(first, again[0])
+    flow.forward([_row(after, 70, seed=2)])
+    with pytest.raises(ValueError, match="a later chunk of the stream has run"):
+        flow.forward([_row(state, 18, seed=1)])
+
+
+@torch.inference_mode()
+def test_streams_of_one_voice_share_nothing_that_changes() -> None:
+    flow = _packed()
+    voice = make_voice(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0)
+    alone = flow.forward([_row(flow.begin(voice, 15), 30)])[0][0]
+    states = [flow.begin(voice, 15), flow.begin(voice, 15)]
+    flow.forward([_row(states[0], 60, seed=9)])
+    assert torch.equal(flow.forward([_row(states[1], 30)])[0][0], alone)
+
+
+@torch.inference_mode()
+def test_a_long_chunk_leaves_no_memory_behind() -> None:
+    flow = _packed(history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=10)
+    state = flow.begin(make_voice(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0), 15)
+    sizes = []
+    for number, tokens in enumerate((20, 400, 20, 20)):
+        _, (state,) = flow.forward([_row(state, tokens, seed=number)])
+        sizes.append(state.store.num_bytes)
+    assert sizes[1] > 3 * sizes[0]
+    assert sizes[3] <= 2 * sizes[0]

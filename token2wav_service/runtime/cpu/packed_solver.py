@@ -1,0 +1,281 @@
+"""The DiT and its solver on CPU cores: all streams' frames in one matrix, without padding.
+
+The arithmetic is that of `models.cfm` and `models.dit`; what is the same for every frame of a solver step (modulations)
+or for every step of a chunk (the condition's part of the first layer) is computed once, and keys and values are read
+where they lie. Rows of a matrix are frames: first those of all streams with the condition, then the same without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
+from token2wav_service.models.flow.dit import MODULATIONS, DiT
+from token2wav_service.runtime.cpu.column_store import ColumnStore
+
+BRANCHES = 2
+"""With the condition, and without it."""
+CONTEXT = 2
+"""Frames before its own that a convolution reads."""
+_NORM_EPS = 1e-6
+_INNER_NORM_EPS = 1e-5
+_GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBE = 0.044715 * _GELU_SLOPE
+_MISH_LINEAR_FROM = 20.0
+
+
+@dataclass(frozen=True)
+class _Affine:
+    weight: Tensor  # [outputs, inputs]
+    bias: Tensor  # [outputs]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class _Block:
+    projections: _Affine  # of queries, keys and values, in this order
+    head_scale: Tensor  # [2h, d] of the norms of queries and keys
+    head_shift: Tensor
+    output: _Affine
+    first_conv: _Affine  # inputs: the frame before the last, the last, this one
+    conv_scale: Tensor  # [C] of the norm between both
+    conv_shift: Tensor
+    second_conv: _Affine
+    expand: _Affine
+    shrink: _Affine
+
+
+@dataclass(frozen=True)
+class _Modulation:
+    """Of one norm: what scales and shifts it, and the gate of what comes of it; [C] each."""
+
+    scale: Tensor
+    shift: Tensor
+    gate: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], self.scale, self.shift, _NORM_EPS)
+
+
+@dataclass(frozen=True)
+class _BlockModulation:
+    attention: _Modulation
+    mlp: _Modulation
+    conv: _Modulation
+
+
+@dataclass(frozen=True)
+class _StepModulation:
+    blocks: list[_BlockModulation]
+    scale: Tensor
+    shift: Tensor
+
+
+class _Layout:
+    """Where every stream's frames lie, and what the convolutions gather."""
+
+    def __init__(self, frames: Sequence[int]) -> None:
+        """Lay streams of so many frames behind each other."""
+        self.frames = list(frames)
+        self.starts = [sum(self.frames[:index]) for index in range(len(self.frames))]
+        self.total = sum(self.frames)
+        windows, tails = zip(*(self._columns(index) for index in range(len(self.frames))), strict=True)
+        window, tail = torch.cat(windows), torch.cat(tails)
+        streams = len(self.frames)
+        # The tails of both branches come first, then the frames of both.
+        self.windows = torch.cat([self._of_branch(window, branch, streams) for branch in range(BRANCHES)]).flatten()
+        self.tails = torch.cat([self._of_branch(tail, branch, streams) for branch in range(BRANCHES)]).flatten()
+
+    def _columns(self, stream: int) -> tuple[Tensor, Tensor]:
+        """Return [T, 3] columns that each frame's convolution reads and [1, 2] the new tail; below 0: of the old."""
+        count, start = self.frames[stream], self.starts[stream]
+        reached = torch.arange(-CONTEXT, count)
+        column = torch.where(reached < 0, reached - CONTEXT * stream, reached + start)
+        return column.unfold(0, CONTEXT + 1, 1), column[-CONTEXT:][None]
+
+    def _of_branch(self, column: Tensor, branch: int, streams: int) -> Tensor:
+        """Turn columns of one branch into rows of [tails | frames]; -1 and -2 of stream s are its two old columns."""
+        old = -1 - column
+        tail = (branch * streams + old // CONTEXT) * CONTEXT + (CONTEXT - 1 - old % CONTEXT)
+        frame = BRANCHES * streams * CONTEXT + branch * self.total + column
+        return torch.where(column < 0, tail, frame)
+
+
+class PackedSolver:
+    """Weights of a DiT and the modulations of every solver step, in float32 on the CPU."""
+
+    def __init__(self, decoder: ConditionalFlowMatching[DiT], steps: int) -> None:
+        """Read the weights of a decoder in eval mode, for `steps` Euler steps."""
+        estimator = decoder.estimator
+        config = estimator.config
+        self.steps, self.depth = steps, config.depth
+        self.heads, self.head_dim, self.width = config.num_heads, config.head_dim, config.hidden_size
+        self.guidance = decoder.guidance
+        self._blocks = [_read_block(block) for block in estimator.blocks]
+        self._grid = time_grid(steps).tolist()
+        with torch.inference_mode():
+            self._modulations = [_read_modulation(estimator, time) for time in self._grid[:-1]]
+        self._velocity = _read(estimator.final_layer.linear)
+        size = config.out_channels
+        weight, bias = estimator.in_proj.weight.detach(), estimator.in_proj.bias.detach()
+        self._noisy, self._condition, self._speaker = (
+            weight[:, start : start + size].contiguous() for start in (0, size, 2 * size)
+        )
+        self._first_bias = bias
+
+    def solve(
+        self,
+        noise: Tensor,
+        mu: Tensor,
+        speakers: Tensor,
+        frames: Sequence[int],
+        stores: Sequence[ColumnStore],
+        tails: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Solve from t = 0 to 1 for streams of any lengths; appends their keys and values to the stores.
+
+        Args:
+            noise: [N, 80] standard normal, the streams' frames behind each other.
+            mu: [N, 80] encoder projection.
+            speakers: [S, 80] projected speaker vectors.
+            frames: of each of the S streams; N in all.
+            stores: earlier keys and values of each stream, with room for `frames` more.
+            tails: [n, L, 2 convolutions, 2 branches, S, 2, C] columns that the convolutions continue from.
+
+        Returns:
+            Mel [N, 80] and the new tails.
+        """
+        layout = _Layout(frames)
+        spoken = functional.linear(speakers, self._speaker).repeat_interleave(torch.tensor(frames), 0)
+        with_condition = functional.linear(mu, self._condition, self._first_bias) + spoken
+        constant = torch.stack([with_condition, self._first_bias.expand_as(with_condition)])
+        new_tails = torch.empty_like(tails)
+        x = noise
+        for step, modulation in enumerate(self._modulations):
+            hidden = (constant + functional.linear(x, self._noisy)).flatten(0, 1)
+            for index, block in enumerate(self._blocks):
+                places = [store.step_layer(step, index) for store in stores]
+                hidden = self._run_block(
+                    block, modulation.blocks[index], hidden, layout, places, tails[step, index], new_tails[step, index]
+                )
+            hidden = functional.layer_norm(hidden, hidden.shape[-1:], modulation.scale, modulation.shift, _NORM_EPS)
+            given, free = self._velocity(hidden).chunk(BRANCHES)
+            guided = (1 + self.guidance) * given - self.guidance * free
+            x = x + (self._grid[step + 1] - self._grid[step]) * guided
+        return x, new_tails
+
+    def _run_block(
+        self,
+        block: _Block,
+        modulation: _BlockModulation,
+        x: Tensor,
+        layout: _Layout,
+        places: Sequence[tuple[Tensor, Tensor, int]],
+        tails: Tensor,
+        new_tails: Tensor,
+    ) -> Tensor:
+        attended = self._attend(block, modulation.attention(x), layout, places)
+        x = torch.addcmul(x, modulation.attention.gate, attended)
+        columns = torch.cat([tails[0].flatten(0, 2), modulation.conv(x)])
+        inner = functional.layer_norm(
+            _convolved(block.first_conv, columns, layout, new_tails[0]),
+            (self.width,),
+            block.conv_scale,
+            block.conv_shift,
+            _INNER_NORM_EPS,
+        )
+        columns = torch.cat([tails[1].flatten(0, 2), _mish(inner)])
+        x = torch.addcmul(x, modulation.conv.gate, _convolved(block.second_conv, columns, layout, new_tails[1]))
+        return torch.addcmul(x, modulation.mlp.gate, block.shrink(_gelu(block.expand(modulation.mlp(x)))))
+
+    def _attend(
+        self, block: _Block, x: Tensor, layout: _Layout, places: Sequence[tuple[Tensor, Tensor, int]]
+    ) -> Tensor:
+        """Let each stream's queries see its own history and frames; returns [2N, C]."""
+        heads, size = self.heads, self.head_dim
+        rows = block.projections(x)
+        pairs = rows[:, : 2 * heads * size].reshape(-1, 2 * heads, size)
+        normed = functional.layer_norm(pairs, (size,), None, None, _INNER_NORM_EPS)
+        normed = torch.addcmul(block.head_shift, normed, block.head_scale)
+        both = normed.view(BRANCHES, layout.total, 2, heads, size).transpose(1, 3)  # [2, h, 2, N, d]
+        value = rows.view(BRANCHES, layout.total, 3, heads, size)[:, :, 2].transpose(1, 2)
+        mixed = []
+        for (keys, values, held), start, count in zip(places, layout.starts, layout.frames, strict=True):
+            own, end = slice(start, start + count), held + count
+            keys[:, :, held:end] = both[:, :, 1, own]
+            values[:, :, held:end] = value[:, :, own]
+            mixed.append(
+                functional.scaled_dot_product_attention(both[:, :, 0, own], keys[:, :, :end], values[:, :, :end])
+            )
+        joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 2)
+        return block.output(joined.transpose(1, 2).reshape(BRANCHES * layout.total, heads * size))
+
+
+def _convolved(conv: _Affine, columns: Tensor, layout: _Layout, new_tails: Tensor) -> Tensor:
+    """Return the causal convolution [2N, C] of rows [tails | frames]; writes the tails of the next chunk."""
+    torch.index_select(columns, 0, layout.tails, out=new_tails.view(-1, columns.shape[1]))
+    return conv(columns.index_select(0, layout.windows).view(-1, (CONTEXT + 1) * columns.shape[1]))
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """Return GELU in its tanh form, as x times a sigmoid: the same function, of cheaper operations."""
+    return (x * x).mul_(_GELU_CUBE).add_(_GELU_SLOPE).mul_(x).sigmoid_().mul_(x)
+
+
+def _mish(x: Tensor) -> Tensor:
+    """Return x tanh(log(1 + e^x)) by e^x alone."""
+    power = x.clamp(max=_MISH_LINEAR_FROM).exp_()
+    power = (power + 2).mul_(power)
+    return power.div_(power + 2).mul_(x)
+
+
+def _read(linear: nn.Linear) -> _Affine:
+    return _Affine(linear.weight.detach(), linear.bias.detach())
+
+
+def _read_conv(conv: nn.Conv1d) -> _Affine:
+    assert conv.bias is not None
+    return _Affine(conv.weight.detach().permute(0, 2, 1).flatten(1).contiguous(), conv.bias.detach())
+
+
+def _read_block(block: Any) -> _Block:
+    attention, layers, mlp = block.attn, block.conv.block, block.mlp
+    parts = (attention.to_q, attention.to_k, attention.to_v)
+    norms = (attention.q_norm, attention.k_norm)
+    heads = attention.heads
+    return _Block(
+        projections=_Affine(
+            *(torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "bias"))
+        ),
+        head_scale=torch.cat([norm.weight.detach().expand(heads, -1) for norm in norms]).contiguous(),
+        head_shift=torch.cat([norm.bias.detach().expand(heads, -1) for norm in norms]).contiguous(),
+        output=_read(attention.proj),
+        first_conv=_read_conv(layers[1]),
+        conv_scale=layers[3].weight.detach(),
+        conv_shift=layers[3].bias.detach(),
+        second_conv=_read_conv(layers[6]),
+        expand=_read(mlp.fc1),
+        shrink=_read(mlp.fc2),
+    )
+
+
+def _read_modulation(estimator: DiT, time: float) -> _StepModulation:
+    condition = functional.silu(estimator.t_embedder(torch.tensor([time])))
+    blocks = []
+    layers: list[Any] = list(estimator.blocks)
+    for block in layers:
+        parts = block.adaLN_modulation[1](condition)[0].chunk(MODULATIONS)
+        shifted = [_Modulation(1 + scale, shift, gate) for shift, scale, gate in zip(*[iter(parts)] * 3, strict=True)]
+        attention, mlp, conv = shifted
+        blocks.append(_BlockModulation(attention, mlp, conv))
+    shift, scale = estimator.final_layer.adaLN_modulation[1](condition)[0].chunk(2)
+    return _StepModulation(blocks, 1 + scale, shift)
