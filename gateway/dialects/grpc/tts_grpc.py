@@ -118,6 +118,8 @@ class _Answer:
         self._message_type = message_type
         pacer = Pacer(host.clock, order.run_ahead_s or run_ahead_s)
         self._delivery = Delivery(pacer, order.speed)
+        self._written_characters = 0
+        """Position in the text up to which its times were written. A cancel may come while a frame is encoded."""
         self._writing: asyncio.Future[None] | None = None
 
     async def speak(self, speech: Speech) -> None:
@@ -152,7 +154,7 @@ class _Answer:
             reason=_finish_reason(results, is_cancelled),
             generated_samples=self._delivery.generated_samples,
             sent_samples=self._delivery.sent_samples,
-            sent_characters=self._delivery.sent_characters,
+            sent_characters=self._written_characters,
             spoken_text="".join(result.spoken_text for result in results),
             time_to_first_audio_s=heard[0] if heard else None,
         )
@@ -172,6 +174,8 @@ class _Answer:
         content = await encode(frame.samples)
         if not (content or frame.characters or frame.is_turn_end):
             return
+        if frame.characters:
+            self._written_characters = frame.characters[-1].position + 1
         characters = [self._timing(character) for character in frame.characters]
         audio = speech_pb2.SpeechAudio(
             content=content, end_s=self._sent_s, characters=characters, is_turn_end=frame.is_turn_end
