@@ -41,13 +41,16 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return how many workers `-n auto` means: one a core, if memory allows; none for one file, which is faster so."""
+    """Return how many workers `-n auto` means: none for one file, which is faster so.
+
+    Else one a core, if memory allows, and one more: tests of services wait for a third of their time.
+    """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # pytest-xdist reads it
     if len(config.args) == 1 and ".py" in config.args[0]:
         return 0
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES, MAX_WORKERS))
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // WORKER_BYTES, MAX_WORKERS))
 
 
 class GroupScheduling(LoadFileScheduling):
