@@ -105,6 +105,8 @@ verb_test() {
   start_type_check
   check_all_but_types
   log "tests"
+  # Tests start hundreds of processes. Each would compile the project's files anew where Python may not keep them compiled.
+  unset PYTHONDONTWRITEBYTECODE
   "$PYTHON" -m pytest --durations=30 --durations-min=1 "$@" || status=$?
   finish_type_check
   exit "$status"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_service.checkpoint import make_random_llm
 from llm_service.config import SPEECH_HEAD_FILE
@@ -41,6 +40,9 @@ def test_the_tokenizers_library_sees_the_official_ids(llm_dir: Path) -> None:
 
 
 def test_transformers_sees_the_official_ids_and_the_chat_template(llm_dir: Path) -> None:
+    # NOTE: imported by those who use it: its import takes seconds, and every worker imports this file.
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(llm_dir)
     assert tokenizer.convert_tokens_to_ids(list(OFFICIAL_IDS)) == list(OFFICIAL_IDS.values())
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<|s_1|>"}]
@@ -57,6 +59,8 @@ def test_the_directory_is_small_and_equal_seeds_give_equal_files(llm_dir: Path, 
 
 
 def test_our_logits_equal_transformers_plus_the_bias(llm_dir: Path, model: SpeechLanguageModel) -> None:
+    from transformers import AutoModelForCausalLM
+
     ids = [158227, 5, 6, 7, 158228, 151700, 151800]
     model.allocate_cache(model.cache_shape(3, 64), rows_per_forward=2)
     ours = [model.prefill(2, ids[:5])]
@@ -71,6 +75,8 @@ def test_our_logits_equal_transformers_plus_the_bias(llm_dir: Path, model: Speec
 
 
 def test_greedy_tokens_of_rows_side_by_side_equal_transformers(llm_dir: Path, model: SpeechLanguageModel) -> None:
+    from transformers import AutoModelForCausalLM
+
     prompts, tokens = {0: [158227, 5, 158228], 1: [158227, 9, 8, 7, 6, 158228]}, 12
     model.allocate_cache(model.cache_shape(2, 64), rows_per_forward=2)
     answers = {slot: [int(model.prefill(slot, ids).argmax())] for slot, ids in prompts.items()}

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import Qwen2Config, Qwen2Model
 
 import llm_service
 from llm_service.adapters import (
@@ -96,6 +95,9 @@ class StandInDecoder(torch.nn.Module):
 
     def __init__(self, source: SpeechLMSource) -> None:
         super().__init__()
+        # NOTE: imported by those who use it: its import takes seconds, and every worker imports this file.
+        from transformers import Qwen2Config, Qwen2Model
+
         self.config = Qwen2Config.from_dict(
             qwen2_config(source.shape) | {FIRST_ID_KEY: SPEECH_TOKEN_OFFSET, ROWS_KEY: SPEECH_HEAD_ROWS}
         )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Model, dynamic_module_utils
 
 from llm_service.embedded.model import DecodeRow, SpeechLanguageModel
 from llm_service.errors import CheckpointError, ConfigError
@@ -28,6 +27,9 @@ PROMPT = [158227, 5, 6, 7, 158228, 151700, 151800]
 @pytest.fixture(scope="module")
 def expected(stock_dir: Path, source: SpeechLMSource) -> torch.Tensor:
     """The source's logits after each place of the prompt, [T, 6564] float32, by plain Transformers and the head."""
+    # NOTE: imported by those who use it: its import takes seconds, and every worker imports this file.
+    from transformers import Qwen2Model
+
     decoder = Qwen2Model.from_pretrained(stock_dir, dtype=torch.float32)
     with torch.inference_mode():
         hidden = decoder(torch.tensor([PROMPT])).last_hidden_state[0]
@@ -46,6 +48,8 @@ def test_the_embedded_server_gives_the_sources_logits(converted_dir: Path, expec
 def test_transformers_gives_the_sources_logits_and_nothing_but_speech(
     converted_dir: Path, expected: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from transformers import AutoModelForCausalLM, dynamic_module_utils
+
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     model = AutoModelForCausalLM.from_pretrained(converted_dir, trust_remote_code=True, dtype=torch.float32)
@@ -57,6 +61,8 @@ def test_transformers_gives_the_sources_logits_and_nothing_but_speech(
 
 
 def test_a_stock_loader_refuses_the_form_rather_than_losing_the_bias(converted_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     with pytest.raises(RuntimeError, match="mismatched"):
         AutoModelForCausalLM.from_pretrained(converted_dir)
     assert json.loads((converted_dir / "config.json").read_text())["architectures"] != ["Qwen2ForCausalLM"]
@@ -79,6 +85,8 @@ def test_a_service_of_another_user_can_read_the_form(converted_dir: Path) -> Non
 
 
 def test_the_tokenizer_comes_along(converted_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(converted_dir)
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<|s_1|>"}]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|sos|>hi<|task_id|><|s_1|>"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2Config, Qwen2Model
 
 from llm_service.export import convert
 from llm_service.export.convert import Calibration, Origin, convert_trtllm
@@ -81,6 +80,9 @@ def test_the_checkpoint_computes_the_sources_logits(stock_dir: Path, source: Spe
 
 
 def logits(source: SpeechLMSource, decoder: object, embedding: torch.Tensor, *head: torch.Tensor) -> torch.Tensor:
+    # NOTE: imported by those who use it: its import takes seconds, and every worker imports this file.
+    from transformers import Qwen2Config, Qwen2Model
+
     model = Qwen2Model(Qwen2Config.from_dict(qwen2_config(source.shape)))
     model.load_state_dict(dict(decoder) | {"embed_tokens.weight": embedding})  # type: ignore[call-overload]
     with torch.inference_mode():
