@@ -12,6 +12,7 @@ from pathlib import Path
 
 FLOORS = {
     "servicekit": 0,
+    "gpukit": 0,
     "llm_service": 1,
     "token2wav_service": 1,
     "gateway": 2,

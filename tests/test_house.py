@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("servicekit", "llm_service", "token2wav_service", "gateway", "demo_voice", "cosydit", "benchmarks")
+PACKAGES = (
+    "servicekit",
+    "gpukit",
+    "llm_service",
+    "token2wav_service",
+    "gateway",
+    "demo_voice",
+    "cosydit",
+    "benchmarks",
+)
 OF_OTHERS = {
     "argparse._ArgumentGroup",
     "argparse._SubParsersAction",

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from gpukit.prefetch import prefetch_lines
+
 
 @triton.jit
 def _await_earlier(OVERLAPS: tl.constexpr):
@@ -27,9 +29,7 @@ def _fetch_ahead(weight, n, start_k, N: tl.constexpr, K: tl.constexpr, SPAN: tl.
     # Bring this program's weights into the L2 cache, a line of 128 bytes at a time.
     line = tl.arange(0, LINES)
     at = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + start_k + tl.minimum(line * LINE, SPAN - 1)[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
+    prefetch_lines(at)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gpukit.prefetch import LINE_BYTES
 from llm_service.gpu import kernels
 from llm_service.gpu.slot_state import NUMBERS, SlotState
 from llm_service.qwen2 import Qwen2Shape
@@ -30,8 +31,6 @@ LEAST_DOT = 16
 PARTS, SILU, BIASED = 0, 1, 2
 SAMPLER_WARPS = 8
 
-LINE_BYTES = 128
-"""Of the L2 cache."""
 OVERLAP_ROWS = 64
 """Up to so many rows a step waits for weights and launches, not for sums: kernels start while the one before them ends,
 and products fetch their weights before their turn. Beyond, that takes room from the kernel that runs."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpukit.graphs import capture, graph_memory, own_stream, warm_up
 from llm_service.gpu.decoder import DecodeInputs, Decoder, PromptInputs
 from llm_service.gpu.ops import BeginInputs
 from llm_service.gpu.slot_state import NUMBERS, AnswerStart
@@ -29,7 +30,6 @@ Ints = npt.NDArray[np.int32]
 
 STEPS_AT_ONCE = 3
 """Sets of host buffers: one step runs, one is launched behind it, one is being read."""
-WARM_UP_RUNS = 2
 ROWS_PER_DRAW = 16
 LEAST_DRAWS = 8
 
@@ -127,10 +127,8 @@ class StepRunner:
         self.sizes = sizes
         self._device = decoder.weights.embedding.device
         self._spare = decoder.state.sizes.slots
-        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
-        self._stream: torch.cuda.Stream | None = None
-        if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = graph_memory(self._device)
+        self._stream = own_stream(self._device)
         self._decode: dict[int, _DecodeBucket] = {}
         self._prompt: dict[int, _PromptBucket] = {}
 
@@ -252,15 +250,9 @@ class StepRunner:
         """Return what replays `run`; on a CPU, `run` itself."""
         if self._stream is None:
             return run
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UP_RUNS):
-                run()
+        warm_up(run, self._stream)
         self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            run()
-        return graph.replay
+        return capture(run, self._pool, self._stream).replay
 
 
 class _IntViews:

@@ -13,7 +13,7 @@ from gateway.errors import known_codes
 from gateway.telemetry.metrics import PREFIX, GatewayMetrics
 from tests.docs.pages import DOCS, ROOT
 
-PRODUCT = ("cosydit", "gateway", "llm_service", "servicekit", "token2wav_service")
+PRODUCT = ("cosydit", "gateway", "gpukit", "llm_service", "servicekit", "token2wav_service")
 
 
 def test_the_generated_pages_are_up_to_date() -> None:

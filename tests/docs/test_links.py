@@ -9,7 +9,9 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, SITE_PAGES, anchors, links, name_of, prose
 
-FOLDERS = "benchmarks|cosydit|demo_voice|deploy|docs|gateway|llm_service|proto|servicekit|tests|token2wav_service"
+FOLDERS = (
+    "benchmarks|cosydit|demo_voice|deploy|docs|gateway|gpukit|llm_service|proto|servicekit|tests|token2wav_service"
+)
 NO_PATHS = {f"cosydit/{path.stem}" for path in (ROOT / "deploy/docker").glob("*.Dockerfile")}
 """Names of images."""
 MADE_BY_USERS = {"deploy/models.lock.json"}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gpukit.prefetch import prefetch_lines
+
 
 @triton.jit
 def _store_shifted(out, value, row, frame, frames, tail, new_tail, length, channel, valid, C: tl.constexpr):
@@ -33,10 +35,7 @@ def _store_shifted(out, value, row, frame, frames, tail, new_tail, length, chann
 def _prefetch(ahead, lines, LINES: tl.constexpr):
     # Brings what a later product reads into the cache, while this kernel leaves the memory idle.
     line = tl.minimum(tl.program_id(0) * LINES + tl.arange(0, LINES), lines - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ahead.to(tl.int64) + line.to(tl.int64) * 128],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    prefetch_lines(ahead.to(tl.int64) + line.to(tl.int64) * 128)
 
 
 @triton.jit(do_not_specialize=("frames", "streams", "ahead_lines"))

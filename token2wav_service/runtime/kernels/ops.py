@@ -10,10 +10,10 @@ import torch
 import triton
 from torch import Tensor
 
+from gpukit.prefetch import LINE_BYTES
 from token2wav_service.runtime.kernels import kernels
 
 ELEMENTS = 1024
-LINE_BYTES = 128
 PREFETCH_ROWS = 128
 """With more rows, products take long enough to fetch their weights themselves."""
 PREFETCH_BLOCK = 512

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpukit.graphs import capture, graph_memory, warm_up
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
 from token2wav_service.runtime.slots.step_shapes import StepShapes
@@ -105,9 +106,9 @@ class BucketProgram:
         self._fields.copy_(torch.from_numpy(fields))
         self._tokens.copy_(torch.from_numpy(tokens))
         if self._graph is None:
-            self._speech = self._compute()
-            if self._speech.is_cuda and self._host is None:
-                self._host = torch.empty(self._speech.shape, pin_memory=True)
+            speech = self._compute_to_keep()
+            if speech.is_cuda and self._host is None:
+                self._host = torch.empty(speech.shape, pin_memory=True)
         else:
             self._graph.replay()
         assert self._speech is not None
@@ -120,6 +121,10 @@ class BucketProgram:
     def _compute(self) -> Tensor:
         self.mel = self._flow.run(self._tokens, self._batch, self.prompt_size)
         return self._vocoder.run(self.mel, self._flow.frame_lengths(self._batch), self._batch)
+
+    def _compute_to_keep(self) -> Tensor:
+        self._speech = self._compute()
+        return self._speech
 
     def _capture(self) -> None:
         """Run twice on a side stream, so that everything is compiled and tuned, then capture.
@@ -138,14 +143,10 @@ class BucketProgram:
 
     def _capture_on_side_stream(self) -> None:
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._compute()
-            self._compute()
+        warm_up(self._compute, side)
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=self._graph_memory, capture_error_mode="thread_local"):
-            self._speech = self._compute()
+        self._graph = capture(self._compute_to_keep, self._graph_memory, error_mode="thread_local")
+        assert self._speech is not None
         self._host = torch.empty(self._speech.shape, pin_memory=True)
 
 
@@ -155,7 +156,7 @@ class ProgramTable:
     def __init__(self, flow: BatchedFlow, vocoder: BatchedVocoder, shapes: StepShapes, device: torch.device) -> None:
         self.flow, self.vocoder, self.shapes, self.device = flow, vocoder, shapes, device
         # All graphs share one pool of memory: they run one after another.
-        self._graph_memory: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._graph_memory = graph_memory(device)
         self._programs: dict[tuple[int, int, int], BucketProgram] = {}
 
     def prepare(self) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpukit.graphs import capture, graph_memory, own_stream, warm_up
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.flow.flow import Flow
@@ -77,10 +78,9 @@ class PromptFlow:
             tails=self._zeros(1, solver.steps, d.depth, CONVOLUTIONS, 2, 2, d.hidden_size),
         )
         """Of a stream that has none: no columns, silent tails. Read only."""
-        is_cuda = self.device.type == "cuda"
         # A stream of its own for capturing, too: cuBLAS has its working memory by stream, and steps run meanwhile.
-        self._stream: Any = torch.cuda.Stream(self.device) if is_cuda else None  # type: ignore[no-untyped-call]
-        self._graph_memory: Any = torch.cuda.graph_pool_handle() if is_cuda else None
+        self._stream = own_stream(self.device)
+        self._graph_memory = graph_memory(self.device)
         self._programs: dict[int, _PromptProgram] = {}
         self._lock = threading.Lock()
 
@@ -212,20 +212,16 @@ class _PromptProgram:
         else:
             self._graph.replay()
 
-    def capture(self, stream: Any, graph_memory: Any) -> None:
+    def capture(self, stream: Any, memory: Any) -> None:
         """Run twice, so that everything is compiled and tuned, then capture.
 
         Raises:
             ProgramCaptureError: the program does something that a graph can't.
         """
         try:
-            self.run()
-            self.run()
+            warm_up(self.run, stream)
             stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=graph_memory, stream=stream, capture_error_mode="thread_local"):
-                self.tails = self._owner.compute(self)
-            self._graph = graph
+            self._graph = capture(self.run, memory, stream, error_mode="thread_local")
         except Exception as err:
             raise ProgramCaptureError(
                 f"the program of prompts of {self.size} tokens could not be captured as a CUDA graph: "
