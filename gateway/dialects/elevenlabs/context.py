@@ -22,7 +22,7 @@ from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.json_socket import Interruptible, SocketClosedError
 from gateway.dialects.elevenlabs.audio import AlignmentWriter, AudioWriter, Send
 from gateway.dialects.elevenlabs.text import BufferedFeed, MessageFeed, TextFeed
-from gateway.dialects.elevenlabs.wire import ClientMessage, StreamOptions, error_message, final_message
+from gateway.dialects.elevenlabs.wire import ClientMessage, SocketOptions, error_message, final_message
 from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest
@@ -200,7 +200,7 @@ class SpeakingContext:
 class ContextOpener:
     """Opens any number of contexts, each with parts of its own."""
 
-    def __init__(self, host: Host, voice: str, options: StreamOptions) -> None:
+    def __init__(self, host: Host, voice: str, options: SocketOptions) -> None:
         """Keep what all contexts have in common."""
         self.host = host
         self.options = options

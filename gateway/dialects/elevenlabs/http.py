@@ -16,13 +16,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
-from gateway.dialects.elevenlabs.speech import SpeechOrder, timestamped_lines, timestamped_object, whole_speech
+from gateway.dialects.elevenlabs.speech import ElevenLabsSpeech, timestamped_lines, timestamped_object, whole_speech
 from gateway.dialects.elevenlabs.wire import (
     LexiconLocatorFields,
     VoiceSettings,
     error_response,
     locators_of,
-    parse_speech_options,
+    parse_request_options,
     speed_of,
 )
 from gateway.errors import GatewayError
@@ -56,7 +56,7 @@ class SpeechBody(BaseModel):
     """Pronunciation dictionaries, applied in order."""
 
 
-Make = Callable[[Host, SpeechOrder], AsyncGenerator[bytes]]
+Make = Callable[[Host, ElevenLabsSpeech], AsyncGenerator[bytes]]
 
 
 def routes(host: Callable[[], Host], max_body_bytes: int) -> list[BaseRoute]:
@@ -114,7 +114,7 @@ class SpeechEndpoint:
             **body.model_dump(exclude={"text", "voice_settings", "pronunciation_dictionary_locators"}),
             **request.query_params,
         }
-        options = parse_speech_options(fields)
+        options = parse_request_options(fields)
         name = uuid.uuid4().hex
         speech = SpeechRequest(
             body.text,
@@ -123,18 +123,18 @@ class SpeechEndpoint:
             text_options=replace(options.text_options, lexicons=locators_of(body.pronunciation_dictionary_locators)),
             request_id=name,
         )
-        order = SpeechOrder(speech, options.output, speed_of(body.voice_settings))
-        media_type = self._media_type or order.output.audio_format.media_type
+        wanted = ElevenLabsSpeech(speech, options.output, speed_of(body.voice_settings))
+        media_type = self._media_type or wanted.output.audio_format.media_type
         headers = {"content-type": media_type, "request-id": name, "cache-control": "no-store"}
         host = self._host()
         headers |= ignored_headers(host.pipeline.front_end.ignored(speech.text_options, body.text))
         return StreamedAnswer(
-            self._make(host, order),
+            self._make(host, wanted),
             headers,
             error_response,
             name,
             host.limits.reader_timeout_s,
-            lambda: warning_headers(order.result),
+            lambda: warning_headers(wanted.result),
         )
 
 

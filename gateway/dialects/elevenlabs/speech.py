@@ -22,30 +22,30 @@ _DECIMALS = 3
 
 
 @dataclass(frozen=True)
-class SpeechOrder:
-    """What one request asks for."""
+class ElevenLabsSpeech:
+    """What one request asks for: the speech, and how it is encoded."""
 
-    request: SpeechRequest
+    speech: SpeechRequest
     output: OutputFormat
     speed: float
     result: SpeechResult = field(default_factory=SpeechResult)
     """What became of it; filled in on the way."""
 
 
-async def whole_speech(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def whole_speech(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech.
 
     Raises:
         GatewayError: see `SpeechPipeline.synthesize`; or the format or speed can't be had here.
     """
-    async with TurnEncoder(order.output, host.executor, order.speed) as encoder:
-        async with aclosing(host.pipeline.synthesize(order.request, order.result)) as speech:
+    async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
+        async with aclosing(host.pipeline.synthesize(wanted.speech, wanted.result)) as speech:
             async for chunk in speech:
                 yield await encoder.encode(chunk.samples)
         yield await encoder.finish()
 
 
-async def timestamped_lines(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def timestamped_lines(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
     """Yield lines of JSON, each with some audio and the characters that end in it; times count from the first sample.
 
     A line holds a tenth of a second: aiohttp's clients read no line that is longer than 128 KiB.
@@ -54,17 +54,17 @@ async def timestamped_lines(host: Host, order: SpeechOrder) -> AsyncGenerator[by
         GatewayError: see `whole_speech`.
     """
     held: list[CharacterTime] = []
-    async with aclosing(_timestamped(host, order)) as pieces:
+    async with aclosing(_timestamped(host, wanted)) as pieces:
         async for encoded, characters in pieces:
             held.extend(characters)
             if encoded:
-                yield _json({"audio_base64": _base64(encoded), **_alignments(held, order.speed)}) + b"\n"
+                yield _json({"audio_base64": _base64(encoded), **_alignments(held, wanted.speed)}) + b"\n"
                 held = []
     if held:
-        yield _json({"audio_base64": "", **_alignments(held, order.speed)}) + b"\n"
+        yield _json({"audio_base64": "", **_alignments(held, wanted.speed)}) + b"\n"
 
 
-async def timestamped_object(host: Host, order: SpeechOrder) -> AsyncGenerator[bytes]:
+async def timestamped_object(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:
     """Yield one JSON object with all of the audio, while it is made, and behind it the times of all characters.
 
     Raises:
@@ -72,7 +72,7 @@ async def timestamped_object(host: Host, order: SpeechOrder) -> AsyncGenerator[b
     """
     characters: list[CharacterTime] = []
     begin, rest = b'{"audio_base64":"', b""
-    async with aclosing(_timestamped(host, order)) as pieces:
+    async with aclosing(_timestamped(host, wanted)) as pieces:
         async for encoded, new in pieces:
             characters.extend(new)
             rest += encoded
@@ -80,14 +80,14 @@ async def timestamped_object(host: Host, order: SpeechOrder) -> AsyncGenerator[b
             if whole:
                 yield begin + base64.b64encode(rest[:whole])
                 begin, rest = b"", rest[whole:]
-    yield begin + base64.b64encode(rest) + b'",' + _json(_alignments(characters, order.speed))[1:]
+    yield begin + base64.b64encode(rest) + b'",' + _json(_alignments(characters, wanted.speed))[1:]
 
 
-async def _timestamped(host: Host, order: SpeechOrder) -> AsyncGenerator[tuple[bytes, Sequence[CharacterTime]]]:
+async def _timestamped(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[tuple[bytes, Sequence[CharacterTime]]]:
     """Yield encoded audio, maybe none, and the characters that end in it."""
-    result, began_samples = order.result, 0
-    async with TurnEncoder(order.output, host.executor, order.speed) as encoder:
-        async with aclosing(timed(host.pipeline.synthesize(order.request, result), result)) as speech:
+    result, began_samples = wanted.result, 0
+    async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
+        async with aclosing(timed(host.pipeline.synthesize(wanted.speech, result), result)) as speech:
             async for audio in speech:
                 for frame in frames_of(audio, began_samples):
                     yield await encoder.encode(frame.samples), frame.characters

@@ -34,7 +34,7 @@ _NORMALIZATIONS = {"auto": Normalization.ON, "on": Normalization.ON, "off": Norm
 
 
 @dataclass(frozen=True)
-class SpeechOptions:
+class RequestOptions:
     """How to speak, as an URL or a body says it."""
 
     output: OutputFormat
@@ -43,10 +43,10 @@ class SpeechOptions:
 
 
 @dataclass(frozen=True)
-class StreamOptions:
+class SocketOptions:
     """What holds for a socket."""
 
-    speech: SpeechOptions
+    speech: RequestOptions
     is_auto: bool
     """Speak every text message at once; otherwise text is buffered."""
     is_absolute: bool
@@ -163,7 +163,7 @@ def speed_of(settings: VoiceSettings | None) -> float:
     return NORMAL_SPEED if settings is None or settings.speed is None else settings.speed
 
 
-def parse_stream_options(query: Mapping[str, str]) -> StreamOptions:
+def parse_socket_options(query: Mapping[str, str]) -> SocketOptions:
     """Read a socket's query.
 
     Raises:
@@ -173,12 +173,12 @@ def parse_stream_options(query: Mapping[str, str]) -> StreamOptions:
     if not 0 < seconds <= MAX_INACTIVITY_S:
         expected = f"expected more than 0 and at most {MAX_INACTIVITY_S:.0f} seconds"
         raise InvalidRequestError(f"got inactivity_timeout {seconds}, {expected}", param="inactivity_timeout")
-    return StreamOptions(
-        parse_speech_options(query), _boolean(query, "auto_mode"), _boolean(query, "sync_alignment"), seconds
+    return SocketOptions(
+        parse_request_options(query), _boolean(query, "auto_mode"), _boolean(query, "sync_alignment"), seconds
     )
 
 
-def parse_speech_options(fields: Mapping[str, Any]) -> SpeechOptions:
+def parse_request_options(fields: Mapping[str, Any]) -> RequestOptions:
     """Read what URLs and bodies have in common; values may be absent or None.
 
     Raises:
@@ -189,7 +189,7 @@ def parse_speech_options(fields: Mapping[str, Any]) -> SpeechOptions:
         got = f"got apply_text_normalization {normalization!r}, expected auto, on or off"
         raise InvalidRequestError(got, param="apply_text_normalization")
     language = fields.get("language_code") or None
-    return SpeechOptions(
+    return RequestOptions(
         parse_elevenlabs_format(fields.get("output_format") or DEFAULT_ELEVENLABS_FORMAT),
         TextOptions(
             language,

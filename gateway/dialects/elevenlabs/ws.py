@@ -35,7 +35,7 @@ from gateway.dialects.elevenlabs.wire import (
     error_message,
     error_response,
     parse_message,
-    parse_stream_options,
+    parse_socket_options,
 )
 from gateway.errors import GatewayError, InvalidRequestError, public_text
 from gateway.host import Host
@@ -247,7 +247,7 @@ class StreamInput(TextSocket):
 
 async def _serve(websocket: WebSocket, host: Host, make: Callable[[JsonSocket, ContextOpener], TextSocket]) -> None:
     try:
-        options = parse_stream_options(websocket.query_params)
+        options = parse_socket_options(websocket.query_params)
         host.voices.check(websocket.path_params["voice"])
         open_encoder(options.speech.output).close()
     except GatewayError as error:

@@ -17,7 +17,7 @@ from riva.proto import riva_tts_pb2
 from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.answers import ignored_headers, sent
-from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaOrder, read_request
+from gateway.dialects.grpc.riva_request import MODEL_NAME, RivaSpeech, read_request
 from gateway.errors import InvalidTextError, TextTooLongError
 from gateway.host import Host
 from gateway.speech.request import SpeechRequest, SpeechResult
@@ -56,12 +56,12 @@ class RivaServicer:
         Raises:
             GatewayError: it can't be spoken, or its audio is too large for one message.
         """
-        order = self._read(request)
-        asked = order.speech.within(context.time_remaining())
-        await _tell_ignored(self._host, order, context)
-        result, answer = SpeechResult(), _Answer(request, order)
+        wanted = self._read(request)
+        asked = wanted.speech.within(context.time_remaining())
+        await _tell_ignored(self._host, wanted, context)
+        result, answer = SpeechResult(), _Answer(request, wanted)
         audio, words = bytearray(), list[WordTime]()
-        async with TurnEncoder(order.output, self._host.executor) as encoder:
+        async with TurnEncoder(wanted.output, self._host.executor) as encoder:
             async with aclosing(timed(self._host.pipeline.synthesize(asked, result), result)) as speech:
                 async for piece in speech:
                     audio += await encoder.encode(piece.samples)
@@ -97,7 +97,7 @@ class RivaServicer:
             answer.model_config.add(model_name=MODEL_NAME, parameters=parameters)
         return answer
 
-    def _read(self, request: Request) -> RivaOrder:
+    def _read(self, request: Request) -> RivaSpeech:
         takes_phonemes = self._host.pipeline.front_end.takes_phonemes
         return read_request(request, self._has_voice, takes_phonemes=takes_phonemes)
 
@@ -121,15 +121,15 @@ class _OnlineCall:
         self._encoder: TurnEncoder | None = None
         self._before: tuple[SpeechRequest, SpeechResult] | None = None
 
-    async def speak(self, request: Request, order: RivaOrder) -> None:
+    async def speak(self, request: Request, wanted: RivaSpeech) -> None:
         """Speak one text to its end."""
         if self._before is None:
-            await _tell_ignored(self._host, order, self._context)
-        encoder = await self._encoder_for(order)
-        asked = order.speech.within(self._context.time_remaining())
-        result, answer = self._continued(order.speech), _Answer(request, order)
+            await _tell_ignored(self._host, wanted, self._context)
+        encoder = await self._encoder_for(wanted)
+        asked = wanted.speech.within(self._context.time_remaining())
+        result, answer = self._continued(wanted.speech), _Answer(request, wanted)
         speech = timed(self._host.pipeline.synthesize(asked, result), result)
-        async with aclosing(self._delivery.frames(_or_silence(speech, order.speech, result))) as frames:
+        async with aclosing(self._delivery.frames(_or_silence(speech, wanted.speech, result))) as frames:
             async for frame in frames:
                 words = answer.words_of(frame)
                 if frame.is_turn_end:
@@ -138,7 +138,7 @@ class _OnlineCall:
                     response = answer.next(await encoder.encode(frame.samples), words)
                 if response.audio or response.meta.words:
                     await self._write(response)
-        self._before = (order.speech, result)
+        self._before = (wanted.speech, result)
 
     async def end(self) -> None:
         """Send the rest, and end when the listener will soon have played it all.
@@ -155,10 +155,10 @@ class _OnlineCall:
         if self._encoder is not None:
             self._encoder.close()
 
-    async def _encoder_for(self, order: RivaOrder) -> TurnEncoder:
-        if self._encoder is None or self._encoder.output != order.output:
+    async def _encoder_for(self, wanted: RivaSpeech) -> TurnEncoder:
+        if self._encoder is None or self._encoder.output != wanted.output:
             await self._finish_encoder()
-            self._encoder = TurnEncoder(order.output, self._host.executor)
+            self._encoder = TurnEncoder(wanted.output, self._host.executor)
         return self._encoder
 
     async def _finish_encoder(self) -> None:
@@ -175,18 +175,18 @@ class _OnlineCall:
         return SpeechResult(carry=self._before[1].carry)
 
 
-async def _tell_ignored(host: Host, order: RivaOrder, context: Any) -> None:
+async def _tell_ignored(host: Host, wanted: RivaSpeech, context: Any) -> None:
     """Name what of a request changes nothing, in the metadata before its first answer."""
-    if ignored := host.pipeline.front_end.ignored(order.speech.text_options):
+    if ignored := host.pipeline.front_end.ignored(wanted.speech.text_options):
         await context.send_initial_metadata(tuple(ignored_headers(ignored).items()))
 
 
 class _Answer:
     """The messages of one text."""
 
-    def __init__(self, request: Request, order: RivaOrder) -> None:
+    def __init__(self, request: Request, wanted: RivaSpeech) -> None:
         self._request = request
-        self._gatherer = WordGatherer() if order.has_word_times else None
+        self._gatherer = WordGatherer() if wanted.has_word_times else None
 
     def words_of(self, audio: SessionAudio) -> list[WordTime]:
         """Return the words that ended with this audio, if they were asked for."""

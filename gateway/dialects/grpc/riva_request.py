@@ -42,7 +42,7 @@ HasVoice = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
-class RivaOrder:
+class RivaSpeech:
     """What a request asks for."""
 
     speech: SpeechRequest
@@ -52,7 +52,7 @@ class RivaOrder:
 
 def read_request(
     request: riva_tts_pb2.SynthesizeSpeechRequest, has_voice: HasVoice, *, takes_phonemes: bool = False
-) -> RivaOrder:
+) -> RivaSpeech:
     """Check a request.
 
     Args:
@@ -81,7 +81,7 @@ def read_request(
         ),
         request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
     )
-    return RivaOrder(speech, _read_format(request), request.enable_word_time_offsets)
+    return RivaSpeech(speech, _read_format(request), request.enable_word_time_offsets)
 
 
 def _read_voice(

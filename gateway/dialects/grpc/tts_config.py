@@ -40,8 +40,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True)
-class SpeechOrder:
-    """What a config asks for."""
+class GrpcSpeech:
+    """What a config asks for: the speech, and how it is encoded."""
 
     speech: SpeechRequest
     """Has a seed."""
@@ -62,7 +62,7 @@ class SpeechOrder:
         )
 
 
-def read_config(config: speech_pb2.SpeechConfig, text: str = "") -> SpeechOrder:
+def read_config(config: speech_pb2.SpeechConfig, text: str = "") -> GrpcSpeech:
     """Check a config.
 
     Args:
@@ -82,7 +82,7 @@ def read_config(config: speech_pb2.SpeechConfig, text: str = "") -> SpeechOrder:
         is_interleaved=_read_text_mode(config.text_mode),
     )
     speed = config.speed if config.HasField("speed") else _NORMAL_SPEED
-    return SpeechOrder(speech, _read_format(config.audio_format), speed, _read_run_ahead(config))
+    return GrpcSpeech(speech, _read_format(config.audio_format), speed, _read_run_ahead(config))
 
 
 def _read_voice(voice: speech_pb2.Voice) -> str | InlineVoice:

@@ -20,7 +20,7 @@ from tts_api.tts.v1 import speech_pb2, tts_service_pb2
 from gateway.delivery.pacing import Delivery, Pacer, timed
 from gateway.delivery.turn_encoder import TurnEncoder
 from gateway.dialects.common.answers import sent
-from gateway.dialects.grpc.tts_config import SpeechOrder, read_config
+from gateway.dialects.grpc.tts_config import GrpcSpeech, read_config
 from gateway.errors import InvalidRequestError, StalledReaderError, UnsupportedOptionError
 from gateway.host import Host
 from gateway.speech.request import SpeechResult
@@ -47,14 +47,14 @@ class TextToSpeechServicer:
         Raises:
             GatewayError: it can't be spoken; the answers written before are good.
         """
-        order = read_config(request.config, request.text)
-        if order.speech.is_interleaved:
+        wanted = read_config(request.config, request.text)
+        if wanted.speech.is_interleaved:
             got = "got text_mode INTERLEAVED for a text that is whole"
             raise UnsupportedOptionError(f"{got}; leave it out, or call StreamingSynthesize", param="text_mode")
         result = SpeechResult()
-        asked = order.speech.within(context.time_remaining())
+        asked = wanted.speech.within(context.time_remaining())
         speech = timed(self._host.pipeline.synthesize(asked, result), result)
-        answer = _Answer(self._host, order, math.inf, context, tts_service_pb2.SynthesizeResponse)
+        answer = _Answer(self._host, wanted, math.inf, context, tts_service_pb2.SynthesizeResponse)
         await answer.speak(speech)
         await answer.finish([result])
 
@@ -66,10 +66,10 @@ class TextToSpeechServicer:
         Raises:
             GatewayError: it can't be spoken; the answers written before are good.
         """
-        order = read_config(await _first_config(requests))
-        session = SpeechSession(self._host.pipeline, order.speech)
+        wanted = read_config(await _first_config(requests))
+        session = SpeechSession(self._host.pipeline, wanted.speech)
         answer = _Answer(
-            self._host, order, self._host.limits.run_ahead_s, context, tts_service_pb2.StreamingSynthesizeResponse
+            self._host, wanted, self._host.limits.run_ahead_s, context, tts_service_pb2.StreamingSynthesizeResponse
         )
         try:
             is_cancelled = await _until_cancelled(answer.speak(session.audio()), _TextReader(session).read(requests))
@@ -98,7 +98,7 @@ class _Answer:
     def __init__(
         self,
         host: Host,
-        order: SpeechOrder,
+        wanted: GrpcSpeech,
         run_ahead_s: float,
         context: Any,
         message_type: Callable[..., Message],
@@ -107,17 +107,17 @@ class _Answer:
 
         Args:
             host: has the voices, the clock and the threads.
-            order: what was asked for.
-            run_ahead_s: if the order does not say.
+            wanted: what was asked for.
+            run_ahead_s: if the config does not say.
             context: the call's.
             message_type: what wraps an event.
         """
         self._host = host
-        self._order = order
+        self._wanted = wanted
         self._context = context
         self._message_type = message_type
-        pacer = Pacer(host.clock, order.run_ahead_s or run_ahead_s)
-        self._delivery = Delivery(pacer, order.speed)
+        pacer = Pacer(host.clock, wanted.run_ahead_s or run_ahead_s)
+        self._delivery = Delivery(pacer, wanted.speed)
         self._written_characters = 0
         """Position in the text up to which its times were written. A cancel may come while a frame is encoded."""
         self._writing: asyncio.Future[None] | None = None
@@ -128,18 +128,18 @@ class _Answer:
         Args:
             speech: closed on every way out.
         """
-        order = self._order
-        self._host.voices.check(order.speech.voice)
+        wanted = self._wanted
+        self._host.voices.check(wanted.speech.voice)
         async with (
-            TurnEncoder(order.output, self._host.executor, order.speed) as encoder,
+            TurnEncoder(wanted.output, self._host.executor, wanted.speed) as encoder,
             aclosing(self._delivery.frames(speech)) as frames,
         ):
-            assert order.speech.seed is not None
+            assert wanted.speech.seed is not None
             started = speech_pb2.SpeechStarted(
-                request_id=order.speech.request_id,
-                seed=order.speech.seed,
-                audio_format=order.format_message,
-                ignored_fields=self._host.pipeline.front_end.ignored(order.speech.text_options),
+                request_id=wanted.speech.request_id,
+                seed=wanted.speech.seed,
+                audio_format=wanted.format_message,
+                ignored_fields=self._host.pipeline.front_end.ignored(wanted.speech.text_options),
             )
             await self._write(started=started)
             async for frame in frames:
@@ -167,7 +167,7 @@ class _Answer:
 
     @property
     def _sent_s(self) -> float:
-        return self._delivery.sent_samples / SAMPLE_RATE_HZ / self._order.speed
+        return self._delivery.sent_samples / SAMPLE_RATE_HZ / self._wanted.speed
 
     async def _write_audio(self, frame: SessionAudio, encoder: TurnEncoder) -> None:
         encode = encoder.end_turn if frame.is_turn_end else encoder.encode
@@ -186,8 +186,8 @@ class _Answer:
         return speech_pb2.CharacterTiming(
             character=time.character,
             position=time.position,
-            start_s=time.start_s / self._order.speed,
-            end_s=time.end_s / self._order.speed,
+            start_s=time.start_s / self._wanted.speed,
+            end_s=time.end_s / self._wanted.speed,
         )
 
     async def _write(self, **event: Message) -> None:

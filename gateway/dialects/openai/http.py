@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dialects.common.answers import CLIENT_LEFT, StreamedAnswer, ignored_headers, read_body, warning_headers
 from gateway.dialects.openai.errors import error_response, model_not_found
-from gateway.dialects.openai.request import SpeechOrder, StreamFormat, read_order
+from gateway.dialects.openai.request import OpenAISpeech, StreamFormat, read_request
 from gateway.dialects.openai.speech import audio_events, bare_audio
 from gateway.errors import GatewayError
 from gateway.host import Host
@@ -110,12 +110,12 @@ class SpeechEndpoint:
 
     def _answer(self, raw: bytes, request_id: str) -> ASGIApp:
         host = self._host()
-        order = read_order(raw, host.default_format, request_id)
-        make = audio_events if order.stream_format is StreamFormat.SSE else bare_audio
+        wanted = read_request(raw, host.default_format, request_id)
+        make = audio_events if wanted.stream_format is StreamFormat.SSE else bare_audio
         result = SpeechResult()
         return StreamedAnswer(
-            make(host, order, result),
-            _headers(order, host),
+            make(host, wanted, result),
+            _headers(wanted, host),
             lambda error: error_response(error, request_id),
             request_id,
             host.limits.reader_timeout_s,
@@ -123,17 +123,17 @@ class SpeechEndpoint:
         )
 
 
-def _headers(order: SpeechOrder, host: Host) -> dict[str, str]:
-    is_sse = order.stream_format is StreamFormat.SSE
+def _headers(wanted: OpenAISpeech, host: Host) -> dict[str, str]:
+    is_sse = wanted.stream_format is StreamFormat.SSE
     headers = {
-        "content-type": _EVENT_STREAM if is_sse else order.output.audio_format.media_type,
-        "x-request-id": order.speech.request_id,
-        "x-sample-rate": str(order.output.sample_rate_hz),
-        "x-seed": str(order.speech.seed),
+        "content-type": _EVENT_STREAM if is_sse else wanted.output.audio_format.media_type,
+        "x-request-id": wanted.speech.request_id,
+        "x-sample-rate": str(wanted.output.sample_rate_hz),
+        "x-seed": str(wanted.speech.seed),
         "cache-control": "no-store",
         "x-accel-buffering": "no",  # nginx in between would wait for 8 KiB
     }
-    ignored = (*host.pipeline.front_end.ignored(order.speech.text_options), *order.ignored_fields)
+    ignored = (*host.pipeline.front_end.ignored(wanted.speech.text_options), *wanted.ignored_fields)
     return headers | ignored_headers(ignored)
 
 

@@ -92,8 +92,8 @@ class SpeechBody(BaseModel):
 
 
 @dataclass(frozen=True)
-class SpeechOrder:
-    """What one request asks for."""
+class OpenAISpeech:
+    """What one request asks for: the speech, and how it is encoded."""
 
     speech: SpeechRequest
     """Has a seed."""
@@ -118,7 +118,7 @@ def default_format(available: Collection[AudioFormat]) -> AudioFormat:
     return AudioFormat.WAV
 
 
-def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder:
+def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpeech:
     """Check a body.
 
     Args:
@@ -141,7 +141,7 @@ def read_order(raw: bytes, default: AudioFormat, request_id: str) -> SpeechOrder
     stream_format = _read_stream_format(body.stream_format)
     if body.word_timestamps and stream_format is not StreamFormat.SSE:
         raise UnsupportedOptionError("word_timestamps need stream_format=sse; set it", param="word_timestamps")
-    return SpeechOrder(
+    return OpenAISpeech(
         speech,
         parse_openai_format(body.response_format or default.value, body.sample_rate),
         _NORMAL_SPEED if body.speed is None else body.speed,

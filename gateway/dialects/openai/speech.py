@@ -19,7 +19,7 @@ from typing import Any
 from gateway.audio import AsyncEncoder, open_encoder
 from gateway.core import AudioChunk, FloatArray
 from gateway.dialects.openai.errors import error_object
-from gateway.dialects.openai.request import SpeechOrder
+from gateway.dialects.openai.request import OpenAISpeech
 from gateway.errors import GatewayError
 from gateway.host import Host
 from gateway.speech.job import guard_warning
@@ -35,13 +35,13 @@ _MAX_DELTA_BYTES = 24 * 1024
 
 
 async def bare_audio(
-    host: Host, order: SpeechOrder, result: SpeechResult | None = None, words: list[WordTime] | None = None
+    host: Host, wanted: OpenAISpeech, result: SpeechResult | None = None, words: list[WordTime] | None = None
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of one text's speech; pieces may be empty.
 
     Args:
         host: has the pipeline.
-        order: what to speak.
+        wanted: what to speak.
         result: filled in on the way.
         words: gets those that have ended, if they are wanted; needs a result.
 
@@ -52,8 +52,8 @@ async def bare_audio(
     gatherer = WordGatherer()
     made_samples = 0
     async with (
-        AsyncEncoder(open_encoder(order.output, order.speed), host.executor) as encoder,
-        aclosing(host.pipeline.synthesize(order.speech, result)) as audio,
+        AsyncEncoder(open_encoder(wanted.output, wanted.speed), host.executor) as encoder,
+        aclosing(host.pipeline.synthesize(wanted.speech, result)) as audio,
     ):
         async for chunk in audio:
             for samples in _pieces(chunk):
@@ -67,7 +67,7 @@ async def bare_audio(
         yield await encoder.finish()
 
 
-async def audio_events(host: Host, order: SpeechOrder, result: SpeechResult) -> AsyncGenerator[bytes]:
+async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -> AsyncGenerator[bytes]:
     """Yield the speech as server-sent events.
 
     Raises:
@@ -75,9 +75,9 @@ async def audio_events(host: Host, order: SpeechOrder, result: SpeechResult) -> 
     """
     is_started = False
     usage = _Usage(result, host.encode_text)
-    words: list[WordTime] | None = [] if order.has_word_times else None
+    words: list[WordTime] | None = [] if wanted.has_word_times else None
     try:
-        async with aclosing(bare_audio(host, order, result, words)) as pieces:
+        async with aclosing(bare_audio(host, wanted, result, words)) as pieces:
             async for piece in pieces:
                 usage.count_text()
                 # Together, as a client that tells chunks by when they come takes single events for several.
@@ -85,7 +85,7 @@ async def audio_events(host: Host, order: SpeechOrder, result: SpeechResult) -> 
                     yield b"".join(deltas)
                     is_started = True
                 if words and is_started:
-                    yield _event({"type": "speech.audio.words", "words": [_told(word, order.speed) for word in words]})
+                    yield _event({"type": "speech.audio.words", "words": [_told(word, wanted.speed) for word in words]})
                     words.clear()
     except GatewayError as error:
         if is_started:

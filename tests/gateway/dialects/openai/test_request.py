@@ -8,23 +8,27 @@ import logging
 import pytest
 
 from gateway.audio import AudioFormat
-from gateway.dialects.openai.request import SpeechOrder, StreamFormat, default_format, read_order
+from gateway.dialects.openai.request import OpenAISpeech, StreamFormat, default_format, read_request
 from gateway.errors import InvalidRequestError
 from gateway.text import Normalization
 from gateway.text.styles import Style
 
 
-def order_of(default: AudioFormat = AudioFormat.MP3, **fields: object) -> SpeechOrder:
+def wanted_of(default: AudioFormat = AudioFormat.MP3, **fields: object) -> OpenAISpeech:
     body = {"model": "m", "input": "hello", "voice": "anna", **fields}
-    return read_order(json.dumps(body).encode(), default, "id-1")
+    return read_request(json.dumps(body).encode(), default, "id-1")
 
 
 def test_the_official_clients_bare_request_has_openais_defaults() -> None:
-    order = order_of()
+    wanted = wanted_of()
 
-    assert (order.output.audio_format, order.speed, order.stream_format) == (AudioFormat.MP3, 1.0, StreamFormat.AUDIO)
-    assert (order.speech.voice, order.speech.request_id, order.ignored_fields) == ("anna", "id-1", ())
-    assert order.speech.text_options.normalization is Normalization.ON
+    assert (wanted.output.audio_format, wanted.speed, wanted.stream_format) == (
+        AudioFormat.MP3,
+        1.0,
+        StreamFormat.AUDIO,
+    )
+    assert (wanted.speech.voice, wanted.speech.request_id, wanted.ignored_fields) == ("anna", "id-1", ())
+    assert wanted.speech.text_options.normalization is Normalization.ON
 
 
 def test_null_means_left_out() -> None:
@@ -39,7 +43,7 @@ def test_null_means_left_out() -> None:
         "normalize",
         "style",
     ]
-    given, bare = order_of(**dict.fromkeys(optional)), order_of()
+    given, bare = wanted_of(**dict.fromkeys(optional)), wanted_of()
 
     assert (given.output, given.speed, given.stream_format) == (bare.output, bare.speed, bare.stream_format)
     assert given.speech.priority == bare.speech.priority
@@ -47,31 +51,31 @@ def test_null_means_left_out() -> None:
 
 
 def test_the_text_front_end_obeys_language_and_normalize() -> None:
-    options = order_of(language="zh-CN", normalize=False).speech.text_options
+    options = wanted_of(language="zh-CN", normalize=False).speech.text_options
 
     assert (options.language, options.normalization) == ("zh-CN", Normalization.OFF)
 
 
 def test_a_voice_may_be_an_object() -> None:
-    assert order_of(voice={"id": "voice_1234"}).speech.voice == "voice_1234"
+    assert wanted_of(voice={"id": "voice_1234"}).speech.voice == "voice_1234"
 
 
 def test_fields_without_effect_are_named() -> None:
-    order = order_of(instructions="Whisper.", x_seed=1, extra={"a": [1]})
+    wanted = wanted_of(instructions="Whisper.", x_seed=1, extra={"a": [1]})
 
-    assert order.ignored_fields == ("x_seed", "extra")
-    assert order.speech.text_options.style == Style("Whisper.", "instructions")
+    assert wanted.ignored_fields == ("x_seed", "extra")
+    assert wanted.speech.text_options.style == Style("Whisper.", "instructions")
 
 
 def test_names_that_no_header_can_carry_are_left_out() -> None:
     fields: dict[str, object] = {"a\r\nset-cookie: b": 1, "é": 2, "": 3, "x" * 65: 4, **{f"f{i}": i for i in range(30)}}
 
-    assert order_of(**fields).ignored_fields == tuple(f"f{i}" for i in range(20))
+    assert wanted_of(**fields).ignored_fields == tuple(f"f{i}" for i in range(20))
 
 
 def test_a_wrong_field_is_named() -> None:
     with pytest.raises(InvalidRequestError, match="voice") as caught:
-        order_of(voice=5)
+        wanted_of(voice=5)
     assert caught.value.param == "voice"
 
 
