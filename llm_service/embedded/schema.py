@@ -35,8 +35,8 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class StreamOptions(_Strict):
-    """What else a stream carries."""
+class UsageOptions(_Strict):
+    """What else a stream carries: the wire's `stream_options`."""
 
     include_usage: bool = False
 
@@ -46,7 +46,7 @@ class GenerationFields(_Strict):
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: UsageOptions | None = None
     n: Literal[1] = 1
     max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None  # default: all the room there is
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0

@@ -39,7 +39,7 @@ from llm_service.gpu.schedule import (
     prompt_tokens,
 )
 from llm_service.gpu.slot_state import PAGE_TOKENS, PagePool, pages_for
-from llm_service.gpu.step_runner import PromptPiece, StepRunner, Ticket
+from llm_service.gpu.step_runner import LaunchedStep, PromptPiece, StepRunner
 from llm_service.gpu.weights import SpeechIds
 from llm_service.vocab import SpeechVocabulary, VocabularyError, vocabulary_of_ids
 from servicekit.clock import Clock
@@ -56,7 +56,7 @@ UNBOUNDED = np.iinfo(np.int32).max
 class _Step:
     """A step that was launched and not yet read."""
 
-    ticket: Ticket
+    launched: LaunchedStep
     answers: Sequence[Answer]  # one for each token
 
 
@@ -304,12 +304,12 @@ class GpuEngine:
         max_rows = self._runner.sizes.decode_rows[-1]
         prompts_wait = bool(self._prompting)
         slots = choose_rows(near, self._paces, prompts_wait, now_s, max_rows, self._policy)
-        ticket = self._runner.decode(slots)
+        launched = self._runner.decode(slots)
         self._counters.steps_by_rows[len(slots)] += 1
         self._paces.launched[slots] += 1
         self._leave_when_done(slots)
         by_slot = self._by_slot
-        return _Step(ticket, [by_slot[slot] for slot in slots.tolist()])
+        return _Step(launched, [by_slot[slot] for slot in slots.tolist()])
 
     def _leave_when_done(self, slots: Slots) -> None:
         """Take streams out of the ready ones when all their tokens are drawn or being drawn, or each must be read."""
@@ -335,7 +335,7 @@ class GpuEngine:
                 fed.append(answer)
             else:
                 ended.append(answer)
-        ticket = self._runner.prompt(pieces)
+        launched = self._runner.prompt(pieces)
         slots = np.array([answer.slot for answer in ended], np.int32)
         self._paces.launched[slots] += 1
         self._is_ready[slots] = True
@@ -343,7 +343,7 @@ class GpuEngine:
         self._leave_when_done(slots)
         for answer in fed:
             self._go_on(answer)
-        return _Step(ticket, ended)
+        return _Step(launched, ended)
 
     def _piece(self, answer: Answer, room: int) -> PromptPiece:
         begin = answer.prompted
@@ -354,7 +354,7 @@ class GpuEngine:
         return PromptPiece(answer.slot, answer.prompt_begin + begin, tokens, ends, start)
 
     def _read(self, step: _Step) -> list[GenerationOutput]:
-        rows = step.ticket.tokens()
+        rows = step.launched.tokens()
         now_s = self._clock.now()
         outputs: list[GenerationOutput] = []
         packing = self._packing

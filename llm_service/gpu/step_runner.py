@@ -2,8 +2,8 @@
 
     pinned inputs --copy--> graph: [begin] embed, layers, head, draw --copy--> pinned tokens, event
 
-A step is launched while the one before it still runs; `Ticket.tokens` waits for its own step only. On a CPU the same
-launches run at once, without graphs. Knows nothing of requests or of time.
+A step is launched while the one before it still runs; `LaunchedStep.tokens` waits for its own step only. On a CPU the
+same launches run at once, without graphs. Knows nothing of requests or of time.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PromptPiece:
     start: AnswerStart | None  # with the first piece
 
 
-class Ticket:
+class LaunchedStep:
     """The tokens of one step, once it has run."""
 
     def __init__(self, tokens: Tensor, event: torch.cuda.Event | None) -> None:
@@ -145,7 +145,7 @@ class StepRunner:
             logger.info("captured %d graphs: decode rows %s, prompt rows %s", graphs, *_bounds(self.sizes))
 
     @torch.inference_mode()
-    def decode(self, slots: Ints) -> Ticket:
+    def decode(self, slots: Ints) -> LaunchedStep:
         """Advance slots by a token each; at most the largest decode bucket."""
         bucket = self._decode[_at_least(self.sizes.decode_rows, len(slots))]
         with torch.cuda.stream(self._stream):
@@ -156,11 +156,11 @@ class StepRunner:
                 bucket.slots.device.copy_(host, non_blocking=True)
                 bucket.loaded = slots.copy()
             bucket.launch()
-            return self._ticket(bucket.tokens, len(slots))
+            return self._launched(bucket.tokens, len(slots))
 
     @torch.inference_mode()
-    def prompt(self, pieces: Sequence[PromptPiece]) -> Ticket:
-        """Run pieces of prompts; the ticket has a token for each piece that ends its prompt, in their order.
+    def prompt(self, pieces: Sequence[PromptPiece]) -> LaunchedStep:
+        """Run pieces of prompts; the step has a token for each piece that ends its prompt, in their order.
 
         Args:
             pieces: no more rows than the largest prompt bucket, no more ends than its draws.
@@ -169,7 +169,7 @@ class StepRunner:
         ends = self._fill(bucket, pieces)
         with torch.cuda.stream(self._stream):
             bucket.launch()
-            return self._ticket(bucket.tokens, ends)
+            return self._launched(bucket.tokens, ends)
 
     def _prompt_rows(self, pieces: Sequence[PromptPiece]) -> int:
         rows = sum(len(piece.token_ids) for piece in pieces)
@@ -213,14 +213,14 @@ class StepRunner:
         bucket.numbers.device[:count].copy_(numbers_host[:count], non_blocking=True)
         bucket.flags.device[:count].copy_(flags_host[:count], non_blocking=True)
 
-    def _ticket(self, tokens: _Mirror, count: int) -> Ticket:
+    def _launched(self, tokens: _Mirror, count: int) -> LaunchedStep:
         _, host = tokens.next()
         host.copy_(tokens.device, non_blocking=True)
         event = None
         if self._stream is not None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return Ticket(host[:count], event)
+        return LaunchedStep(host[:count], event)
 
     def _decode_bucket(self, rows: int) -> _DecodeBucket:
         slots = _Mirror((rows,), torch.int32, self._device)
