@@ -17,7 +17,7 @@ from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.errors import CapacityError, InvalidRequestError, Token2WavError, VoiceNotFoundError
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
-DEFAULT_WINDOW_TOKENS = 500
+DEFAULT_CHUNK_TOKENS = 500
 """Utterances of up to 20 s are made in one piece; longer ones bound the memory of a step."""
 
 
@@ -48,7 +48,7 @@ class OfflineSpeech:
 
 
 def synthesize_all(
-    engine: Token2WavEngine, utterances: Iterable[OfflineUtterance], window_tokens: int = DEFAULT_WINDOW_TOKENS
+    engine: Token2WavEngine, utterances: Iterable[OfflineUtterance], chunk_tokens: int = DEFAULT_CHUNK_TOKENS
 ) -> Iterator[OfflineSpeech]:
     """Speak every utterance, as many side by side as the engine's `max_batch_size`; yields each when it has ended.
 
@@ -58,34 +58,34 @@ def synthesize_all(
     Args:
         engine: nothing else may step it meanwhile.
         utterances: read as streams become free.
-        window_tokens: tokens (25 Hz) that one step speaks of a stream, at least 1.
+        chunk_tokens: tokens (25 Hz) that one step speaks of a stream, at least 1.
 
     Raises:
-        ValueError: `window_tokens` is less than 1 or more than the engine takes in a chunk.
+        ValueError: `chunk_tokens` is less than 1 or more than the engine takes in a chunk.
     """
     most = engine.config.max_chunk_tokens - LOOKAHEAD_TOKENS
-    if not 1 <= window_tokens <= most:
-        raise ValueError(f"got window_tokens {window_tokens}, expected 1 to {most} (max_chunk_tokens less look-ahead)")
-    return _synthesize(engine, iter(utterances), window_tokens)
+    if not 1 <= chunk_tokens <= most:
+        raise ValueError(f"got chunk_tokens {chunk_tokens}, expected 1 to {most} (max_chunk_tokens less look-ahead)")
+    return _synthesize(engine, iter(utterances), chunk_tokens)
 
 
-def best_window_tokens(config: Token2WavConfig) -> int:
-    """Return the window that costs an engine least: the largest chunk with a program of its own, or long pieces."""
+def best_chunk_tokens(config: Token2WavConfig) -> int:
+    """Return the chunk that costs an engine least: the largest chunk with a program of its own, or long pieces."""
     return (
-        DEFAULT_WINDOW_TOKENS
+        DEFAULT_CHUNK_TOKENS
         if choose_runner(config) in (RunnerKind.TORCH, RunnerKind.PACKED)
         else CHUNK_SIZES_TOKENS[-1]
     )
 
 
-def cut_windows(token_ids: Sequence[int], window_tokens: int) -> list[tuple[int, ...]]:
-    """Cut tokens into windows of `window_tokens` plus 3 of look-ahead; the last one carries all that remain."""
-    windows = []
+def cut_chunks(token_ids: Sequence[int], chunk_tokens: int) -> list[tuple[int, ...]]:
+    """Cut tokens into chunks of `chunk_tokens` plus 3 of look-ahead; the last one carries all that remain."""
+    chunks = []
     start = 0
-    while len(token_ids) - start > window_tokens + LOOKAHEAD_TOKENS:
-        windows.append(tuple(token_ids[start : start + window_tokens + LOOKAHEAD_TOKENS]))
-        start += window_tokens
-    return [*windows, tuple(token_ids[start:])]
+    while len(token_ids) - start > chunk_tokens + LOOKAHEAD_TOKENS:
+        chunks.append(tuple(token_ids[start : start + chunk_tokens + LOOKAHEAD_TOKENS]))
+        start += chunk_tokens
+    return [*chunks, tuple(token_ids[start:])]
 
 
 @dataclass
@@ -95,7 +95,7 @@ class _Open:
 
 
 def _synthesize(
-    engine: Token2WavEngine, utterances: Iterator[OfflineUtterance], window_tokens: int
+    engine: Token2WavEngine, utterances: Iterator[OfflineUtterance], chunk_tokens: int
 ) -> Iterator[OfflineSpeech]:
     streams: dict[str, _Open] = {}
     waiting = next(utterances, None)
@@ -103,7 +103,7 @@ def _synthesize(
         while waiting is not None or streams:
             while waiting is not None and len(streams) < engine.config.max_batch_size:
                 try:
-                    streams[_open(engine, waiting, window_tokens)] = _Open(waiting.name)
+                    streams[_open(engine, waiting, chunk_tokens)] = _Open(waiting.name)
                 except Token2WavError as error:
                     if isinstance(error, CapacityError) and streams:
                         break
@@ -115,15 +115,15 @@ def _synthesize(
             engine.abort(stream_id)
 
 
-def _open(engine: Token2WavEngine, utterance: OfflineUtterance, window_tokens: int) -> str:
-    """Open a stream and queue all its windows; nothing stays open if one is refused."""
+def _open(engine: Token2WavEngine, utterance: OfflineUtterance, chunk_tokens: int) -> str:
+    """Open a stream and queue all its chunks; nothing stays open if one is refused."""
     if not utterance.token_ids:
         raise InvalidRequestError(f"utterance {utterance.name!r} has no speech tokens; expected at least one")
     stream_id = _open_stream(engine, utterance)
-    windows = cut_windows(utterance.token_ids, window_tokens)
+    chunks = cut_chunks(utterance.token_ids, chunk_tokens)
     try:
-        for index, token_ids in enumerate(windows):
-            engine.add_chunk(TokenChunk(stream_id, index, token_ids, is_last=index == len(windows) - 1))
+        for index, token_ids in enumerate(chunks):
+            engine.add_chunk(TokenChunk(stream_id, index, token_ids, is_last=index == len(chunks) - 1))
     except Token2WavError:
         engine.abort(stream_id)
         raise

@@ -59,7 +59,7 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """One window of speech tokens; unless last, its final 3 tokens are look-ahead and come again in the next."""
+    """Speech tokens sent at once; unless last, its final 3 tokens are look-ahead and come again in the next."""
 
     stream_id: str
     index: int
@@ -106,7 +106,7 @@ class StreamSummary:
     seed: int
     status: StreamStatus
     chunk_schedule: list[int] = field(default_factory=list)
-    """Tokens in each window pushed, look-ahead included."""
+    """Tokens in each chunk, look-ahead included."""
     samples: int = 0
     """Samples delivered."""
 

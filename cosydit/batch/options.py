@@ -267,7 +267,7 @@ def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
         "--token2wav-set", action="append", default=[], metavar="NAME=VALUE", help="engine setting, e.g. device=cuda"
     )
     group.add_argument(
-        "--window-tokens",
+        "--chunk-tokens",
         type=count,
         help="longer utterances are made piecewise (default: 500 on a CPU; on a GPU and in a service 100, the largest "
         "piece with a program of its own)",
@@ -309,7 +309,7 @@ def _token2wav_settings(args: argparse.Namespace) -> Token2WavSettings:
     return Token2WavSettings(
         model_dir=args.token2wav_path,
         url=args.token2wav_url,
-        window_tokens=args.window_tokens,
+        chunk_tokens=args.chunk_tokens,
         engine=dict(_name_value(text) for text in args.token2wav_set),
     )
 

@@ -108,15 +108,15 @@ async def _open_token2wav(settings: Token2WavSettings, plan: BatchPlan, clock: C
 
 def _token2wav_stage(settings: Token2WavSettings, plan: BatchPlan, clock: Clock) -> Token2WavStage:
     if settings.url is not None:
-        return TritonStage(settings.url, settings.window_tokens or CHUNK_SIZES_TOKENS[-1])
+        return TritonStage(settings.url, settings.chunk_tokens or CHUNK_SIZES_TOKENS[-1])
     from token2wav_service.build import build_engine
     from token2wav_service.config import Token2WavConfig
-    from token2wav_service.offline import best_window_tokens
+    from token2wav_service.offline import best_chunk_tokens
 
     size = str(plan.token2wav_batch_size)
     named = {"max_batch_size": size, **settings.engine, "max_streams": size, "model_dir": str(settings.model_dir)}
     config = Token2WavConfig.from_mapping(named)
-    return EngineStage(build_engine(config, clock), settings.window_tokens or best_window_tokens(config))
+    return EngineStage(build_engine(config, clock), settings.chunk_tokens or best_chunk_tokens(config))
 
 
 def _free_port() -> int:

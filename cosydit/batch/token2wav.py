@@ -18,17 +18,17 @@ from gateway.errors import VoiceEvictedError
 from gateway.token2wav.client import Token2WavClient
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.errors import InvalidPromptError
-from token2wav_service.offline import OfflineUtterance, cut_windows, synthesize_all
+from token2wav_service.offline import OfflineUtterance, cut_chunks, synthesize_all
 from token2wav_service.types import StreamOptions, VoicePrompt
 
 
 class EngineStage:
     """Drives an engine of this process until all utterances handed over have finished."""
 
-    def __init__(self, engine: Token2WavEngine, window_tokens: int) -> None:
+    def __init__(self, engine: Token2WavEngine, chunk_tokens: int) -> None:
         """Keep the engine; nothing else may use it."""
         self._engine = engine
-        self._window_tokens = window_tokens
+        self._chunk_tokens = chunk_tokens
         # A thread of its own: the next batch must not wait behind the files of the one before it.
         self._thread = ThreadPoolExecutor(1, "token2wav")
 
@@ -46,7 +46,7 @@ class EngineStage:
         self._thread.shutdown()
 
     def _speak(self, utterances: Sequence[TokenisedUtterance]) -> list[FloatArray | Exception]:
-        spoken = synthesize_all(self._engine, map(_offline, utterances), self._window_tokens)
+        spoken = synthesize_all(self._engine, map(_offline, utterances), self._chunk_tokens)
         outcomes = {each.name: each.outcome for each in spoken}
         return [outcomes[each.input.utt] for each in utterances]
 
@@ -54,10 +54,10 @@ class EngineStage:
 class TritonStage:
     """Sends whole utterances to a served model; its scheduler makes the batches."""
 
-    def __init__(self, url: str, window_tokens: int) -> None:
+    def __init__(self, url: str, chunk_tokens: int) -> None:
         """Connect lazily to `url` (host:port of Triton's gRPC service)."""
         self._client = Token2WavClient(url)
-        self._window_tokens = window_tokens
+        self._chunk_tokens = chunk_tokens
 
     async def make_voice(self, samples: FloatArray) -> RegisteredVoice:
         """See `Token2WavStage.make_voice`."""
@@ -86,14 +86,14 @@ class TritonStage:
             return error
 
     async def _stream(self, utterance: TokenisedUtterance) -> FloatArray:
-        cuts = cut_windows(utterance.token_ids, self._window_tokens)
+        cuts = cut_chunks(utterance.token_ids, self._chunk_tokens)
         async with self._client.open_stream(utterance.voice.voice_id, utterance.seed) as stream:
             pushes = []
             for index, token_ids in enumerate(cuts):
-                window = TokenChunk(index, index * self._window_tokens, token_ids, index == len(cuts) - 1)
-                pushes.append(stream.push(window))
-            chunks = [await push for push in pushes]
-        return np.concatenate([chunk.samples for chunk in chunks])
+                chunk = TokenChunk(index, index * self._chunk_tokens, token_ids, index == len(cuts) - 1)
+                pushes.append(stream.push(chunk))
+            spoken = [await push for push in pushes]
+        return np.concatenate([chunk.samples for chunk in spoken])
 
 
 def _offline(utterance: TokenisedUtterance) -> OfflineUtterance:

@@ -208,7 +208,7 @@ class Token2WavSettings:
     """In this process, from this checkpoint."""
     url: str | None
     """host:port of a running Triton's gRPC service. Exactly one of the two."""
-    window_tokens: int | None = None
+    chunk_tokens: int | None = None
     """Tokens of an utterance spoken in one step; None takes what suits the runner best."""
     engine: Mapping[str, str] = field(default_factory=dict)
     """Settings of the engine in this process, by name."""

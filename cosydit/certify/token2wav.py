@@ -40,7 +40,7 @@ from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.mel import flow_mel_24k
 from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
-from token2wav_service.offline import OfflineUtterance, best_window_tokens, synthesize_all
+from token2wav_service.offline import OfflineUtterance, best_chunk_tokens, synthesize_all
 from token2wav_service.replay.report import Report
 from token2wav_service.replay.run import replay_directory
 from token2wav_service.replay.stream_cases import UPSTREAM_POLICY, load_flow_vectors, load_hift_vectors, stream_flow
@@ -151,7 +151,7 @@ def check_two_voices(context: CheckContext, found: Findings) -> None:
     prompts = {"short": _prompt(context, 3.0), "usual": _prompt(context)}
     alone = {name: _speak(engine, tokens, prompt) for name, prompt in prompts.items()}
     utterances = [OfflineUtterance(name, tokens, prompt, StreamOptions(seed=1)) for name, prompt in prompts.items()]
-    for speech in synthesize_all(engine, utterances, best_window_tokens(engine.config)):
+    for speech in synthesize_all(engine, utterances, best_chunk_tokens(engine.config)):
         if not isinstance(speech.outcome, np.ndarray):
             raise CheckFailedError(f"the {speech.name} voice: {speech.outcome}")
         found.at_most(
@@ -282,10 +282,10 @@ def _tokens(context: CheckContext) -> tuple[int, ...]:
 
 
 def _speak(
-    engine: Token2WavEngine, tokens: Sequence[int], prompt: VoicePrompt, window_tokens: int | None = None
+    engine: Token2WavEngine, tokens: Sequence[int], prompt: VoicePrompt, chunk_tokens: int | None = None
 ) -> FloatArray:
     utterance = OfflineUtterance("one", tuple(tokens), prompt, StreamOptions(seed=1))
-    (speech,) = synthesize_all(engine, [utterance], window_tokens or best_window_tokens(engine.config))
+    (speech,) = synthesize_all(engine, [utterance], chunk_tokens or best_chunk_tokens(engine.config))
     if not isinstance(speech.outcome, np.ndarray):
         raise speech.outcome
     return speech.outcome
@@ -296,10 +296,10 @@ def _chunk_s(engine: Token2WavEngine, voice: str, streams: int, tokens: int, run
     seconds = []
     for run in range(WARM_UP_RUNS + runs):
         opened = [engine.open_stream(voice, StreamOptions(seed=run * streams + i)) for i in range(streams)]
-        window = tuple(range(tokens + LOOKAHEAD_TOKENS))
+        token_ids = tuple(range(tokens + LOOKAHEAD_TOKENS))
         began = time.perf_counter()
         for stream in opened:
-            engine.add_chunk(TokenChunk(stream, 0, window, False))
+            engine.add_chunk(TokenChunk(stream, 0, token_ids, False))
         done = 0
         while done < streams:
             results = engine.step()

@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _replay_schedules(path: Path, report: Report) -> None:
-    """Check the windows that the gateway's chunk policies cut against recorded ones, where there are any."""
+    """Check the chunks that the gateway's chunk policies cut against recorded ones, where there are any."""
     from gateway.chunking.chunker import Chunker
     from gateway.chunking.policies import ExponentialChunks, FixedChunks
 
@@ -35,9 +35,9 @@ def _replay_schedules(path: Path, report: Report) -> None:
     for name, expected in json.loads(path.read_text("utf-8"))["tables"].items():
         strategy, _, total = name.partition(":")
         chunker = Chunker(FixedChunks() if strategy == "equal" else ExponentialChunks(max_hop_tokens=None))
-        windows = [window for token in range(int(total)) for window in chunker.push([token])]
-        windows.append(chunker.flush())
-        got = [[window.start, window.end, window.is_last] for window in windows]
+        chunks = [chunk for token in range(int(total)) for chunk in chunker.push([token])]
+        chunks.append(chunker.flush())
+        got = [[chunk.start, chunk.end, chunk.is_last] for chunk in chunks]
         report.check_equal(f"schedules/{name}", got, expected)
 
 

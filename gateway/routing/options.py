@@ -30,7 +30,7 @@ def add_routing_options(parser: argparse.ArgumentParser) -> None:
         ("--failures-to-eject", defaults.failures_to_eject, "failures in a row that make a replica sick"),
         ("--max-waiting", defaults.max_waiting, "requests that wait for a slot"),
         ("--max-failovers", defaults.max_failovers, "times in a row that a stream is rebuilt without new audio"),
-        ("--voice-shelf-bytes", defaults.voice_shelf_bytes, "voice files kept for replicas that lack them"),
+        ("--voice-file-cache-bytes", defaults.voice_file_cache_bytes, "voice files kept for replicas that lack them"),
     ):
         group.add_argument(name, type=int, default=count, help=meaning)
 

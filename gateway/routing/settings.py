@@ -34,7 +34,7 @@ class RoutingSettings:
     """And at most so long if its service has no other replica: until that one is started again."""
     max_failovers: int = 3
     """Times that one stream is built anew, and one answer of the LLM is asked for anew."""
-    voice_shelf_bytes: int = 64 * MIB
+    voice_file_cache_bytes: int = 64 * MIB
     """Voice files kept to give replicas the voices that they lack; a voice has 50 to 400 KB."""
 
     def __post_init__(self) -> None:

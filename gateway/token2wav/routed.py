@@ -44,7 +44,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         speed: SpeedMeter | None = None,
     ) -> None:
         """See `Router`."""
-        cache = VoiceFileCache(fleet.settings.voice_shelf_bytes)
+        cache = VoiceFileCache(fleet.settings.voice_file_cache_bytes)
         self.voice_file_cache = cache
         self._caching_tasks: set[asyncio.Task[None]] = set()
         super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock, speed)

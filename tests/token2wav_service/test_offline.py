@@ -19,7 +19,7 @@ from tests.token2wav_service.engine.factory import (
 from token2wav_service.config import RunnerKind, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.errors import CapacityError, InvalidChunkError, InvalidRequestError, Token2WavError
-from token2wav_service.offline import OfflineUtterance, best_window_tokens, cut_windows, synthesize_all
+from token2wav_service.offline import OfflineUtterance, best_chunk_tokens, cut_chunks, synthesize_all
 from token2wav_service.types import StreamOptions, TokenChunk, VoicePrompt
 
 
@@ -33,11 +33,11 @@ def _runner(engine: Token2WavEngine) -> PoisonableRunner:
     return runner
 
 
-def test_windows_cover_all_tokens_and_repeat_the_look_ahead_only() -> None:
+def test_chunks_cover_all_tokens_and_repeat_the_look_ahead_only() -> None:
     tokens = tuple(range(50))
-    windows = cut_windows(tokens, 20)
-    assert windows == [tokens[:23], tokens[20:43], tokens[40:]]
-    assert cut_windows(tokens[:23], 20) == [tokens[:23]]
+    chunks = cut_chunks(tokens, 20)
+    assert chunks == [tokens[:23], tokens[20:43], tokens[40:]]
+    assert cut_chunks(tokens[:23], 20) == [tokens[:23]]
 
 
 def test_utterances_run_side_by_side_up_to_the_batch_size() -> None:
@@ -52,10 +52,10 @@ def test_utterances_run_side_by_side_up_to_the_batch_size() -> None:
 def test_an_utterance_in_windows_equals_the_same_stream_pushed_by_hand() -> None:
     engine = make_engine()
     utterance = _utterance("a", 50, seed=4)
-    (spoken,) = synthesize_all(engine, [utterance], window_tokens=20)
+    (spoken,) = synthesize_all(engine, [utterance], chunk_tokens=20)
     stream_id = engine.open_stream(engine.voices.register(utterance.prompt).voice_id, utterance.options)
-    for index, window in enumerate(cut_windows(utterance.token_ids, 20)):
-        engine.add_chunk(TokenChunk(stream_id, index, window, index == 2))
+    for index, chunk in enumerate(cut_chunks(utterance.token_ids, 20)):
+        engine.add_chunk(TokenChunk(stream_id, index, chunk, index == 2))
     assert isinstance(spoken.outcome, np.ndarray)
     assert np.array_equal(spoken.outcome, audio_of(drain(engine), stream_id))
     assert spoken.summary is not None and spoken.summary.chunk_schedule == [23, 23, 10]
@@ -80,17 +80,17 @@ def test_a_bad_utterance_fails_alone(tokens: tuple[int, ...], error: type[Except
 
 def test_leaving_early_aborts_what_is_open() -> None:
     engine = make_engine(max_batch_size=2)
-    spoken = synthesize_all(engine, [_utterance("a", 10), _utterance("b", 60)], window_tokens=10)
+    spoken = synthesize_all(engine, [_utterance("a", 10), _utterance("b", 60)], chunk_tokens=10)
     assert next(spoken).name == "a"
     assert engine.stats().open_streams == 1
     spoken.close()  # type: ignore[attr-defined]
     assert engine.stats().open_streams == 0
 
 
-@pytest.mark.parametrize("window_tokens", [0, 1498])
-def test_windows_that_the_engine_would_refuse_are_refused_at_once(window_tokens: int) -> None:
+@pytest.mark.parametrize("chunk_tokens", [0, 1498])
+def test_chunks_that_the_engine_would_refuse_are_refused_at_once(chunk_tokens: int) -> None:
     with pytest.raises(ValueError, match="expected 1 to 1497"):
-        synthesize_all(make_engine(), [], window_tokens)
+        synthesize_all(make_engine(), [], chunk_tokens)
 
 
 def test_a_voice_that_was_registered_is_not_loaded_again_unless_it_was_evicted() -> None:
@@ -126,8 +126,8 @@ def test_a_voice_that_never_fits_fails_its_utterance() -> None:
 @pytest.mark.parametrize(
     ("runner", "tokens"), [(RunnerKind.TORCH, 500), (RunnerKind.SLOTS, 100)], ids=["plain modules", "programs"]
 )
-def test_windows_suit_the_runner(runner: RunnerKind, tokens: int) -> None:
-    assert best_window_tokens(Token2WavConfig(Path("unused"), runner=runner)) == tokens
+def test_chunks_suit_the_runner(runner: RunnerKind, tokens: int) -> None:
+    assert best_chunk_tokens(Token2WavConfig(Path("unused"), runner=runner)) == tokens
 
 
 def _voice_bytes() -> int:

@@ -380,7 +380,7 @@ async def test_replicas_that_turn_out_full_are_told_with_when_to_try_again() -> 
 
 async def test_a_voice_stays_in_the_file_cache_as_long_as_a_stream_speaks_in_it() -> None:
     replicas = _replicas("a", "b")
-    async with routed(*replicas, settings=dataclasses.replace(QUICK, voice_shelf_bytes=30)) as router:
+    async with routed(*replicas, settings=dataclasses.replace(QUICK, voice_file_cache_bytes=30)) as router:
         voice = await _voice(router)
         async with router.open_stream(voice, SEED) as stream:
             heard = [await stream.push(chunks(2)[0])]
