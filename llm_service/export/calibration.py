@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import Qwen2Config, Qwen2Model
 
 from llm_service.errors import ConfigError
 from llm_service.export.smooth_quant import LayerRanges, MatrixRange
@@ -89,6 +88,9 @@ def measure_ranges(
 
 
 def _model(source: SpeechLMSource) -> Any:
+    # NOTE: imported here, so that others can import this file in no time.
+    from transformers import Qwen2Config, Qwen2Model
+
     config = Qwen2Config.from_dict(qwen2_config(source.shape))
     model: Any = Qwen2Model(config)
     model.eval()
