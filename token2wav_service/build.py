@@ -26,6 +26,7 @@ from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.causal_vocoder_stream import CausalStreamVocoder
 from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
+from token2wav_service.runtime.cpu.column_hift import ColumnHiFT
 from token2wav_service.runtime.cpu.packed_flow import PackedFlow
 from token2wav_service.runtime.slots.step_shapes import StepShapes, stream_buckets_up_to
 from token2wav_service.runtime.torch_runner import ModelRunner
@@ -118,9 +119,10 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
             "none: what reproduces the original here is history, noise, crossfade and source_phase `upstream`"
         )
     kind = choose_runner(config)
-    if kind in (RunnerKind.TORCH, RunnerKind.PACKED):
-        kept = PackedFlow if kind is RunnerKind.PACKED else StreamFlow
-        return ModelRunner(kept(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
+    if kind is RunnerKind.TORCH:
+        return ModelRunner(StreamFlow(flow, config.synthesis), StreamVocoder(hift, config.synthesis))
+    if kind is RunnerKind.PACKED:
+        return ModelRunner(PackedFlow(flow, config.synthesis), StreamVocoder(ColumnHiFT(hift), config.synthesis))
     # NOTE: imported here, so that hosts without Triton (the language) can run the plain modules.
     from token2wav_service.runtime.slots.memory import memory_need, warn_of_cache
     from token2wav_service.runtime.slots.pool import PoolSizes

@@ -1,4 +1,4 @@
-"""The flow on CPU cores without padding: equal to the plain modules, in place, and safe to run again."""
+"""The models as CPU cores run them: equal to the plain modules, in place, and safe to run again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 from tests.token2wav_service.streaming.flow_factory import (
     make_flow,
+    make_hift,
     make_voice,
     random_speaker,
     random_tokens,
@@ -14,10 +15,12 @@ from tests.token2wav_service.streaming.flow_factory import (
     windows,
 )
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
-from token2wav_service.models import history
+from token2wav_service.models.flow.flow import history
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
+from token2wav_service.models.vocoder.hift import fold_weight_norm
 from token2wav_service.replay.report import FLOW_TOLERANCE
+from token2wav_service.runtime.cpu.column_hift import ColumnHiFT
 from token2wav_service.runtime.cpu.packed_flow import PackedFlow, PackedState
 
 HOPS = [[1, 2, 15, 4], [15, 25, 50], [5, 7, 11, 13] * 3, [40, 40], [60]]
@@ -96,3 +99,14 @@ def test_a_long_chunk_leaves_no_memory_behind() -> None:
         sizes.append(state.store.num_bytes)
     assert sizes[1] > 3 * sizes[0]
     assert sizes[3] <= 2 * sizes[0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("lengths", [None, [9, 4, 1]], ids=["full rows", "padded rows"])
+def test_the_vocoder_with_columns_in_one_piece_equals_the_plain_one(lengths: list[int] | None) -> None:
+    hift = fold_weight_norm(make_hift())
+    generator = torch.Generator().manual_seed(1)
+    mel = torch.randn(3, 80, 9, generator=generator)
+    source = 0.1 * torch.randn(3, 1, 9 * 480, generator=generator)
+    rows = None if lengths is None else torch.tensor(lengths)
+    torch.testing.assert_close(ColumnHiFT(hift)(mel, source, rows), hift(mel, source, rows), atol=1e-5, rtol=0)
