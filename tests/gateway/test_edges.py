@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gateway import __main__ as gateway_program
-from gateway import errors
+from gateway import errors, serving
 from gateway.audio.pcm import to_pcm16
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, TimeBasedChunks
 from gateway.config import parse_args
@@ -44,8 +44,8 @@ def test_once_warm_the_process_spares_the_garbage_collector_what_stays(monkeypat
         raise Built
 
     monkeypatch.setattr(sys, "argv", ["gateway", *REQUIRED])
-    monkeypatch.setattr(gateway_program, "_log", lambda log_format: None)
-    monkeypatch.setattr(gateway_program, "build_app", build_app)
+    monkeypatch.setattr(gateway_program, "_log", lambda log_format, process: None)
+    monkeypatch.setattr(serving, "build_app", build_app)
     try:
         with pytest.raises(Built):
             gateway_program.main()

@@ -1,0 +1,90 @@
+"""One process that serves the gateway's doors: the HTTP server with all that stands behind it, until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from functools import partial
+
+import uvicorn
+
+from gateway.access.http_middleware import guarded
+from gateway.access.settings import http_rules, open_access, uvicorn_options
+from gateway.app import open_with_ports
+from gateway.config import HTTP_GRACE_S, GatewayConfig
+from gateway.dialects.common.json_socket import quiet_refusals
+from gateway.doors.http import build_app
+from gateway.errors import ConfigError
+from gateway.host import Host
+from gateway.lifecycle.shutdown import DrainingServer
+from gateway.processes.ports import open_shared
+from gateway.processes.worker import Worker
+from gateway.telemetry.call import CallFilter
+from gateway.telemetry.doors import TelemetryMiddleware
+from gateway.telemetry.telemetry import open_telemetry
+from servicekit.clock import SystemClock
+from servicekit.process import exempt_startup_objects, failing_plainly, take_turns_often
+
+KEEP_ALIVE_S = 75
+"""Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""
+
+
+def serve(config: GatewayConfig, worker: Worker | None) -> int:
+    """Serve until stopped; return the exit status.
+
+    Args:
+        config: of everything.
+        worker: what this process shares with the others of this gateway; None: it is alone.
+
+    Raises:
+        ConfigError: settings that can't work, found before any door is opened.
+    """
+    access = open_access(config.access, SystemClock(), worker.streams if worker is not None else None)
+    telemetry = open_telemetry(config.telemetry, SystemClock())
+    _log_calls()
+    take_turns_often()
+    registry = telemetry.metrics.registry
+    if worker is not None:
+        registry = worker.gathered(registry)
+    app = build_app(
+        partial(open_with_ports, config, access, telemetry, worker),
+        config.max_body_bytes,
+        registry if config.telemetry.is_at_the_door(access.has_keys) else None,
+        on_warm=exempt_startup_objects,
+    )
+
+    async def drain() -> None:
+        host: Host = app.state.host
+        if host.shutdown is not None:
+            await host.shutdown.drain()
+
+    door = TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry)
+    server = DrainingServer(
+        uvicorn.Config(
+            failing_plainly(door, ConfigError),
+            host=config.host,
+            port=config.port,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=HTTP_GRACE_S,
+            **uvicorn_options(config.access),
+        ),
+        drain,
+        ignores_interrupts=worker is not None,
+    )
+    if worker is None:
+        server.run()
+    else:
+        worker.on_leave = partial(setattr, server, "should_exit", True)
+        worker.on_orphaned = partial(signal.raise_signal, signal.SIGTERM)
+        server.run(open_shared(config.host, config.port))
+    telemetry.tracer.close()
+    return 0 if server.started else 1
+
+
+def _log_calls() -> None:
+    """Have the log say of every line which call it belongs to, and nothing of what is not worth a line."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(CallFilter())
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    quiet_refusals()

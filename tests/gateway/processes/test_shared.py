@@ -1,0 +1,261 @@
+"""What the processes of one gateway share: a hub and its workers in one event loop, over real socket pairs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.exposition import generate_latest
+
+from gateway.access.access import HOUR_S, Access
+from gateway.access.caller import Caller, CallerLimits
+from gateway.errors import (
+    AudioLimitError,
+    NotReadyError,
+    OverloadedError,
+    StreamLimitError,
+    TextTooLongError,
+    VoiceRateError,
+)
+from gateway.lifecycle.gate import Gate, Routes
+from gateway.llm.routed import RoutedSpeechLM
+from gateway.processes.hub import Hub
+from gateway.processes.link import open_link
+from gateway.processes.metrics import merged, snapshot
+from gateway.processes.worker import Worker
+from gateway.routing.settings import RoutingSettings
+from gateway.routing.waiting import LLM, TOKEN2WAV
+from gateway.token2wav.routed import RoutedToken2Wav
+from gateway.voices.inline_budget import InlineVoiceLimits
+from servicekit.clock import SystemClock
+from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
+
+SLOTS = 5
+ANNA = Caller("anna", CallerLimits(streams=1, audio_s_per_hour=10.0, unspoken_characters=100))
+
+
+@dataclass
+class Process:
+    """One worker and what it serves with."""
+
+    worker: Worker
+    gate: Gate
+    access: Access
+    llm: RoutedSpeechLM
+    token2wav: RoutedToken2Wav
+
+
+class Group:
+    """A parent's hub, and workers that can be started and killed."""
+
+    def __init__(self, processes: int = 2, settings: RoutingSettings = QUICK) -> None:
+        self.clock = SystemClock()
+        self.settings = settings
+        self.hub = Hub(processes, settings, InlineVoiceLimits(voices_per_minute=2), 2, self.clock)
+        self.token2wav = ScriptedToken2Wav("a", slots=SLOTS)
+
+    @asynccontextmanager
+    async def process(self, number: int) -> AsyncIterator[Process]:
+        """Run one worker until the context is left, which is its death."""
+        ours, theirs = socket.socketpair()
+        worker = Worker(number, theirs, self.clock)
+        async with (
+            routed_llm(ScriptedLLM("l"), settings=self.settings) as llm,
+            routed(self.token2wav, settings=self.settings) as token2wav,
+        ):
+            llm.speed, token2wav.speed = worker.speeds[LLM], worker.speeds[TOKEN2WAV]
+            access = Access(None, CallerLimits(), self.clock, worker.streams)
+            link = await open_link(ours, self.hub.handlers(number))
+            async with worker.serving(Routes(llm, token2wav), access):
+                gate = Gate(llm, token2wav, self.clock, lambda: "anna", worker.places)
+                yield Process(worker, gate, access, llm, token2wav)
+            await until(lambda: not link.is_open, "the end of the link")
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[tuple[Group, Process, Process]]:
+    group = Group()
+    async with group.process(1) as first, group.process(2) as second:
+        await until(lambda: group.hub._slots == SLOTS, "the slots")
+        yield group, first, second
+
+
+async def test_places_are_shared_and_come_back_when_a_process_dies() -> None:
+    group = Group()
+    async with group.process(1) as first, AsyncExitStack() as held:
+        async with group.process(2) as second:
+            await until(lambda: group.hub._slots == SLOTS, "the slots")
+            for number in range(SLOTS):
+                process = first if number == 0 else second
+                await held.enter_async_context(
+                    process.gate.admitted(5)
+                ) if process is first else await process.worker.places.take("anna", 5, None)
+            for process in (first, second):
+                with pytest.raises(OverloadedError) as refusal:
+                    await process.worker.places.take("anna", 5, 0.05)
+                assert refusal.value.retry_after_s >= 1.0
+        await until(lambda: group.hub.capacity.taken == 1, "the return of the places")
+        assert await first.worker.places.take("anna", 5, 0.0)
+
+
+async def test_one_that_waits_gets_the_place_that_another_process_gives_back() -> None:
+    async with two() as (group, first, second):
+        places = [await first.worker.places.take("anna", 5, None) for _ in range(SLOTS)]
+        given_up = asyncio.create_task(second.worker.places.take("anna", 5, 5.0))
+        waiting = asyncio.create_task(second.worker.places.take("anna", 5, 5.0))
+        await until(lambda: group.hub.capacity.places.waiting == 2, "the wait")
+        given_up.cancel()
+        await until(lambda: group.hub.capacity.places.waiting == 1, "the end of a wait")
+        first.worker.places.give_back(places[0], is_whole=True)
+        assert (await waiting).caller == "anna"
+        assert group.hub.capacity.taken == SLOTS
+
+
+async def test_a_slot_taken_by_one_process_is_seen_by_the_other_before_it_asks_for_one() -> None:
+    async with two() as (_, first, second):
+        voice = (await first.token2wav.register_voice(b"anna")).voice_id
+        async with AsyncExitStack() as streams:
+            for _ in range(SLOTS):
+                await streams.enter_async_context(first.token2wav.open_stream(voice, 1))
+            replicas = second.token2wav.fleet.replicas
+            await until(lambda: replicas.choose_with_room() is None, "the news")
+            replica = replicas.find("a")
+            assert replica is not None
+            assert (replica.siblings, replicas.all_slots()) == (SLOTS, SLOTS)
+        await until(lambda: replica.siblings == 0 and replicas.all_slots() == SLOTS, "the news")
+
+
+async def test_limits_of_a_caller_hold_over_processes() -> None:
+    async with two() as (_, first, second):
+        async with first.access.speaking(ANNA) as account:
+            with pytest.raises(StreamLimitError, match="limit is 1"):
+                async with second.access.speaking(ANNA):
+                    pass
+            account.deliver(11.0)
+        usage = second.access.usage("anna")
+        await until(lambda: usage.audio.within(HOUR_S, second.worker._clock.now()) == 11.0, "the news")
+        with pytest.raises(AudioLimitError):
+            async with second.access.speaking(ANNA):
+                pass
+        texts = [first.access.unspoken_text(ANNA), second.access.unspoken_text(ANNA)]
+        texts[0].add(60)
+        await until(lambda: usage.characters_elsewhere == 60, "the news")
+        with pytest.raises(TextTooLongError):
+            texts[1].add(60)
+        texts[0].take(60)
+        await until(lambda: usage.characters_elsewhere == 0, "the news")
+        texts[1].add(60)
+
+
+async def test_a_process_that_comes_later_knows_what_callers_have_got() -> None:
+    group = Group()
+    async with group.process(1) as first:
+        async with first.access.speaking(ANNA) as account:
+            account.deliver(11.0)
+        await until(lambda: not first.access.usage("anna").untold_audio_s, "the news")
+        async with group.process(2) as second:
+            with pytest.raises(AudioLimitError):
+                async with second.access.speaking(ANNA):
+                    pass
+
+
+async def test_new_voices_are_counted_over_processes_and_the_same_one_only_once() -> None:
+    async with two() as (_, first, second):
+        for process, voice in ((first, "x"), (second, "x"), (second, "y")):
+            await process.worker.voices.take("anna", voice, 1000)
+        with pytest.raises(VoiceRateError, match="try again in"):
+            await first.worker.voices.take("anna", "z", 1000)
+        assert [await each.worker.creations.take("anna") for each in (first, second)] == [0.0, 0.0]
+        assert await first.worker.creations.take("anna") > 0
+        async with first.worker.voices.turn("anna"):
+            other = asyncio.create_task(_take_turn(second))
+            await asyncio.sleep(0.02)
+            assert not other.done()
+        await other
+
+
+async def _take_turn(process: Process) -> None:
+    async with process.worker.voices.turn("anna"):
+        pass
+
+
+async def test_the_services_speed_is_measured_from_what_all_processes_see() -> None:
+    async with two() as (group, first, second):
+        for process in (first, second):
+            speed = process.worker.speeds[LLM]
+            speed.begin_wait()
+            speed.made(4.0)
+        await asyncio.sleep(0.15)
+        for process in (first, second):
+            process.worker.speeds[LLM].end_wait()
+            process.worker.speeds[LLM].ended(3.0)
+        meter = group.hub._meters[LLM]
+        await until(lambda: meter.speed is not None, "the measurement")
+        assert meter.speed is not None
+        assert 0 < meter.speed < 8.0 / 0.15
+        await until(lambda: meter.stream_speech_s == pytest.approx(3.0), "the ends")
+
+
+async def test_a_gateway_is_ready_when_all_its_processes_have_been_warm() -> None:
+    async with two() as (group, first, second):
+        first.worker.note_warm()
+        await asyncio.sleep(0.02)
+        assert not first.worker.is_warm
+        second.worker.note_warm()
+        await until(lambda: first.worker.is_warm and second.worker.is_warm, "readiness")
+        async with group.process(3) as later:
+            await until(lambda: later.worker.is_warm, "readiness")
+
+
+async def test_without_its_parent_a_process_lets_nobody_in_and_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    group, told = Group(), asyncio.Event()
+    worker = Worker(1, theirs, group.clock)
+    worker.on_orphaned = told.set
+    async with routed_llm(ScriptedLLM("l")) as llm, routed(group.token2wav) as token2wav:
+        async with worker.serving(Routes(llm, token2wav), Access(None, CallerLimits(), group.clock)):
+            link = await open_link(ours, group.hub.handlers(1))
+            place = await worker.places.take("anna", 5, None)
+            link.close()
+            await told.wait()
+            with pytest.raises(NotReadyError):
+                await worker.places.take("anna", 5, None)
+            worker.places.give_back(place, is_whole=True)
+        assert group.hub.capacity.taken == 0
+
+
+async def test_metrics_of_a_process_that_died_still_count() -> None:
+    group = Group()
+    registries = [CollectorRegistry(), CollectorRegistry()]
+    counters = [Counter("done_total", "Done", ["how"], registry=each) for each in registries]
+    gauges = [Gauge("now", "Now", registry=each) for each in registries]
+    async with group.process(1) as first:
+        gathered = first.worker.gathered(registries[0])
+        async with group.process(2) as second:
+            second.worker.gathered(registries[1])
+            for counter, gauge in zip(counters, gauges, strict=True):
+                counter.labels("well").inc(2)
+                gauge.set(5)
+            text = (await asyncio.to_thread(generate_latest, gathered)).decode()
+            assert 'done_total{how="well"} 4.0' in text
+            assert "now 10.0" in text
+        counters[0].labels("well").inc()
+        text = (await asyncio.to_thread(generate_latest, gathered)).decode()
+        assert 'done_total{how="well"} 5.0' in text
+        assert "now 5.0" in text
+
+
+def test_what_processes_know_of_the_same_replica_is_not_added_up() -> None:
+    def told(free: int, step_s: float, ready: int) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        for name, value in (("replica_free_slots", free), ("replica_step_seconds", step_s), ("replicas", ready)):
+            Gauge(f"cosydit_gateway_{name}", name, ["replica"], registry=registry).labels("a").set(value)
+        return registry
+
+    families = merged([snapshot(told(3, 0.1, 1)), snapshot(told(4, 0.2, 1))])
+    assert [family[3][0][2] for family in families] == [3, 0.2, 1]
