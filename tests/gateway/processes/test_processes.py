@@ -48,7 +48,8 @@ class Gateway:
             found: dict[int, list[httpx.Client]] = {pid: [] for pid in self.workers()}
             for _ in range(60 + 4 * each):
                 client = stack.enter_context(one_connection(self.url))
-                found[worker_of(client, set(found))].append(client)
+                if (pid := worker_of(client, set(found))) is not None:
+                    found[pid].append(client)
                 if len(found) == 2 and all(len(clients) >= each for clients in found.values()):
                     yield found
                     return
@@ -66,13 +67,13 @@ def one_connection(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, timeout=PATIENCE_S, transport=transport, headers=ANNA)
 
 
-def worker_of(client: httpx.Client, workers: set[int]) -> int:
-    """Return the process at the other end of a client's connection."""
+def worker_of(client: httpx.Client, workers: set[int]) -> int | None:
+    """Return the process at the other end of a client's connection; None if the kernel's list misses it just now."""
     response = client.get("/healthz")
     local = response.extensions["network_stream"].get_extra_info("client_addr")[1]
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    inode = next(line.split()[9] for line in lines if line.split()[2].endswith(f":{local:04X}"))
-    return next(pid for pid in workers if f"socket:[{inode}]" in sockets_of(pid))
+    inodes = {f"socket:[{line.split()[9]}]" for line in lines if line.split()[2].endswith(f":{local:04X}")}
+    return next((pid for pid in workers if inodes & sockets_of(pid)), None)
 
 
 def sockets_of(pid: int) -> set[str]:
