@@ -49,7 +49,7 @@ from token2wav_service.features.audio import load_prompt_audio, validate_prompt
 from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voice_file, encode_voice_file
 
 MAX_BYTES = 1 << 16
-_MEMORY = Path("/dev/shm")  # noqa: S108  for a file of a few KiB
+_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ def _file(parse: Callable[[Path], object], name: str) -> Callable[[bytes], objec
 
 @cache
 def _folder() -> Path:
-    # In memory, where there is such a place: a file that is written anew waits for the disk, ten times the parser's time.
+    # In memory, where there is such a place: a file that is written anew waits for the disk, ten times as long as the
+    # parser takes.
     return Path(tempfile.mkdtemp(prefix="cosydit-fuzz-", dir=_MEMORY if _MEMORY.is_dir() else None))
 
 

@@ -285,8 +285,9 @@ class _NoRoom:
     async def admitted(
         self, priority: int, patience_s: float | None = None, is_under_way: bool = False
     ) -> AsyncIterator[None]:
+        for nothing in ():
+            yield nothing
         raise errors.OverloadedError("full", retry_after_s=1.0)
-        yield
 
 
 async def test_whoever_is_refused_costs_no_work_on_the_text(voices: list[NamedVoice]) -> None:
@@ -294,8 +295,8 @@ async def test_whoever_is_refused_costs_no_work_on_the_text(voices: list[NamedVo
 
     async def segments() -> AsyncGenerator[SpokenSegment]:
         prepared.append("work")
-        return
-        yield
+        for nothing in ():
+            yield nothing
 
     token2wav = FakeToken2Wav()
     speaker = StreamSpeaker(FakeLLM(speech_deltas(5)), token2wav, VoiceRegistry(token2wav, voices), admission=_NoRoom())
