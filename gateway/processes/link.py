@@ -68,6 +68,13 @@ class Link(asyncio.Protocol):
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._held: dict[int, Callable[[bool], None]] = {}
+        self._take: dict[str, Callable[..., None]] = {
+            _CALL: self._take_call,
+            _ANSWER: self._take_answer,
+            _ERROR: self._take_error,
+            _RELEASE: self._take_release,
+            _NOTE: self._take_note,
+        }
 
     @property
     def is_open(self) -> bool:
@@ -137,7 +144,7 @@ class Link(asyncio.Protocol):
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             kind, *parts = json.loads(line)
-            _TAKE[kind](self, *parts)
+            self._take[kind](*parts)
 
     def _send(self, *message: object) -> None:
         if self._transport is not None:
@@ -183,15 +190,6 @@ class Link(asyncio.Protocol):
 
     def _take_note(self, name: str, arguments: dict[str, Any]) -> None:
         self._handlers.notes[name](**arguments)
-
-
-_TAKE: dict[str, Callable[..., None]] = {
-    _CALL: Link._take_call,
-    _ANSWER: Link._take_answer,
-    _ERROR: Link._take_error,
-    _RELEASE: Link._take_release,
-    _NOTE: Link._take_note,
-}
 
 
 async def open_link(end: socket.socket, handlers: Handlers) -> Link:
