@@ -20,6 +20,7 @@ from cosydit.cli.stack_options import (
 )
 
 if TYPE_CHECKING:
+    from cosydit.stack.host import Host
     from cosydit.stack.stack import StackOptions
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--gateway-grpc-port", type=int, default=50051, help="gateway, gRPC; 0: none (default %(default)s)"
     )
+    processes = "of the gateway, on the same ports; auto: 1 without a GPU, else by the cores (default %(default)s)"
+    parser.add_argument("--gateway-processes", default="auto", metavar="N", help=processes)
     wyoming = "gateway, Wyoming (Home Assistant); 0: none (default: 10200 where it is free and no API keys are set)"
     parser.add_argument("--gateway-wyoming-port", type=int, default=None, metavar="N", help=wyoming)
     parser.add_argument(
@@ -80,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("cosydit").setLevel(logging.INFO)
     try:
+        host = find_host(args.device)
         options = stack_options(
             args, defaults={}, gateway_port=args.gateway_port, gateway_grpc_port=args.gateway_grpc_port
         )
@@ -88,11 +92,10 @@ def run(args: argparse.Namespace) -> int:
             replicas=tuple(
                 options.ports.triton.shifted(REPLICA_PORT_STEP * number) for number in range(1, args.token2wav_replicas)
             ),
-            gateway_options=_gateway_options(args),
+            gateway_options=_gateway_options(args, host),
             llm_gpu=args.llm_gpu,
             token2wav_gpus=args.token2wav_gpus,
         )
-        host = find_host(args.device)
         options = for_host(options, host)
         check_installed(options.llm_backend)
         options = with_served_form(options)
@@ -120,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
         return complain("serve", err)
 
 
-def _gateway_options(args: argparse.Namespace) -> list[str]:
+def _gateway_options(args: argparse.Namespace, host: Host) -> list[str]:
     """Return the gateway's arguments; what was asked for comes later and wins."""
-    options = [*_wyoming_options(args.gateway_wyoming_port)]
+    options = [*_wyoming_options(args.gateway_wyoming_port), *_processes_option(args.gateway_processes, host)]
     if args.created_voices_dir is not None:
         options += ["--created-voices-dir", str(args.created_voices_dir)]
     return [*options, *args.gateway_options]
@@ -142,6 +145,12 @@ def _where(options: StackOptions, args: argparse.Namespace, home: str) -> list[s
         home,
         f"speak: cosydit client http --url {options.gateway_url} --text 'Hello.' --out hello.wav",
     ]
+
+
+def _processes_option(asked: str, host: Host) -> tuple[str, ...]:
+    from cosydit.stack.host import gateway_processes_option
+
+    return gateway_processes_option(host) if asked == "auto" else ("--processes", asked)
 
 
 def _wyoming_options(port: int | None) -> tuple[str, ...]:

@@ -92,6 +92,11 @@ def for_host(options: StackOptions, host: Host, one_stream: bool = False) -> Sta
     )
 
 
+def gateway_processes_option(host: Host) -> tuple[str, ...]:
+    """Return the gateway's option for how many processes it has: where there is a GPU, as many as its cores allow."""
+    return ("--processes", AUTO) if host.gpus else ()
+
+
 def preset_of(host: Host) -> GpuPreset:
     """Return the settings for the GPU with the least memory; for what is free of it, if another program uses it."""
     smallest = min(host.gpus, key=_usable_mib)
@@ -242,8 +247,8 @@ def _value_of(option: str, arguments: Sequence[str]) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what is chosen for this host, a line each, for the run script; what a person wants to know goes to stderr.
 
-    The lines: `llm_backend NAME`, `llm_option WORD`, `setting NAME=VALUE`, `batch_size N`, `token2wav_batch_size N`,
-    `mps`.
+    The lines: `llm_backend NAME`, `llm_option WORD`, `gateway_option WORD`, `setting NAME=VALUE`, `batch_size N`,
+    `token2wav_batch_size N`, `mps`.
     """
     args = _parser().parse_args(argv)
     try:
@@ -261,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def script_lines(options: StackOptions, asked: StackOptions, host: Host) -> list[str]:
     """Return what the run script reads: see `main`."""
     lines = [f"llm_backend {options.llm_backend}", *(f"llm_option {word}" for word in options.llm_options)]
+    lines += [f"gateway_option {word}" for word in gateway_processes_option(host)]
     lines += [f"setting {name}={value}" for name, value in options.settings.items() if name not in asked.settings]
     if host.gpus:
         preset = preset_of(host)

@@ -27,11 +27,12 @@ resolve_host() {
 # Args: what cosydit.stack.host wrote.
 read_host() {
   local name value
-  HOST_SETTINGS=() HOST_LLM_OPTIONS=() HOST_WANTS_MPS=
+  HOST_SETTINGS=() HOST_LLM_OPTIONS=() HOST_GATEWAY_OPTIONS=() HOST_WANTS_MPS=
   while read -r name value; do
     case $name in
       llm_backend) LLM_BACKEND=$value ;;
       llm_option) HOST_LLM_OPTIONS+=("$value") ;;
+      gateway_option) HOST_GATEWAY_OPTIONS+=("$value") ;;
       setting) if [[ $value != device=* ]]; then HOST_SETTINGS+=("$value"); fi ;;
       mps) HOST_WANTS_MPS=1 ;;
     esac

@@ -132,7 +132,8 @@ stage_serve() {
   wait_ready token2wav_service "$TRITON_HTTP_PORT" /v2/health/ready
   start_service gateway "$PYTHON" -m gateway --port "$GATEWAY_PORT" \
     --llm-url "$(token_url)" --llm-backend "$LLM_BACKEND" --token2wav-url "127.0.0.1:$TRITON_GRPC_PORT" \
-    --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices" --grpc-port "$GATEWAY_GRPC_PORT"
+    --tokenizer-dir "$(checkpoint_dir)/llm" --voices-dir "$(checkpoint_dir)/voices" --grpc-port "$GATEWAY_GRPC_PORT" \
+    "${HOST_GATEWAY_OPTIONS[@]}"
   wait_ready gateway "$GATEWAY_PORT" /readyz
   log "LLM service http://127.0.0.1:$LLM_PORT"
   log "Triton      gRPC 127.0.0.1:$TRITON_GRPC_PORT, HTTP $TRITON_HTTP_PORT, metrics $TRITON_METRICS_PORT"

@@ -50,6 +50,7 @@ _ENVIRONMENT = (
     ("COSYDIT_API_KEYS", "the gateway's API keys, as lines of a keys file or separated by `; `", ""),
     ("COSYDIT_API_KEY", "the key that `cosydit client http` sends", ""),
     ("COSYDIT_LOG_FORMAT", "`text` or `json`, for all services", "text"),
+    ("COSYDIT_GATEWAY_WORKER", "set by a gateway of several processes for each of them", ""),
     ("COSYDIT_DRAIN_FLAG", "set by the token2wav process for its models: a file that says the server is stopping", ""),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "base URL of an OTLP/HTTP receiver of spans, for all services", ""),
 )

@@ -138,6 +138,10 @@ def test_the_script_reads_what_it_did_not_give(tmp_path: Path) -> None:
     asked = options_of(tmp_path, settings={"max_streams": "7"})
     lines = script_lines(for_host(asked, gpu_host(H100)), asked, gpu_host(H100))
     assert lines[:3] == ["llm_backend embedded", "llm_option --device", "llm_option cuda"]
+    assert [line for line in lines if line.startswith("gateway")] == [
+        "gateway_option --processes",
+        "gateway_option auto",
+    ]
     assert "setting dtype=float16" in lines and not any("max_streams" in line for line in lines)
     assert lines[-3:] == ["batch_size 256", "token2wav_batch_size 64", "mps"]
     assert script_lines(for_host(asked, Host()), asked, Host()) == ["llm_backend embedded"]
