@@ -7,7 +7,7 @@ here. Times count in mel frames (50 Hz) or tokens (25 Hz) from the prompt's star
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +60,26 @@ class BlockBatch:
     """Mel frames that the vocoder keeps."""
     has_speech: Tensor
     """1 where the vocoder has run before."""
+
+
+class BlockRow(NamedTuple):
+    """One stream's entry in a `BlockBatch`, in the order of its fields; the defaults speak one last token."""
+
+    slot: int
+    solver_prompt: int = 0
+    token_prompt: int = 0
+    frame_prompt: int = 0
+    shared_frames: int = 0
+    prompt_frames: int = 0
+    first_frame: int = 0
+    skipped: int = 0
+    committed: int = 0
+    generated: int = 0
+    num_tokens: int = 1
+    is_last: int = 1
+    seed: int = 0
+    mel_tail: int = 0
+    has_speech: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from token2wav_service.models.flow.block_flow import BlockFlow
 from token2wav_service.models.flow.block_stream import BlockState, BlockStreamFlow, BlockVoice
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import HiFT
-from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, allocate_block_pool, ring_frames
+from token2wav_service.runtime.slots.block_pool import BlockPoolSizes, BlockRow, allocate_block_pool, ring_frames
 from token2wav_service.runtime.slots.block_slot_flow import BlockSlotFlow, make_solver
 from token2wav_service.runtime.slots.bucket_program import BatchedVocoder, BucketProgram, ProgramTable
 from token2wav_service.runtime.slots.causal_slot_vocoder import CausalSlotVocoder, allocate_causal_vocoder
@@ -261,21 +261,31 @@ class BlockSlotRunner:
             window[row, : len(ids)] = ids
             rows.append(self._row(work, len(ids)))
         # A scratch row speaks one last token into the scratch slot, without a prompt.
-        padding = (SCRATCH_SLOT, *[0] * 9, 1, 1, 0, 0, 0)
-        rows += [padding] * (streams - len(rows))
+        rows += [BlockRow(SCRATCH_SLOT)] * (streams - len(rows))
         return np.array(rows, np.int64).T, window
 
-    def _row(self, work: ChunkWork[BlockSlotState], num_tokens: int) -> tuple[int, ...]:
-        """Return one row's fields, in the order of `BlockBatch`."""
+    def _row(self, work: ChunkWork[BlockSlotState], num_tokens: int) -> BlockRow:
         state, stride = work.state, self.flow.stride
         assert state.start is not None
         caches, span = state.start.caches, self._span(work)
-        names = ("solver_kv", "token_kv", "frame_kv")
-        addresses = (caches[name].data_ptr() if name in caches else 0 for name in names)
-        shared = stride * self._prompts.shared_tokens(state.start.prompt_tokens)
-        places = (shared, stride * state.start.prompt_tokens, stride * span.first, stride * (span.start - span.first))
-        progress = (span.committed - span.first, state.generated, num_tokens, int(work.is_last), work.seed)
-        return (state.slot, *addresses, *places, *progress, state.vocoder.mel_tail, int(state.vocoder.has_speech))
+        prompts = {name: tensor.data_ptr() for name, tensor in caches.items()}
+        return BlockRow(
+            slot=state.slot,
+            solver_prompt=prompts.get("solver_kv", 0),
+            token_prompt=prompts.get("token_kv", 0),
+            frame_prompt=prompts.get("frame_kv", 0),
+            shared_frames=stride * self._prompts.shared_tokens(state.start.prompt_tokens),
+            prompt_frames=stride * state.start.prompt_tokens,
+            first_frame=stride * span.first,
+            skipped=stride * (span.start - span.first),
+            committed=span.committed - span.first,
+            generated=state.generated,
+            num_tokens=num_tokens,
+            is_last=int(work.is_last),
+            seed=work.seed,
+            mel_tail=state.vocoder.mel_tail,
+            has_speech=int(state.vocoder.has_speech),
+        )
 
     def _span(self, work: ChunkWork[BlockSlotState]) -> _Span:
         state, block = work.state, self.facts.hop_multiple

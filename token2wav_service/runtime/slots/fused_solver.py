@@ -161,8 +161,8 @@ class FusedSolver:
         heads = self.config.num_heads
         planes = 2 * heads
         for layer, block in enumerate(self.blocks):
-            m = self.modulations[step, layer]
-            ops.residual_norm(hidden, branch, gate, m[1], m[0], work.normed, None, frames, ahead=block.after_qkv)
+            shift_a, scale_a, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = self.modulations[step, layer]
+            ops.residual_norm(hidden, branch, gate, scale_a, shift_a, work.normed, None, frames, ahead=block.after_qkv)
             qkv = functional.linear(work.normed, block.qkv_weight, block.qkv_bias)
             attention_ops.attend(
                 qkv, heads, pool.window[:, step, layer], (step * self.config.depth + layer) * planes, places, frames,
@@ -175,14 +175,18 @@ class FusedSolver:
                 )
                 for index in range(CONVOLUTIONS)
             )
-            ops.residual_norm(hidden, branch, m[2], m[7], m[6], work.shifted, first, frames, ahead=block.conv2_weight)
+            ops.residual_norm(
+                hidden, branch, gate_a, scale_c, shift_c, work.shifted, first, frames, ahead=block.conv2_weight
+            )
             convolved = functional.linear(work.shifted, block.conv1_weight, block.conv1_bias)
             ops.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames, block.fc1_weight)
             branch = functional.linear(work.shifted, block.conv2_weight, block.conv2_bias)
-            ops.residual_norm(hidden, branch, m[8], m[4], m[3], work.normed, None, frames, ahead=block.after_fc1)
+            ops.residual_norm(
+                hidden, branch, gate_c, scale_m, shift_m, work.normed, None, frames, ahead=block.after_fc1
+            )
             widened = ops.linear_gelu(work.normed, block.fc1_weight, block.fc1_bias)
             branch = functional.linear(widened, block.fc2_weight, block.fc2_bias)
-            gate = m[5]
+            gate = gate_m
         shift, scale = self.final_modulations[step]
         ops.residual_norm(hidden, branch, gate, scale, shift, work.normed, None, frames)
         return functional.linear(work.normed, self.out_weight, self.out_bias)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
@@ -46,6 +46,22 @@ class SlotBatch:
     """Mel frames in the vocoder's tail, 0..8."""
     has_speech: Tensor
     """1 where the vocoder has run before."""
+
+
+class SlotRow(NamedTuple):
+    """One stream's entry in a `SlotBatch`, in the order of its fields; the defaults speak one last token."""
+
+    slot: int
+    solver_prompt: int
+    token_prompt: int
+    frame_prompt: int
+    prompt_frames: int
+    generated: int = 0
+    num_tokens: int = 1
+    is_last: int = 1
+    seed: int = 0
+    mel_tail: int = 0
+    has_speech: int = 0
 
 
 class SlotFlow:

@@ -24,7 +24,7 @@ from token2wav_service.runtime.slots.bucket_program import BucketProgram, Progra
 from token2wav_service.runtime.slots.fused_solver import ChunkSolver, FusedSolver
 from token2wav_service.runtime.slots.pool import SCRATCH_SLOT, PoolSizes, SlotAllocator, StreamPool, allocate_pool
 from token2wav_service.runtime.slots.prompt_flow import PromptFlow
-from token2wav_service.runtime.slots.slot_flow import SlotFlow
+from token2wav_service.runtime.slots.slot_flow import SlotFlow, SlotRow
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
@@ -207,16 +207,13 @@ class SlotRunner:
     ) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
         """Return the batch's fields [FIELDS, B] and tokens [B, T + 3], padded with scratch rows."""
         window = np.zeros((streams, tokens + self.flow.lookahead), np.int64)
-        rows = []
         for row, work in enumerate(works):
             window[row, : len(work.token_ids)] = work.token_ids
-            state, flow = work.state, work.state.voice.flow
-            addresses = (flow.solver_kv.data_ptr(), flow.token_kv.data_ptr(), flow.frame_kv.data_ptr())
-            progress = (flow.prompt_frames, state.generated, len(work.token_ids), int(work.is_last), work.seed)
-            rows.append((state.slot, *addresses, *progress, state.vocoder.mel_tail, int(state.vocoder.has_speech)))
+        rows = [_row(work) for work in works]
+        first = rows[0]
+        voice = (first.solver_prompt, first.token_prompt, first.frame_prompt, first.prompt_frames)
         # A scratch row reads the first row's voice and speaks one last token into the scratch slot.
-        padding = (SCRATCH_SLOT, *rows[0][1:5], 0, 1, 1, 0, 0, 0)
-        rows += [padding] * (streams - len(rows))
+        rows += [SlotRow(SCRATCH_SLOT, *voice)] * (streams - len(rows))
         return np.array(rows, np.int64).T, window
 
     def _advance(self, work: ChunkWork[SlotState], speech: FloatArray) -> FloatArray:
@@ -232,3 +229,20 @@ class SlotRunner:
 
     def _spoken(self, chunk: ChunkWork[SlotState] | TokenChunk) -> int:
         return len(chunk.token_ids) - (0 if chunk.is_last else self.flow.lookahead)
+
+
+def _row(work: ChunkWork[SlotState]) -> SlotRow:
+    state, flow = work.state, work.state.voice.flow
+    return SlotRow(
+        slot=state.slot,
+        solver_prompt=flow.solver_kv.data_ptr(),
+        token_prompt=flow.token_kv.data_ptr(),
+        frame_prompt=flow.frame_kv.data_ptr(),
+        prompt_frames=flow.prompt_frames,
+        generated=state.generated,
+        num_tokens=len(work.token_ids),
+        is_last=int(work.is_last),
+        seed=work.seed,
+        mel_tail=state.vocoder.mel_tail,
+        has_speech=int(state.vocoder.has_speech),
+    )
