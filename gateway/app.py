@@ -42,7 +42,7 @@ from gateway.telemetry.exposition import beating
 from gateway.telemetry.replicas import watch_replicas
 from gateway.telemetry.telemetry import Telemetry
 from gateway.text import load_text_front_end
-from gateway.text.carry import CarryLimits
+from gateway.text.prosody_carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry

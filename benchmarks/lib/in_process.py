@@ -31,7 +31,7 @@ from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import load_text_front_end
-from gateway.text.carry import CarryLimits
+from gateway.text.prosody_carry import CarryLimits
 from gateway.voices.registry import VoiceRegistry, load_voices
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel

@@ -80,11 +80,11 @@ def run(args: argparse.Namespace) -> int:
         return complain("say", err)
     _print_result(result, args.out)
     if result.foreign:
-        from gateway.speech.job import language_warning
+        from gateway.speech.speech_job import language_warning
 
         print(f"warning: {language_warning(result.foreign)}", file=sys.stderr)
     if result.guard_notes:
-        from gateway.speech.job import guard_warning
+        from gateway.speech.speech_job import guard_warning
 
         print(f"warning: {guard_warning(result.guard_notes)}", file=sys.stderr)
     return 0

@@ -39,13 +39,13 @@ from gateway.core import (
 from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
 from gateway.speech.guard import GuardSettings
 from gateway.speech.interleaved import ComingSegments
-from gateway.speech.job import Push, SpeechJob
 from gateway.speech.mending import SegmentAsk, guarded
 from gateway.speech.observer import Observer
 from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_options
 from gateway.speech.running_ahead import Ahead, running_ahead
+from gateway.speech.speech_job import Push, SpeechJob
 from gateway.text import SpokenSegment
-from gateway.text.carry import CarryLimits
+from gateway.text.prosody_carry import CarryLimits
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
 from servicekit.clock import Clock, SystemClock
 

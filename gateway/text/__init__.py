@@ -1,8 +1,8 @@
 """Text front end: long or growing text in; out come segments to speak, normalised and with their positions."""
 
-from gateway.text.carry import ProsodyCarry
 from gateway.text.front_end import SpokenSegment, TextFrontEnd, TextStream, load_text_front_end, plain_front_end
 from gateway.text.options import Normalization, TextOptions
+from gateway.text.prosody_carry import ProsodyCarry
 from gateway.text.segments.splitter import INTERLEAVED_TEXT, LIVE_TEXT, WHOLE_TEXT, Segment
 
 __all__ = [

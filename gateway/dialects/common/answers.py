@@ -26,8 +26,8 @@ from gateway.errors import (
     UnauthenticatedError,
     VoiceRateError,
 )
-from gateway.speech.job import guard_warning, language_warning
 from gateway.speech.request import SpeechResult
+from gateway.speech.speech_job import guard_warning, language_warning
 from servicekit.timeouts import timeout
 
 

@@ -22,8 +22,8 @@ from gateway.dialects.openai.errors import error_object
 from gateway.dialects.openai.request import OpenAISpeech
 from gateway.errors import GatewayError
 from gateway.host import Host
-from gateway.speech.job import guard_warning
 from gateway.speech.request import SpeechResult
+from gateway.speech.speech_job import guard_warning
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from token2wav_service.contract import SAMPLE_RATE_HZ
 

@@ -24,7 +24,7 @@ from cosydit.cli import main as cli
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import InvalidTextError
 from gateway.text import Normalization, TextOptions, load_text_front_end
-from gateway.text.carry import CarryLimits
+from gateway.text.prosody_carry import CarryLimits
 from llm_service.prompt import LengthLimits
 from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
