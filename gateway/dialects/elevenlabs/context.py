@@ -223,7 +223,14 @@ class ContextOpener:
         name = f"{self._name}-{self._opened}"
         speech = self.options.speech
         text_options = replace(speech.text_options, lexicons=first.lexicons) if first.lexicons else speech.text_options
-        request = SpeechRequest("", self._voice, speech.seed, text_options=text_options, request_id=name)
+        request = SpeechRequest(
+            "",
+            self._voice,
+            speech.seed,
+            text_options=text_options,
+            request_id=name,
+            is_interleaved=self.options.is_interleaved,
+        )
         split = WHOLE_TEXT if self.options.is_auto else LIVE_TEXT
         session = SpeechSession(self.host.pipeline, request, split=split)
         parts = ContextParts(

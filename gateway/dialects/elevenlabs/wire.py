@@ -55,6 +55,8 @@ class SocketOptions:
     LiveKit's client needs the one and asks for it by `sync_alignment`, Pipecat's needs the other.
     """
     inactivity_s: float
+    is_interleaved: bool = False
+    """The LLM takes the text a few words at a time while it speaks."""
 
 
 class GenerationConfig(BaseModel):
@@ -173,9 +175,20 @@ def parse_socket_options(query: Mapping[str, str]) -> SocketOptions:
     if not 0 < seconds <= MAX_INACTIVITY_S:
         expected = f"expected more than 0 and at most {MAX_INACTIVITY_S:.0f} seconds"
         raise InvalidRequestError(f"got inactivity_timeout {seconds}, {expected}", param="inactivity_timeout")
+    is_auto, is_interleaved = _boolean(query, "auto_mode"), _is_interleaved(query)
+    if is_auto and is_interleaved:
+        got = "got auto_mode with text_mode interleaved, whose text is spoken before a message of it is complete"
+        raise InvalidRequestError(f"{got}; leave one out", param="auto_mode")
     return SocketOptions(
-        parse_request_options(query), _boolean(query, "auto_mode"), _boolean(query, "sync_alignment"), seconds
+        parse_request_options(query), is_auto, _boolean(query, "sync_alignment"), seconds, is_interleaved
     )
+
+
+def _is_interleaved(query: Mapping[str, str]) -> bool:
+    mode = query.get("text_mode") or "segments"
+    if mode not in ("segments", "interleaved"):
+        raise InvalidRequestError(f"got text_mode {mode!r}, expected segments or interleaved", param="text_mode")
+    return mode == "interleaved"
 
 
 def parse_request_options(fields: Mapping[str, Any]) -> RequestOptions:

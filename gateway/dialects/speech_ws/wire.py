@@ -92,7 +92,7 @@ class ConfigFields(BaseModel):
     """What is announced and counted as a sentence: `sentence` (default), `clause`, or `none`, the whole text."""
     text_mode: Literal["segments", "interleaved"] = "segments"
     """`interleaved`: the LLM takes the text a few words at a time while it speaks; an utterance is one sentence then.
-    Needs the embedded LLM server on a CPU, and a checkpoint that has learnt it."""
+    Needs the embedded LLM server, and a checkpoint that has learnt it."""
     language: str | None = None
     """A BCP 47 tag, or a name such as `English`; `auto` (default): guessed from the text."""
     instructions: str | None = None

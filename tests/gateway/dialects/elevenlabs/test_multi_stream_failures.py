@@ -75,6 +75,8 @@ async def test_a_failure_does_not_close_the_socket_on_a_neighbour(voices: Voices
         pytest.param(f"{MULTI}&output_format=mp3_1_2", 400, "output_format", id="format"),
         pytest.param(f"{MULTI}&inactivity_timeout=181", 400, "inactivity_timeout", id="timeout"),
         pytest.param(f"{MULTI}&auto_mode=maybe", 400, "auto_mode", id="boolean"),
+        pytest.param(f"{MULTI}&text_mode=sideways", 400, "text_mode", id="text mode"),
+        pytest.param(f"{MULTI}&text_mode=interleaved&auto_mode=true", 400, "auto_mode", id="two modes"),
         pytest.param(f"{MULTI}&language_code=!", 400, "language", id="language"),
         pytest.param(f"{MULTI}&apply_text_normalization=no", 400, "apply_text_normalization", id="normalization"),
         pytest.param(f"{MULTI}&seed=x", 400, "seed", id="seed"),

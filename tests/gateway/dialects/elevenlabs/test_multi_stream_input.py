@@ -21,6 +21,7 @@ from tests.gateway.dialects.socket_door import (
     text_of,
 )
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, ManualClock, speech_deltas
+from tests.gateway.speech.test_interleaved import TakingLLM
 
 Voices = list[NamedVoice]
 SOUND = 16383
@@ -86,6 +87,17 @@ async def test_without_auto_mode_text_waits_for_the_schedule_or_a_flush(voices: 
         heard = (await client.until_final("c1"))["c1"]
     assert text_of(heard).endswith("And so on")
     assert heard[-1]["progress"]["charactersSent"] == len(f"{ONE} {TWO} And so on")
+
+
+async def test_an_interleaved_text_is_one_answer_however_many_sentences_it_has(voices: Voices) -> None:
+    llm = TakingLLM()
+    path = f"{MULTI}&text_mode=interleaved"
+    async with opened_door(llm, FakeToken2Wav(), voices) as door, door.client(path) as client:  # type: ignore[arg-type]
+        await begin(client, "c1", *(f"{word} " for word in f"{ONE} {TWO}".split(" ")))
+        await end(client)
+        heard = (await client.until_final("c1"))["c1"]
+    assert ["".join(pieces).strip() for pieces in llm.answers] == [f"{ONE} {TWO}"] and len(llm.answers[0]) > 3
+    assert text_of(heard).strip() == f"{ONE} {TWO}"
 
 
 async def test_words_in_pieces_stay_whole(voices: Voices) -> None:
