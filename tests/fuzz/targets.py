@@ -28,7 +28,7 @@ from gateway.dialects.common.multipart import FormTooLargeError, read_form
 from gateway.dialects.elevenlabs import wire as elevenlabs
 from gateway.dialects.grpc.riva_request import read_request
 from gateway.dialects.grpc.tts_config import read_config
-from gateway.dialects.openai.request import read_request
+from gateway.dialects.openai.request import read_request as read_openai
 from gateway.dialects.speech_ws.wire import parse_config
 from gateway.dialects.wyoming.wire import ClientLeftError, EventStream, read_text, read_voice
 from gateway.errors import GatewayError
@@ -268,7 +268,7 @@ def _requests() -> Mapping[str, Target]:
     wyoming = b'{"type": "synthesize", "data_length": 15, "payload_length": 0}\n{"text": "Hi."}'
     refused = (RequestRefused,)
     return {
-        "openai": Target(lambda data: read_request(data, AudioFormat.PCM, "r"), _GATEWAY, (_json(speech), _json(more))),
+        "openai": Target(lambda data: read_openai(data, AudioFormat.PCM, "r"), _GATEWAY, (_json(speech), _json(more))),
         "speech_ws": Target(lambda data: parse_config(_message(data)), _GATEWAY, (_CONFIG,)),
         "elevenlabs_ws": Target(lambda data: elevenlabs.parse_message(_message(data)), _GATEWAY, _SOCKET_TEXTS),
         "elevenlabs_query": Target(

@@ -15,7 +15,7 @@ from tests.token2wav_service.streaming.flow_factory import (
     windows,
 )
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
-from token2wav_service.models.flow.flow import history
+from token2wav_service.models.flow import history
 from token2wav_service.models.flow.flow_stream import StreamFlow
 from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import fold_weight_norm
