@@ -71,7 +71,7 @@ class BlockRow(NamedTuple):
     frame_prompt: int = 0
     shared_frames: int = 0
     prompt_frames: int = 0
-    first_frame: int = 0
+    first: int = 0
     skipped: int = 0
     committed: int = 0
     generated: int = 0

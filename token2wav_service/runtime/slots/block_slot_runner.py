@@ -276,7 +276,7 @@ class BlockSlotRunner:
             frame_prompt=prompts.get("frame_kv", 0),
             shared_frames=stride * self._prompts.shared_tokens(state.start.prompt_tokens),
             prompt_frames=stride * state.start.prompt_tokens,
-            first_frame=stride * span.first,
+            first=stride * span.first,
             skipped=stride * (span.start - span.first),
             committed=span.committed - span.first,
             generated=state.generated,
