@@ -61,7 +61,8 @@ class Decoder:
         Args:
             ids: [B, T] int64.
             positions: [B, T] int64, of the tokens in their slots.
-            lengths: places of its slot that row b attends to, causally, the T new ones included.
+            lengths: places of its slot that row b attends to, causally, the T new ones included; 0: the row takes no
+                part, and what is returned of it has no meaning.
             cache: aimed at the slots of the rows with `SlotCache.view`.
 
         Returns:
@@ -103,6 +104,8 @@ class Decoder:
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Return the root-mean-square norm, computed in float32."""
+        if hidden.dtype is torch.float32:
+            return functional.rms_norm(hidden, hidden.shape[-1:], weight, self.shape.norm_epsilon)
         exact = hidden.float()
         exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.shape.norm_epsilon)
         return weight * exact.to(hidden.dtype)
@@ -131,7 +134,7 @@ def slot_attention(query: Tensor, key: Tensor, value: Tensor, lengths: list[int]
         query: [B, heads, T, D].
         key: [B, key-value heads, at least the longest length, D], as is `value`.
         value: see `key`.
-        lengths: row b's places in its slot, the T new ones included.
+        lengths: row b's places in its slot, the T new ones included; 0 leaves the row out.
 
     Returns:
         [B, T, heads, D].
@@ -139,14 +142,16 @@ def slot_attention(query: Tensor, key: Tensor, value: Tensor, lengths: list[int]
     _, heads, new, size = query.shape
     key_heads = key.shape[1]
     groups = heads // key_heads
-    outputs = []
+    outputs = query.new_zeros(query.shape)
     for row, length in enumerate(lengths):
+        if not length:
+            continue
         folded = query[row : row + 1].reshape(1, key_heads, groups * new, size)
         keys, values = key[row : row + 1, :, :length], value[row : row + 1, :, :length]
         mask = _causal_mask(new, length, groups, query.device) if new > 1 else None
         output = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
-        outputs.append(output.reshape(heads, new, size))
-    return torch.stack(outputs).transpose(1, 2)
+        outputs[row] = output.reshape(heads, new, size)
+    return outputs.transpose(1, 2)
 
 
 def _causal_mask(new: int, length: int, groups: int, device: torch.device) -> Tensor:

@@ -37,26 +37,26 @@ class SlotCache:
         self._keys = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.layers)]
         self._values = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.layers)]
         self._slots = slice(0, 0)
-        self._positions = torch.zeros(0, dtype=torch.long)
-        self._length = 0
+        self._lengths: list[int] = []
 
-    def view(self, slots: slice, positions: torch.Tensor, length: int) -> None:
+    def view(self, slots: slice, lengths: list[int]) -> None:
         """Aim the next forward: row b of it is slot `slots.start + b`.
 
         Args:
             slots: neighbouring slots.
-            positions: [B, T] int64, where the new keys and values go.
-            length: places that the longest row reads, from 0.
+            lengths: places of its slot that row b reads, from 0, the new ones at their end; 0: it takes no part.
         """
-        self._slots, self._positions, self._length = slots, positions, length
+        self._slots, self._lengths = slots, lengths
 
     def update(self, new_keys: torch.Tensor, new_values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [B, heads, T, head size] keys and values in place; return those to attend to, as views."""
         keys, values = self._keys[layer][self._slots], self._values[layer][self._slots]
-        rows = torch.arange(keys.shape[0], device=keys.device).unsqueeze(1)
-        keys[rows, :, self._positions] = new_keys.transpose(1, 2)
-        values[rows, :, self._positions] = new_values.transpose(1, 2)
-        return keys[:, :, : self._length], values[:, :, : self._length]
+        new = new_keys.shape[2]
+        for row, length in enumerate(self._lengths):
+            if length:
+                keys[row, :, length - new : length] = new_keys[row]
+                values[row, :, length - new : length] = new_values[row]
+        return keys, values
 
     def clear(self, slot: int) -> None:
         """Zero one slot, after a failure that may have left values there that are not finite."""

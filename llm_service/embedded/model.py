@@ -52,6 +52,7 @@ class SpeechLanguageModel:
         self._head_bias = head_bias
         self._cache: SlotCache | None = None
         self._rows_per_forward = 1
+        self._least_rows = 1
 
     @classmethod
     def load(cls, model_dir: Path, device: str, dtype: str) -> SpeechLanguageModel:
@@ -81,17 +82,17 @@ class SpeechLanguageModel:
     def cache_shape(self, slots: int, positions: int) -> CacheShape:
         """Return the sizes of a cache of so many slots, each for sequences of so many tokens."""
         shape = self._decoder.shape
-        # One place more than a request may use: unused rows of a forward write there.
-        return CacheShape(shape.layers, slots, shape.key_value_heads, positions + 1, shape.head_size)
+        return CacheShape(shape.layers, slots, shape.key_value_heads, positions, shape.head_size)
 
     def cache_bytes(self, shape: CacheShape) -> int:
         """Return what a cache of this shape takes, in bytes."""
         return shape.bytes(self._head_weight.dtype)
 
     def allocate_cache(self, shape: CacheShape, rows_per_forward: int) -> None:
-        """Allocate the slots; a decode forward always has `rows_per_forward` rows (or all slots, if they are fewer)."""
+        """Allocate the slots; a decode forward covers `rows_per_forward` of them (or all, if they are fewer)."""
         self._cache = SlotCache(shape, self._head_weight.device, self._head_weight.dtype)
-        self._rows_per_forward = min(rows_per_forward, shape.slots)
+        self._rows_per_forward = self._least_rows = min(rows_per_forward, shape.slots)
+        self._least_rows = self._rows_with_equal_bits()
 
     def clear_slot(self, slot: int) -> None:
         """Zero a slot's keys and values after a failure."""
@@ -104,7 +105,7 @@ class SpeechLanguageModel:
         length = start + len(token_ids)
         positions = torch.arange(start, length, device=device).unsqueeze(0)
         ids = torch.tensor([list(token_ids)], device=device)
-        self._allocated().view(slice(slot, slot + 1), positions, length)
+        self._allocated().view(slice(slot, slot + 1), [length])
         logits = self._logits(self._forward(ids, positions, [length])[:, -1])
         last: npt.NDArray[np.float32] = logits[0]
         return last
@@ -113,8 +114,9 @@ class SpeechLanguageModel:
     def decode(self, rows: Sequence[DecodeRow]) -> list[npt.NDArray[np.float32]]:
         """Advance requests by a token each; return logits [rows] float32 in the order of `rows`.
 
-        NOTE: every forward covers a fixed run of slots, used or not. Its shape does not depend on who else runs, so a
-        request's logits don't either; attention is computed row by row for the same reason.
+        NOTE: every forward covers a fixed run of slots. Those behind the last used one are left out only where this was
+        seen to change no bit, so that a request's logits don't depend on who else runs; attention is computed row by
+        row for the same reason.
         """
         logits: dict[int, npt.NDArray[np.float32]] = {}
         starts = sorted({self._first_slot(row.slot) for row in rows})
@@ -129,18 +131,45 @@ class SpeechLanguageModel:
         return min(start, self._allocated().shape.slots - self._rows_per_forward)
 
     def _decode_tile(self, start: int, rows: Sequence[DecodeRow]) -> dict[int, npt.NDArray[np.float32]]:
-        device = self._head_weight.device
-        cache = self._allocated()
-        # Rows of slots that don't take part write to a slot's last place, which no request uses, and are thrown away.
-        ids = torch.zeros(self._rows_per_forward, 1, dtype=torch.long)
-        positions = torch.full((self._rows_per_forward, 1), cache.shape.positions - 1, dtype=torch.long)
-        lengths = [1] * self._rows_per_forward
+        size = max(self._least_rows, *(row.slot - start + 1 for row in rows))
+        # Rows of slots that don't take part are computed and thrown away; they write nothing.
+        ids, positions, lengths = [[0]] * size, [[0]] * size, [0] * size
         for row in rows:
             index = row.slot - start
-            ids[index], positions[index], lengths[index] = row.token_id, row.position, row.position + 1
-        cache.view(slice(start, start + self._rows_per_forward), positions.to(device), max(lengths))
-        logits = self._logits(self._forward(ids.to(device), positions.to(device), lengths)[:, -1])
+            ids[index], positions[index], lengths[index] = [row.token_id], [row.position], row.position + 1
+        logits = self._decoded(start, ids, positions, lengths)
         return {row.slot: logits[row.slot - start] for row in rows}
+
+    def _decoded(
+        self, start: int, ids: list[list[int]], positions: list[list[int]], lengths: list[int]
+    ) -> npt.NDArray[np.float32]:
+        """Run a token for each of the slots from `start` on; return logits [B, rows]."""
+        device = self._head_weight.device
+        self._allocated().view(slice(start, start + len(ids)), lengths)
+        hidden = self._forward(torch.tensor(ids, device=device), torch.tensor(positions, device=device), lengths)
+        return self._logits(hidden[:, -1])
+
+    @torch.inference_mode()
+    def _rows_with_equal_bits(self) -> int:
+        """Return the fewest rows from which on a forward gives each row the bits that it gets among all.
+
+        Libraries multiply few rows by another routine than many; from which number on depends on them and on the CPU.
+        """
+        rows = self._rows_per_forward
+        if self._head_weight.device.type != "cpu":
+            return rows
+        ids = np.random.default_rng(0).integers(0, self.vocabulary.first_id, (rows, 1)).tolist()
+        positions, lengths = [[0]] * rows, [1] * rows
+        whole = self._decoded(0, ids, positions, lengths)
+        least = rows
+        while least > 1:
+            fewer = least - 1
+            if not np.array_equal(self._decoded(0, ids[:fewer], positions[:fewer], lengths[:fewer]), whole[:fewer]):
+                break
+            least = fewer
+        for slot in range(rows):
+            self.clear_slot(slot)
+        return least
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         """Run ids [B, T] and return hidden states [B, T, hidden]; row b attends to `lengths[b]` places, causally."""
