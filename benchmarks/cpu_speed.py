@@ -1,0 +1,319 @@
+"""How much faster this tree speaks on a CPU than an earlier commit: `python -m benchmarks.cpu_speed`.
+
+Checks the earlier commit out beside this one, starts both with their own `cosydit serve` (default settings, the bundled
+voice, other ports and working directories), and loads them in turn: one caller, then twelve who ask for the next
+sentence as soon as they have heard one. While one is measured, the other has nothing to do. Both speak the same texts
+with the same seeds; afterwards a recogniser listens to both. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from cosydit.bench.report import describe_environment, write_json
+from cosydit.bench.types import count
+from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
+from demo_voice.ears.recognition import RATE_HZ, SphinxRecogniser, total, word_errors
+from gateway.audio.pcm import PCM16_BYTES
+from gateway.client import ClientError, speak_over_http
+from servicekit.clock import SystemClock
+from token2wav_service.contract import SAMPLE_RATE_HZ
+from token2wav_service.features.audio import resample_poly
+from token2wav_service.serving.process.server import free_ports
+
+ROOT = Path(__file__).resolve().parents[1]
+BEFORE, TODAY = "before", "today"
+BASE_COMMIT = "76eb1775cb27b33da26ac343f56db46ca46bdc2c"
+DEFAULT_OUT = ROOT / "benchmarks" / "results" / "cpu_speed.json"
+READY_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 120.0
+_SHORT_SENTENCES_EACH = 2
+_REFUSED = "answered 429"
+_ASK_AGAIN_S = 1.0
+_MOST_REFUSALS = 120
+_PCM16_SCALE = 32768.0
+_BYTES_A_SECOND = PCM16_BYTES * SAMPLE_RATE_HZ
+SENTENCES = (
+    "The weather was fine, and the old man walked slowly down to the river to look at the boats.",
+    "She opened the letter, read it twice, and put it back into the drawer without a word.",
+    "A small dog ran across the street, and every car stopped to let it pass.",
+    "In the morning the train was late, but nobody on the platform seemed to mind.",
+)
+"""For one caller: 4 to 6 s each."""
+SHORT_SENTENCES = (
+    *(
+        "The boat came home to the harbour at dawn.",
+        "He gave the little child a red ball.",
+        "We took the train to the coast.",
+    ),
+    *(
+        "The rain fell on the old roof all night.",
+        "She read the letter to him twice.",
+        "They walked along the quiet river.",
+    ),
+    *(
+        "My sister sings in the garden every day.",
+        "The doctor closed the heavy door.",
+        "A cold wind blew from the north.",
+    ),
+    *("Two men carried the long table.", "The teacher wrote a short note.", "Our neighbour sold the old car."),
+)
+"""For many callers: about 2.5 s each."""
+
+
+@dataclass
+class Speech:
+    """One answer."""
+
+    text: str
+    ttfa_s: float
+    total_s: float
+    audio_s: float
+    stalled_s: float
+    """What a playback that began with the first sample had to wait."""
+    pcm: bytes = field(repr=False)
+    refused: int = 0
+    """Times that the caller was refused before."""
+
+
+@dataclass
+class Samples:
+    """What was measured of one tree, in the order of the rounds."""
+
+    rtf: list[float] = field(default_factory=list)
+    ttfa_s: list[float] = field(default_factory=list)
+    cpu_s_per_audio_s: list[float] = field(default_factory=list)
+    """CPU time of all its processes, one caller; a busy neighbour changes it less than the clock."""
+    many_audio_s_per_s: list[float] = field(default_factory=list)
+    many_cpu_s_per_audio_s: list[float] = field(default_factory=list)
+    many_ttfa_s: list[float] = field(default_factory=list)
+    many_stalled_share: list[float] = field(default_factory=list)
+    """Answers whose playback had to wait, of each round's."""
+    many_refused: list[int] = field(default_factory=list)
+    """Requests of each round that were refused with 429; their callers asked again a second later."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; exit status 2 if it could not be measured."""
+    args = _parser().parse_args(argv)
+    try:
+        with stopped_by_signals(lambda: None), tempfile.TemporaryDirectory(prefix="cpu-speed-") as made:
+            measured, spoken = _measure(args, Path(made))
+    except (ClientError, OSError, ServiceStartError, subprocess.CalledProcessError) as error:
+        print(f"cpu_speed: {error}", file=sys.stderr)
+        return 2
+    found = figures(measured, {name: _word_error_rate(each) for name, each in spoken.items()})
+    write_json(
+        args.out,
+        {
+            "figures": found,
+            "commit_before": args.commit,
+            "python_of_both": "one environment; each tree's own code by PYTHONPATH",
+            "samples": {name: _rounded(asdict(each)) for name, each in measured.items()},
+            "environment": describe_environment(vars(args)),
+        },
+    )
+    print("\n".join(f"{name:32} {value:.3f}" for name, value in found.items()))
+    return 0
+
+
+def figures(measured: dict[str, Samples], word_error_rate: dict[str, float]) -> dict[str, float]:
+    """Return the ratios of today over before, each of medians, and what they are made of."""
+    before, today = measured[BEFORE], measured[TODAY]
+
+    def ratio(name: str) -> float:
+        return float(median(getattr(today, name)) / median(getattr(before, name)))
+
+    found = {
+        "rtf_ratio": ratio("rtf"),
+        "ttfa_ratio": ratio("ttfa_s"),
+        "xrt_12_callers_ratio": ratio("many_audio_s_per_s"),
+        "cpu_ratio": ratio("cpu_s_per_audio_s"),
+        "cpu_12_callers_ratio": ratio("many_cpu_s_per_audio_s"),
+        "ttfa_12_callers_ratio": ratio("many_ttfa_s"),
+    }
+    for name, each in measured.items():
+        found |= {
+            f"rtf_{name}": median(each.rtf),
+            f"ttfa_ms_{name}": 1e3 * median(each.ttfa_s),
+            f"xrt_12_callers_{name}": median(each.many_audio_s_per_s),
+            f"stalled_12_callers_{name}": sum(each.many_stalled_share) / len(each.many_stalled_share),
+            f"refused_12_callers_{name}": sum(each.many_refused),
+            f"wer_{name}": word_error_rate[name],
+        }
+    return {name: round(float(value), 4) for name, value in found.items()}
+
+
+def _measure(args: argparse.Namespace, made: Path) -> tuple[dict[str, Samples], dict[str, list[Speech]]]:
+    measured = {BEFORE: Samples(), TODAY: Samples()}
+    spoken: dict[str, list[Speech]] = {BEFORE: [], TODAY: []}
+    with checked_out(args.commit, made / "tree") as tree, contextlib.ExitStack() as stack:
+        urls, pids = {}, {}
+        for name, root in ((BEFORE, tree), (TODAY, ROOT)):
+            print(f"starting {name}: {root}", flush=True)
+            service, urls[name] = _stack(name, root, made)
+            stack.enter_context(service).wait_ready(READY_TIMEOUT_S)
+            pids[name] = service.pid
+            _one_caller(urls[name], seed=0)
+        for number in range(args.rounds):
+            for name in (BEFORE, TODAY) if number % 2 == 0 else (TODAY, BEFORE):
+                heard = _round(measured[name], urls[name], pids[name], args.callers, number)
+                spoken[name] += heard
+                each = measured[name]
+                print(
+                    f"round {number + 1} of {args.rounds}, {name}: rtf {each.rtf[-1]:.2f}, first audio "
+                    f"{1e3 * each.ttfa_s[-1]:.0f} ms, {args.callers} callers {each.many_audio_s_per_s[-1]:.2f} s/s",
+                    flush=True,
+                )
+    return measured, spoken
+
+
+def _round(samples: Samples, url: str, pid: int, callers: int, number: int) -> list[Speech]:
+    """Measure both loads once; returns what the one caller heard."""
+    began_s = cpu_seconds(pid)
+    alone = _one_caller(url, 1 + number)
+    between_s = cpu_seconds(pid)
+    clock_s = time.perf_counter()
+    many = _many_callers(url, callers, 1 + number)
+    took_s = time.perf_counter() - clock_s
+    ended_s = cpu_seconds(pid)
+    samples.rtf += [each.total_s / each.audio_s for each in alone]
+    samples.ttfa_s += [each.ttfa_s for each in alone]
+    samples.cpu_s_per_audio_s.append((between_s - began_s) / _audio_s(alone))
+    samples.many_audio_s_per_s.append(_audio_s(many) / took_s)
+    samples.many_cpu_s_per_audio_s.append((ended_s - between_s) / _audio_s(many))
+    samples.many_ttfa_s += [each.ttfa_s for each in many]
+    samples.many_refused.append(sum(each.refused for each in many))
+    samples.many_stalled_share.append(sum(each.stalled_s > 0 for each in many) / len(many))
+    return alone
+
+
+def _one_caller(url: str, seed: int) -> list[Speech]:
+    return [_speak(url, text, seed) for text in SENTENCES]
+
+
+def _many_callers(url: str, callers: int, seed: int) -> list[Speech]:
+    def listen(caller: int) -> list[Speech]:
+        texts = [SHORT_SENTENCES[(caller + turn) % len(SHORT_SENTENCES)] for turn in range(_SHORT_SENTENCES_EACH)]
+        return [_speak_when_admitted(url, text, seed * callers + caller) for text in texts]
+
+    with ThreadPoolExecutor(callers) as pool:
+        return [speech for heard in pool.map(listen, range(callers)) for speech in heard]
+
+
+def _speak_when_admitted(url: str, text: str, seed: int) -> Speech:
+    for refused in range(_MOST_REFUSALS):
+        try:
+            return replace(_speak(url, text, seed), refused=refused)
+        except ClientError as error:
+            if _REFUSED not in str(error):
+                raise
+            time.sleep(_ASK_AGAIN_S)
+    raise ClientError(f"{url} refused {text!r} {_MOST_REFUSALS} times")
+
+
+def _speak(url: str, text: str, seed: int) -> Speech:
+    arrivals: list[tuple[float, bytes]] = []
+    timing = speak_over_http(
+        url,
+        text,
+        "default",
+        lambda piece: arrivals.append((time.perf_counter(), piece)),
+        SystemClock(),
+        TIMEOUT_S,
+        seed,
+    )
+    pcm = b"".join(piece for _, piece in arrivals)
+    return Speech(text, timing.ttfa_s, timing.total_s, timing.audio_s, stalled_s(arrivals), pcm)
+
+
+def stalled_s(arrivals: Sequence[tuple[float, bytes]]) -> float:
+    """Return how long a playback that begins with the first piece waits for later ones, in seconds."""
+    ends_s, waited_s = arrivals[0][0], 0.0
+    for at_s, piece in arrivals:
+        waited_s += max(0.0, at_s - ends_s)
+        ends_s = max(ends_s, at_s) + len(piece) / _BYTES_A_SECOND
+    return waited_s
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and all below it that live, in seconds."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text("ascii").split()
+        ]
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
+
+
+@contextlib.contextmanager
+def checked_out(commit: str, tree: Path) -> Iterator[Path]:
+    """Have a commit of this repository in a directory while the context lasts."""
+    git = partial(subprocess.run, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    git(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit])
+    try:
+        yield tree
+    finally:
+        git(["git", "worktree", "remove", "--force", str(tree)])
+
+
+def _stack(name: str, root: Path, made: Path) -> tuple[ServiceProcess, str]:
+    """Return what serves a tree's code, not started, and its URL."""
+    llm, http, grpc, metrics, gateway = free_ports(5)
+    # `python -m` looks into the working directory first: it must be the tree's own.
+    command = ["env", f"--chdir={root}", sys.executable, "-m", "cosydit.cli.main", "serve", "--gateway-grpc-port", "0"]
+    command += ["--llm-port", str(llm), "--gateway-port", str(gateway), "--triton-http-port", str(http)]
+    command += ["--triton-grpc-port", str(grpc), "--triton-metrics-port", str(metrics)]
+    env = {"PYTHONPATH": f"{root}:{root / 'proto' / 'gen'}", "COSYDIT_HOME": str(made / name)}
+    url = f"http://127.0.0.1:{gateway}"
+    spec = ServiceSpec(name, command, f"{url}/readyz", made / f"{name}.log", env, _STOP_TIMEOUT_S)
+    return ServiceProcess(spec), url
+
+
+def _word_error_rate(spoken: Sequence[Speech]) -> float:
+    recogniser = SphinxRecogniser()
+    heard = []
+    for speech in spoken:
+        samples = np.frombuffer(speech.pcm, "<i2").astype(np.float32) / _PCM16_SCALE
+        heard.append(word_errors(speech.text, recogniser.transcribe(resample_poly(samples, SAMPLE_RATE_HZ, RATE_HZ))))
+    return total(heard).rate
+
+
+def _audio_s(spoken: Sequence[Speech]) -> float:
+    return sum(each.audio_s for each in spoken)
+
+
+def _rounded(samples: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [round(value, 3) for value in values] for name, values in samples.items()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_speed", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--commit", default=BASE_COMMIT, help="to compare with (default %(default)s)")
+    parser.add_argument("--rounds", type=count, default=5, help="of both loads, on both trees (default %(default)s)")
+    parser.add_argument("--callers", type=count, default=12, help="at once (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
