@@ -13,23 +13,25 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.storm_doors import DOORS, Ask, Ports, RefusedError
+from benchmarks.lib.storm_doors import DOORS, Ask, Ports, RefusedError, text_of
 from cosydit.bench.metrics import percentile
 from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, save_figure
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
-from servicekit.clock import SystemClock
+from servicekit.clock import Clock, SystemClock
 from servicekit.process import exempt_startup_objects
 from token2wav_service.serving.process.server import free_ports
 
@@ -83,31 +85,33 @@ class Storm:
     first_p95_s: float
     quiet_p95_s: float | None = None
     failures: tuple[str, ...] = ()
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU time of gateway, services and callers while it lasted; they share the machine."""
 
 
 class Callers:
     """Callers of one key, who ask again and again until the storm is over."""
 
-    def __init__(self, ask: Ask, key: str, until_s: float, pause_s: float = 0.0) -> None:
+    def __init__(self, ask: Ask, key: str, until_s: float, pause_s: float = 0.0, clock: Clock | None = None) -> None:
         """Ask nothing yet."""
         self.tally = Tally()
         self._ask, self._key, self._until_s, self._pause_s = ask, key, until_s, pause_s
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
 
     async def run(self, callers: int) -> None:
-        """Come all at once, and return when the last one has ended."""
-        await asyncio.gather(*(self._call() for _ in range(callers)))
+        """Come all at once, each with a text of its own, and return when the last one has ended."""
+        await asyncio.gather(*(self._call(text_of(caller)) for caller in range(callers)))
 
-    async def _call(self) -> None:
+    async def _call(self, text: str) -> None:
         has_returned = False
         while self._clock.now() < self._until_s:
-            pause_s, is_refused = await self._once(has_returned)
+            pause_s, is_refused = await self._once(text, has_returned)
             has_returned = is_refused
             if self._clock.now() + pause_s >= self._until_s:
                 return
             await asyncio.sleep(pause_s)
 
-    async def _once(self, has_returned: bool) -> tuple[float, bool]:
+    async def _once(self, text: str, has_returned: bool) -> tuple[float, bool]:
         """Ask once; return how long to pause and whether the request was refused."""
         tally, asked_s, has_first = self.tally, self._clock.now(), False
         tally.returns += has_returned
@@ -121,7 +125,7 @@ class Callers:
             tally.speech_s += seconds if now_s < self._until_s else 0.0
 
         try:
-            await self._ask(self._key, heard)
+            await self._ask(self._key, text, heard)
         except RefusedError as refusal:
             tally.refused += 1
             tally.without_retry += refusal.retry_after_s is None
@@ -134,10 +138,32 @@ class Callers:
         return self._pause_s * random.uniform(0.5, 1.5), False
 
 
-async def measure(door: str, times: float, plan: argparse.Namespace, ports: Ports, has_quiet: bool = False) -> Storm:
+@dataclass(frozen=True)
+class Stage:
+    """What a storm passes over."""
+
+    ports: Ports
+    pids: dict[str, int]
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU time of each process so far."""
+        ticks_s = 1.0 / os.sysconf("SC_CLK_TCK")
+        used = {name: ticks_s * sum(map(int, _stat(pid)[_TIMES])) for name, pid in self.pids.items()}
+        return used | {"callers": time.process_time()}
+
+
+_TIMES = slice(11, 13)
+"""In user mode and in the kernel, behind the name in /proc/PID/stat."""
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+
+
+async def measure(door: str, times: float, plan: argparse.Namespace, stage: Stage, has_quiet: bool = False) -> Storm:
     """Let one storm pass."""
-    callers = max(1, round(times * plan.capacity))
-    async with DOORS[door](ports) as ask:
+    callers, used_s = max(1, round(times * plan.capacity)), stage.cpu_s()
+    async with DOORS[door](stage.ports) as ask:
         until_s = SystemClock().now() + plan.seconds
         loud = Callers(ask, LOUD, until_s)
         quiet = Callers(ask, QUIET, until_s, QUIET_PAUSE_S)
@@ -159,6 +185,7 @@ async def measure(door: str, times: float, plan: argparse.Namespace, ports: Port
         first_p95_s=percentile(tally.first_s, _P95) if tally.first_s else math.nan,
         quiet_p95_s=percentile(quiet.tally.first_s, _P95) if quiet.tally.first_s else None,
         failures=tuple(failed[:3]),
+        cpu_s={name: round(now_s - used_s[name], 2) for name, now_s in stage.cpu_s().items()},
     )
 
 
@@ -195,10 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted |= {f"flood {times}": (args.doors[0], float(times), True) for times in floods}
     left = {name: storm for name, storm in wanted.items() if name not in done}
     if left:
-        with tempfile.TemporaryDirectory(prefix="storms-") as made, _gateway(args, Path(made)) as ports:
+        with tempfile.TemporaryDirectory(prefix="storms-") as made, _gateway(args, Path(made)) as stage:
             for number, (name, (door, times, has_quiet)) in enumerate(left.items(), 1):
                 print(f"{number} of {len(left)}: {name} times, {args.seconds:g} s", file=sys.stderr, flush=True)
-                done[name] = asyncio.run(measure(door, times, args, ports, has_quiet))
+                done[name] = asyncio.run(measure(door, times, args, stage, has_quiet))
                 _write(args, done)
     print(_table(done), end="")
     _draw(args.out.with_suffix(".webp"), done)
@@ -206,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _gateway(args: argparse.Namespace, folder: Path) -> Iterator[Ports]:
+def _gateway(args: argparse.Namespace, folder: Path) -> Iterator[Stage]:
     """Start the paced services and a gateway with two keys before them."""
     checkpoint = resolve_checkpoint(args.checkpoint, folder)
     (folder / "keys.txt").write_text(f"loud {LOUD}\nquiet {QUIET}\n", "utf-8")
@@ -225,7 +252,7 @@ def _gateway(args: argparse.Namespace, folder: Path) -> Iterator[Ports]:
         spec = ServiceSpec("gateway", gateway, f"http://{HOST}:{http}/readyz", folder / "gateway.log")
         with ServiceProcess(spec) as running:
             running.wait_ready(READY_TIMEOUT_S)
-            yield Ports(http, grpc_port)
+            yield Stage(Ports(http, grpc_port), {"gateway": running.pid, "services": beside.pid})
 
 
 def _read(path: Path) -> dict[str, Storm]:

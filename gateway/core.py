@@ -235,7 +235,7 @@ class Admission(Protocol):
         ...
 
     def admitted(
-        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False, fingerprint: int = 0
     ) -> AbstractAsyncContextManager[None]:
         """Let one stream in and count it until the context is left.
 
@@ -243,6 +243,7 @@ class Admission(Protocol):
             priority: 1 (first) to 10.
             patience_s: the caller waits so long at most; None: it did not say.
             is_under_way: it belongs to a session whose `SessionHold` is held, so it may begin when others may not.
+            fingerprint: a caller's request that was refused and comes again has the same one.
 
         Raises:
             OverloadedError: it would have to wait too long for its slot.

@@ -18,15 +18,12 @@ from websockets.exceptions import ConnectionClosed
 from gateway.audio.pcm import PCM16_BYTES
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
-TEXT = "The quick brown fox jumps over the lazy dog near the old river bank."
+_WHO = "fox dog cat hen rat pig ape owl elk cow bat".split()
+_WHERE = "old new big wet dry red low mad far icy hot".split()
 VOICE = "default"
 _TOO_MANY = 429
 _RETRY_AFTER = "retry-after"
-_SOCKET_MESSAGES = (
-    {"type": "session.config", "voice": VOICE, "response_format": "pcm", "stream_audio": True},
-    {"type": "input.text", "text": TEXT},
-    {"type": "input.done"},
-)
+_SOCKET_CONFIG = {"type": "session.config", "voice": VOICE, "response_format": "pcm", "stream_audio": True}
 
 # The stubs have no types.
 _tts_stub: Callable[[Any], Any] = tts_service_pb2_grpc.TextToSpeechServiceStub
@@ -44,8 +41,16 @@ class RefusedError(Exception):
 
 Heard = Callable[[float], None]
 """Told of each piece of audio when it comes: its seconds."""
-Ask = Callable[[str, Heard], Awaitable[None]]
-"""Asks with an API key for one text and returns at its end; raises RefusedError."""
+Ask = Callable[[str, str, Heard], Awaitable[None]]
+"""Asks with an API key for a text and returns at its end; raises RefusedError."""
+
+
+def text_of(caller: int) -> str:
+    """Return what a caller says: of one length for all, and another text for each of the first 1331."""
+    rest, who = divmod(caller, len(_WHO))
+    where, whom = divmod(rest, len(_WHO))
+    place = _WHERE[where % len(_WHERE)]
+    return f"The quick brown {_WHO[who]} jumps over the lazy {_WHO[whom]} near the {place} river bank."
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,13 @@ class Ports:
 @asynccontextmanager
 async def _http(ports: Ports) -> AsyncIterator[Ask]:
     url = f"http://127.0.0.1:{ports.http}/v1/audio/speech"
-    body = {"model": "m", "input": TEXT, "voice": VOICE, "response_format": "pcm"}
+    body = {"model": "m", "voice": VOICE, "response_format": "pcm"}
     limits = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limits) as session:
 
-        async def ask(key: str, heard: Heard) -> None:
-            async with session.post(url, json=body, headers={"authorization": f"Bearer {key}"}) as answer:
+        async def ask(key: str, text: str, heard: Heard) -> None:
+            headers = {"authorization": f"Bearer {key}"}
+            async with session.post(url, json={**body, "input": text}, headers=headers) as answer:
                 if answer.status == _TOO_MANY:
                     await answer.read()
                     raise RefusedError(float(answer.headers[_RETRY_AFTER]))
@@ -75,14 +81,14 @@ async def _http(ports: Ports) -> AsyncIterator[Ask]:
         yield ask
 
 
-def _grpc_door(start: Callable[[Any, Any], Any], audio_of: Callable[[Any], bytes]) -> Any:
+def _grpc_door(start: Callable[[Any, Any, str], Any], audio_of: Callable[[Any], bytes]) -> Any:
     @asynccontextmanager
     async def opened(ports: Ports) -> AsyncIterator[Ask]:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
 
-            async def ask(key: str, heard: Heard) -> None:
+            async def ask(key: str, text: str, heard: Heard) -> None:
                 try:
-                    async for answer in start(channel, (("authorization", f"Bearer {key}"),)):
+                    async for answer in start(channel, (("authorization", f"Bearer {key}"),), text):
                         heard(len(audio_of(answer)) / PCM16_BYTES / SAMPLE_RATE_HZ)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -95,14 +101,14 @@ def _grpc_door(start: Callable[[Any, Any], Any], audio_of: Callable[[Any], bytes
     return opened
 
 
-def _own(channel: Any, metadata: Any) -> Any:
+def _own(channel: Any, metadata: Any, text: str) -> Any:
     config = speech_pb2.SpeechConfig(voice=speech_pb2.Voice(name=VOICE))
-    request = tts_service_pb2.SynthesizeRequest(text=TEXT, config=config)
+    request = tts_service_pb2.SynthesizeRequest(text=text, config=config)
     return _tts_stub(channel).Synthesize(request, metadata=metadata)
 
 
-def _riva(channel: Any, metadata: Any) -> Any:
-    request = riva_tts_pb2.SynthesizeSpeechRequest(text=TEXT, voice_name=VOICE, sample_rate_hz=SAMPLE_RATE_HZ)
+def _riva(channel: Any, metadata: Any, text: str) -> Any:
+    request = riva_tts_pb2.SynthesizeSpeechRequest(text=text, voice_name=VOICE, sample_rate_hz=SAMPLE_RATE_HZ)
     return _riva_stub(channel).SynthesizeOnline(iter([request]), metadata=metadata)
 
 
@@ -110,10 +116,10 @@ def _riva(channel: Any, metadata: Any) -> Any:
 async def _socket(ports: Ports) -> AsyncIterator[Ask]:
     url = f"ws://127.0.0.1:{ports.http}/v1/audio/speech/stream"
 
-    async def ask(key: str, heard: Heard) -> None:
+    async def ask(key: str, text: str, heard: Heard) -> None:
         headers = {"authorization": f"Bearer {key}"}
         async with connect(url, proxy=None, additional_headers=headers, open_timeout=None, max_size=None) as socket:
-            for message in _SOCKET_MESSAGES:
+            for message in (_SOCKET_CONFIG, {"type": "input.text", "text": text}, {"type": "input.done"}):
                 await socket.send(json.dumps(message))
             await _listen(socket, heard)
 

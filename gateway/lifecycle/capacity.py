@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.routing.places import Ends, Place, Places
+from gateway.routing.places import Asker, Ends, Place, Places
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.speed import SpeedMeter
 from gateway.routing.waiting import Coming
@@ -20,7 +20,7 @@ from servicekit.clock import Clock
 class PlaceSource(Protocol):
     """Gives streams their places."""
 
-    async def take(self, caller: str, priority: int, patience_s: float | None) -> Place:
+    async def take(self, asker: Asker) -> Place:
         """Return a place for one stream, waiting for it if it comes in time.
 
         Raises:
@@ -67,17 +67,17 @@ class Capacity:
         """Places that streams hold."""
         return self._taken
 
-    async def take(self, caller: str, priority: int, patience_s: float | None) -> Place:
+    async def take(self, asker: Asker) -> Place:
         """See `PlaceSource.take`."""
         coming = Coming[Place](lambda place: self.places.give_back(place, is_whole=False))
-        answer = self.places.ask(caller, priority, coming.give, patience_s)
-        if isinstance(answer, Place):
+        turn = self.places.ask(asker, coming.give)
+        if isinstance(turn, Place):
             self._count(1)
-            return answer
+            return turn
         try:
-            place = await coming.within(self.places.wait_s(patience_s), lambda: self.places.leave(answer))
+            place = await coming.within(self.places.wait_s(asker.patience_s), lambda: self.places.leave(turn))
         except asyncio.TimeoutError as error:
-            raise self.places.overloaded(caller, priority) from error
+            raise self.places.overloaded(turn) from error
         self._count(1)
         return place
 

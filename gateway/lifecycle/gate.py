@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gateway.errors import NotReadyError
 from gateway.lifecycle.capacity import Capacity, PlaceSource
 from gateway.llm.routed import RoutedSpeechLM
+from gateway.routing.places import Asker
 from gateway.routing.replica import ReplicaStatus
 from gateway.token2wav.routed import RoutedToken2Wav
 from servicekit.clock import Clock
@@ -91,14 +92,14 @@ class Gate:
 
     @asynccontextmanager
     async def admitted(
-        self, priority: int, patience_s: float | None = None, is_under_way: bool = False
+        self, priority: int, patience_s: float | None = None, is_under_way: bool = False, fingerprint: int = 0
     ) -> AsyncIterator[None]:
         """See `core.Admission.admitted`."""
         if self._is_draining and not is_under_way:
             raise NotReadyError("this gateway is being stopped; ask another one")
         self._count(1)
         try:
-            async with self._placed(priority, patience_s):
+            async with self._placed(Asker(self._caller(), priority, fingerprint, patience_s)):
                 self._token2wav.fleet.check(priority, patience_s)
                 await self._token2wav.until_usable()
                 await self._llm.until_usable()
@@ -107,9 +108,9 @@ class Gate:
             self._count(-1)
 
     @asynccontextmanager
-    async def _placed(self, priority: int, patience_s: float | None) -> AsyncIterator[None]:
+    async def _placed(self, asker: Asker) -> AsyncIterator[None]:
         """Hold a place for one stream, waiting for it if it comes in time."""
-        place = await self._source.take(self._caller(), priority, patience_s)
+        place = await self._source.take(asker)
         is_whole = False
         self._speaking += 1
         try:

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -20,6 +21,7 @@ from gateway.access.access import Usages
 from gateway.lifecycle.capacity import Capacity
 from gateway.processes.link import Given, Handler, Handlers, Link
 from gateway.processes.metrics import Families, lasting, merged, snapshot
+from gateway.routing.places import Asker
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.speed import SpeedMeter, Work
 from gateway.routing.waiting import LLM, TOKEN2WAV
@@ -152,8 +154,8 @@ class Hub:
         of_workers = [seat.metrics for _, seat in sorted(self._seats.items())]
         return merged([*of_workers, self._departed, snapshot(self._registry)])
 
-    async def _place(self, caller: str, priority: int, patience_s: float | None) -> Given:
-        place = await self.capacity.take(caller, priority, patience_s)
+    async def _place(self, **asker: Any) -> Given:
+        place = await self.capacity.take(Asker(**asker))
         return Given(None, lambda is_whole: self.capacity.give_back(place, is_whole))
 
     async def _stream(self, caller: str, limit: int | None) -> Given:

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +20,7 @@ from gateway.access.access import Access
 from gateway.lifecycle.gate import Routes
 from gateway.processes.link import Given, Handlers, Link, open_link
 from gateway.processes.metrics import Families, from_thread, gathered_registry, snapshot
-from gateway.routing.places import Place
+from gateway.routing.places import Asker, Place
 from gateway.routing.speed import SpeedWitness
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.telemetry.exposition import BEAT_INTERVAL_S
@@ -214,11 +214,10 @@ class WorkerPlaces:
         """Ask nobody yet."""
         self._worker = worker
 
-    async def take(self, caller: str, priority: int, patience_s: float | None) -> Place:
+    async def take(self, asker: Asker) -> Place:
         """See `PlaceSource.take`."""
-        link = self._worker.link
-        number, _ = await link.hold("place", caller=caller, priority=priority, patience_s=patience_s)
-        return _HeldPlace(caller, 0.0, number)
+        number, _ = await self._worker.link.hold("place", **asdict(asker))
+        return _HeldPlace(asker.caller, 0.0, number)
 
     def give_back(self, place: Place, is_whole: bool) -> None:
         """See `PlaceSource.give_back`."""

@@ -5,8 +5,9 @@
                   └─ no ──► OverloadedError with when to try again
 
 Among those who wait, the caller that has the fewest places comes first. While others call too, nobody takes the last
-tenth of all places who has half of them already. Each refusal is told a later time than its caller's one before it, as
-those who were refused before will come back too. Several callers come back in turns, whoever was refused more often.
+fifth of all places who has half of them already. Each refusal is told a later time than its caller's one before it, as
+those who were refused before will come back too (`promises`): a place is kept for them from those of the same caller
+who were told nothing. Several callers come back in turns, whoever was refused more often.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gateway.errors import OverloadedError
+from gateway.routing.promises import Promises
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.slot_forecast import OpenStreams, SlotForecast, StreamDurations
 from servicekit.clock import Clock
+from token2wav_service.contract import DEFAULT_PRIORITY
 
 MIN_PLACES = 4
 """However slow the services are: a host that is slower than speech still serves a few."""
@@ -27,9 +31,16 @@ LEAST_RETRY_S = 1.0
 """The unit of HTTP's Retry-After."""
 MAX_RETRY_S = 300.0
 """Nobody knows what will be later."""
-_RESERVED_SHARE = 0.1
+_RESERVED_SHARE = 0.2
+"""More than the measured limit goes up and down, or another caller waits for a stream's end."""
 _MANY = 0.5
 _CALLER_MEMORY_S = 60.0
+_LOOKS_AHEAD_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Until a stream ends that is let in now, those who were told when to come must find a place at each of these."""
+_ROUNDS = 4
+"""Looks at who comes before one that came in vain; each finds those who come meanwhile."""
+_PROMISED_SHARE = 0.75
+"""Of what comes free; the rest is for those who were told nothing, and for what was expected wrongly."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +61,43 @@ class Place:
     taken_s: float
 
 
+@dataclass(frozen=True)
+class Asker:
+    """Who asks for a place, and for what."""
+
+    caller: str = ""
+    priority: int = DEFAULT_PRIORITY
+    """1 (first) to 10."""
+    fingerprint: int = 0
+    """A refused request that comes again is known by it."""
+    patience_s: float | None = None
+    """The caller's own bound of the wait, where that is shorter than `admission_wait_s`."""
+
+
 @dataclass(eq=False)
 class PlaceTurn:
     """A stream that waits for its place."""
 
-    caller: str
-    priority: int
+    asker: Asker
     on_given: Callable[[Place], None]
+    is_back: bool
+    """It was refused before and comes when it was told to."""
+    number: int
+    """In the order of asking."""
+
+    @property
+    def caller(self) -> str:
+        """Who asks."""
+        return self.asker.caller
+
+    @property
+    def kind(self) -> _Kind:
+        """Those of one kind are served in the order of asking."""
+        return self.asker.priority, self.asker.caller, self.is_back
+
+
+_Kind = tuple[int, str, bool]
+"""Priority, caller, and whether it was refused before."""
 
 
 class Places:
@@ -90,9 +131,9 @@ class Places:
         self._by_caller: Counter[str] = Counter()
         self._asked_s: OrderedDict[str, float] = OrderedDict()
         """When each caller asked last, the newest last."""
-        self._waiting: list[PlaceTurn] = []
-        self._promised_s: dict[str, float] = {}
-        """When the last stream of each caller comes back that was refused; those in the past are forgotten."""
+        self._waiting: dict[_Kind, dict[PlaceTurn, None]] = {}
+        self._asked = 0
+        self._promises = Promises(clock)
         self._durations = StreamDurations()
         self._forecast = SlotForecast(clock, self._durations)
 
@@ -104,45 +145,44 @@ class Places:
     @property
     def waiting(self) -> int:
         """Streams that wait for a place."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     def wait_s(self, patience_s: float | None) -> float:
         """Return how long a stream may wait; its caller may have less patience than we."""
         wait_s = self._settings.admission_wait_s
         return wait_s if patience_s is None else min(patience_s, wait_s)
 
-    def ask(
-        self, caller: str, priority: int, on_given: Callable[[Place], None], patience_s: float | None = None
-    ) -> Place | PlaceTurn:
+    def ask(self, asker: Asker, on_given: Callable[[Place], None]) -> Place | PlaceTurn:
         """Ask for a place.
 
         Args:
-            caller: who asks.
-            priority: 1 (first) to 10.
+            asker: who asks.
             on_given: called with the place if there is none now; not before this has returned.
-            patience_s: the caller's own bound of the wait, where that is shorter than `admission_wait_s`.
 
         Raises:
             OverloadedError: no place is expected to be free in time, or too many wait.
         """
-        self._note_caller(caller)
-        ahead = self._ahead_of(caller, priority)
-        limit = self.limit
-        if not self._taken:
-            self._promised_s.clear()
-        if not ahead and self._has_room_for(caller, limit):
-            return self._take(caller)
-        is_late = self._is_certain() and self._expected_s(ahead) > self.wait_s(patience_s)
-        if is_late or len(self._waiting) >= self._settings.max_waiting:
-            raise self.overloaded(caller, priority)
-        turn = PlaceTurn(caller, priority, on_given)
-        self._waiting.append(turn)
+        self._note_caller(asker.caller)
+        self._asked += 1
+        turn = PlaceTurn(asker, on_given, self._promises.keep(asker.caller, asker.fingerprint), self._asked)
+        ahead = self._ahead_of(turn)
+        if not ahead and self._has_room_for(turn, self.limit):
+            return self._take(asker.caller)
+        wait_s = self.wait_s(asker.patience_s)
+        # NOTE: one who comes as it was told waits its time: what was expected may be off by a little.
+        may_be_late = self._is_certain() and not turn.is_back
+        is_late = may_be_late and self._expected_s(ahead + round(self._coming_before(turn, wait_s))) > wait_s
+        if is_late or self.waiting >= self._settings.max_waiting:
+            raise self.overloaded(turn)
+        self._waiting.setdefault(turn.kind, {})[turn] = None
         return turn
 
     def leave(self, turn: PlaceTurn) -> None:
         """Wait no longer; harmless for one that has its place."""
-        if turn in self._waiting:
-            self._waiting.remove(turn)
+        same = self._waiting.get(turn.kind, {})
+        same.pop(turn, None)
+        if not same:
+            self._waiting.pop(turn.kind, None)
 
     def give_back(self, place: Place, is_whole: bool) -> None:
         """Take a place back; how long a whole stream held it is learnt."""
@@ -157,13 +197,13 @@ class Places:
     def serve(self) -> None:
         """Give what is free to those who wait."""
         while (turn := self._next_turn()) is not None:
-            self._waiting.remove(turn)
+            self.leave(turn)
             turn.on_given(self._take(turn.caller))
 
-    def overloaded(self, caller: str, priority: int) -> OverloadedError:
+    def overloaded(self, turn: PlaceTurn) -> OverloadedError:
         """Make the refusal of a stream that finds no place in time."""
         self.refused_total += 1
-        retry_s = self._promise_s(caller, self._ahead_of(caller, priority))
+        retry_s = self._promise_s(turn)
         got = f"{len(self._taken)} streams are under way, as many as can be served in time, and {self.waiting} wait"
         return OverloadedError(f"{got}; try again in {retry_s:.0f} s, or add replicas", retry_after_s=retry_s)
 
@@ -180,36 +220,56 @@ class Places:
         while next(iter(self._asked_s.values())) < now_s - _CALLER_MEMORY_S:
             self._asked_s.popitem(last=False)
 
-    def _has_room_for(self, caller: str, limit: float) -> bool:
-        has_others = len(self._asked_s) > 1
-        if has_others and self._by_caller[caller] >= _MANY * limit:
+    def _has_room_for(self, turn: PlaceTurn, limit: float) -> bool:
+        caller = turn.caller
+        if len(self._asked_s) > 1 and self._by_caller[caller] >= _MANY * limit:
             limit -= max(1.0, _RESERVED_SHARE * limit)
-        return len(self._taken) + 1 <= limit
+        return len(self._taken) + 1 <= limit and (turn.is_back or self._keeps_promises(turn, limit))
+
+    def _keeps_promises(self, turn: PlaceTurn, limit: float) -> bool:
+        """Tell whether those who were told when to come find a place although this stream has one till its end."""
+        for within_s in _LOOKS_AHEAD_S:
+            if within_s and within_s >= (self._durations.mean_s or 0.0):
+                return True
+            coming = self._coming_before(turn, within_s)
+            if coming and len(self._taken) + 1 + coming - self._forecast.ends_within(within_s, self._open) > limit:
+                return False
+        return True
+
+    def _coming_before(self, turn: PlaceTurn, within_s: float) -> float:
+        """Expect how many come within some time who were told to, and go before one who was not."""
+        if turn.is_back:
+            return 0.0
+        places = self._by_caller[turn.caller]
+        return self._promises.awaited(within_s, lambda caller: self._by_caller[caller] <= places)
 
     def _next_turn(self) -> PlaceTurn | None:
         limit = self.limit
         if not self._waiting or len(self._taken) + 1 > limit:
             return None
-        callers = {turn.caller for turn in self._waiting}
-        served = {caller for caller in callers if self._has_room_for(caller, limit)}
-        # NOTE: `min` takes the first of equals, which has waited longest.
+        firsts = (next(iter(same)) for same in self._waiting.values())
         return min(
-            (turn for turn in self._waiting if turn.caller in served),
-            key=lambda turn: (turn.priority, self._by_caller[turn.caller]),
+            (turn for turn in firsts if self._has_room_for(turn, limit)),
+            key=lambda turn: (turn.asker.priority, self._by_caller[turn.caller], not turn.is_back, turn.number),
             default=None,
         )
 
-    def _ahead_of(self, caller: str, priority: int) -> int:
-        """Count those whose turn would come before that of a newcomer."""
-        if not self._waiting:
-            return 0
-        waiting = Counter(turn.caller for turn in self._waiting if turn.priority == priority)
-        fair = self._by_caller[caller] + waiting[caller] + 1
-        ahead = sum(
-            number if name == caller else min(number, max(0, fair - self._by_caller[name]))
+    def _ahead_of(self, turn: PlaceTurn) -> int:
+        """Count those who asked before it and whose turn comes before it."""
+        urgent, waiting = 0, Counter[str]()
+        for (priority, caller, is_back), same in self._waiting.items():
+            earlier = len(same)
+            if turn.number < self._asked:
+                earlier = sum(1 for _ in takewhile(lambda other: other.number < turn.number, same))
+            if priority < turn.asker.priority:
+                urgent += earlier
+            elif priority == turn.asker.priority and (caller != turn.caller or is_back or not turn.is_back):
+                waiting[caller] += earlier
+        fair = self._by_caller[turn.caller] + waiting[turn.caller] + 1
+        return urgent + sum(
+            number if name == turn.caller else min(number, max(0, fair - self._by_caller[name]))
             for name, number in waiting.items()
         )
-        return ahead + sum(turn.priority < priority for turn in self._waiting)
 
     def _expected_s(self, ahead: int) -> float:
         over = max(0, math.ceil(len(self._taken) + 1 - self.limit) - 1) if self._taken else 0
@@ -221,13 +281,20 @@ class Places:
     def _open(self) -> list[OpenStreams]:
         return [OpenStreams([place.taken_s for place in self._taken], others=0)]
 
-    def _promise_s(self, caller: str, ahead: int) -> float:
-        """Choose when a refused stream is to come back: behind its caller's own that were told so before it."""
-        now_s = self._clock.now()
-        self._promised_s = {name: at_s for name, at_s in self._promised_s.items() if at_s > now_s}
-        apart_s = self._ends().apart_s or (self._durations.mean_s or 0.0) / self.limit
-        apart_s *= len(self._promised_s.keys() | {caller})  # the others' come back in between
-        behind_s = self._promised_s.get(caller, now_s) + apart_s - now_s
-        retry_s = min(max(LEAST_RETRY_S, self._expected_s(ahead), behind_s), MAX_RETRY_S)
-        self._promised_s[caller] = now_s + retry_s
+    def _promise_s(self, turn: PlaceTurn) -> float:
+        """Choose when a refused stream is to come back, in whole seconds.
+
+        That is behind its caller's own that were told so before it; one that came in vain comes as soon as it can.
+        """
+        caller, ahead = turn.caller, self._ahead_of(turn)
+        expected_s = self._expected_s(ahead)
+        if turn.is_back:
+            for _ in range(_ROUNDS):
+                expected_s = self._expected_s(ahead + round(self._promises.awaited(expected_s, caller.__eq__)))
+        else:
+            apart_s = self._ends().apart_s or (self._durations.mean_s or 0.0) / self.limit
+            expected_s += apart_s / _PROMISED_SHARE * self._promises.ahead_of(caller)
+        retry_s = min(float(math.ceil(max(LEAST_RETRY_S, expected_s))), MAX_RETRY_S)
+        if retry_s < MAX_RETRY_S:
+            self._promises.make(caller, turn.asker.fingerprint, self._clock.now() + retry_s)
         return retry_s

@@ -79,14 +79,24 @@ class SlotForecast:
 
         Beyond the open streams the forecast goes on with the mean duration: who comes next holds the slot for so long.
         """
-        now_s = self._clock.now()
-        if len(self._free_at_s) < MANY_STREAMS or now_s - self._made_s > FORECAST_S:
-            self._free_at_s = sorted(self._forecast(now_s, streams()))
-            self._made_s = now_s
+        now_s = self._renewed(streams)
         if not self._free_at_s:
             return None
         rounds, index = divmod(nth, len(self._free_at_s))
         return max(0.0, self._free_at_s[index] - now_s) + rounds * (self._durations.mean_s or 0.0)
+
+    def ends_within(self, within_s: float, streams: Callable[[], Iterable[OpenStreams]]) -> int:
+        """Expect how many of the open streams end within some seconds."""
+        now_s = self._renewed(streams)
+        return bisect_right(self._free_at_s, now_s + within_s)
+
+    def _renewed(self, streams: Callable[[], Iterable[OpenStreams]]) -> float:
+        """Make the forecast anew if it is old; returns the time."""
+        now_s = self._clock.now()
+        if len(self._free_at_s) < MANY_STREAMS or now_s - self._made_s > FORECAST_S:
+            self._free_at_s = sorted(self._forecast(now_s, streams()))
+            self._made_s = now_s
+        return now_s
 
     def _forecast(self, now_s: float, streams: Iterable[OpenStreams]) -> list[float]:
         free_at_s = []

@@ -23,6 +23,8 @@ _NEWEST_SHARE = 0.5
 """Of the newest measurement in the mean."""
 _AT_ITS_LIMIT = 1.0
 """A service slower than so many times the least speed works all the time: what it made then is what it can make."""
+_NEAR_ITS_LIMIT = 1.1
+"""And one that is slower than this has no more to show."""
 _HOPED_FOR = 2.0
 UNMEASURED_STREAMS = 64.0
 """Before the first measurement, which takes no longer than the first streams' first seconds of speech."""
@@ -108,7 +110,8 @@ class SpeedMeter:
     @property
     def is_certain(self) -> bool:
         """Whether the limit is what the service was seen at its limit with; else more may show in the next moment."""
-        return self._seen_limit() <= self._hoped_for()
+        is_slow = self._speed is not None and self._speed < _NEAR_ITS_LIMIT * self._least_speed
+        return is_slow or self._seen_limit() <= self._hoped_for()
 
     @property
     def proven(self) -> float:

@@ -169,7 +169,13 @@ class SpeechSession:
         self.results.append(result)
         request_id = f"{self._request.request_id}-{len(self.results)}"
         goes_on = len(self.results) > 1
-        request = replace(self._request, request_id=request_id, is_under_way=is_under_way, goes_on=goes_on)
+        request = replace(
+            self._request,
+            text=begun[-1].source.text,
+            request_id=request_id,
+            is_under_way=is_under_way,
+            goes_on=goes_on,
+        )
         began_s, clock = self._samples / SAMPLE_RATE_HZ, TextClock(result.spans)
         async with aclosing(self._pipeline.speak(request, self._turn(begun), result)) as chunks:
             async for chunk in chunks:

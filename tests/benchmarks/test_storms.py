@@ -63,7 +63,7 @@ def test_the_figures_are_those_of_all_storms() -> None:
 
 
 async def test_a_request_that_breaks_off_counts_as_failed() -> None:
-    async def broken(key: str, heard: object) -> None:
+    async def broken(key: str, text: str, heard: object) -> None:
         assert key == LOUD
         raise ConnectionError("gone")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.lib.storm_doors import Heard, RefusedError
 from gateway.chunking.chunker import TokenChunk
 from gateway.core import AudioChunk, FloatArray, RegisteredVoice, Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import GatewayError, OverloadedError
@@ -27,7 +28,7 @@ from gateway.speech.speaker import StreamSpeaker
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import NamedVoice, VoiceRegistry
 from servicekit.clock import Clock
-from token2wav_service.contract import SAMPLES_PER_TOKEN, TOKEN_RATE_HZ, ServerStatus
+from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN, TOKEN_RATE_HZ, ServerStatus
 
 TOKENS_A_PIECE = 4
 
@@ -160,6 +161,15 @@ class Storm:
     routers: tuple[RoutedSpeechLM, RoutedToken2Wav]
     pipeline: SpeechPipeline
     spoken: list[Spoken] = field(default_factory=list)
+
+    async def say(self, key: str, text: str, heard: Heard) -> None:
+        """Have a text spoken, as `benchmarks.storms` asks for it."""
+        _caller.set(key)
+        try:
+            async for audio in self.pipeline.synthesize(SpeechRequest(text, "anna")):
+                heard(len(audio.samples) / SAMPLE_RATE_HZ)
+        except OverloadedError as error:
+            raise RefusedError(error.retry_after_s) from error
 
     async def ask(self, caller: str = "") -> Spoken:
         """Have one text spoken."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
+from benchmarks.storms import QUIET_PAUSE_S, Callers, Tally
 from tests.gateway.lifecycle.storm import BatchingWorker, Storm, percentile, stormy
 from tests.workers import is_whole
 
 SPEECH_S = 8.0
 WARM_UP = 3
+CAPACITY = 20.0
 
 
 async def _warm_up(storm: Storm) -> None:
@@ -81,6 +85,53 @@ def test_whoever_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path) -> Non
             assert sum(first_returns) >= 0.8 * len(first_returns)
 
     run_virtually(run)
+
+
+@dataclass
+class Passed:
+    """A storm of callers who ask again and again."""
+
+    loud: Tally
+    quiet: Tally
+    lasted_s: float
+
+    @property
+    def quiet_p95_s(self) -> float:
+        return percentile(self.quiet.first_s, 0.95)
+
+
+async def _pass(clock: VirtualClock, folder: Path, times: int, quiet: int = 0) -> Passed:
+    """Let callers ask again as soon as they were heard, or when they were told to; the services were busy before."""
+    async with stormy(clock, folder, llm_capacity=CAPACITY, tokens=125, slots=64) as storm:
+        await _warm_up(storm)
+        await Callers(storm.say, "loud", clock.now() + 12.0, clock=clock).run(int(CAPACITY))
+        storm.token2wav.opened = 0
+        lasts_s = 60.0 if is_whole() else 24.0
+        loud = Callers(storm.say, "loud", clock.now() + lasts_s, clock=clock)
+        other = Callers(storm.say, "quiet", clock.now() + lasts_s, QUIET_PAUSE_S, clock)
+        await asyncio.gather(loud.run(int(times * CAPACITY)), other.run(quiet))
+        assert (storm.token2wav.open, storm.gate.speaking, storm.gate.places.waiting) == (0, 0, 0)
+        return Passed(loud.tally, other.tally, lasts_s)
+
+
+@pytest.mark.parametrize("times", [4, 16, pytest.param(64, marks=pytest.mark.slow)])
+def test_callers_who_ask_again_and_again_keep_nobody_out_who_comes_when_it_was_told(tmp_path: Path, times: int) -> None:
+    passed = run_virtually(lambda clock: _pass(clock, tmp_path, times))
+    tally = passed.loud
+    assert not tally.failed and not tally.without_retry
+    assert tally.returns > 40 and tally.kept >= 0.9 * tally.returns
+    assert tally.ended * 5.0 >= 0.8 * CAPACITY * passed.lasted_s
+    assert percentile(tally.first_s, 0.95) < 4.0
+
+
+def test_another_key_hears_its_first_audio_as_soon_however_many_flood(tmp_path: Path) -> None:
+    def passed(times: int) -> Passed:
+        random.seed(1)  # of the quiet callers' pauses
+        return run_virtually(lambda clock: _pass(clock, tmp_path, times, quiet=2))
+
+    usual, flooded = passed(1), passed(16)
+    assert not flooded.quiet.refused and flooded.quiet.ended
+    assert flooded.quiet_p95_s <= 1.2 * usual.quiet_p95_s
 
 
 def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: Path) -> None:

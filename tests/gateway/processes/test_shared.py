@@ -28,6 +28,7 @@ from gateway.processes.hub import Hub
 from gateway.processes.link import open_link
 from gateway.processes.metrics import merged, snapshot
 from gateway.processes.worker import Worker
+from gateway.routing.places import Asker
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.waiting import LLM, TOKEN2WAV
 from gateway.token2wav.routed import RoutedToken2Wav
@@ -94,20 +95,20 @@ async def test_places_are_shared_and_come_back_when_a_process_dies() -> None:
                 process = first if number == 0 else second
                 await held.enter_async_context(
                     process.gate.admitted(5)
-                ) if process is first else await process.worker.places.take("anna", 5, None)
+                ) if process is first else await process.worker.places.take(Asker("anna", 5))
             for process in (first, second):
                 with pytest.raises(OverloadedError) as refusal:
-                    await process.worker.places.take("anna", 5, 0.05)
+                    await process.worker.places.take(Asker("anna", 5, patience_s=0.05))
                 assert refusal.value.retry_after_s >= 1.0
         await until(lambda: group.hub.capacity.taken == 1, "the return of the places")
-        assert await first.worker.places.take("anna", 5, 0.0)
+        assert await first.worker.places.take(Asker("anna", 5, patience_s=0.0))
 
 
 async def test_one_that_waits_gets_the_place_that_another_process_gives_back() -> None:
     async with two() as (group, first, second):
-        places = [await first.worker.places.take("anna", 5, None) for _ in range(SLOTS)]
-        given_up = asyncio.create_task(second.worker.places.take("anna", 5, 5.0))
-        waiting = asyncio.create_task(second.worker.places.take("anna", 5, 5.0))
+        places = [await first.worker.places.take(Asker("anna", 5)) for _ in range(SLOTS)]
+        given_up = asyncio.create_task(second.worker.places.take(Asker("anna", 5, patience_s=5.0)))
+        waiting = asyncio.create_task(second.worker.places.take(Asker("anna", 5, patience_s=5.0)))
         await until(lambda: group.hub.capacity.places.waiting == 2, "the wait")
         given_up.cancel()
         await until(lambda: group.hub.capacity.places.waiting == 1, "the end of a wait")
@@ -220,11 +221,11 @@ async def test_without_its_parent_a_process_lets_nobody_in_and_is_told() -> None
     async with routed_llm(ScriptedLLM("l")) as llm, routed(group.token2wav) as token2wav:
         async with worker.serving(Routes(llm, token2wav), Access(None, CallerLimits(), group.clock)):
             link = await open_link(ours, group.hub.handlers(1))
-            place = await worker.places.take("anna", 5, None)
+            place = await worker.places.take(Asker("anna", 5))
             link.close()
             await told.wait()
             with pytest.raises(NotReadyError):
-                await worker.places.take("anna", 5, None)
+                await worker.places.take(Asker("anna", 5))
             worker.places.give_back(place, is_whole=True)
         assert group.hub.capacity.taken == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import OverloadedError
-from gateway.routing.places import LEAST_RETRY_S, MAX_RETRY_S, MIN_PLACES, Ends, Place, Places, PlaceTurn
+from gateway.routing.places import LEAST_RETRY_S, MAX_RETRY_S, MIN_PLACES, Asker, Ends, Place, Places, PlaceTurn
 from gateway.routing.settings import RoutingSettings
 from tests.gateway.fakes import ManualClock
 
@@ -21,11 +21,11 @@ class World:
         self.places = Places(RoutingSettings(max_waiting=50), self.clock, lambda: self.limit, lambda: ends or Ends())
         self.given: list[Place] = []
 
-    def ask(self, caller: str = "", priority: int = USUAL) -> Place | PlaceTurn:
-        return self.places.ask(caller, priority, self.given.append)
+    def ask(self, caller: str = "", priority: int = USUAL, fingerprint: int = 0) -> Place | PlaceTurn:
+        return self.places.ask(Asker(caller, priority, fingerprint), self.given.append)
 
     def fill(self, caller: str = "") -> list[Place]:
-        taken = []
+        taken: list[Place] = []
         while True:
             try:
                 answer = self.ask(caller)
@@ -64,15 +64,15 @@ def test_the_caller_with_the_fewest_places_comes_first() -> None:
     assert world.callers == ["quiet"]
 
 
-def test_nobody_with_half_of_the_places_takes_the_last_tenth_while_others_call() -> None:
+def test_nobody_with_half_of_the_places_takes_the_last_fifth_while_others_call() -> None:
     world = World(20)
     assert len(world.fill("loud")) == 20
     world = World(20)
     world.ask("quiet")
-    assert len(world.fill("loud")) == 17
+    assert len(world.fill("loud")) == 15
     assert isinstance(world.ask("quiet"), Place)
     world.clock.seconds += 61.0
-    assert len(world.fill("loud")) == 1
+    assert len(world.fill("loud")) == 3
 
 
 def test_places_that_a_measurement_adds_are_given_at_once() -> None:
@@ -84,21 +84,84 @@ def test_places_that_a_measurement_adds_are_given_at_once() -> None:
     assert len(world.given) == 2
 
 
-def test_who_would_wait_too_long_is_refused_at_once_and_each_is_told_a_later_time() -> None:
+def _busy_world() -> tuple[World, list[Place]]:
+    """Ten places, all taken now, by streams of eight seconds that end one after the other."""
     world = World(10, Ends(stream_s=8.0, apart_s=0.8))
-    before = world.fill()
+    before = [world.ask() for _ in range(10)]
     world.clock.seconds += 8.0
     for place in before:
+        assert isinstance(place, Place)
         world.places.give_back(place, is_whole=True)
-    world.fill()
-    told = []
-    for _ in range(3):
-        with pytest.raises(OverloadedError) as refusal:
-            world.ask()
-        told.append(refusal.value.retry_after_s)
-    assert told == sorted(set(told)) and 8.0 < told[0] < told[-1] < 12.0
-    world.clock.seconds += 7.5
-    assert isinstance(world.ask(), PlaceTurn)
+    places = [world.ask() for _ in range(10)]
+    return world, [place for place in places if isinstance(place, Place)]
+
+
+def _refused(world: World, fingerprint: int, caller: str = "") -> float:
+    with pytest.raises(OverloadedError) as refusal:
+        world.ask(caller, fingerprint=fingerprint)
+    assert refusal.value.retry_after_s is not None
+    return refusal.value.retry_after_s
+
+
+def test_who_would_wait_too_long_is_refused_at_once_and_each_is_told_a_later_time() -> None:
+    world, _ = _busy_world()
+    told = [_refused(world, number) for number in range(3)]
+    assert told == sorted(set(told)) and 8.0 < told[0] < told[-1] <= 12.0
+    assert all(each == round(each) for each in told), "whole seconds, as every door can tell them"
+    world.clock.seconds += 6.9
+    assert isinstance(world.ask(fingerprint=9), PlaceTurn), "a place comes free before the first of them is back"
+
+
+def test_a_place_is_kept_for_who_comes_when_it_was_told_and_nobody_else_takes_it() -> None:
+    world, places = _busy_world()
+    told_s = _refused(world, fingerprint=1)
+    world.clock.seconds += told_s
+    world.places.give_back(places[0], is_whole=True)
+    _refused(world, fingerprint=2)
+    assert isinstance(world.ask(fingerprint=1), Place)
+    world.places.give_back(places[1], is_whole=True)
+    assert isinstance(world.ask(fingerprint=1), Place), "its promise was kept, and is kept no more"
+
+
+def test_who_comes_when_it_was_told_waits_its_time_before_those_who_were_told_nothing() -> None:
+    world, places = _busy_world()
+    told_s = _refused(world, fingerprint=1)
+    world.clock.seconds += 6.9
+    first = world.ask(fingerprint=2)
+    world.clock.seconds += told_s - 6.9
+    assert isinstance(first, PlaceTurn) and isinstance(world.ask(fingerprint=1), PlaceTurn)
+    world.places.give_back(places[0], is_whole=True)
+    world.places.leave(first)
+    assert len(world.given) == 1 and not world.places.waiting
+
+
+def test_who_comes_before_its_time_is_told_another_one() -> None:
+    world, _ = _busy_world()
+    told_s = _refused(world, fingerprint=1)
+    world.clock.seconds += 1.0
+    assert _refused(world, fingerprint=1) > told_s - 1.0
+
+
+def test_where_nobody_comes_back_places_are_kept_for_nobody() -> None:
+    world, places = _busy_world()
+    last_s = max(_refused(world, number) for number in range(60))
+    waited_s = 0.0
+    for place in places:
+        world.clock.seconds += 2.0
+        waited_s += 2.0
+        world.places.give_back(place, is_whole=True)
+    assert waited_s < last_s
+    assert isinstance(world.ask(fingerprint=100), Place)
+
+
+def test_what_one_caller_was_promised_keeps_no_other_one_out() -> None:
+    world, places = _busy_world()
+    told_s = max(_refused(world, number) for number in range(20))
+    world.clock.seconds += told_s / 2
+    for place in places[:2]:
+        world.places.give_back(place, is_whole=True)
+    _refused(world, fingerprint=100)
+    assert isinstance(world.ask("quiet", fingerprint=100), Place)
 
 
 def test_a_caller_who_was_refused_often_does_not_have_others_come_back_later() -> None:
@@ -113,12 +176,12 @@ def test_a_caller_who_was_refused_often_does_not_have_others_come_back_later() -
 
     loud = [told("loud") for _ in range(200)]
     assert max(loud) > 150.0
-    first, second, third = (told("quiet") for _ in range(3))
+    first, *_, last = (told("quiet") for _ in range(10))
     assert first <= loud[1]
-    assert second - first == third - second == 2.0, "each has every other turn"
+    assert 2.0 * 9 <= last - first <= 3.0 * 9, "each has every other turn"
 
 
-def test_when_to_come_back_has_bounds_and_is_forgotten_when_it_is_quiet() -> None:
+def test_when_to_come_back_has_bounds_and_is_forgotten_when_nobody_came() -> None:
     world = World(10, Ends(stream_s=0.0, apart_s=4.0))
     taken = world.fill()
     told = []
@@ -127,12 +190,11 @@ def test_when_to_come_back_has_bounds_and_is_forgotten_when_it_is_quiet() -> Non
             world.ask()
         told.append(refusal.value.retry_after_s)
     assert (min(told) >= LEAST_RETRY_S, max(told)) == (True, MAX_RETRY_S)
+    world.clock.seconds += MAX_RETRY_S
     for place in taken:
         world.places.give_back(place, is_whole=False)
-    world.fill()
-    with pytest.raises(OverloadedError) as refusal:
-        world.ask()
-    assert refusal.value.retry_after_s < 10.0
+    assert len(world.fill()) == 10
+    assert _refused(world, fingerprint=1) < 10.0
 
 
 def test_who_leaves_the_line_gets_no_place_and_all_places_come_back() -> None:

@@ -42,6 +42,8 @@ class SessionStates(RuleBasedStateMachine):
         self.listening: asyncio.Task[SessionAudio] | None = None
 
     async def _begin(self) -> None:
+        async for _ in self.pipeline.synthesize(SpeechRequest("A.", "anna", seed=1)):
+            pass  # the voice is read by a thread, once; from here on the loop's rounds alone decide
         self.session = SpeechSession(self.pipeline, SpeechRequest("", "anna", seed=1), NEVER_S, MAX_UNSPOKEN)
         self.audio: AsyncGenerator[SessionAudio] = self.session.audio()
 
