@@ -41,6 +41,8 @@ DEFAULT_GRPC_PORT = 50051
 """Where Riva's clients look."""
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_GRACE_S = 10.0
+MAX_PENDING_CALLS = 16384
+"""Many times what a busy moment leaves; each is a few KiB, and is refused with a reason when its turn comes."""
 _PING_INTERVAL_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
 _SERVICES = (tts_grpc.SERVICE_NAME, riva_grpc.SERVICE_NAME)
@@ -112,6 +114,9 @@ def _make_server(
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # Two gateways on one port would share its calls without a word.
         ("grpc.so_reuseport", int(settings.shares_port)),
+        # Calls that came and that our event loop has not seen yet; gRPC ends some of those beyond, with CANCELLED.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # A peer that vanished without a word is found out, and what it used is freed.
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import grpc
@@ -88,6 +89,16 @@ async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], mega
                 assert (await listen(call)).messages
             else:
                 assert (await failure_of(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_calls_that_come_while_the_event_loop_is_busy_are_all_answered(voices: list[NamedVoice]) -> None:
+    async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        list_voices = door.channel.unary_unary(f"/{SERVICES[0]}/ListVoices")
+        calls = [list_voices(b"") for _ in range(2500)]
+        await asyncio.sleep(0)  # all are sent
+        time.sleep(0.3)  # the loop stands still, so gRPC keeps what comes
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [answer for answer in answers if isinstance(answer, BaseException)] == []
 
 
 @pytest.mark.parametrize("timeout_s", [None, 30.0])
