@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
-from weakref import WeakSet
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -170,14 +170,24 @@ class Token2Wav(Protocol):
         ...
 
 
+@dataclass
+class CallerText:
+    """What all open sessions of one caller have accepted and not spoken yet."""
+
+    characters: int = 0
+    sessions: int = 0
+
+    def leave(self, unspoken: list[int]) -> None:
+        """Forget a session that nobody keeps any more, and what it had."""
+        self.characters -= sum(unspoken)
+        self.sessions -= 1
+
+
 class UnspokenText:
     """How much text a session has accepted and not spoken yet; all sessions of one caller share a limit."""
 
     def __init__(
-        self,
-        limit: int | None = None,
-        of_caller: WeakSet[UnspokenText] | None = None,
-        elsewhere: Callable[[], int] = lambda: 0,
+        self, limit: int | None = None, of_caller: CallerText | None = None, elsewhere: Callable[[], int] = lambda: 0
     ) -> None:
         """Begin without text.
 
@@ -186,11 +196,17 @@ class UnspokenText:
             of_caller: these sessions; this one joins, and leaves when nobody keeps it any more.
             elsewhere: characters that the caller's sessions in other processes have.
         """
-        self.characters = 0
         self._limit = limit
         self._elsewhere = elsewhere
-        self._of_caller = WeakSet() if of_caller is None else of_caller
-        self._of_caller.add(self)
+        self._own = [0]
+        self._of_caller = of_caller or CallerText()
+        self._of_caller.sessions += 1
+        finalize(self, self._of_caller.leave, self._own).atexit = False
+
+    @property
+    def characters(self) -> int:
+        """Of this session."""
+        return self._own[0]
 
     def add(self, characters: int) -> None:
         """Take text.
@@ -198,16 +214,20 @@ class UnspokenText:
         Raises:
             TextTooLongError: the caller has too much; nothing was taken.
         """
-        waiting = sum(each.characters for each in self._of_caller) + self._elsewhere()
+        waiting = self._of_caller.characters + self._elsewhere()
         if self._limit is not None and waiting + characters > self._limit:
             got = f"{waiting} characters of all your streams wait to be spoken and {characters} more came"
             advice = "send text no faster than it is spoken"
             raise TextTooLongError(f"{got}, the limit is {self._limit}; {advice}", param="text")
-        self.characters += characters
+        self._count(characters)
 
     def take(self, characters: int) -> None:
         """Give up text that is spoken now."""
-        self.characters -= characters
+        self._count(-characters)
+
+    def _count(self, change: int) -> None:
+        self._own[0] += change
+        self._of_caller.characters += change
 
 
 class SessionHold(Protocol):

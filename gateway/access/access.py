@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
-from weakref import WeakSet
 
 from gateway.access.caller import Caller, CallerLimits, current_caller
 from gateway.access.keys import MAX_KEY_CHARACTERS, KeyBook
-from gateway.core import UnspokenText
+from gateway.core import CallerText, UnspokenText
 from gateway.errors import AudioLimitError, StreamLimitError, UnauthenticatedError
 from servicekit.clock import Clock
 
@@ -90,17 +89,11 @@ class CallerUsage:
     streams: int = 0
     """Open now in this process."""
     audio: AudioUsage = field(default_factory=AudioUsage)
-    texts: WeakSet[UnspokenText] = field(default_factory=WeakSet)
-    """Of open sessions."""
+    text: CallerText = field(default_factory=CallerText)
     characters_elsewhere: int = 0
     """Of open sessions in the other processes of this gateway."""
     untold_audio_s: float = 0.0
     """Of `audio`, what those were not told of yet."""
-
-    @property
-    def characters(self) -> int:
-        """Of open sessions here: accepted and not spoken yet."""
-        return sum(each.characters for each in self.texts)
 
 
 class Usages:
@@ -136,7 +129,7 @@ class Usages:
         for name in list(self._of) if len(self._of) > MAX_CALLERS else ():
             if len(self._of) <= MAX_CALLERS:
                 return
-            if not self._of[name].streams and not self._of[name].texts:
+            if not self._of[name].streams and not self._of[name].text.sessions:
                 del self._of[name]
                 self._touched.discard(name)
 
@@ -246,7 +239,7 @@ class Access:
     def unspoken_text(self, caller: Caller) -> UnspokenText:
         """Begin to count the text of one of the caller's sessions."""
         usage = self.usage(caller.name)
-        return UnspokenText(caller.limits.unspoken_characters, usage.texts, lambda: usage.characters_elsewhere)
+        return UnspokenText(caller.limits.unspoken_characters, usage.text, lambda: usage.characters_elsewhere)
 
     @asynccontextmanager
     async def speaking(self, caller: Caller) -> AsyncIterator[Account]:

@@ -174,12 +174,12 @@ class _Told:
         texts, audio = {}, {}
         for name in list(self._active):
             usage = self._usages.find(name)
-            characters = usage.characters if usage is not None else 0
+            characters = usage.text.characters if usage is not None else 0
             if characters != self._texts.get(name, 0):
                 texts[name] = self._texts[name] = characters
             if usage is not None and usage.untold_audio_s:
                 audio[name], usage.untold_audio_s = usage.untold_audio_s, 0.0
-            if usage is None or not (usage.streams or usage.texts):
+            if usage is None or not (usage.streams or usage.text.sessions):
                 self._active.discard(name)
                 self._texts.pop(name, None)
         return {name: changed for name, changed in (("texts", texts), ("audio", audio)) if changed}

@@ -11,7 +11,7 @@ import pytest
 from gateway.access.access import DAY_S, HOUR_S, MAX_CALLERS, Access
 from gateway.access.caller import Caller, CallerLimits, calling
 from gateway.access.metered_speaker import OURSELVES, MeteredSpeaker
-from gateway.core import AudioChunk
+from gateway.core import AudioChunk, CallerText, UnspokenText
 from gateway.dialects.common.answers import error_headers, error_metadata
 from gateway.errors import AudioLimitError, LLMFailedError, StreamLimitError, TextTooLongError
 from gateway.speech.pipeline import SpeechPipeline
@@ -184,3 +184,14 @@ async def test_all_sessions_of_a_caller_share_the_text_they_may_have_unspoken(vo
         async for _ in first.audio():
             pass
         second.write("b" * 60)
+
+
+def test_a_session_that_vanishes_takes_the_text_along_that_it_had() -> None:
+    caller = CallerText()
+    one = UnspokenText(10, caller)
+    one.add(10)
+    with pytest.raises(TextTooLongError):
+        UnspokenText(10, caller).add(1)
+    del one
+    UnspokenText(10, caller).add(10)
+    assert (caller.characters, caller.sessions) == (0, 0)

@@ -110,7 +110,7 @@ async def _pass(clock: VirtualClock, folder: Path, times: int, quiet: int = 0) -
         loud = Callers(storm.say, "loud", clock.now() + lasts_s, clock=clock)
         other = Callers(storm.say, "quiet", clock.now() + lasts_s, QUIET_PAUSE_S, clock)
         await asyncio.gather(loud.run(int(times * CAPACITY)), other.run(quiet))
-        assert (storm.token2wav.open, storm.gate.speaking, storm.gate.places.waiting) == (0, 0, 0)
+        assert (storm.token2wav.open, storm.gate.speaking, storm.gate.capacity.places.waiting) == (0, 0, 0)
         return Passed(loud.tally, other.tally, lasts_s)
 
 
