@@ -112,7 +112,7 @@ class Churn:
     async def _listen_elsewhere(self) -> None:
         name = self._rng.choice([name for name in self._asks if name != "http"])
         heard = list[float]()
-        await self._asks[name]("no-key", heard.append)
+        await self._asks[name]("no-key", self._text(), heard.append)
         if not sum(heard):
             raise ConnectionError(f"no audio over {name}")
 
