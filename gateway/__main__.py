@@ -7,7 +7,7 @@ import os
 import sys
 
 from gateway.access.caller import CallerFilter
-from gateway.access.redaction import RedactingFilter
+from gateway.access.keys import RedactingFilter
 from gateway.config import parse_args
 from gateway.errors import ConfigError
 from gateway.processes.parent import run_parent, seat_of

@@ -3,7 +3,8 @@
     # NAME  KEY-OR-ITS-DIGEST  [LIMIT=VALUE ...]
     anna    sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  streams=4 audio_s_per_day=7200
 
-No message of this module quotes a key, or a field that may be one put in the wrong place.
+No message of this module quotes a key, or a field that may be one put in the wrong place. `RedactingFilter` keeps keys
+out of the log, and what a caller writes into a URL short, whoever logs it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ _KEY_RANDOM_BYTES = 32
 _DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+MAX_WORD_CHARACTERS = 200
+_QUERY = re.compile(r"(?<=[^\s\"'?])\?[^\s\"']+")
+"""Of a path or URL, in any message."""
+_KEY_IN_TEXT = re.compile(rf"{re.escape(KEY_PREFIX)}[\w-]+")
+_LONG_WORD = re.compile(rf"(?<=\S{{{MAX_WORD_CHARACTERS}}})\S+")
+_SERVERS = ("uvicorn", "websockets", "h11", "asyncio")
+"""Loggers of those who log what callers sent."""
 _KEY = re.compile(rf"[!-~]{{{MIN_KEY_CHARACTERS},{MAX_KEY_CHARACTERS}}}")
 _COMMENT = re.compile(r"(?:^|\s)#")
 _ENTRY_END = re.compile(r";(?:\s|$)")
@@ -262,3 +270,26 @@ def _text_of(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"the keys file {file} can't be read ({reason}); give a file of one key a line") from error
+
+
+def redacted(message: str) -> str:
+    """Return a message without the queries of URLs and without keys, its long words cut."""
+    return _LONG_WORD.sub("...", without_keys(_QUERY.sub("?...", message)))
+
+
+def without_keys(message: str) -> str:
+    """Return a message without keys that this project made."""
+    return _KEY_IN_TEXT.sub(f"{KEY_PREFIX}...", message)
+
+
+class RedactingFilter(logging.Filter):
+    """Rewrites records; lets all pass. For handlers, so that it sees the records of all loggers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        message = record.getMessage()
+        is_of_server = record.name.partition(".")[0] in _SERVERS
+        clean = redacted(message) if is_of_server else without_keys(message)
+        if clean != message:
+            record.msg, record.args = clean, ()
+        return True

@@ -13,8 +13,7 @@ import websockets
 from starlette.applications import Starlette
 
 from gateway.access.http_middleware import guarded
-from gateway.access.keys import new_key
-from gateway.access.redaction import MAX_WORD_CHARACTERS, RedactingFilter
+from gateway.access.keys import MAX_WORD_CHARACTERS, RedactingFilter, new_key
 from gateway.access.settings import AccessSettings, http_rules, open_access, uvicorn_options
 from tests.gateway.access.door import KEY, keys
 from tests.gateway.fakes import ManualClock
