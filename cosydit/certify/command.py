@@ -169,8 +169,7 @@ def _finish(plan: Plan, certificate: Certificate) -> int:
 def _self_test(plan: Plan, only: Sequence[str]) -> int:
     """Plant the faults; return 1 if one was not found."""
     from cosydit.certify.check import all_checks
-    from cosydit.certify.run import describe
-    from cosydit.certify.self_test import FaultReport, find_faults, wanted_faults
+    from cosydit.certify.run import FaultReport, describe, find_faults, wanted_faults
 
     missed: list[FaultReport] = []
 

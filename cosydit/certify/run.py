@@ -1,6 +1,8 @@
 """Runs checks in a process of their own, one after the other, and keeps the certificate up to date behind each.
 
 A check that raises has failed; one whose process dies or hangs has failed too, and the rest goes on in a new process.
+
+`find_faults` is the second half of `cosydit certify --self-test`: every planted fault must be found by name.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 
 from cosydit.certify.check import Check, Findings, NotRunError, Outcome, Plan, Result, all_checks
 from cosydit.certify.context import CheckContext
-from cosydit.certify.faults import planted
+from cosydit.certify.faults import FAULTS, Fault, planted
 from servicekit.clock import Clock, SystemClock
 from servicekit.extras import missing_extra
 
@@ -36,6 +38,7 @@ STOP_TIMEOUT_S = 60.0
 """That the process of the checks may take to stop its services."""
 
 PATH_WIDTH = 30
+FAULTS_FOLDER = "faults"
 _SHOWN_FIGURES = 3
 
 OnOutcome = Callable[[Outcome], None]
@@ -274,3 +277,35 @@ def describe(outcome: Outcome) -> str:
     told = outcome.reason or ", ".join(figure.describe() for figure in outcome.figures[:_SHOWN_FIGURES])
     first_line = told.partition("\n")[0]
     return f"{outcome.result.value:8} {outcome.path:{PATH_WIDTH}} {outcome.seconds:6.1f} s  {first_line}"
+
+
+@dataclass(frozen=True)
+class FaultReport:
+    """Whether one planted fault was found."""
+
+    fault: Fault
+    outcome: Outcome
+
+    @property
+    def is_found(self) -> bool:
+        """Tell whether its check failed, and said why."""
+        return self.outcome.result is Result.FAIL and self.fault.said in self.outcome.reason
+
+
+def wanted_faults(checks: Sequence[Check], only: Sequence[str]) -> Iterator[Fault]:
+    """Yield the faults whose checks are wanted."""
+    paths = {check.path for check in selected(checks, only)}
+    yield from (fault for fault in FAULTS if fault.check in paths)
+
+
+def find_faults(plan: Plan, faults: Sequence[Fault], on_report: Callable[[FaultReport], None]) -> None:
+    """Plant each fault, run the check that must find it, and tell."""
+    by_path = {check.path: check for check in all_checks(plan)}
+    checks = [replace(by_path[fault.check], fault=fault.name) for fault in faults]
+    waiting = list(faults)
+    run_checks(
+        replace(plan, out_dir=plan.out_dir / FAULTS_FOLDER),
+        checks,
+        lambda path: None,
+        lambda outcome: on_report(FaultReport(waiting.pop(0), outcome)),
+    )
