@@ -42,7 +42,7 @@ def main() -> None:
     circles = [circle for circle in strong_components(imports) if len(circle) > 1]
     lines_out = [
         f"product files                          {len(files)}",
-        f"  below {SHORT_LINES} lines                       {short} ({100 * short / len(files):.0f} %)",
+        f"  below {SHORT_LINES} lines                       {short} ({100 * short / len(files):.1f} %)",
         f"  median lines                         {sorted(lines.values())[len(files) // 2]}",
         f"folders of more than {FLAT_FILES} files            {len(flat)} {flat or ''}",
         f"imports that run up the floors         {len(up)}",
