@@ -58,7 +58,7 @@ def test_a_refused_caller_asks_again_and_is_counted(monkeypatch: pytest.MonkeyPa
         return Speech(text, 0.1, 0.2, 1.0, 0.0, SECOND)
 
     monkeypatch.setattr(cpu_speed, "_speak", speak)
-    monkeypatch.setattr(cpu_speed.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     first, second = cpu_speed._many_callers("http://unused", 1, seed=1)
     assert (first.refused, second.refused) == (2, 0)
 
