@@ -223,7 +223,7 @@ class Places:
     def _has_room_for(self, turn: PlaceTurn, limit: float) -> bool:
         caller = turn.caller
         if len(self._asked_s) > 1 and self._by_caller[caller] >= _MANY * limit:
-            limit -= max(1.0, _RESERVED_SHARE * limit)
+            limit -= max(1.0, math.floor(_RESERVED_SHARE * limit))
         return len(self._taken) + 1 <= limit and (turn.is_back or self._keeps_promises(turn, limit))
 
     def _keeps_promises(self, turn: PlaceTurn, limit: float) -> bool:

@@ -145,7 +145,7 @@ def test_all_slots_are_shared_and_the_next_stream_is_refused_at_either_door(
     gateway: Gateway, doors: list[list[httpx.Client]]
 ) -> None:
     with ExitStack() as stack:
-        # NOTE: the last tenth is for others than the one who has half of the places.
+        # NOTE: the last place is for others than the one who has half of the places.
         for number, key in enumerate([ANNA] * (SLOTS - 1) + [BOB]):
             held = stack.enter_context(held_stream(doors[number % 2][number // 2], key))
             assert held.status_code == 200
