@@ -2,7 +2,8 @@
 
 `python -m benchmarks.gateway_cost --rates 4 8 16` runs a gateway before services that answer at a steady pace without
 models (`benchmarks.lib.paced_services`) and asks for 8 s of speech so many times a second. Threads beside the event
-loop's should have next to nothing to do: one that spins takes a core from the services. Linux only.
+loop's should have next to nothing to do: one that spins takes a core from the services. With `--processes` the gateway
+has several: the figures are sums over all of them, and their parent has a column of its own. Linux only.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class GatewayCost:
     requests_per_s: float
     requests: int
     loop_s: float
-    """CPU seconds of the event loop's thread, a request."""
+    """CPU seconds of the event loop's thread, a request; of all processes that serve."""
     others_s: float
-    """CPU seconds of all other threads, a request."""
+    """CPU seconds of all their other threads, a request."""
     ttfa_p50_s: float
     ttfa_p99_s: float
     ttfa_worst_s: float
     """The services keep a steady pace, so that what lies above the median is the gateway's and the host's."""
+    parent_s: float = 0.0
+    """CPU seconds of the parent of several processes, a request."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="gateway-cost-") as made:
         checkpoint = resolve_checkpoint(args.checkpoint, Path(made))
         plans = [open_run(rate, args.seconds, [VOICE]) for rate in args.rates]
-        costs = _measure(checkpoint, Path(made), plans, args.llm)
-    rows = [["requests/s", "requests", "loop ms a request", "other threads", "ttfa p50 ms", "p99", "worst"]]
+        costs = _measure(checkpoint, Path(made), plans, args.llm, args.processes)
+    rows = [["requests/s", "requests", "loop ms a request", "other threads", "parent", "ttfa p50 ms", "p99", "worst"]]
     for cost in costs:
-        times = [cost.loop_s, cost.others_s, cost.ttfa_p50_s, cost.ttfa_p99_s, cost.ttfa_worst_s]
+        times = [cost.loop_s, cost.others_s, cost.parent_s, cost.ttfa_p50_s, cost.ttfa_p99_s, cost.ttfa_worst_s]
         rows.append([f"{cost.requests_per_s:g}", str(cost.requests), *(f"{_MS * each:.1f}" for each in times)])
     print(aligned_table(rows), end="")
     if args.out is not None:
@@ -72,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure(checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPlan], llm_kind: str) -> list[GatewayCost]:
+def _measure(
+    checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPlan], llm_kind: str, processes: int
+) -> list[GatewayCost]:
     llm, tokens, token2wav, port = free_ports(4)
     services = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav))]
     gateway = [sys.executable, "-m", "gateway", "--port", str(port), "--grpc-port", "0"]
@@ -82,7 +87,7 @@ def _measure(checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPla
         gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm"]
     gateway += ["--token2wav-url", f"{HOST}:{token2wav}"]
     gateway += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    gateway += ["--dynamic-chunk-strategy", "deadline"]
+    gateway += ["--dynamic-chunk-strategy", "deadline", "--processes", str(processes)]
     url = f"http://{HOST}:{port}"
     paced = ServiceSpec("services", services, f"http://{HOST}:{llm}/health", log_dir / "services.log")
     with ServiceProcess(paced) as beside:
@@ -94,19 +99,31 @@ def _measure(checkpoint: CheckpointLayout, log_dir: Path, plans: Sequence[RunPla
 
 
 def _cost(url: str, pid: int, plan: RunPlan) -> GatewayCost:
-    loop_s, others_s = cpu_seconds(pid)
+    before = _usage(pid)
     ttfa_s = asyncio.run(_load(url, plan))
-    loop_after_s, others_after_s = cpu_seconds(pid)
     count = plan.load.requests
+    loop_s, others_s, parent_s = (
+        (after - at_first) / count for at_first, after in zip(before, _usage(pid), strict=True)
+    )
     return GatewayCost(
         plan.load.requests_per_s or 0.0,
         count,
-        (loop_after_s - loop_s) / count,
-        (others_after_s - others_s) / count,
+        loop_s,
+        others_s,
         percentile(ttfa_s, _MEDIAN),
         percentile(ttfa_s, _TAIL),
         max(ttfa_s),
+        parent_s,
     )
+
+
+def _usage(pid: int) -> tuple[float, float, float]:
+    """Return the CPU seconds of a gateway's event loops, of all threads beside them, and of their parent."""
+    workers = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    if not workers:
+        return (*cpu_seconds(pid), 0.0)
+    used = [cpu_seconds(worker) for worker in workers]
+    return sum(loop_s for loop_s, _ in used), sum(others_s for _, others_s in used), sum(cpu_seconds(pid))
 
 
 async def _load(url: str, plan: RunPlan) -> list[float]:
@@ -138,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 16], help="requests a second")
     parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals at each rate (default %(default)s)")
     parser.add_argument("--llm", choices=[GRPC, "vllm"], default=GRPC, help="how tokens come (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="of the gateway (default %(default)s)")
     parser.add_argument("--out", type=Path, help="JSON to write")
     return parser
 

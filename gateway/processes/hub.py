@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 METRICS_PATIENCE_S = 1.0
 """For one worker's metrics; then those that it told last stand for it."""
-Streams = Mapping[str, Mapping[str, int]]
-"""Service -> address of a replica -> streams open there."""
+Streams = Mapping[str, int]
+"""Address of a token2wav replica -> streams open there."""
 
 
 @dataclass
@@ -213,7 +213,7 @@ class Hub:
     def _tell(self, number: int, callers: set[str], audio: Mapping[str, float] | None = None) -> None:
         """Tell a worker what its siblings have: all their streams, and the texts of some callers."""
         siblings = [seat for other, seat in self._seats.items() if other != number]
-        streams = {service: _sum([seat.streams.get(service, {}) for seat in siblings]) for service in self._meters}
+        streams = _sum([seat.streams for seat in siblings])
         texts = {caller: sum(seat.texts.get(caller, 0) for seat in siblings) for caller in callers}
         self._seats[number].link.note("siblings", streams=streams, texts=texts, audio=audio or {})
 

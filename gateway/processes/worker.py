@@ -1,12 +1,14 @@
 """A worker's side of what all processes of one gateway share: asks the parent, and tells it what this process does.
 
 taken at the parent, one round trip each    places, streams of callers, new voices
-told every few milliseconds                 streams at replicas, unspoken text, audio, what the services did
+told when it changes, within 20 ms          streams at token2wav's replicas, unspoken text
+told within 100 ms                          audio, slots, what the services did
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -29,8 +31,10 @@ from servicekit.timeouts import running_meanwhile
 
 logger = logging.getLogger(__name__)
 
-TELL_INTERVAL_S = 0.01
+TELL_INTERVAL_S = 0.02
 """Within which the other processes know what changed here, where nothing asks for it sooner."""
+SLOW_TICKS = 5
+"""So many of these until they are told what changes all the time and is of no haste."""
 
 
 class Worker:
@@ -105,15 +109,16 @@ class Worker:
             self._is_leaving = True
             self._link.close()
 
-    def tell(self) -> None:
-        """Tell the parent at once what has changed here."""
-        if self._told is not None and (changes := self._told.changes()):
+    def tell(self, is_all: bool = False) -> None:
+        """Tell the parent at once what has changed here; `is_all`: also what is of no haste."""
+        assert self._told is not None
+        if changes := self._told.changes() | (self._told.slow_changes() if is_all else {}):
             self.link.note("state", **changes)
 
     async def _keep_telling(self) -> None:
-        while True:
+        for tick in itertools.count():
             try:
-                self.tell()
+                self.tell(is_all=tick % SLOW_TICKS == 0)
             except Exception:
                 logger.exception("the other processes of this gateway can't be told what this one does")
             await asyncio.sleep(TELL_INTERVAL_S)
@@ -147,54 +152,66 @@ class _Told:
     """What the parent knows of this process, so that it is told changes only; and what it told of the siblings."""
 
     def __init__(self, routes: Routes, access: Access, speeds: Mapping[str, SpeedWitness], clock: Clock) -> None:
-        self._fleets = {LLM: routes.llm.fleet, TOKEN2WAV: routes.token2wav.fleet}
+        self._fleet = routes.token2wav.fleet
         self._usages = access.usages
         self._speeds = speeds
         self._clock = clock
-        self._streams: dict[str, dict[str, int]] = {}
+        self._streams: dict[str, int] = {}
         self._slots: float | None = None
         self._texts: dict[str, int] = {}
         self._active: set[str] = set()
         """Callers who have something open, or did just now."""
 
     def changes(self) -> dict[str, Any]:
-        """Return what has changed, as the parent's `state` takes it."""
+        """Return what has changed and others must know soon, as the parent's `state` takes it."""
         told: dict[str, Any] = {}
-        streams = {service: fleet.replicas.streams() for service, fleet in self._fleets.items()}
+        streams = self._fleet.replicas.streams()
         if streams != self._streams:
             told["streams"] = self._streams = streams
-        if (slots := self._fleets[TOKEN2WAV].replicas.all_slots()) != self._slots:
+        if texts := self._changed_texts():
+            told["texts"] = texts
+        return told
+
+    def slow_changes(self) -> dict[str, Any]:
+        """Return what else has changed."""
+        told: dict[str, Any] = {}
+        if (slots := self._fleet.replicas.all_slots()) != self._slots:
             told["slots"] = self._slots = slots
         if work := {service: astuple(done) for service, speed in self._speeds.items() if (done := speed.take_work())}:
             told["work"] = work
-        return told | self._changes_of_callers()
+        if audio := self._new_audio():
+            told["audio"] = audio
+        return told
 
-    def _changes_of_callers(self) -> dict[str, Any]:
+    def _changed_texts(self) -> dict[str, int]:
         self._active |= self._usages.take_touched()
-        texts, audio = {}, {}
-        for name in list(self._active):
+        texts = {}
+        for name in self._active:
             usage = self._usages.find(name)
             characters = usage.text.characters if usage is not None else 0
             if characters != self._texts.get(name, 0):
                 texts[name] = self._texts[name] = characters
+        return texts
+
+    def _new_audio(self) -> dict[str, float]:
+        audio = {}
+        for name in list(self._active):
+            usage = self._usages.find(name)
             if usage is not None and usage.untold_audio_s:
                 audio[name], usage.untold_audio_s = usage.untold_audio_s, 0.0
-            if usage is None or not (usage.streams or usage.text.sessions):
+            if usage is None or not (usage.streams or usage.text.sessions or self._texts.get(name)):
                 self._active.discard(name)
                 self._texts.pop(name, None)
-        return {name: changed for name, changed in (("texts", texts), ("audio", audio)) if changed}
+        return audio
 
     def take_over(self, audio: Mapping[str, list[tuple[float, float]]]) -> None:
         """Begin with the audio that callers have got of the other processes."""
         for name, told in audio.items():
             self._usages.of(name).audio.take_over(told)
 
-    def siblings(
-        self, streams: Mapping[str, Mapping[str, int]], texts: Mapping[str, int], audio: Mapping[str, float]
-    ) -> None:
+    def siblings(self, streams: Mapping[str, int], texts: Mapping[str, int], audio: Mapping[str, float]) -> None:
         """Note what the other processes have."""
-        for service, fleet in self._fleets.items():
-            fleet.note_siblings(streams.get(service, {}))
+        self._fleet.note_siblings(streams)
         for name, characters in texts.items():
             self._usages.of(name).characters_elsewhere = characters
         for name, audio_s in audio.items():

@@ -136,7 +136,7 @@ class Fleet:
         """Take over how many streams the other processes of this gateway have open at each replica."""
         for address in self.replicas.addresses:
             if (replica := self.replicas.find(address)) is not None:
-                replica.siblings = streams.get(address, 0)
+                replica.note_siblings(streams.get(address, 0))
         self._serve_queue()
 
     def note_failure(self, address: str, why: str, failure: Failure = Failure.WRONG) -> None:

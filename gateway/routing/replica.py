@@ -12,6 +12,8 @@ ReplicaLife = tuple[str, int]
 """A replica's address, and how many lives it had before: one that is started again knows nothing of its streams."""
 _LEAST_PROGRESS_S = 5.0
 _STEPS_OF_PROGRESS = 3.0
+NEWS_S = 0.1
+"""What another process of this gateway does is known by then."""
 COST_MEMORY_S = 10.0
 """A measurement is forgotten after so long without work: one made under load would keep an idle replica idle."""
 
@@ -69,6 +71,8 @@ class Replica:
         """Streams that this process has open here."""
         self.siblings = 0
         """Streams that the other processes of this gateway have open here."""
+        self.foreign = 0
+        """Streams that other gateways have open here, when it reported last."""
         self.unslotted_calls = 0
         """Exchanges under way here that need no slot."""
         self.opened_total = 0
@@ -76,7 +80,7 @@ class Replica:
         self._lives = 0
         self._clock = clock
         self._report = LoadReport()
-        self._known_at_report = 0
+        self._reported_s = float("-inf")
         self._is_full = False
         self._step_s: float | None = None
         self._cost_s: float | None = None
@@ -105,11 +109,6 @@ class Replica:
     def streams(self) -> int:
         """Streams open here, as far as we know: what it reported and what we did since, and our gateway's at least."""
         return self.foreign + self.siblings + self.ours
-
-    @property
-    def foreign(self) -> int:
-        """Of these, those of other gateways, when it reported last."""
-        return max(0, (self._report.open_streams or 0) - self._known_at_report)
 
     @property
     def others(self) -> int:
@@ -166,9 +165,19 @@ class Replica:
             self._step_s = report.step_s
             self.measured(report.step_s / max(1, report.step_streams))
         self._report = report
-        self._known_at_report = self.ours + self.siblings
+        self._reported_s = self._clock.now()
+        self.foreign = max(0, (report.open_streams or 0) - self.ours - self.siblings)
         self._is_full = False
         self.health.answered_probe(report.is_draining)
+
+    def note_siblings(self, streams: int) -> None:
+        """Note how many streams the other processes of this gateway have open here.
+
+        What it reported just now may count streams of theirs that we hear of only now.
+        """
+        if self._clock.now() - self._reported_s < NEWS_S:
+            self.foreign = max(0, self.foreign - max(0, streams - self.siblings))
+        self.siblings = streams
 
     def measured(self, cost_s: float) -> None:
         """Note a measurement of its speed."""
