@@ -12,8 +12,6 @@ ReplicaLife = tuple[str, int]
 """A replica's address, and how many lives it had before: one that is started again knows nothing of its streams."""
 _LEAST_PROGRESS_S = 5.0
 _STEPS_OF_PROGRESS = 3.0
-NEWS_S = 0.1
-"""What another process of this gateway does is known by then."""
 COST_MEMORY_S = 10.0
 """A measurement is forgotten after so long without work: one made under load would keep an idle replica idle."""
 
@@ -80,7 +78,9 @@ class Replica:
         self._lives = 0
         self._clock = clock
         self._report = LoadReport()
-        self._reported_s = float("-inf")
+        self._unknown_at_report = 0
+        """Streams that it reported last and that no process of this gateway was known to have."""
+        self._has_siblings = False
         self._is_full = False
         self._step_s: float | None = None
         self._cost_s: float | None = None
@@ -165,18 +165,16 @@ class Replica:
             self._step_s = report.step_s
             self.measured(report.step_s / max(1, report.step_streams))
         self._report = report
-        self._reported_s = self._clock.now()
-        self.foreign = max(0, (report.open_streams or 0) - self.ours - self.siblings)
+        unknown = max(0, (report.open_streams or 0) - self.ours - self.siblings)
+        # NOTE: a sibling's new stream may be reported before we hear of it; what two reports tell of is a stranger's.
+        self.foreign = min(unknown, self._unknown_at_report) if self._has_siblings else unknown
+        self._unknown_at_report = unknown
         self._is_full = False
         self.health.answered_probe(report.is_draining)
 
     def note_siblings(self, streams: int) -> None:
-        """Note how many streams the other processes of this gateway have open here.
-
-        What it reported just now may count streams of theirs that we hear of only now.
-        """
-        if self._clock.now() - self._reported_s < NEWS_S:
-            self.foreign = max(0, self.foreign - max(0, streams - self.siblings))
+        """Note how many streams the other processes of this gateway have open here."""
+        self._has_siblings = True
         self.siblings = streams
 
     def measured(self, cost_s: float) -> None:
