@@ -19,6 +19,9 @@ MIN_BUSY_S = 0.1
 MIN_SPEECH_S = 2.0
 """A measurement takes so much work, or else `MAX_BUSY_S`."""
 MAX_BUSY_S = 3.0
+GAPS = 4.0
+"""What a service can do is seen in so many times the longest time without news, or `MAX_BUSY_S`. What it made while this
+process stood still comes at once afterwards: first it would look slow, and then fast."""
 _NEWEST_SHARE = 0.5
 """Of the newest measurement in the mean."""
 _AT_ITS_LIMIT = 1.0
@@ -43,6 +46,18 @@ class _Sums:
     waited_s: float = 0.0
     stream_waits_s: float = 0.0
     """Seconds waited, each counted as often as there were streams at the time."""
+    busy_s: float = 0.0
+    """In which any stream waited."""
+    gap_s: float = 0.0
+    """The longest time without news in which any stream waited."""
+
+    def add(self, more: _Sums) -> None:
+        """Add what it did in some more time."""
+        self.speech_s += more.speech_s
+        self.waited_s += more.waited_s
+        self.stream_waits_s += more.stream_waits_s
+        self.busy_s += more.busy_s
+        self.gap_s = max(self.gap_s, more.gap_s)
 
     @property
     def speed(self) -> float:
@@ -62,6 +77,8 @@ class Work:
     """Of all streams together."""
     busy_s: float = 0.0
     """In which any stream waited."""
+    gap_s: float = 0.0
+    """The longest time without news in which any stream waited."""
     ended_s: list[float] = field(default_factory=list)
     """Seconds of speech of each stream that ended well."""
 
@@ -88,7 +105,8 @@ class SpeedMeter:
         self._at_s = clock.now()
         self._new = _Sums()
         """Since the last measurement."""
-        self._busy_s = 0.0
+        self._lately = _Sums()
+        """Since it last counted as what the service can do."""
         self._busy_elsewhere_s: dict[int, float] = {}
         """Process -> seconds since the last measurement; several may be busy at the same time."""
         self._speed: float | None = None
@@ -157,7 +175,8 @@ class SpeedMeter:
         self._new.waited_s += work.waited_s
         self._new.stream_waits_s += work.waited_s * max(self._streams, 1)
         self._busy_elsewhere_s[process] = self._busy_elsewhere_s.get(process, 0.0) + work.busy_s
-        self._busy_s = max(self._busy_elsewhere_s.values())
+        self._new.busy_s = max(self._busy_elsewhere_s.values())
+        self._new.gap_s = max(self._new.gap_s, work.gap_s)
         for speech_s in work.ended_s:
             self.ended(speech_s)
         if self._is_enough():
@@ -183,15 +202,17 @@ class SpeedMeter:
     def _advance(self) -> None:
         now_s = self._clock.now()
         if self._waiting:
-            waited_s = self._waiting * (now_s - self._at_s)
-            self._busy_s += now_s - self._at_s
+            gap_s = now_s - self._at_s
+            waited_s = self._waiting * gap_s
+            self._new.busy_s += gap_s
+            self._new.gap_s = max(self._new.gap_s, gap_s)
             self._new.waited_s += waited_s
             self._new.stream_waits_s += waited_s * max(self._streams, 1)
         self._at_s = now_s
 
     def _is_enough(self) -> bool:
-        is_much = self._busy_s >= MIN_BUSY_S and self._new.speech_s >= MIN_SPEECH_S
-        return is_much or self._busy_s >= MAX_BUSY_S
+        is_much = self._new.busy_s >= MIN_BUSY_S and self._new.speech_s >= MIN_SPEECH_S
+        return is_much or self._new.busy_s >= MAX_BUSY_S
 
     def _measure(self) -> None:
         if self._speed is None:
@@ -200,19 +221,28 @@ class SpeedMeter:
         self._streams_at_speed += _NEWEST_SHARE * (self._new.streams - self._streams_at_speed)
         if self._least_speed:
             self._learn(self._new)
-        self._new, self._busy_s = _Sums(), 0.0
+        self._new = _Sums()
         self._busy_elsewhere_s.clear()
         self.on_measured()
 
     def _learn(self, new: _Sums) -> None:
-        """Note what the service did now; the mean with what was before would be the work of nobody."""
-        now_s = self._clock.now()
-        streams = new.streams * new.speed / self._least_speed
-        is_at_its_limit = new.speed < _AT_ITS_LIMIT * self._least_speed
+        """Note what the service did lately; the mean with what was long before would be the work of nobody."""
+        self._lately.add(new)
+        is_known = math.isfinite(self._ceiling)
+        if is_known and self._lately.busy_s < min(GAPS * self._lately.gap_s, MAX_BUSY_S):
+            return
+        # What comes at once may go on for a while: the gap is forgotten by and by.
+        lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
+        streams, now_s = self._served(lately), self._clock.now()
+        is_at_its_limit = lately.speed < _AT_ITS_LIMIT * self._least_speed
         if is_at_its_limit or streams > self._seen_served():
             self._floor, self._floor_s = streams, now_s
         if is_at_its_limit or streams > self._ceiling:
             self._ceiling, self._ceiling_s = streams, now_s
+
+    def _served(self, sums: _Sums) -> float:
+        """Return the streams that would have got the least speed."""
+        return sums.streams * sums.speed / self._least_speed
 
     def _grown_since(self, at_s: float) -> float:
         return math.pow(2.0, min((self._clock.now() - at_s) / _MEMORY_S, _MOST_DOUBLINGS))
@@ -238,6 +268,7 @@ class SpeedWitness(SpeedMeter):
     def take_work(self) -> Work:
         """Return what was seen since the last call."""
         self._advance()
-        work = Work(self._new.speech_s, self._new.waited_s, self._busy_s, self._ended_s)
-        self._new, self._busy_s, self._ended_s = _Sums(), 0.0, []
+        new, self._new = self._new, _Sums()
+        work = Work(new.speech_s, new.waited_s, new.busy_s, new.gap_s, self._ended_s)
+        self._ended_s = []
         return work

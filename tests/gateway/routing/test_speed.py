@@ -91,3 +91,26 @@ def test_without_a_least_speed_there_is_no_limit() -> None:
     service = Service(least_speed=0.0)
     service.serve_until_known(40, speed=0.01)
     assert service.meter.limit == math.inf
+
+
+def test_a_gateway_that_stood_still_takes_the_service_neither_for_slow_nor_for_fast() -> None:
+    service = Service()
+    service.serve_until_known(40, speed=0.5)
+    assert service.meter.limit == pytest.approx(20.0, rel=0.05)
+    limits = []
+    for _ in range(12):
+        # A second without news, then all of its speech, in pieces that come one behind the other.
+        service.meter.set_streams(40)
+        for _ in range(40):
+            service.meter.begin_wait()
+        service.clock.seconds += 1.0
+        for _ in range(40):
+            service.clock.seconds += 0.005
+            service.meter.made(0.5)
+            service.meter.end_wait()
+            service.meter.begin_wait()
+        for _ in range(40):
+            service.meter.end_wait()
+        service.meter.set_streams(0)
+        limits.append(service.meter.limit)
+    assert 10.0 <= min(limits) and max(limits) <= 30.0, limits
