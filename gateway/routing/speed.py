@@ -20,8 +20,8 @@ MIN_SPEECH_S = 2.0
 """A measurement takes so much work, or else `MAX_BUSY_S`."""
 MAX_BUSY_S = 3.0
 GAPS = 4.0
-"""What a service can do is seen in so many times the longest time without news, or `MAX_BUSY_S`. What it made while this
-process stood still comes at once afterwards: first it would look slow, and then fast."""
+"""What a service can do is seen in so many times the longest time without news, or `MAX_BUSY_S`. What it made while
+this process stood still comes at once afterwards: first it would look slow, and then fast."""
 _NEWEST_SHARE = 0.5
 """Of the newest measurement in the mean."""
 _AT_ITS_LIMIT = 1.0
