@@ -2,11 +2,11 @@
 
 GatewayError
  +- ConfigError                    settings that can't work (start-up only)
- +- AccessError                    this caller may not
- |   +- UnauthenticatedError       no API key, or none that is known
+ +- AccessError                    this caller may never do it
+ |   +- UnauthenticatedError       no API key, or an unknown one
  |   +- ForeignOriginError         a web page of another site asks
  |   +- ForeignHostError           asked under a name that is not this machine's
- |   +- LimitError                 not now
+ |   +- LimitError                 the caller has reached a limit for now
  |       +- StreamLimitError       as many streams as the caller may have are open
  |       +- AudioLimitError        the caller's seconds of audio are used up
  +- OverloadedError                no replica will have room for the stream in time
@@ -23,7 +23,7 @@ GatewayError
  |   +- UploadTooLargeError
  |   +- LexiconNotFoundError       no pronunciation dictionary of that name or version
  |   +- LexiconProtectedError      the dictionary is not one that callers may change
- +- VoiceStoreError                voices can't be kept or read
+ +- VoiceStoreError                voice files can't be written or read
  |   +- VoiceStoreFullError        as many voices as allowed are kept
  |   +- VoiceRateError             one caller creates voices too fast
  |   +- VoiceFileError             a kept voice is damaged
@@ -61,7 +61,7 @@ from token2wav_service.contract import ErrorCode
 
 
 class GatewayError(Exception):
-    """Base of all; the message says what was got, what was expected and what to do."""
+    """Base of all errors; the message says what was got, what was expected and what to do."""
 
     @property
     def code(self) -> str:
@@ -74,23 +74,23 @@ class ConfigError(GatewayError):
 
 
 class AccessError(GatewayError):
-    """This caller may not."""
+    """This caller may never do what it asked for."""
 
 
 class UnauthenticatedError(AccessError):
-    """No API key came, or none that is known."""
+    """The request has no API key, or one that the gateway does not know."""
 
 
 class ForeignOriginError(AccessError):
-    """A web page of another site asks, which its visitor may not know of."""
+    """A web page of another site sent the request, perhaps without its visitor's knowledge."""
 
 
 class ForeignHostError(AccessError):
-    """The request names another host; its sender may be a web page that had the name point here."""
+    """The request names another host: perhaps a web page let its own name point to this machine."""
 
 
 class LimitError(AccessError):
-    """This caller may not now."""
+    """The caller has reached one of its limits and may try again later."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         """Keep how long the caller should wait."""
@@ -99,11 +99,11 @@ class LimitError(AccessError):
 
 
 class StreamLimitError(LimitError):
-    """As many streams as the caller may have are open."""
+    """The caller has as many open streams as it may have."""
 
 
 class AudioLimitError(LimitError):
-    """The caller's seconds of audio are used up."""
+    """The caller has used up its seconds of audio."""
 
 
 class OverloadedError(GatewayError):
@@ -116,11 +116,11 @@ class OverloadedError(GatewayError):
 
 
 class StalledReaderError(GatewayError):
-    """The caller has not read its answer for so long that it is taken for gone."""
+    """The caller did not read its answer for too long, so the gateway closed it."""
 
 
 class NotReadyError(GatewayError):
-    """The gateway lives but can't speak now."""
+    """The gateway runs but can't make speech now."""
 
 
 class InvalidRequestError(GatewayError):
@@ -133,11 +133,11 @@ class InvalidRequestError(GatewayError):
 
 
 class InvalidTextError(InvalidRequestError):
-    """There is nothing to speak, or it is not text."""
+    """The text has nothing to speak, or is not valid text."""
 
 
 class TextTooLongError(InvalidRequestError):
-    """The text passes the limit of one request."""
+    """The text is longer than one request may have."""
 
 
 class UndeclaredLanguageError(InvalidRequestError):
@@ -145,7 +145,7 @@ class UndeclaredLanguageError(InvalidRequestError):
 
 
 class UnsupportedOptionError(InvalidRequestError):
-    """An option or value that this server does not offer."""
+    """This server does not offer the option or its value."""
 
 
 class InvalidVoicePromptError(InvalidRequestError):
@@ -157,7 +157,7 @@ class VoiceNotFoundError(InvalidRequestError):
 
 
 class VoiceExistsError(InvalidRequestError):
-    """A voice of that name is there already."""
+    """A voice of that name exists already."""
 
 
 class VoiceProtectedError(InvalidRequestError):
@@ -165,7 +165,7 @@ class VoiceProtectedError(InvalidRequestError):
 
 
 class UploadTooLargeError(InvalidRequestError):
-    """An upload passes the limit."""
+    """The upload is larger than the limit."""
 
 
 class LexiconNotFoundError(InvalidRequestError):
@@ -177,15 +177,15 @@ class LexiconProtectedError(InvalidRequestError):
 
 
 class VoiceStoreError(GatewayError):
-    """Voices can't be kept or read."""
+    """The gateway can't write or read its voice files."""
 
 
 class VoiceStoreFullError(VoiceStoreError):
-    """As many voices as allowed are kept."""
+    """The gateway already keeps as many voices as allowed."""
 
 
 class VoiceRateError(VoiceStoreError):
-    """One caller creates voices faster than allowed."""
+    """The caller creates voices faster than allowed."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         """Keep how long the caller should wait."""
@@ -194,23 +194,23 @@ class VoiceRateError(VoiceStoreError):
 
 
 class VoiceFileError(VoiceStoreError):
-    """A kept voice is damaged."""
+    """The file of a kept voice is damaged."""
 
 
 class VoiceOutdatedError(VoiceStoreError):
-    """A kept voice was made with another model."""
+    """The kept voice was made with another model."""
 
 
 class LexiconStoreError(GatewayError):
-    """Pronunciation dictionaries can't be kept or read."""
+    """The gateway can't write or read its pronunciation dictionaries."""
 
 
 class LexiconStoreFullError(LexiconStoreError):
-    """As many pronunciation dictionaries as allowed are kept."""
+    """The gateway already keeps as many pronunciation dictionaries as allowed."""
 
 
 class LLMError(GatewayError):
-    """Base of everything the LLM service can do wrong."""
+    """Base of all errors of the LLM service."""
 
 
 class LLMUnavailableError(LLMError):
@@ -230,11 +230,11 @@ class LLMFailedError(LLMError):
 
 
 class LLMInterruptedError(LLMError):
-    """The LLM service went away in mid-stream."""
+    """The connection to the LLM service ended in mid-stream."""
 
 
 class LLMProtocolError(LLMError):
-    """The LLM service broke its contract."""
+    """The LLM service sent something that its contract does not allow."""
 
 
 class LLMDeadlineError(LLMError):
@@ -250,7 +250,7 @@ class EmptySpeechError(LLMError):
 
 
 class Token2WavError(GatewayError):
-    """Base of everything the token2wav service can do wrong."""
+    """Base of all errors of the token2wav service."""
 
 
 class Token2WavUnavailableError(Token2WavError):
@@ -262,7 +262,7 @@ class Token2WavStoppingError(Token2WavUnavailableError):
 
 
 class Token2WavBusyError(Token2WavError):
-    """The token2wav service has no room now."""
+    """The token2wav service has no room for another stream or voice now."""
 
 
 class Token2WavRejectedError(Token2WavError):
@@ -270,7 +270,7 @@ class Token2WavRejectedError(Token2WavError):
 
 
 class Token2WavFailedError(Token2WavError):
-    """The token2wav service failed inside."""
+    """The token2wav service reported an internal error."""
 
 
 class Token2WavInterruptedError(Token2WavError):
@@ -282,25 +282,25 @@ class StreamLostError(Token2WavInterruptedError):
 
 
 class Token2WavProtocolError(Token2WavError):
-    """The token2wav service broke its contract."""
+    """The token2wav service sent something that its contract does not allow."""
 
 
 class Token2WavDeadlineError(Token2WavError):
     """The token2wav service did not answer in time."""
 
     def __init__(self, message: str, *, serves_others: bool = True) -> None:
-        """Keep whether the service worked for others meanwhile; else it is stuck, or the connection is."""
+        """Keep whether the service worked for other streams meanwhile; if not, it or the connection is stuck."""
         super().__init__(message)
         self.serves_others = serves_others
 
 
 class VoiceEvictedError(Token2WavError):
-    """A registered voice was dropped from token2wav's cache; register it again."""
+    """token2wav dropped the registered voice from its cache; register it again."""
 
 
 @dataclass(frozen=True)
 class WireStatus:
-    """How one error looks on each wire."""
+    """The codes of one error in each protocol."""
 
     code: str
     """Machine-readable name."""
@@ -375,7 +375,7 @@ _WIRE: dict[type[GatewayError], WireStatus] = {
 
 
 def wire_status(error: BaseException) -> WireStatus:
-    """Return the wire codes of the nearest class in the table; anything foreign is an internal error."""
+    """Return the wire codes of the nearest class in the table; other exceptions are internal errors."""
     known = (_WIRE[cls] for cls in type(error).__mro__ if cls in _WIRE)
     return next(known, _WIRE[GatewayError])
 
@@ -412,9 +412,9 @@ _TOLD_WHOLE = (EmptySpeechError, VoiceStoreFullError, VoiceRateError, VoiceOutda
 
 
 def public_text(error: BaseException) -> str:
-    """Return what a caller is told: of the services behind the gateway neither addresses nor what they answered.
+    """Return the text of an error for a caller, without addresses and answers of the services behind the gateway.
 
-    The error itself says more, and belongs into the log.
+    The error itself says more; write that to the log.
     """
     if isinstance(error, _TOLD_WHOLE):
         return str(error)

@@ -31,8 +31,9 @@ _PAGES = {
 }
 _INTRODUCTION = """# All endpoints
 
-Everything that may be asked of a gateway, from the code. A running gateway shows the HTTP ones, with their fields, at
-`/docs`, and as OpenAPI 3.1 at `/openapi.json` ([the same as a file](openapi.json)); both are open without an API key.
+This page lists every request that a gateway answers; a script makes it from the code. A running gateway shows the HTTP
+endpoints, with their fields, at `/docs`, and as OpenAPI 3.1 at `/openapi.json` ([the same as a file](openapi.json)).
+Both need no API key.
 """
 
 
@@ -43,7 +44,7 @@ def page() -> str:
         _INTRODUCTION.strip(),
         "## HTTP and WebSockets, port 8080",
         table(("", "address", "door", "what it does"), _http_rows()),
-        "## Of `--metrics-port` only",
+        "## Only on `--metrics-port`",
         table(("", "address", "what it does"), _METRICS_PORT),
         "## gRPC, port 50051",
         table(("service", "call", "takes", "answers"), _grpc_rows()),
@@ -72,8 +73,8 @@ WYOMING = (
     ),
 )
 _TRITON = (
-    (f"[{code(DROP_IN_MODEL)}](triton.md)", "Programs that were written for the original runtime."),
-    (f"[{code(TOKEN2WAV_MODEL)}](triton.md#token2wav_dit)", "The gateway itself: speech tokens to audio."),
+    (f"[{code(DROP_IN_MODEL)}](triton.md)", "For programs that were written for the original runtime."),
+    (f"[{code(TOKEN2WAV_MODEL)}](triton.md#token2wav_dit)", "For the gateway itself: speech tokens to audio."),
 )
 
 

@@ -8,14 +8,14 @@ from token2wav_service.contract import ErrorCode
 
 _INTRODUCTION = """# Error codes
 
-What went wrong, as each door says it. [Troubleshooting](../troubleshooting.md) says what to do about each code. The
-source is `gateway/errors.py`.
+This page lists the error codes and how each door reports them. [Troubleshooting](../troubleshooting.md) says what to
+do about each code. The source is `gateway/errors.py`.
 
 - **HTTP** (OpenAI): a JSON body `{"error": {"message", "type", "param", "code"}}`. ElevenLabs' routes, and all
   addresses below `/v1/text-to-speech`, `/v1/voices`, `/v2/voices`, `/v1/user` and
   `/v1/pronunciation-dictionaries`, answer `{"detail": {"status",
-  "message"}}`; a body of the wrong form is 422 there, with a list of `{"loc", "msg", "type"}`. An error after the first
-  audio breaks the connection.
+  "message"}}`; there a body of the wrong form gets 422, with a list of `{"loc", "msg", "type"}`. An error after the
+  first audio breaks the connection.
 - **WebSockets**: a message with the code and the text; see [WebSockets](websockets.md).
 - **gRPC**: the status of the call; the trailing metadata `error-code` and `error-param` are for programs.
 - **Triton** (`cosyvoice2_dit`): an error response whose message begins with the code and a colon.

@@ -21,7 +21,7 @@ from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import socket as speech_ws
 
 WEBSOCKET = "WEBSOCKET"
-"""Stands for a method."""
+"""Used in place of an HTTP method."""
 DOCUMENT_PATH = "/openapi.json"
 
 
@@ -68,8 +68,8 @@ class Endpoint:
 
 
 SPEECH_HEADERS = {
-    "x-request-id": "The request's name in logs: the caller's own `x-request-id`, or one that was made.",
-    "x-seed": "What the speech tokens were drawn with.",
+    "x-request-id": "The request's id in logs: the caller's own `x-request-id`, or one that the gateway made.",
+    "x-seed": "The seed that the speech tokens were drawn with.",
     "x-sample-rate": "Samples a second of the audio.",
     "x-ignored-fields": "Names of fields of the body that changed nothing; only there if any did.",
 }

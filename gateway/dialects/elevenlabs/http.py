@@ -41,7 +41,7 @@ class SpeechBody(BaseModel):
     text: str
     """The text; at most 100,000 characters (`--max-text-characters`)."""
     model_id: str | None = None
-    """Of any name; `eleven_v3` has audio tags such as `[whispers]` in the text obeyed."""
+    """Any name; with `eleven_v3` the gateway obeys audio tags such as `[whispers]` in the text."""
     language_code: str | None = None
     """BCP 47 tag such as `en` or `zh-CN`; by default it is guessed from the text."""
     apply_text_normalization: str | None = None
