@@ -10,7 +10,7 @@ from gateway.routing.replica import ReplicaLife
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 P = TypeVar("P")
-"""What those who wait are given."""
+"""What a waiting stream is given."""
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class QueueEntry(Generic[P]):
 
 
 class AdmissionQueue(Generic[P]):
-    """All who wait for a slot of one service."""
+    """The streams that wait for a slot of one service."""
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -62,6 +62,6 @@ class AdmissionQueue(Generic[P]):
         self._by_rank[entry.rank].pop(entry, None)
 
     def in_order(self) -> Iterator[QueueEntry[P]]:
-        """Yield all who wait, the next one first."""
+        """Yield the waiting streams, the next one first."""
         for entries in self._by_rank:
             yield from entries

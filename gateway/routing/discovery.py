@@ -36,7 +36,7 @@ class Source(Protocol):
 
     @property
     def known(self) -> Found:
-        """What is known before anybody was asked."""
+        """The addresses that are known before the first look-up."""
         ...
 
     def watch(self) -> AsyncGenerator[Found]:
@@ -77,7 +77,7 @@ class DnsReplicas:
         self._resolve = resolve or resolve_by_system
 
     async def watch(self) -> AsyncGenerator[Found]:
-        """Yield the addresses after each look-up; a name without any is an error, not the end of all replicas."""
+        """Yield the addresses after each look-up; a name without addresses is an error and removes no replica."""
         while True:
             try:
                 addresses = await self._resolve(self._host, self._port)

@@ -1,4 +1,4 @@
-"""Who gets a slot at a replica of one service: which stream is next, who waits, who is refused. Pure.
+"""Admits streams to the replicas of one service: gives a slot, queues the stream, or refuses it. Pure.
 
 Time comes from a clock, and what replicas do is told from outside; nothing here knows a network or an event loop, so
 a simulator can drive it. A slot is given at once, or later through a callback, or refused.
@@ -277,7 +277,7 @@ class Fleet:
             self._is_serving_queue = False
 
     def _next_turn(self) -> tuple[QueueEntry[SlotLease], Replica] | None:
-        """Return who gets a slot now; a stream that waits for one place only keeps nobody from the others."""
+        """Return the stream that gets a slot now; one that waits for a certain replica does not block the others."""
         for entry in self._queue.in_order():
             replica = self.replicas.choose_with_room(entry.avoid, entry.spared)
             if replica is not None:

@@ -22,7 +22,7 @@ class Failure(Enum):
     SLOW = "slow"
     """It did not answer in time."""
     GONE = "gone"
-    """Nobody is there: what comes back has lost all that it knew."""
+    """No process answers there; a replica that comes back has lost its streams and voices."""
 
 
 _LONGEST_REASON = 300
@@ -30,7 +30,7 @@ _LONGEST_REASON = 300
 
 
 class ReplicaState(str, Enum):
-    """What a replica is good for now."""
+    """Whether a replica may get streams now."""
 
     UNKNOWN = "unknown"
     """Found, but no probe has been answered yet."""
@@ -62,7 +62,7 @@ class Health:
 
     @property
     def state(self) -> ReplicaState:
-        """What it is good for now."""
+        """Whether it may get streams now."""
         if self._ejected_until_s is not None:
             return ReplicaState.EJECTED
         if self._is_draining or not self._is_listed:
@@ -111,5 +111,5 @@ class Health:
         self._is_draining = True
 
     def set_listed(self, is_listed: bool) -> None:
-        """Note whether discovery has it among those that may get streams."""
+        """Note whether discovery lists the replica as one that may get streams."""
         self._is_listed = is_listed

@@ -35,7 +35,7 @@ _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True)
 class KubernetesApi:
-    """Where the API is and who asks."""
+    """The address of the Kubernetes API, and the credentials for it."""
 
     url: str
     token_path: Path = ACCOUNT_DIR / "token"
@@ -72,7 +72,7 @@ class KubernetesReplicas:
         self._slices: dict[str, Any] = {}
 
     async def watch(self) -> AsyncGenerator[Found]:
-        """Yield the endpoints after each change; what goes wrong is logged and tried again."""
+        """Yield the endpoints after each change; log errors and try again."""
         failures = 0
         async with self._session() as session:
             while True:

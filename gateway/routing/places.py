@@ -1,13 +1,13 @@
-"""Who may begin to speak: as many streams at once as both services can serve in time, shared fairly by callers. Pure.
+"""Admits as many streams at once as both services can serve in time, shared fairly by callers. Pure.
 
     ask ──room?──► Place ─────────────────────────────────► give_back
       └─ none ──in time?──► PlaceTurn ──a place is free──► Place
                   └─ no ──► OverloadedError with when to try again
 
-Among those who wait, the caller that has the fewest places comes first. While others call too, nobody takes the last
-fifth of all places who has half of them already. Each refusal is told a later time than its caller's one before it, as
-those who were refused before will come back too (`promises`): a place is kept for them from those of the same caller
-who were told nothing. Several callers come back in turns, whoever was refused more often.
+Of the streams that wait, those of the caller with the fewest places come first. While others call too, a caller that
+has half of all places does not get the last fifth of them. Each refusal names a later time than the same caller's
+refusal before it, as requests that were refused before come back too (`promises`): their places are kept from the
+caller's new requests. Several callers get their times in turn, even if one of them was refused more often.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 MIN_PLACES = 4
-"""However slow the services are: a host that is slower than speech still serves a few."""
+"""Places that there always are: a host that is slower than speech still serves a few streams."""
 LEAST_RETRY_S = 1.0
 """The unit of HTTP's Retry-After."""
 MAX_RETRY_S = 300.0
-"""Nobody knows what will be later."""
+"""The longest time that a refusal names; a forecast for later would be a guess."""
 _RESERVED_SHARE = 0.2
-"""More than the measured limit goes up and down, or another caller waits for a stream's end."""
+"""Larger than the measured limit's changes; if it were smaller, other callers would wait for a stream's end."""
 _MANY = 0.5
 _CALLER_MEMORY_S = 60.0
 _LOOKS_AHEAD_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Until a stream ends that is let in now, those who were told when to come must find a place at each of these."""
+"""A stream is admitted if requests with a promised time still find a place after each of these, until it ends."""
 _ROUNDS = 4
-"""Looks at who comes before one that came in vain; each finds those who come meanwhile."""
+"""Rounds that count the requests before a refused one; each round finds those that come meanwhile."""
 _PROMISED_SHARE = 0.75
-"""Of what comes free; the rest is for those who were told nothing, and for what was expected wrongly."""
+"""Share of the places coming free that are promised; the rest is for new requests and for wrong forecasts."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks for a place, and for what."""
+    """A request for a place: its caller, priority and fingerprint."""
 
     caller: str = ""
     priority: int = DEFAULT_PRIORITY
     """1 (first) to 10."""
     fingerprint: int = 0
-    """A refused request that comes again is known by it."""
+    """Recognises a refused request that comes again."""
     patience_s: float | None = None
     """The caller's own bound of the wait, where that is shorter than `admission_wait_s`."""
 
@@ -87,12 +87,12 @@ class PlaceTurn:
 
     @property
     def caller(self) -> str:
-        """Who asks."""
+        """The caller that asks."""
         return self.asker.caller
 
     @property
     def kind(self) -> _Kind:
-        """Those of one kind are served in the order of asking."""
+        """The key of the queue that it waits in; each queue is served in the order of asking."""
         return self.asker.priority, self.asker.caller, self.is_back
 
 
@@ -195,7 +195,7 @@ class Places:
         self.serve()
 
     def serve(self) -> None:
-        """Give what is free to those who wait."""
+        """Give free places to waiting streams."""
         while (turn := self._next_turn()) is not None:
             self.leave(turn)
             turn.on_given(self._take(turn.caller))
@@ -227,7 +227,7 @@ class Places:
         return len(self._taken) + 1 <= limit and (turn.is_back or self._keeps_promises(turn, limit))
 
     def _keeps_promises(self, turn: PlaceTurn, limit: float) -> bool:
-        """Tell whether those who were told when to come find a place although this stream has one till its end."""
+        """Tell whether requests with a promised time find a place although this stream has one until its end."""
         for within_s in _LOOKS_AHEAD_S:
             if within_s and within_s >= (self._durations.mean_s or 0.0):
                 return True
@@ -237,7 +237,7 @@ class Places:
         return True
 
     def _coming_before(self, turn: PlaceTurn, within_s: float) -> float:
-        """Expect how many come within some time who were told to, and go before one who was not."""
+        """Expect how many requests come back as promised within some time and go before this stream."""
         if turn.is_back:
             return 0.0
         places = self._by_caller[turn.caller]
@@ -255,7 +255,7 @@ class Places:
         )
 
     def _ahead_of(self, turn: PlaceTurn) -> int:
-        """Count those who asked before it and whose turn comes before it."""
+        """Count the streams that asked earlier and get a place earlier."""
         urgent, waiting = 0, Counter[str]()
         for (priority, caller, is_back), same in self._waiting.items():
             earlier = len(same)

@@ -1,10 +1,10 @@
-"""When refused requests were told to come back, and which of them do. Pure.
+"""Remembers when refused requests were told to come back, and measures how many of them do. Pure.
 
     refused ──► make ──(until it is due)──► awaited for a moment ──► late, still known ──► forgotten
                                              └───────── keep ─────────┘ it came back
 
-A request that comes again is known by its caller and its fingerprint. While it is awaited, a place is kept free for
-it, as far as the caller's requests were seen to come back. Whoever comes too early is new.
+The caller and the fingerprint identify a request that comes again. While it is awaited, a place is kept free for it,
+in proportion to how many of the caller's requests came back before. A request that comes too early counts as new.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from servicekit.clock import Clock
 
 AWAITED_S = 1.0
-"""From when a request was told to come: a way through the network, and a busy moment of ours."""
+"""How long a request is awaited after its time: for the network, and for a busy moment of this process."""
 KNOWN_S = 30.0
-"""And so long it goes before others of its caller."""
+"""How long after its time a request goes before others of its caller."""
 MAX_PROMISES = 16384
-"""Of one caller; whoever is refused beyond them is new when it comes again."""
+"""Promises to one caller; a request that is refused beyond them counts as new when it comes again."""
 MAX_CALLERS = 128
-"""With promises; the one that was refused longest ago is forgotten."""
+"""Callers with promises; beyond these, the caller that was refused longest ago is forgotten."""
 _NEWEST_SHARE = 0.1
 
 _Promise = tuple[float, int]
@@ -31,13 +31,13 @@ _Promise = tuple[float, int]
 
 
 class Promises:
-    """Those of all callers."""
+    """The promises to all callers."""
 
     def __init__(self, clock: Clock) -> None:
         """Begin without any."""
         self._clock = clock
         self._by_caller: OrderedDict[str, _OfCaller] = OrderedDict()
-        """The one that was refused last comes last."""
+        """Ordered by the last refusal; the newest comes last."""
 
     def ahead_of(self, caller: str) -> float:
         """Expect how many come before one more of the caller's, if callers take turns."""
@@ -53,7 +53,7 @@ class Promises:
         self._forget_idle()
 
     def keep(self, caller: str, fingerprint: int) -> bool:
-        """Say whether a request comes back as it was told to; its promise is kept then."""
+        """Say whether a request comes back at its promised time; if so, remove the promise."""
         known = self._by_caller.get(caller)
         return known is not None and known.keep(fingerprint, self._clock.now())
 
@@ -77,11 +77,11 @@ class Promises:
 
 
 class _OfCaller:
-    """Those of one caller."""
+    """The promises to one caller."""
 
     def __init__(self) -> None:
         self._share = 1.0
-        """Of the newest promises, those that were kept in time."""
+        """Share of the newest promises that were kept in time."""
         self._awaited: list[_Promise] = []
         """Not yet late; the first due one first."""
         self._late: deque[_Promise] = deque()

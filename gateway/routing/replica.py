@@ -1,4 +1,4 @@
-"""The account of one replica: what it said of itself, what this gateway has open there, how fast it is. Pure."""
+"""Keeps the state of one replica: its own report, this gateway's open streams there, and its speed. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COST_MEMORY_S = 10.0
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a replica says of itself when it is probed; None where it doesn't say."""
+    """A replica's own report when it is probed; None where it does not say."""
 
     is_draining: bool = False
     slots: int | None = None
@@ -58,7 +58,7 @@ class ReplicaStatus:
 
 
 class Replica:
-    """The account of one replica."""
+    """The state of one replica, as this gateway knows it."""
 
     def __init__(self, service: str, address: str, settings: RoutingSettings, clock: Clock) -> None:
         """Begin with nothing open and nothing known."""
@@ -88,7 +88,7 @@ class Replica:
 
     @property
     def state(self) -> ReplicaState:
-        """What it is good for now."""
+        """Whether it may get streams now."""
         return self.health.state
 
     @property
@@ -102,7 +102,7 @@ class Replica:
         return max(_LEAST_PROGRESS_S, _STEPS_OF_PROGRESS * (self._step_s or 0.0))
 
     def begin_life(self) -> None:
-        """Note that what answers from now on has lost the streams of before."""
+        """Note that the replica was restarted and has lost its streams."""
         self._lives += 1
 
     @property
@@ -112,7 +112,7 @@ class Replica:
 
     @property
     def others(self) -> int:
-        """Of these, those of other processes."""
+        """The open streams of other processes among them."""
         return self.streams - self.ours
 
     @property
@@ -122,7 +122,7 @@ class Replica:
 
     @property
     def free_slots(self) -> int | None:
-        """Slots that nobody has, as far as we know; None if it has not said how many there are."""
+        """Free slots, as far as is known; None if the replica has not said how many slots it has."""
         if self._is_full:
             return 0
         return None if self._report.slots is None else max(0, self._report.slots - self.streams)

@@ -1,4 +1,4 @@
-"""The replicas of one service: which there are, what each is good for, and which serves the next stream soonest. Pure.
+"""Keeps the replicas of one service, and chooses the one that serves the next stream soonest. Pure.
 
 Knows nothing of who waits for a slot.
 """
@@ -39,7 +39,7 @@ class ReplicaSet:
 
     @property
     def addresses(self) -> list[str]:
-        """Of all replicas, also those that only finish their streams."""
+        """Open streams of all replicas, also of replicas that only finish their streams."""
         return list(self._replicas)
 
     @property
@@ -57,7 +57,7 @@ class ReplicaSet:
         return self._replicas.get(address)
 
     def state_of(self, address: str) -> ReplicaState | None:
-        """Return what a replica is good for; None if there is none at that address."""
+        """Return whether a replica may get streams; None if there is no replica at that address."""
         replica = self._replicas.get(address)
         return replica.state if replica is not None else None
 
@@ -89,7 +89,7 @@ class ReplicaSet:
             self._replicas.pop(replica.address, None)
 
     def usable(self) -> list[Replica]:
-        """Return those that may get streams if they have room: the ready, else those that no probe has reached yet."""
+        """Return the replicas that may get streams if they have room: ready ones, else those not yet probed."""
         for state in (ReplicaState.READY, ReplicaState.UNKNOWN):
             if usable := [replica for replica in self._replicas.values() if replica.state is state]:
                 return usable

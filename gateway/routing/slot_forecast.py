@@ -15,7 +15,7 @@ REMEMBERED = 256
 
 
 class StreamDurations:
-    """The newest durations, and what they say of streams that are still open."""
+    """Keeps the newest durations of streams, and forecasts from them when open streams end."""
 
     def __init__(self) -> None:
         self._newest: deque[float] = deque()
@@ -50,7 +50,7 @@ class StreamDurations:
 
 
 MANY_STREAMS = 256
-"""From here on the forecast is made anew only now and then: a storm of refusals must not become a storm of sorting."""
+"""Above this many streams the forecast is renewed only now and then, as sorting at every refusal costs CPU."""
 FORECAST_S = 0.1
 
 

@@ -1,10 +1,10 @@
-"""How fast one service makes speech for each stream, and for how many streams at once that would do. Pure.
+"""Measures how fast one service makes speech for each stream, and how many streams it can serve at once. Pure.
 
     speed = seconds of speech made / seconds that streams waited for it          (all streams together)
 
 `n` streams of that speed share the service; were it to do one after the other, `n * speed` streams would get real time.
-It is taken to serve twice as many, as services work in batches, until it is seen at its limit; that is remembered for
-a while, and so is what it was seen to serve.
+Services work in batches, so a service is assumed to serve twice as many until it is seen at its limit. The limit and
+the number of streams that it was seen to serve are remembered for a while.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from servicekit.clock import Clock
 
 MIN_BUSY_S = 0.1
 MIN_SPEECH_S = 2.0
-"""A measurement takes so much work, or else `MAX_BUSY_S`."""
+"""A measurement takes at least so much speech, or else `MAX_BUSY_S`."""
 MAX_BUSY_S = 3.0
 GAPS = 4.0
 """What a service can do is seen in so many times the longest time without news, or `MAX_BUSY_S`. What it made while
@@ -27,12 +27,12 @@ _NEWEST_SHARE = 0.5
 _AT_ITS_LIMIT = 1.0
 """A service slower than so many times the least speed works all the time: what it made then is what it can make."""
 _NEAR_ITS_LIMIT = 1.1
-"""And one that is slower than this has no more to show."""
+"""A service that is slower than so many times the least speed will not serve more."""
 _HOPED_FOR = 2.0
 UNMEASURED_STREAMS = 64.0
 """Before the first measurement, which takes no longer than the first streams' first seconds of speech."""
 _MEMORY_S = 60.0
-"""In so long a limit that was seen doubles, and what was served once halves, until it is seen again."""
+"""In this time a limit that was seen doubles and a number that was served halves, until it is seen again."""
 _NEWEST_STREAMS_SHARE = 0.1
 
 _MOST_DOUBLINGS = 20.0
@@ -192,11 +192,11 @@ class SpeedMeter:
         return max(hoped_for, self._seen_served())
 
     def _seen_limit(self) -> float:
-        """Return what the service could do when it was seen at its limit, which may be more by now."""
+        """Return the streams that the service could serve at its limit; the number grows with the time since."""
         return self._ceiling * self._grown_since(self._ceiling_s)
 
     def _seen_served(self) -> float:
-        """Return what the service was seen to do, which counts less by now."""
+        """Return the streams that the service was seen to serve; the number shrinks with the time since."""
         return self._floor / self._grown_since(self._floor_s)
 
     def _advance(self) -> None:

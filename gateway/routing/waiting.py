@@ -28,7 +28,7 @@ def unavailable(fleet: Fleet) -> GatewayError:
 
 
 class Coming(Generic[T]):
-    """What a queue gives later: awaited by one, and given back if it comes when nobody waits any more."""
+    """A queue's later answer: one task awaits it; if that task has gone, the answer is given back."""
 
     def __init__(self, give_back: Callable[[T], None]) -> None:
         """Begin inside the running event loop, without it."""

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaClient(Protocol):
-    """What is needed of one replica's client, whatever the service."""
+    """The methods that a client of one replica needs, for either service."""
 
     async def probe(self) -> LoadReport:
         """Ask how it is.
@@ -45,7 +45,7 @@ class Watch(Generic[C]):
     """The replicas of one service and their clients; made and closed by its owner."""
 
     def __init__(self, fleet: Fleet, sources: list[Source], make_client: Callable[[str], C]) -> None:
-        """Take over what the sources know without being asked; ask nobody yet."""
+        """Take the addresses that the sources know already; send no request yet."""
         self.fleet = fleet
         self._sources = sources
         self._make_client = make_client
