@@ -5,8 +5,8 @@ Each run is one file, so that a sweep that was stopped goes on where it was. Kno
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import os
 import random
 import re
@@ -30,7 +30,7 @@ from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord, SpeechI
 from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
-RUN_SUFFIX = ".json.gz"
+RUN_SUFFIX = ".json.xz"
 _SENTENCE_LETTERS = 60
 LEAST_REQUESTS = 50
 REQUESTS_A_CALLER = 5
@@ -202,7 +202,7 @@ def write_run(path: Path, run: FinishedRun) -> None:
     content = {"name": run.name, "load": run.load, "is_unseen": run.is_unseen, "wall_s": run.result.wall_s}
     text = json.dumps({**content, "requests": records}, separators=(",", ":"))
     partial = path.with_name(f".{path.name}.part")
-    partial.write_bytes(gzip.compress(text.encode(), mtime=0))
+    partial.write_bytes(lzma.compress(text.encode(), preset=9))
     os.replace(partial, path)
 
 
@@ -213,7 +213,7 @@ def read_run(path: Path) -> FinishedRun:
         OSError: no such file.
         ValueError: it is something else.
     """
-    content = json.loads(gzip.decompress(path.read_bytes()))
+    content = json.loads(lzma.decompress(path.read_bytes()))
     records = [_unpack(entry) for entry in content["requests"]]
     return FinishedRun(
         content["name"], content["load"], content["is_unseen"], LoadResult(records, [], content["wall_s"])

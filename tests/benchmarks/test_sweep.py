@@ -59,11 +59,11 @@ async def test_an_open_loop_is_timed_from_when_a_request_was_due() -> None:
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = finished("closed-001", [0.1, 0.2])
     run.result.records[1].error = "it broke"
-    write_run(tmp_path / "run.json.gz", run)
-    again = read_run(tmp_path / "run.json.gz")
+    write_run(tmp_path / "run.json.xz", run)
+    again = read_run(tmp_path / "run.json.xz")
     assert again.summary == run.summary
     assert again.result.records[1].error == "it broke"
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json.gz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json.xz"]
 
 
 def test_figures_come_from_the_samples() -> None:
