@@ -172,19 +172,19 @@ class Token2Wav(Protocol):
 
 @dataclass
 class CallerText:
-    """What all open sessions of one caller have accepted and not spoken yet."""
+    """Counts the text that all open sessions of one caller have accepted and not spoken yet."""
 
     characters: int = 0
     sessions: int = 0
 
     def leave(self, unspoken: list[int]) -> None:
-        """Forget a session that nobody keeps any more, and what it had."""
+        """Forget a session that no code refers to any more, and its text."""
         self.characters -= sum(unspoken)
         self.sessions -= 1
 
 
 class UnspokenText:
-    """How much text a session has accepted and not spoken yet; all sessions of one caller share a limit."""
+    """Counts the text that a session has accepted and not spoken yet; all sessions of one caller share a limit."""
 
     def __init__(
         self, limit: int | None = None, of_caller: CallerText | None = None, elsewhere: Callable[[], int] = lambda: 0

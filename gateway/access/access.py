@@ -1,4 +1,4 @@
-"""Who may speak and how much: one object behind all doors. Knows no protocol.
+"""Decides which callers may speak and how much: one object behind all doors. Knows no protocol.
 
 door ── authenticate ──► Caller ── calling() ──► dialect ──► pipeline ── speaking() ──► audio
 
@@ -84,7 +84,7 @@ MAX_CALLERS = 4096
 
 @dataclass
 class CallerUsage:
-    """What one caller has."""
+    """The open streams, audio and text of one caller."""
 
     streams: int = 0
     """Open now in this process."""
@@ -97,26 +97,26 @@ class CallerUsage:
 
 
 class Usages:
-    """What callers have, by their names; those who have nothing open are forgotten when there are too many."""
+    """The accounts of callers by name; when there are too many, those with nothing open are forgotten."""
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Begin without callers."""
         self._of: OrderedDict[str, CallerUsage] = OrderedDict()
         self._touched: set[str] = set()
 
     def of(self, name: str) -> CallerUsage:
-        """Return what a caller has; it counts on."""
+        """Return a caller's account, which goes on counting."""
         usage = self._of.setdefault(name, CallerUsage())
         self._of.move_to_end(name)
         self._touched.add(name)
         return usage
 
     def find(self, name: str) -> CallerUsage | None:
-        """Return what a caller has; None if it is not remembered."""
+        """Return a caller's account; None if it is not remembered."""
         return self._of.get(name)
 
     def take_touched(self) -> set[str]:
-        """Return who was asked for by `of` since the last call."""
+        """Return the callers that `of` was asked for since the last call."""
         touched, self._touched = self._touched, set()
         return touched
 
@@ -125,7 +125,7 @@ class Usages:
         return list(self._of.items())
 
     def forget_idle(self) -> None:
-        """Forget those who have nothing open and spoke longest ago, if there are too many."""
+        """If there are too many callers, forget those with nothing open that spoke longest ago."""
         for name in list(self._of) if len(self._of) > MAX_CALLERS else ():
             if len(self._of) <= MAX_CALLERS:
                 return
@@ -199,7 +199,7 @@ class Access:
         return self._keys is not None
 
     def authenticate(self, presented: bytes | None, address: str) -> Caller:
-        """Return who calls.
+        """Return the caller.
 
         Args:
             presented: the key that came, if one did.
@@ -229,11 +229,11 @@ class Access:
         return caller.name if caller is not None and caller.has_key else ""
 
     def caller_without_key(self, address: str) -> Caller:
-        """Return who calls at a door where nobody needs a key, with the limits of an address."""
+        """Return the caller at a door that needs no key, with the limits of an address."""
         return Caller(address, self._limits)
 
     def usage(self, name: str) -> CallerUsage:
-        """Return what a caller has; it counts on."""
+        """Return a caller's account, which goes on counting."""
         return self.usages.of(name)
 
     def unspoken_text(self, caller: Caller) -> UnspokenText:

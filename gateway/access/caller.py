@@ -1,4 +1,4 @@
-"""Who calls: known from the door inwards for as long as the call lasts, in logs and wherever callers are counted."""
+"""Keeps the caller of the present call, for logs and for everything that counts by caller."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallerLimits:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, and what it may have."""
+    """A caller's name, and its limits."""
 
     name: str
     """Of its API key; without keys its address."""
@@ -60,7 +60,7 @@ def calling(caller: Caller) -> Iterator[None]:
 
 
 def caller_of(connection: HTTPConnection) -> str:
-    """Name the caller, for those who count by name: `voices_http.routes` takes it."""
+    """Return the caller's name, for code that counts by name; `voices_http.routes` takes it."""
     caller = current_caller()
     return caller.name if caller is not None else address_of(connection.scope.get("client"))
 
@@ -71,7 +71,7 @@ def address_of(client: tuple[str, int] | None) -> str:
 
 
 class CallerFilter(logging.Filter):
-    """Gives each record a `caller`; lets all pass. For handlers, so that it sees the records of all loggers."""
+    """Adds `caller` to each record and drops none. For handlers, so that it sees the records of all loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""

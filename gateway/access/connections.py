@@ -1,4 +1,4 @@
-"""The HTTP door's connections: what a peer may hold open, how long it may take to ask, and who makes room for whom.
+"""Limits the HTTP door's connections: how many a peer may have, how slow it may be, and which one is closed for room.
 
     connected ─ head complete ─► request ─ body complete, answered ─► idle ─ next head ─► request
         └ too slow ─► closed         └ body too slow ─► closed         └ too long, or room is needed ─► closed
@@ -26,7 +26,7 @@ class ConnectionLimits:
     connections: int = 1024
     """Open at once, WebSockets among them."""
     per_peer: int = 768
-    """Of one address; the rest stays for others."""
+    """Connections of one address; the rest stays for other addresses."""
     head_s: float = 10.0
     """From the connection, or from a request's first byte, to the end of its head."""
     body_grace_s: float = 30.0
@@ -150,7 +150,7 @@ class BoundedProtocol(H11Protocol):
         self.transport.abort()
 
     def _look(self, without_request: _Awaited) -> None:
-        """See what the peer is to send now; `without_request` if no request is under way."""
+        """Watch for what the peer must send now; `without_request` if no request is under way."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
         is_asked = self.cycle is not None and not self.cycle.response_complete

@@ -1,4 +1,4 @@
-"""The guard of the gRPC door: lets known callers in, and says inside who they are.
+"""Checks the callers at the gRPC door: admits known ones, and tells the code behind it who they are.
 
 `metered_speaker` holds callers to their limits on speech. Refuses before a message is read.
 """
@@ -37,7 +37,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Goes before all other interceptors."""
 
     def __init__(self, access: Access) -> None:
-        """Keep who may come in."""
+        """Keep the object that knows which callers may come in."""
         self._access = access
         self._open_calls = _Room(MAX_OPEN_CALLS, "calls without a key")
         self._watches = _Room(MAX_WATCHES, "watches of health")

@@ -1,4 +1,4 @@
-"""The guard of the HTTP and WebSocket door, as plain ASGI: what streams through is not touched.
+"""Checks the callers at the HTTP and WebSocket door, as plain ASGI that leaves streamed data unchanged.
 
     CORS ─► origin and host ─► key ─► body limit ─► application
 
@@ -22,7 +22,7 @@ from gateway.dialects.http.errors import refusal
 from gateway.errors import AccessError, GatewayError, UploadTooLargeError
 
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/healthz", "/readyz")
-"""For everyone, for reading: probes, what the interface is, and the page, which asks for the key itself."""
+"""Paths that need no key for reading: probes, the interface's description, and the page, which asks for the key."""
 OPEN_FOLDER = "/web/"
 """The page's parts."""
 _OPEN_METHODS = ("GET", "HEAD")
@@ -52,7 +52,7 @@ def guarded(app: ASGIApp, access: Access, rules: HttpRules) -> ASGIApp:
 
 
 class AccessMiddleware:
-    """Lets known callers in, and says inside who they are."""
+    """Admits known callers, and tells the code behind it who they are."""
 
     def __init__(self, app: ASGIApp, access: Access, rules: HttpRules) -> None:
         """Keep the application behind the door."""
@@ -118,7 +118,7 @@ class _BoundedBody:
         self.is_answered = False
 
     def check_announced(self, content_length: str | None) -> None:
-        """Refuse a body that says itself that it is too long; what else it says is the server's to check."""
+        """Refuse a body whose declared length is too long; the server checks the rest of the header."""
         if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > self._max_bytes:
             raise self._too_large()
 

@@ -35,7 +35,7 @@ _QUERY = re.compile(r"(?<=[^\s\"'?])\?[^\s\"']+")
 _KEY_IN_TEXT = re.compile(rf"{re.escape(KEY_PREFIX)}[\w-]+")
 _LONG_WORD = re.compile(rf"(?<=\S{{{MAX_WORD_CHARACTERS}}})\S+")
 _SERVERS = ("uvicorn", "websockets", "h11", "asyncio")
-"""Loggers of those who log what callers sent."""
+"""Loggers of libraries that log what callers sent."""
 _KEY = re.compile(rf"[!-~]{{{MIN_KEY_CHARACTERS},{MAX_KEY_CHARACTERS}}}")
 _COMMENT = re.compile(r"(?:^|\s)#")
 _ENTRY_END = re.compile(r";(?:\s|$)")
@@ -206,7 +206,7 @@ _Stamp = tuple[int, int, int]
 
 
 class KeyBook:
-    """Finds keys; a file that can't be read any more leaves those that were good before."""
+    """Finds keys; if the file can't be read any more, the keys from before stay valid."""
 
     def __init__(self, fixed: tuple[ApiKey, ...], file: Path | None, defaults: CallerLimits, clock: Clock) -> None:
         """Read the file.
@@ -283,7 +283,7 @@ def without_keys(message: str) -> str:
 
 
 class RedactingFilter(logging.Filter):
-    """Rewrites records; lets all pass. For handlers, so that it sees the records of all loggers."""
+    """Removes keys from records and drops none. For handlers, so that it sees the records of all loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""

@@ -1,4 +1,4 @@
-"""A speaker that holds callers to their limits, whatever door they came through.
+"""A speaker that applies the limits of callers, at all doors alike.
 
 A stream is speech under way: a request, or one turn of a text that is still being written. An open but silent socket
 is none. Audio counts when the door has sent it and asks for more.
@@ -25,7 +25,7 @@ class MeteredSpeaker:
     """Wraps a `Speaker`: it speaks for the current caller as long as the caller's limits allow."""
 
     def __init__(self, speaker: Speaker, access: Access, observer: Observer | None = None) -> None:
-        """Keep who speaks and who may ask for it; `observer` is told of refusals."""
+        """Keep the speaker and the access rules; `observer` is told of refusals."""
         self._speaker = speaker
         self._access = access
         self._observer = observer or Observer()

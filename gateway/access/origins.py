@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 100
 
 
 class OriginPolicy:
-    """Lets pages of the gateway itself in, and those of listed origins."""
+    """Admits pages of the gateway itself and of listed origins."""
 
     def __init__(self, allowed: tuple[str, ...] = (), *, trusts_names: bool = True) -> None:
         """Keep the list.

@@ -27,7 +27,7 @@ class TlsFiles:
     """PEM files, read at the start; new ones need a restart."""
 
     certificate: Path
-    """The server's, and those that lead to its root."""
+    """The server's certificate, and the certificates between it and its root."""
     key: Path
     """Its private key, without a password."""
 
@@ -51,7 +51,7 @@ KEYS_VARIABLE = "COSYDIT_API_KEYS"
 
 @dataclass(frozen=True)
 class WireLimits:
-    """What one peer may send at once, whatever the dialect; each dialect has smaller limits of its own."""
+    """Limits on what one peer may send at once, in every dialect; each dialect has smaller limits of its own."""
 
     max_upload_bytes: int = 32 * 1024 * 1024
     """Of an HTTP body, recordings of voices included."""
@@ -63,7 +63,7 @@ class WireLimits:
     max_connections: int = 1024
     """While so many are open, WebSockets among them, HTTP requests are refused; gRPC calls above as many are too."""
     max_connections_per_peer: int = 768
-    """Of one address."""
+    """Connections of one address."""
     head_timeout_s: float = 10.0
     """For the head of an HTTP request, from the connection or its first byte."""
     body_timeout_s: float = 30.0
@@ -82,7 +82,7 @@ class WireLimits:
 
 @dataclass(frozen=True)
 class AccessSettings:
-    """Who may come in, from where, and with how much."""
+    """Which callers may come in, from where, and with which limits."""
 
     keys_file: Path | None = None
     """See `keys`; read again when it changes."""

@@ -1,4 +1,4 @@
-"""How many streams may be under way at once at both services, and who gets a place among them.
+"""Decides how many streams may be under way at once at both services, and which streams get a place.
 
 Knows the two services by what was measured of them. So it can stand in the process that serves a stream, or in another
 one that several such processes ask.

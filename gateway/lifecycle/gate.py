@@ -68,7 +68,7 @@ class Gate:
         self._caller = caller
         slots = token2wav.fleet.replicas.all_slots
         self.capacity = Capacity(llm.fleet.settings, clock, llm.speed, token2wav.speed, slots)
-        """Of this process alone; nobody asks for it where another `source` is given."""
+        """The state of this process alone; unused if another `source` is given."""
         self._source = source or self.capacity
         self._speaking = 0
         self._waited_for = 0

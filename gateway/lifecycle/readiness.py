@@ -89,7 +89,7 @@ class Readiness:
             await asyncio.sleep(self._retry_s)
 
     def withdraw(self, reason: str) -> None:
-        """Say from here on that the gateway is not ready, whatever the services answer."""
+        """Report from now on that the gateway is not ready, even if the services answer."""
         self._withdrawal = reason
 
     async def check(self) -> None:

@@ -1,4 +1,4 @@
-"""One answer of the LLM service, by whichever replicas: what was spoken of it, how fast, and who was lost meanwhile."""
+"""Keeps the state of one LLM answer, by one or more replicas: its tokens, its speed, and the replicas it lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Answer:
-    """What was asked and what has been answered of it, by whichever replica."""
+    """What was asked, and the answer so far, by one or more replicas."""
 
     def __init__(self, utterance: Utterance, seed: int, max_failovers: int) -> None:
         self._utterance = utterance
@@ -113,7 +113,7 @@ class TokenPace:
 
 
 class Ejection:
-    """Whether the LLM replica of one answer has been ejected. An answer that gives tokens keeps it from that."""
+    """Tells whether the LLM replica of one answer is ejected; an answer that gives tokens prevents that."""
 
     def __init__(self, slot: SlotLease) -> None:
         """Watch the slot; there is one watcher."""

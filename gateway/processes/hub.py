@@ -1,4 +1,4 @@
-"""What all workers of one gateway share, in the parent's hands: who may speak, what callers have, what is told of all.
+"""Keeps in the parent what all workers of one gateway share: admission, callers' accounts, voices, metrics.
 
 Whatever a worker holds here is given back when its connection ends, so a worker that is killed takes nothing with it.
 Knows nothing of how workers are started.
@@ -34,14 +34,14 @@ from servicekit.timeouts import timeout
 logger = logging.getLogger(__name__)
 
 METRICS_PATIENCE_S = 1.0
-"""For one worker's metrics; then those that it told last stand for it."""
+"""How long to wait for one worker's metrics; after that its last ones are used."""
 Streams = Mapping[str, int]
 """Address of a token2wav replica -> streams open there."""
 
 
 @dataclass
 class _Seat:
-    """What is known of one worker."""
+    """The parent's record of one worker."""
 
     link: Link
     beat_s: float
@@ -90,7 +90,7 @@ class Hub:
 
     @property
     def workers(self) -> list[int]:
-        """Numbers of those that are connected."""
+        """The numbers of the connected workers."""
         return sorted(self._seats)
 
     def is_open(self, number: int) -> bool:
@@ -149,7 +149,7 @@ class Hub:
             seat.link.note("leave")
 
     async def metrics(self) -> Families:
-        """Return the metrics of all workers and of this process as those of one."""
+        """Return the metrics of all workers and of this process, merged as if from one process."""
         await asyncio.gather(*(self._ask_for_metrics(seat) for seat in list(self._seats.values())))
         of_workers = [seat.metrics for _, seat in sorted(self._seats.items())]
         return merged([*of_workers, self._departed, snapshot(self._registry)])

@@ -27,13 +27,13 @@ _CALL, _ANSWER, _ERROR, _RELEASE, _NOTE = "call", "answer", "error", "release", 
 _RETRYABLE: dict[str, type[OverloadedError] | type[VoiceRateError]] = {
     kind.__name__: kind for kind in (OverloadedError, VoiceRateError)
 }
-"""Errors that keep what they are on the other side, with when to try again."""
+"""Errors that keep their class on the other side, with the time to try again."""
 _GONE = "this gateway is being stopped; ask another one"
 
 
 @dataclass
 class Given:
-    """What a call is answered with."""
+    """The answer to a call."""
 
     answer: Any = None
     """As JSON can say it."""
@@ -46,14 +46,14 @@ Handler = Callable[..., Awaitable[Given]]
 
 @dataclass
 class Handlers:
-    """What one side does when the other one asks or tells, by name; arguments come as keywords."""
+    """The handlers of one side for the other side's calls and messages, by name; arguments come as keywords."""
 
     calls: Mapping[str, Handler] = field(default_factory=dict)
     notes: Mapping[str, Callable[..., None]] = field(default_factory=dict)
     opened: Callable[[Link], None] = lambda link: None
     """Called before anything else."""
     closed: Callable[[], None] = lambda: None
-    """Called after all else, when whatever the other side held was given back."""
+    """Called last, after everything that the other side held was given back."""
 
 
 class Link(asyncio.Protocol):
@@ -128,7 +128,7 @@ class Link(asyncio.Protocol):
         self._handlers.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`; whatever the other side held is given back."""
+        """See `asyncio.Protocol`; gives back everything that the other side held."""
         self._transport = None
         for task in self._answering.values():
             task.cancel()

@@ -1,4 +1,4 @@
-"""The metrics of several processes as those of one gateway.
+"""Merges the metrics of several processes into those of one gateway.
 
 Counters, histograms and most gauges add up. What every process sees of the same replicas does not: the processes know
 each other's streams, so one answer stands for all.
@@ -38,7 +38,7 @@ def snapshot(registry: CollectorRegistry) -> Families:
 
 
 def lasting(families: Families) -> Families:
-    """Return what must not be forgotten with a process that has ended: counts of what was done."""
+    """Return the counters of a process that has ended, which must not be lost."""
     return [family for family in families if family[1] in _LASTING]
 
 
@@ -70,10 +70,10 @@ def _one(name: str, sample: str) -> Callable[[float, float], float]:
 
 
 class GatheredMetrics(Collector):
-    """Tells the metrics of all processes when a scraper's thread asks."""
+    """Returns the metrics of all processes to a scraper's thread."""
 
     def __init__(self, gather: Callable[[], Families]) -> None:
-        """Keep who asks all processes."""
+        """Keep the function that asks all processes."""
         self._gather = gather
 
     def describe(self) -> list[Metric]:

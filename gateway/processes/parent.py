@@ -36,7 +36,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Before a worker is started again; twice as long each time, until it has settled."""
 SETTLED_S = 60.0
 MAX_FAILED_STARTS = 5
-"""So many ends of one worker before it has opened its doors, and the gateway ends."""
+"""The gateway ends after one worker has ended so many times before it opened its doors."""
 METRICS_INTERVAL_S = 5.0
 """Within which the counts of a worker are noted, so that they outlive it."""
 INTERRUPTED = 128 + signal.SIGINT

@@ -1,4 +1,4 @@
-"""The ports that several processes of one gateway serve: the kernel deals new connections out among their sockets.
+"""The ports that several processes of one gateway serve: the kernel spreads new connections over their sockets.
 
 The parent binds every port first and never listens. So a port that somebody else has is found out before any worker is
 started, and nobody else takes one while a worker is away.

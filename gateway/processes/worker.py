@@ -1,4 +1,4 @@
-"""A worker's side of what all processes of one gateway share: asks the parent, and tells it what this process does.
+"""A worker's side of the state that all processes of one gateway share: asks the parent, and reports to it.
 
 taken at the parent, one round trip each    places, streams of callers, new voices
 told when it changes, within 20 ms          streams at token2wav's replicas, unspoken text
@@ -41,7 +41,7 @@ class Worker:
     """One process among several that serve one gateway's ports; what it shares is in its parts."""
 
     def __init__(self, number: int, end: socket.socket, clock: Clock) -> None:
-        """Ask nobody yet.
+        """Send no request yet.
 
         Args:
             number: of this process, from 1.
@@ -86,7 +86,7 @@ class Worker:
         self.link.note("opened")
 
     def gathered(self, registry: CollectorRegistry) -> CollectorRegistry:
-        """Return a registry that tells the metrics of all processes; those of this one are in `registry`."""
+        """Return a registry with the metrics of all processes; this one's own are in `registry`."""
         self._registry = registry
         return gathered_registry(self._gather_metrics)
 
@@ -160,7 +160,7 @@ class _Told:
         self._slots: float | None = None
         self._texts: dict[str, int] = {}
         self._active: set[str] = set()
-        """Callers who have something open, or did just now."""
+        """Callers that have something open, or had it a moment ago."""
 
     def changes(self) -> dict[str, Any]:
         """Return what has changed and others must know soon, as the parent's `state` takes it."""
@@ -173,7 +173,7 @@ class _Told:
         return told
 
     def slow_changes(self) -> dict[str, Any]:
-        """Return what else has changed."""
+        """Return the other changes since the last report."""
         told: dict[str, Any] = {}
         if (slots := self._fleet.replicas.all_slots()) != self._slots:
             told["slots"] = self._slots = slots
@@ -228,7 +228,7 @@ class WorkerPlaces:
     """Implements `PlaceSource`."""
 
     def __init__(self, worker: Worker) -> None:
-        """Ask nobody yet."""
+        """Send no request yet."""
         self._worker = worker
 
     async def take(self, asker: Asker) -> Place:
@@ -271,7 +271,7 @@ class WorkerVoices:
     """Implements `VoiceBudget`."""
 
     def __init__(self, worker: Worker) -> None:
-        """Ask nobody yet."""
+        """Send no request yet."""
         self._worker = worker
 
     async def take(self, caller: str, voice: str, recording_bytes: int) -> None:
@@ -296,7 +296,7 @@ class WorkerCreations:
     """Implements `CreationCount`."""
 
     def __init__(self, worker: Worker) -> None:
-        """Ask nobody yet."""
+        """Send no request yet."""
         self._worker = worker
 
     async def take(self, caller: str) -> float:

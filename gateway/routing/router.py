@@ -19,7 +19,7 @@ from servicekit.clock import Clock
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
-"""Between two tries of one stream at different replicas; each pause is twice as long as the one before."""
+"""The first pause between two tries of one stream at different replicas; each pause doubles the one before."""
 REPLICA_FAULTS: tuple[type[errors.GatewayError], ...] = (
     errors.Token2WavUnavailableError,
     errors.Token2WavInterruptedError,
