@@ -1,4 +1,4 @@
-"""What every door and dialect of one gateway speaks with, and the limits of its connections."""
+"""The parts of one gateway that all doors and dialects use, and the limits of its connections."""
 
 from __future__ import annotations
 

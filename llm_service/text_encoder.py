@@ -59,7 +59,7 @@ PHONEME_TOKENS = tuple(f"[{part}]" for part in (*CMU_PHONES, *PINYIN_PARTS))
 
 
 def acting_tags(declaration: CheckpointDeclaration) -> tuple[str, ...]:
-    """Return what a text may spell to have a checkpoint act on it; whatever else its tokenizer knows is text."""
+    """Return the tags in a text that a checkpoint acts on; all other tokens of its tokenizer are ordinary text."""
     tags = INLINE_TAGS if declaration.tags is None else declaration.tags
     return tags if declaration.phonemes is None else (*tags, *PHONEME_TOKENS)
 

@@ -1,4 +1,4 @@
-"""What to type when a part of the package that is optional is missing, whatever it was installed from.
+"""Returns the command that installs a missing optional part of the package, for any source of the package.
 
 The package is on no public index under our name: a hint names the repository or the wheel that it came from.
 """

@@ -1,4 +1,4 @@
-"""Files written whole or not at all; and of those that others write for us, the modes and the writers' errors."""
+"""Writes files whole or not at all; sets modes and translates errors for files that libraries write."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ASK_AGAIN_S = 0.005
 
 @asynccontextmanager
 async def locked(directory: Path) -> AsyncIterator[None]:
-    """Be the only one, of all tasks and processes of this machine, to change a directory until the context is left.
+    """Lock a directory against changes by all other tasks and processes of this machine until the context is left.
 
     Raises:
         OSError: its lock file can't be opened.
@@ -86,7 +86,7 @@ def usual_mode(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Take the errors of torch's and safetensors' writers for what they are: a full disk, or one that can't be written.
+    """Translate errors of torch's and safetensors' writers into a full disk, or a disk that can't be written.
 
     Raises:
         OSError: instead of theirs, with the room that is left.

@@ -160,7 +160,7 @@ def mps_owner(pipes: Path) -> int | None:
 
 
 def serves_user(owner: int | None, uid: int) -> bool:
-    """Tell whether a daemon of that owner serves a user: root's serves everybody, any other its owner alone."""
+    """Tell whether a daemon of that owner serves a user: root's serves all users, any other only its owner."""
     return owner is not None and owner in (_ROOT_UID, uid)
 
 

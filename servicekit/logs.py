@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class ProcessFilter(logging.Filter):
-    """Gives each record the number of this process among those of one service; lets all pass. For handlers."""
+    """Adds to each record the number of this process in its service, and drops none. For handlers."""
 
     def __init__(self, number: int) -> None:
         """Keep the number."""

@@ -1,4 +1,4 @@
-"""What a server does about its own process: its threads' turns, an error at its start, and its memory.
+"""Manages a server's own process: turns of its threads, errors at its start, and its memory.
 
 A full garbage collection looks at every object there is, and everything else in the process waits for it. Nearly all
 objects of our servers are there from the start and stay (modules, grammars of the text front end, models): without

@@ -45,7 +45,7 @@ class SpokenRow:
 
 @dataclass(frozen=True)
 class WorkerAnswer:
-    """What became of the rows that a worker was given together."""
+    """The outcomes of the rows that a worker was given together."""
 
     spoken: tuple[SpokenRow, ...]
     report: BatchReport

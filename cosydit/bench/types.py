@@ -51,7 +51,7 @@ class AudioArrival:
 
 @dataclass
 class RequestRecord:
-    """What became of one request."""
+    """The outcome of one request."""
 
     request_id: str
     utt: str

@@ -1,4 +1,4 @@
-"""What a check is, what it finds, and what the run knows when it starts one. Imports nothing heavy.
+"""Defines a check, its findings, and the run's settings that it gets. Imports nothing heavy.
 `all_checks` lists them in the order in which they run; an area whose module can't be imported is one check that fails.
 
 A check is a function of a `CheckContext` and `Findings`. It passes when every bounded figure is within its bound; an
@@ -128,7 +128,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check."""
+    """The outcome of one check."""
 
     path: str
     result: Result

@@ -29,15 +29,15 @@ class CapacityError(Exception):
 
 @dataclass(frozen=True)
 class CapacityPoint:
-    """What so many listeners of one arrangement got."""
+    """The result for a number of listeners with one arrangement of GPUs."""
 
     listeners: float
-    """Who hear speech at the same time."""
+    """Listeners that hear speech at the same time."""
     ttfa_p95_ms: float
     underrun_ratio: float
     """Of the utterances that were begun at the first sample, those that ran dry."""
     is_held: bool = True
-    """Nobody was refused, nothing failed, and requests did not pile up."""
+    """Whether no request was refused or failed, and requests did not pile up."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ ChooseBackend = Callable[[Path, bool], LLMBackend]
 
 @dataclass(frozen=True)
 class Host:
-    """What settings are chosen for."""
+    """The host that settings are chosen for."""
 
     gpus: tuple[GpuFacts, ...] = ()
     """That may be used; none: the services run on the CPU."""
@@ -69,7 +69,7 @@ def find_host(device: str) -> Host:
 
 
 def for_host(options: StackOptions, host: Host, one_stream: bool = False) -> StackOptions:
-    """Fill in what nobody gave: the LLM's backend, and on a GPU the settings of both services.
+    """Choose the settings that the user did not give: the LLM's backend, and on a GPU those of both services.
 
     Args:
         options: as given.

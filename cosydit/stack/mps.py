@@ -128,7 +128,7 @@ def _started(pipes: Path, log_dir: Path, control: Control, refused: str) -> MpsU
 
 
 def _answers(pipes: Path, control: Control) -> bool:
-    """Tell whether a daemon listens there; asks nobody where there is no socket."""
+    """Tell whether a daemon listens there; if there is no socket, does not try to connect."""
     if not (pipes / MPS_CONTROL).exists():
         return False
     return control([PROGRAM], "get_server_list\n", {MPS_VARIABLE: str(pipes)})

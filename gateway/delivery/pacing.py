@@ -49,7 +49,7 @@ class Pacer:
         return max(self._plays_until_s - self._clock.now(), 0.0)
 
     def wait_s(self, audio_s: float) -> float:
-        """Return how long the next `audio_s` seconds have to wait; those that are too many go when all is played."""
+        """Return how long the next `audio_s` seconds must wait; more than the limit waits until all is played."""
         wait_s = self.ahead_s + min(audio_s, self._run_ahead_s) - self._run_ahead_s
         return wait_s if wait_s >= _SHORTEST_WAIT_S else 0.0
 

@@ -1,4 +1,4 @@
-"""Every address of the HTTP door, in one table: what it is for, what it takes, what it answers.
+"""Every address of the HTTP door in one table: its purpose, its input and its answers.
 
 The OpenAPI document and the documentation's list are made from it; tests compare it with the application's routes.
 """

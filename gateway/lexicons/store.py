@@ -208,7 +208,7 @@ class LexiconStore:
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
-        """Be the only one to change files, of all processes that share the directory, until the context is left."""
+        """Lock the directory against changes by all other processes that share it, until the context is left."""
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(locked(self.path))

@@ -34,7 +34,7 @@ class PlaceSource(Protocol):
 
 
 class Capacity:
-    """Implements `PlaceSource` from what is measured of both services."""
+    """Implements `PlaceSource` from the measured speeds and slots of both services."""
 
     def __init__(
         self,

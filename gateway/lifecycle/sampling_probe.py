@@ -28,7 +28,7 @@ BoundsOf = Callable[[Utterance], GenerationBounds]
 
 
 class ProbeMode(str, Enum):
-    """What is done about a server that ignores the repetition penalty."""
+    """What the gateway does if a server ignores the repetition penalty."""
 
     REFUSE = "refuse"
     """The gateway does not become ready."""

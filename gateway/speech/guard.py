@@ -50,7 +50,7 @@ class GuardSettings:
 
     mode: GuardMode = GuardMode.OFF
     silent_tokens: frozenset[int] = frozenset()
-    """Of the checkpoint's 6561 those that sound as silence; empty: not known, so that silence is not looked for."""
+    """The checkpoint's tokens (of 6561) that sound as silence; empty: not known, so the guard ignores silence."""
     redraws: int = 3
     """How often one segment is spoken again at most."""
 
@@ -128,7 +128,7 @@ class AnswerGuard:
         return first
 
     def end(self, finish_reason: str) -> Verdict | None:
-        """Take the end (`stop` or `length`); return what is wrong with it."""
+        """Take the end (`stop` or `length`); return the trouble with it, if any."""
         if finish_reason == LONG_FINISH:
             return self._long()
         if len(self.tokens) < self._length.shortest:
@@ -180,7 +180,7 @@ class HeldAnswer:
         self.given = 0
 
     def next_given(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return what may be given out now, of all tokens of the answer so far."""
+        """Return the tokens that may be spoken now, of all tokens of the answer so far."""
         return self._up_to(tokens, min(self._free(len(tokens)), self._usual_tokens))
 
     def rest(self, tokens: Sequence[int], end: int | None = None) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ class ComingSegments:
         return full_stop(text, self._all.language) if text[-1:].isalnum() else None
 
     def _next(self) -> Awaitable[SpokenSegment | None]:
-        """Wait for the next segment; who waits may be cancelled without harm to it."""
+        """Wait for the next segment; cancelling the wait does not harm the segment."""
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._following())
         return asyncio.shield(self._coming)

@@ -25,7 +25,7 @@ OnNote = Callable[[GuardNote], None]
 
 @dataclass(frozen=True)
 class SegmentAsk:
-    """What is asked for one segment."""
+    """The request to the LLM for one segment."""
 
     utterance: Utterance
     sampling: Sampling

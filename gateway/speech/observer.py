@@ -23,14 +23,14 @@ class StreamObserver:
     """Told of one stream, in the order in which things happen."""
 
     def opening(self) -> AbstractContextManager[None]:
-        """Return what is held while token2wav leases the stream."""
+        """Return a context manager that is open while token2wav leases the stream."""
         return _NOTHING
 
     def opened(self, stream_id: str) -> None:
         """Note token2wav's name of the stream."""
 
     def speaking(self) -> AbstractContextManager[None]:
-        """Return what is held while the LLM speaks one segment, in the task that asks it."""
+        """Return a context manager that is open while the LLM speaks one segment, in the task that asks it."""
         return _NOTHING
 
     def received(self, tokens: int) -> None:

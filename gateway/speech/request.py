@@ -1,4 +1,4 @@
-"""What a caller asks the pipeline for and what it is told afterwards; the rules for both.
+"""A caller's request to the pipeline and the report that it gets afterwards, with the rules for both.
 
 Pure: every check here happens before any service is asked.
 """
@@ -113,12 +113,12 @@ class SpokenSpan:
 
 
 class GuardOutcome(str, Enum):
-    """What became of a segment whose speech left its text."""
+    """The outcome for a segment whose speech left its text."""
 
     HEARD = "heard"
     """It is heard as it was spoken."""
     MENDED = "mended"
-    """What was not played yet was spoken again, and is good."""
+    """The part that was not played yet was spoken again, and keeps to its text."""
     CUT = "cut"
     """No other answer was better; it ends early, at the last good place."""
 
@@ -134,7 +134,7 @@ class GuardNote:
 
 @dataclass
 class SpeechResult:
-    """What became of a request; filled in while it runs, complete when its audio ends."""
+    """The report on a request; filled in while it runs, complete when its audio ends."""
 
     request_id: str = ""
     seed: int = 0
@@ -150,7 +150,7 @@ class SpeechResult:
     guard_notes: list[GuardNote] = field(default_factory=list)
     """Segments whose speech left the text, in order."""
     silence_samples: int = 0
-    """Of all pauses of the text so far, at 24 kHz."""
+    """Samples of all pauses of the text so far, at 24 kHz."""
     has_manners: bool = False
     """Whether a segment so far is spoken at a rate or volume of its own."""
     carry: ProsodyCarry = field(default_factory=ProsodyCarry)
@@ -163,7 +163,7 @@ class SpeechResult:
     ttfa_s: float | None = None
     """From the request to its first samples."""
     total_s: float | None = None
-    """From the request to its end, whatever the end was."""
+    """From the request to its end, of any kind."""
 
     def note_pause(self, seconds: float) -> None:
         """Note silence behind the segments so far."""
@@ -219,7 +219,7 @@ def check_request(request: SpeechRequest, max_text_characters: int) -> None:
 
 
 def check_options(request: SpeechRequest) -> None:
-    """Refuse a way of speaking that does not exist, whatever the text.
+    """Refuse a way of speaking that does not exist, for any text.
 
     Raises:
         InvalidRequestError: seed or priority out of range.

@@ -1,4 +1,4 @@
-"""Runs an asynchronous generator in a task of its own, a bounded number of items ahead of whoever reads them.
+"""Runs an asynchronous generator in a task of its own, a bounded number of items ahead of its reader.
 
 This is how the two services overlap. Knows nothing of speech.
 """
@@ -23,7 +23,7 @@ class Ahead(Generic[T]):
     """The reading end: items in order, then the end or the source's own error."""
 
     def __init__(self, source: AsyncGenerator[T], depth: int) -> None:
-        """Keep at most `depth` items that nobody has read yet."""
+        """Keep at most `depth` items that have not been read yet."""
         self._source = source
         self._items: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=depth)
         self._end: _End | None = None

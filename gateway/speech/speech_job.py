@@ -46,7 +46,7 @@ _TROUBLES = {
 
 
 def guard_warning(notes: Sequence[GuardNote]) -> str:
-    """Say which troubles the guard saw, and what became of them; ASCII, for a header."""
+    """Return the troubles that the guard saw and their outcomes; ASCII, for a header."""
     return "; ".join(f"the speech {_TROUBLES[note.trouble]} ({note.outcome.value})" for note in notes)
 
 
@@ -95,7 +95,7 @@ class SpeechJob:
         self._voice = Utterance("", voice.transcript, reference_tokens)
 
     def begin_segment(self, segment: SpokenSegment) -> tuple[Utterance, int]:
-        """Return what the LLM is to speak and the seed of it."""
+        """Return the LLM's next segment and its seed."""
         self._note_language(segment)
         spans = self.result.spans
         spans.append(_span_behind(spans, segment, self.result.silence_samples))
@@ -111,7 +111,7 @@ class SpeechJob:
         return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
 
     def go_on_with(self, joined: SpokenSegment, pause_s: float) -> None:
-        """Note what the segment that is spoken has grown to, and the pause behind it."""
+        """Note the segment's text as it has grown so far, and the pause after it."""
         self._note_language(joined)
         self.result.spans[-1].segment = joined
         self.result.note_pause(pause_s)

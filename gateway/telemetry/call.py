@@ -48,7 +48,7 @@ class CallFilter(logging.Filter):
 
 @contextmanager
 def serving(call: Call) -> Iterator[None]:
-    """Do what is inside on behalf of a call."""
+    """Run the block on behalf of a call."""
     token = _call.set(call)
     try:
         yield

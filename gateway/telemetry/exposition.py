@@ -174,7 +174,7 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
             super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Take a peer that left or was too slow for what it is."""
+        """Ignore errors of a peer that left or was too slow."""
         logger.debug("a connection to the metrics port broke off: %r", sys.exc_info()[1])
 
 

@@ -45,7 +45,7 @@ class Outcome(str, Enum):
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
-    """Say what an end was."""
+    """Return the outcome that an end counts as."""
     if error is None:
         return Outcome.COMPLETED
     if isinstance(error, _LEFT):
@@ -54,7 +54,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
 
 
 def outcome_of_status(status: int) -> Outcome:
-    """Say what an HTTP status that is an error means."""
+    """Return the outcome that an HTTP error status counts as."""
     if status == _HTTP_TOO_MANY:
         return Outcome.REFUSED
     return Outcome.FAILED if status >= HTTP_SERVER_ERROR else Outcome.INVALID

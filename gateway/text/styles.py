@@ -22,7 +22,7 @@ from gateway.errors import InvalidRequestError, UnsupportedOptionError
 MAX_STYLE = 1000
 """Characters; each sentence is spoken behind all of them."""
 AUDIO_TAGS_FIELD = "audio_tags"
-"""What audio tags are called among ignored fields."""
+"""The name of audio tags in the list of ignored fields."""
 NO_STYLES = (
     "this checkpoint takes no instructions on how to speak; CosyVoice2 and CosyVoice3 checkpoints do, where "
     "checkpoint.json declares it"
@@ -108,7 +108,7 @@ class StyleRule:
 
     is_declared: bool = False
     refuses: bool = False
-    """Whether what the checkpoint does not take is an error; else it is left alone, and the caller told so."""
+    """Whether instructions that the checkpoint does not take are an error; else they are ignored and reported."""
 
     def check(self, field: str) -> None:
         """Refuse a field that asks for a way of speaking, where it is to be refused.

@@ -22,7 +22,7 @@ class TextTurns:
     """Gives turns in the order of asking; one serves a process."""
 
     def __init__(self, turn_s: float = TURN_S, now_s: Callable[[], float] = time.perf_counter) -> None:
-        """Begin with nobody's turn."""
+        """Begin without waiting callers."""
         self._turn_s = turn_s
         self._now_s = now_s
         self._lock = asyncio.Lock()

@@ -266,7 +266,7 @@ class Token2WavCallStream:
         await asyncio.wait([self._reader], timeout=deadline_s)
 
     async def abandon(self) -> None:
-        """Cancel what is under way; does nothing after a clean end."""
+        """Cancel the calls under way; does nothing after a clean end."""
         self._call.cancel()
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)

@@ -70,7 +70,7 @@ class StreamLease:
 
 
 class _Import:
-    """One import and those who wait for it."""
+    """One import of a voice, and the streams that wait for it."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

@@ -182,7 +182,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
 
 
 class _LeaseSearch:
-    """The search for a replica that takes one stream: who was asked, what went wrong, how long it may take."""
+    """The search for a replica that takes one stream: replicas asked, errors, and the time limit."""
 
     def __init__(self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None) -> None:
         self.ends_s = ends_s

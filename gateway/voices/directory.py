@@ -209,7 +209,7 @@ class VoiceDirectory:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Be the only one to change files, of all processes that share the directory, until the context is left.
+        """Lock the directory against changes by all other processes that share it, until the context is left.
 
         Raises:
             VoiceStoreError: the disk refuses.

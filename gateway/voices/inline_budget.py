@@ -52,12 +52,12 @@ class VoiceBudget(Protocol):
         ...
 
     def turn(self, caller: str) -> AbstractAsyncContextManager[None]:
-        """Return what is held while a voice of a caller's is made: one at a time, so that others come in between."""
+        """Return the caller's lock for making a voice: one at a time, so that other callers come in between."""
         ...
 
 
 class InlineVoiceBudget:
-    """Implements `VoiceBudget`: remembers who brought which voices within the last minute; lives in one event loop."""
+    """Implements `VoiceBudget`: remembers each caller's voices of the last minute; lives in one event loop."""
 
     def __init__(self, limits: InlineVoiceLimits, clock: Clock) -> None:
         """Begin with nothing brought."""

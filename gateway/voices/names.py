@@ -1,4 +1,4 @@
-"""Names of voices that nobody but the operator may give, also in letters that only look the same. Pure.
+"""Finds names that only the operator may give to voices, also in letters that only look the same. Pure.
 
 Two names are taken for one if a reader could: their forms after NFKC, without marks, and with every letter or digit
 replaced by the ASCII one that it looks like. So `default` is also DEFAULT, `ｄefault`, and `defаult` with a Cyrillic а.

@@ -1,4 +1,4 @@
-"""What is said of an operator's voice, and which voices the names of other servers' voices stand for.
+"""Describes the operator's voices, and maps the names of other servers' voices to them.
 
 A profile lies beside the recording, as `<name>.json`:
 
@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from gateway.errors import ConfigError
 
 DEFAULT_VOICE = "default"
-"""The voice that a checkpoint speaks in where nobody asks for another; a voice of this name is taken for its best."""
+"""The voice that is used if a request names none; it counts as the checkpoint's best voice."""
 MAX_DESCRIPTION_CHARACTERS = 500
 _LANGUAGE = r"^([A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*)?$"
 """The form of a BCP 47 tag, or nothing."""
@@ -49,7 +49,7 @@ class VoiceProfile:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is known, by its name."""
+        """The known fields, by name."""
         named = {
             "description": self.description,
             "gender": self.gender and self.gender.value,

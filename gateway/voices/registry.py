@@ -92,7 +92,7 @@ class VoiceRegistry:
         self._viewer = viewer
         self._cache: OrderedDict[str, RegisteredVoice] = OrderedDict()
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
-        """Under way, each for all who wait for its voice: they share how it ends."""
+        """Registrations under way; all requests that wait for a voice share one, and its result."""
 
     @property
     def names(self) -> list[str]:
@@ -279,7 +279,7 @@ class VoiceRegistry:
             self._cache.popitem(last=False)
 
     def _registration(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> asyncio.Task[RegisteredVoice]:
-        """Return the registration of a voice that is under way, or begin it; it goes on if nobody waits any more."""
+        """Return the registration of a voice that is under way, or begin it; it goes on even if no request waits."""
 
         def note_end(task: asyncio.Task[RegisteredVoice]) -> None:
             del self._registrations[key]

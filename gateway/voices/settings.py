@@ -33,7 +33,7 @@ class VoiceSettings:
 
 @dataclass(frozen=True)
 class VoiceCounts:
-    """Who counts the new voices of callers, over all processes of a gateway."""
+    """Counts the new voices of callers, over all processes of a gateway."""
 
     brought: VoiceBudget
     """With requests."""

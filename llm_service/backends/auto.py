@@ -1,4 +1,4 @@
-"""Chooses the backend for this host: `--backend auto`, and `--llm-backend auto` of whatever starts the services.
+"""Chooses the backend for this host: `--backend auto`, and `--llm-backend auto` of the commands that start services.
 
 On a GPU: trtllm-serve where it is installed and starts, and can have the checkpoint without loss; else our own engine.
 Without one: our own engine on the CPU. vLLM is taken by name only.

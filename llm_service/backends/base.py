@@ -1,4 +1,4 @@
-"""What a backend is: a command line and the few ways in which its HTTP dialect differs. Starts nothing itself."""
+"""Defines a backend: a command line and the few ways in which its HTTP dialect differs. Starts nothing itself."""
 
 from __future__ import annotations
 

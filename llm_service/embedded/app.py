@@ -102,7 +102,7 @@ class SpeechLMServer:
         return {"object": "list", "data": [model]}
 
     async def _read(self, read: Callable[..., tuple[int, ...]], *given: object) -> tuple[int, ...]:
-        """Read a prompt off the event loop, which serves everybody's tokens."""
+        """Read a prompt in a thread, as the event loop serves the tokens of all requests."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
 
     async def _answer(

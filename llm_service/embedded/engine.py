@@ -190,7 +190,7 @@ class SpeechLMEngine:
         assert len(held) + self._allocator.free_count == self._limits.slots
 
     def _decode(self, feeds: SequenceOf[tuple[Sequence, Feed]]) -> list[GenerationOutput]:
-        """Advance those that feed the token they drew last."""
+        """Advance the sequences whose next input is the token that they drew last."""
         if not feeds:
             return []
         self._counters.steps_by_rows[len(feeds)] += 1

@@ -1,4 +1,4 @@
-"""The key-value cache: a fixed number of slots, one request each, and who holds them.
+"""The key-value cache: a fixed number of slots for one request each, and the slots' owners.
 
     keys, values of a layer: [slots, key-value heads, positions, head size]; a forward works on a run of slots
 
@@ -73,7 +73,7 @@ class SlotAllocator:
 
     @property
     def free_count(self) -> int:
-        """Slots nobody holds."""
+        """Free slots."""
         return len(self._free)
 
     def allocate(self) -> int:

@@ -76,7 +76,7 @@ class EngineLoop:
     """Runs an engine in one thread of its own."""
 
     def __init__(self, engine: Engine, max_queue_size: int, clock: Clock) -> None:
-        """Take an engine nobody else touches; `max_queue_size` requests may wait beyond those that have a slot."""
+        """Take an engine for this loop alone; `max_queue_size` requests may wait beyond those that have a slot."""
         self._engine = engine
         self._max_in_flight = engine.limits.slots + max_queue_size
         self._clock = clock

@@ -55,7 +55,7 @@ class _Answer:
 
 @dataclass
 class _Part:
-    """What is ready of one answer."""
+    """The tokens of one answer that are ready to send."""
 
     ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -129,7 +129,7 @@ class ManyAnswers:
         self._outputs.put_nowait(None)
 
     async def responses(self) -> AsyncIterator[Any]:
-        """Yield what is ready of all answers as `GenerateManyResponse`, each time there is something."""
+        """Yield the ready tokens of all answers as `GenerateManyResponse`, each time there are some."""
         while self._answers or not self._outputs.empty() or not self._takes_no_more:
             ready = [await self._outputs.get()]
             while not self._outputs.empty():

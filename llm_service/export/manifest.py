@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, each with a record of what it was made from.
+"""Writes directories that appear whole or not at all, each with a record of its sources.
 
 `manifest.json` holds the sources' hashes, the options and the files written. A directory is made under another name and
 renamed; a lock keeps two converters apart; what a killed one left behind is removed by the next. Imports nothing heavy:

@@ -1,4 +1,4 @@
-"""What is converted, wherever it comes from: decoder, embedding, speech head and tokenizer files of one model.
+"""The model to convert, from any source: its decoder, embedding, speech head and tokenizer files.
 
 The tokenizer's files are copied from a Hugging Face directory, or built on the text tokenizer that llm.pt goes with.
 """

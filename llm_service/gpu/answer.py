@@ -28,7 +28,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class EventPacking:
-    """How many tokens one output carries: fewer and larger events cost everybody less."""
+    """How many tokens one output carries: fewer and larger events cost less CPU."""
 
     single_tokens: int = 20
     """The first so many come one by one: the first audio waits for them, and has at most 18."""
@@ -182,7 +182,7 @@ class Answer:
 
 
 class Next(Enum):
-    """What comes next in an answer whose text comes while it is spoken."""
+    """The next step of an answer whose text comes while it is spoken."""
 
     TEXT = auto()
     """Nothing before more text is there."""

@@ -1,4 +1,4 @@
-"""Decides what the next step is for, by what listeners need. Pure: time and counts are passed in.
+"""Decides what the next step computes, by the needs of listeners. Pure: time and counts are passed in.
 
 A listener hears 25 tokens a second from the first one on. A stream's *lead* is the speech it has beyond what its
 listener can have heard, in seconds. First tokens come before everybody's later ones: prompts run as soon as a step has

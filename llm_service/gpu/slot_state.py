@@ -127,7 +127,7 @@ class PagePool:
 
     @property
     def free_count(self) -> int:
-        """Pages nobody holds."""
+        """Free pages."""
         return len(self._free)
 
     @property

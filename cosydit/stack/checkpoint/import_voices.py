@@ -22,7 +22,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What became of one voice."""
+    """The outcome for one voice."""
 
     name: str
     voice_id: str = ""

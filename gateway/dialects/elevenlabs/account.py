@@ -1,4 +1,4 @@
-"""What ElevenLabs' clients ask for beside speech: the voices, one voice, and who is asking. Nothing here speaks.
+"""Answers the other requests of ElevenLabs' clients: the voices, one voice, and the account. Nothing here speaks.
 
 Characters are not counted here (an operator limits a key's streams and seconds of audio), so that a client which looks
 at what is left of its characters finds a limit that it never reaches.

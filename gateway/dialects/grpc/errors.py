@@ -1,4 +1,4 @@
-"""What gRPC callers are told of errors: one interceptor around every method of our services.
+"""Reports errors to gRPC callers: one interceptor around every method of our services.
 
 A `GatewayError` becomes the status of `errors.wire_status`, its message the details, its code and parameter trailing
 metadata. Anything else is an INTERNAL error that tells nothing. Messages that can't be parsed are the caller's error.

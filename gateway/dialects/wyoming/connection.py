@@ -1,4 +1,4 @@
-"""One Wyoming connection: it asks what there is, or has texts spoken one behind the other.
+"""Serves one Wyoming connection: lists the voices, or speaks texts one after the other.
 
     describe ─► info              ping ─► pong
     synthesize ─► audio-start ─► audio-chunk ... ─► audio-stop

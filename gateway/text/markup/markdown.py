@@ -1,4 +1,4 @@
-"""Takes out of a text what is written to be seen: Markdown, HTML and SSML tags, emoji. What it says stays.
+"""Removes from a text the parts that are only for the eye: Markdown, HTML and SSML tags, emoji. The words stay.
 
     written   ## Plan\\n- **Buy** [milk](https://a.example) 🥛   ->   Plan.\\nBuy milk
 

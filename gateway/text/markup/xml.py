@@ -31,7 +31,7 @@ class XmlReader(Protocol):
 
 
 class XmlProblem(Exception):
-    """What a reader has against a document; `OpenDocument` adds the place."""
+    """A reader's complaint about a document; `OpenDocument` adds the position."""
 
 
 class OpenDocument:

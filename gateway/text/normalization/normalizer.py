@@ -20,7 +20,7 @@ class NormalizedText:
 
 
 class Normalizer(Protocol):
-    """Normalises one language. Pure: the same text gives the same words, whoever asks."""
+    """Normalises one language. Pure: the same text always gives the same words."""
 
     def normalize(self, text: str) -> NormalizedText:
         """Write out numbers, dates, units and the like; never fails, what it can't read stays as it is.
@@ -39,7 +39,7 @@ def unchanged(text: str) -> NormalizedText:
 # A grammar takes half a millisecond for a digit or mark, a tenth for a letter, and nothing else runs meanwhile.
 _LETTER_COST, _MARK_COST = 1, 5
 _PIECE_COST = 300
-"""A segment of plain words has less; only what is full of digits and marks has more."""
+"""A segment of plain words has fewer; only text full of digits and marks has more."""
 _CLAUSE_END = re.compile(r"(?<!\d)[，。！？；、]|(?<=[^\W\d_]{4}[,;:!?])\s(?=[^\W\d_]{2})")
 """Where nothing that is read as one goes on."""
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]{3})\s(?=[^\W\d_]{3})")

@@ -32,7 +32,7 @@ _TELEPHONE = re.compile(r"\+?[\d\s().-]{2,30}")
 
 
 class NotReadableError(ValueError):
-    """The text is not what it is said to be."""
+    """The text does not fit its `interpret-as`."""
 
 
 def said_as(text: str, kind: str, form: str | None, language: str, normalize: Normalize) -> str:
