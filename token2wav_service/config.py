@@ -77,7 +77,7 @@ class SourcePhase(str, Enum):
 
 @dataclass(frozen=True)
 class SynthesisPolicy:
-    """Choices that change what is heard; `upstream` values exist for parity."""
+    """Settings that change the audio; their values `upstream` reproduce the original's numbers."""
 
     history: HistoryPolicy = HistoryPolicy.AUTO
     estimator_recent_frames: int = 100

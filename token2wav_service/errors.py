@@ -115,7 +115,7 @@ class ExportError(Token2WavError):
 
 
 class TensorRTError(Token2WavError):
-    """TensorRT can't do what it was asked to."""
+    """TensorRT can't build or run the engine that was asked for."""
 
 
 class EngineBuildError(TensorRTError):

@@ -38,7 +38,7 @@ class OfflineUtterance:
 
 @dataclass(frozen=True)
 class OfflineSpeech:
-    """What became of an utterance."""
+    """The outcome of one utterance."""
 
     name: str
     outcome: FloatArray | Token2WavError

@@ -1,4 +1,4 @@
-"""Which family a checkpoint directory is of, by the description file that it holds, and what its files are called.
+"""Finds the family of a checkpoint directory by its description file, and the names of the family's files.
 
 `voice_model_version` names a checkpoint by its content, so that a stored voice is used with the models it was made
 with and no others.
@@ -59,7 +59,7 @@ class FamilyFiles:
 
     @property
     def voice_models(self) -> tuple[str, ...]:
-        """What makes and uses a voice's features; the vocoder sees none of them."""
+        """The files that make and use a voice's features; the vocoder uses none of them."""
         return (self.description, FLOW_WEIGHTS, SPEAKER_ENCODER, self.speech_tokenizer)
 
 

@@ -84,7 +84,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """A checkpoint's models, whatever its family."""
+    """A checkpoint's models, of any family."""
 
     config: CheckpointConfig
     flow: Flow | BlockFlow
@@ -92,7 +92,7 @@ class LoadedModels:
 
     @property
     def family(self) -> Family:
-        """Return what the checkpoint is of."""
+        """Return the checkpoint's family."""
         return self.config.family
 
 

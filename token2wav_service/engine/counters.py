@@ -1,4 +1,4 @@
-"""What the engine has done since it began, and how busy it is now. Decides nothing."""
+"""Counts the engine's work since its start, and how busy it is now. Decides nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EngineCounters:
         self._recent_steps.add(seconds, samples / SAMPLE_RATE_HZ)
 
     def chunk(self, timing: ChunkTiming) -> None:
-        """Note a chunk whose step has run, whatever came of it."""
+        """Note a chunk whose step has run, with success or not."""
         self._meter.chunk(timing)
 
     def deliver(self, stream: Stream, timing: ChunkTiming, samples: int) -> None:

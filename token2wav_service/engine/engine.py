@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What became of one accepted chunk."""
+    """The outcome of one accepted chunk."""
 
     stream_id: str
     index: int
@@ -76,7 +76,7 @@ class Token2WavEngine:
         clock: Clock,
         probe_device: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take what the engine is made of.
+        """Take the parts that the engine is made of.
 
         Args:
             probe_device: raises where the device can't compute any more; asked after a failure.
@@ -259,7 +259,7 @@ class Token2WavEngine:
         return stream
 
     def _run(self, works: Sequence[ChunkWork[StreamState]]) -> list[ChunkOutcome[StreamState] | Token2WavError]:
-        """Run the batch; if it fails, run each chunk alone, so that only the guilty one pays."""
+        """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
         try:
             outcomes = self._runner.run(works)
         except Exception as err:

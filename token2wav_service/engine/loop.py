@@ -51,7 +51,7 @@ OnFatal = Callable[[Exception], None]
 
 @dataclass(frozen=True)
 class _OpenStream:
-    """Whom to tell of a stream's end."""
+    """The callback for a stream's end."""
 
     on_end: OnEnd
     lost: StreamSummary
@@ -67,7 +67,7 @@ class EngineLoop:
         on_fatal: OnFatal | None = None,
         on_rest: Callable[[], None] = return_freed_memory,
     ) -> None:
-        """Take an engine that nobody else runs.
+        """Take an engine for this loop alone.
 
         Args:
             on_fatal: called once, from the engine's thread, when it has ended by an error and everybody was answered;
@@ -138,7 +138,7 @@ class EngineLoop:
         return self._submit(lambda: self.engine.voices.import_file(data))
 
     def open_stream(self, voice_id: str, options: StreamOptions, on_end: OnEnd) -> str:
-        """Open a stream; `on_end` is called exactly once, whatever ends it.
+        """Open a stream; its end calls `on_end` exactly once, for every kind of end.
 
         Raises:
             VoiceNotFoundError, CapacityError, InvalidRequestError, EngineStoppedError: nothing was opened.
@@ -249,7 +249,7 @@ class EngineLoop:
             self.abort(stream_id)
 
     def _end_all(self) -> None:
-        """Answer every chunk and end every stream, also those that a broken engine has lost."""
+        """Answer every chunk and end every stream, also streams that a broken engine has lost."""
         with self._wake:
             callbacks, self._on_result = list(self._on_result.values()), {}
         for callback in callbacks:

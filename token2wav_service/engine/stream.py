@@ -69,7 +69,7 @@ class Stream:
         return max(dry_s, self.accepted_s[0]) if self.accepted_s else dry_s
 
     def summary(self) -> StreamSummary:
-        """Return what became of the stream so far."""
+        """Return the stream's summary so far."""
         return StreamSummary(
             self.stream_id,
             self.voice.features.voice_id,

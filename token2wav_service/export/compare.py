@@ -27,14 +27,14 @@ from token2wav_service.export.samples import sample_inputs
 from token2wav_service.graphs.spec import GraphSpec, Precision
 
 MIN_SNR_DB = {Precision.FLOAT32: 90.0, Precision.FLOAT16: 50.0, Precision.BFLOAT16: 30.0}
-"""What every output of a graph has to reach against float32."""
+"""The least agreement with float32 that every output of a graph must reach."""
 
 NOTHING_IN_COMMON_DB = -1000.0
 """Where a ratio has no meaning: not numbers, or an error where nothing should be. Finite, so that JSON can hold it."""
 
 
 class Executor(str, Enum):
-    """What computed the side that is compared."""
+    """The program that computed the compared side."""
 
     ONNX_RUNTIME = "onnxruntime"
     """The exported file."""

@@ -1,4 +1,4 @@
-"""A directory of exported files: what belongs there, what is there already, and making what is missing.
+"""Keeps a directory of exported files: finds the files that are missing or outdated, and makes them.
 
 Beside the graphs lies what their users need of the checkpoint: both configurations and the harmonic source's weights.
 With these, a directory is complete without the checkpoint it was made from.

@@ -1,4 +1,4 @@
-"""What is written beside every exported file: what it is, what it was made from, and with what. No torch."""
+"""The manifest beside every exported file: its content, its sources, and the packages that made it. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from token2wav_service.graphs.spec import GraphSpec
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")
 """Whose versions are recorded."""
 KEYED_PACKAGES = ("torch", "onnxscript")
-"""Whose versions may change what is written."""
+"""Packages whose versions may change the exported files."""
 
 
 @dataclass(frozen=True)

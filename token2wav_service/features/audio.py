@@ -122,7 +122,7 @@ def _check_size(data: bytes) -> None:
 
 
 def _check_wav_is_whole(data: bytes) -> None:
-    """Decoders play what is left of a cut WAV without a word, so its chunk lengths are checked here."""
+    """Check a WAV's chunk lengths, as decoders play the rest of a cut file without an error."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return
     offset, header = 12, struct.Struct("<4sI")

@@ -1,4 +1,4 @@
-"""What flows and vocoders that run in chunks have in common, whatever their family: their inputs and their methods."""
+"""The inputs and methods that flows and vocoders of all families share when they run in chunks."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_NAME = ".build.lock"
 LOCK_TIMEOUT_S = 4 * 3600.0
-"""A build takes minutes to an hour; whoever waits longer waits for something else."""
+"""A build takes minutes to an hour; a longer wait has another cause."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class EngineRequest:
     options: BuildOptions
 
     def key(self, host: GpuHost) -> EngineKey:
-        """Return what the engine is named for on a machine.
+        """Return the key that names the engine on a machine.
 
         Raises:
             EngineBuildError: the machine has no GPU or no TensorRT.
@@ -94,7 +94,7 @@ class LazyCertifier:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What became of a request."""
+    """The outcome of a request."""
 
     manifest: EngineManifest
     was_built: bool

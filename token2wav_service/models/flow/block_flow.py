@@ -111,7 +111,7 @@ class BlockFlow(nn.Module, ABC):
         *,
         is_masked: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Turn embedded tokens into what the solver is conditioned on.
+        """Turn embedded tokens into the solver's conditions.
 
         Args:
             embedded: [B, N, C] token embeddings, 0 beyond the rows' ends.

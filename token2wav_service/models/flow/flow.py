@@ -125,7 +125,7 @@ class Flow(nn.Module):
         size: int | None = None,
         upstream_padding_leak: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, EncoderUpdate]:
-        """Turn tokens and a voice into what the solver is conditioned on.
+        """Turn tokens and a voice into the solver's conditions.
 
         Args:
             tokens, token_lengths, is_last, speaker: as in `forward`, but without negative ids.

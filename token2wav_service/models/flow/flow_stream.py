@@ -51,7 +51,7 @@ class StreamFlow:
         return self.flow.config.vocab_size
 
     def begin(self, prompt: FlowState, hop: int) -> FlowState:
-        """Return what a stream starts from, whatever its first chunk."""
+        """Return the state that a stream starts with, for any first chunk."""
         return prompt
 
     def prepare_voice(self, tokens: Tensor, mel: Tensor, speaker: Tensor) -> FlowState:

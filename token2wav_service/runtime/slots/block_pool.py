@@ -1,4 +1,4 @@
-"""The memory of all streams of a block-masked flow: one place a stream, allocated once. And who runs in a step.
+"""The memory of all streams of a block-masked flow, one place a stream, allocated once; and the rows of a step.
 
 Rings keep the newest complete blocks that are a stream's own; the prompt's blocks that a voice's streams share are not
 here. Times count in mel frames (50 Hz) or tokens (25 Hz) from the prompt's start.
@@ -30,7 +30,7 @@ class BlockPoolSizes:
 
 @dataclass(frozen=True)
 class BlockBatch:
-    """Who runs in this step and with what; every tensor [B] int64 on the device."""
+    """The rows of this step: their slots, prompts and lengths; every tensor [B] int64 on the device."""
 
     slots: Tensor
     solver_prompts: Tensor

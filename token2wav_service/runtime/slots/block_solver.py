@@ -1,4 +1,4 @@
-"""What the solvers of block-masked flows have in common: who runs in a step, and what every solver does."""
+"""The parts that all solvers of block-masked flows share: the rows of a step, and the common methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from token2wav_service.runtime.slots.fused_solver import SolverPool
 
 @dataclass(frozen=True)
 class BlockSolverBatch:
-    """Who runs in this step, in mel frames; tensors [B] int64 on the device."""
+    """The rows of this step, in mel frames; tensors [B] int64 on the device."""
 
     places: KeyPlaces
     """Of the keys: shared prompt, ring, and the chunk's valid frames."""

@@ -37,7 +37,7 @@ class SolverPool:
 
 @dataclass(frozen=True)
 class SolverBatch:
-    """Who runs in this step; all [B] int64 on the device."""
+    """The rows of this step; all [B] int64 on the device."""
 
     slots: Tensor
     prompts: Tensor
@@ -58,7 +58,7 @@ class ChunkSolver(Protocol):
     """Values of `prompt_size` to prepare programs for."""
 
     def prompt_size(self, frames: int) -> int:
-        """Return what prompts are padded to in a batch whose longest has `frames`."""
+        """Return the padded length of the prompts in a batch whose longest prompt has `frames`."""
         ...
 
     def solve(

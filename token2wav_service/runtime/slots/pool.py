@@ -1,4 +1,4 @@
-"""The memory of all streams on a device: one slot a stream, allocated once; and who holds which slot.
+"""The memory of all streams on a device: one slot a stream, allocated once; and the owner of each slot.
 
 A voice's own keys and values are not here: `SlotVoice` holds them once, and every stream of the voice reads them.
 """
@@ -64,7 +64,7 @@ class SlotAllocator:
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """What the pool has room for."""
+    """The number and sizes of streams that the pool has room for."""
 
     streams: int
     estimator_recent: int

@@ -24,7 +24,7 @@ from token2wav_service.runtime.slots.pool import StreamPool
 
 @dataclass(frozen=True)
 class SlotBatch:
-    """Who runs in this step and with what; every tensor [B] int64 on the device."""
+    """The rows of this step: their slots, prompts and lengths; every tensor [B] int64 on the device."""
 
     slots: Tensor
     solver_prompts: Tensor

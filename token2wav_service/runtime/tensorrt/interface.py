@@ -26,7 +26,7 @@ class MemoryPoolType(Protocol):
 
 
 class ExecutionContextAllocationStrategy(Protocol):
-    """Who provides a context's activation memory."""
+    """The side that provides a context's activation memory."""
 
     USER_MANAGED: Enumerator
 

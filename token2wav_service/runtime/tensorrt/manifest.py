@@ -1,4 +1,4 @@
-"""What an engine file is: its key, its numerics certificate, and whether it fits a machine. Neither TensorRT nor torch.
+"""Describes an engine file: its key, its numerics certificate, and whether it fits a machine. No TensorRT, no torch.
 
 Beside every `NAME.engine` lies `NAME.json`, the manifest. The name is made of the key, so that engines for different
 GPUs, TensorRT versions, precisions or profiles can share a directory. `probe_host` looks at this machine's GPU and
@@ -87,7 +87,7 @@ class Certificate:
     """The engine's error against the float32 modules, measured on the machine that built it."""
 
     min_snr_db: float
-    """What every output has to reach."""
+    """The least agreement that every output must reach."""
     cases: tuple[CertifiedCase, ...]
 
     def failures(self) -> list[str]:
