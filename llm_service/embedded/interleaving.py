@@ -14,7 +14,7 @@ A prompt whose speech fills its blocks is followed by text, where the original l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from llm_service.errors import InvalidGenerationError
@@ -24,7 +24,7 @@ TEXT_BLOCK_TOKENS = 5
 SPEECH_BLOCK_TOKENS = 15
 MAX_SPEECH_PER_TEXT_TOKEN = 20
 """Of the whole answer once its text is known, as for texts that are whole from the begin."""
-PLACES_BESIDE_SPEECH = 2
+_PLACES_BESIDE_SPEECH = 2
 """In the cache, beside text and speech: for task_id, and for the next token drawn."""
 WHOLE_TEXT = "the answer's text was whole when it began; only interleaved answers take more"
 
@@ -51,8 +51,10 @@ class Feed:
 class Interleaver:
     """One answer's order of text and speech."""
 
-    def __init__(self, prompt_ids: Sequence[int], prompt: InterleavedPrompt, vocabulary: SpeechVocabulary) -> None:
-        """Take the prompt as LLM ids.
+    def __init__(
+        self, prompt_ids: Sequence[int], prompt: InterleavedPrompt, vocabulary: SpeechVocabulary, positions: int = 0
+    ) -> None:
+        """Take the prompt as LLM ids; `positions` are those that the answer may have in the cache.
 
         Raises:
             InvalidGenerationError: it is not laid out as `prompt` says.
@@ -65,6 +67,9 @@ class Interleaver:
                 f"{prompt.transcript_tokens} its transcript; expected at least 1, and speech tokens behind both"
             )
         self._vocabulary = vocabulary
+        self._positions = positions
+        self.fed_tokens = 0
+        """In the cache: all that `take` has returned."""
         self._unfed = list(prompt_ids[: prompt.begin_tokens])
         self._text = deque(prompt_ids[prompt.begin_tokens : transcript_end])
         self._speech = deque(speech)
@@ -76,23 +81,21 @@ class Interleaver:
         """That came to be spoken; the transcript does not count."""
 
     @property
-    def tokens_to_feed(self) -> int:
-        """Prompt and text that wait, in tokens."""
-        return len(self._unfed) + len(self._text) + len(self._speech)
-
-    @property
     def can_go_on(self) -> bool:
         """Whether `take` has something: a drawn token, or the next block's text."""
         if self.is_closed or self._left_in_block:
             return bool(self._unfed)
         return self._has_ended or len(self._text) >= TEXT_BLOCK_TOKENS or bool(self._unfed)
 
-    def push(self, text_ids: Iterable[int], is_last: bool) -> None:
+    def push(self, text_ids: Collection[int], is_last: bool) -> None:
         """Take more text, behind what came before.
 
         Raises:
-            InvalidGenerationError: the last text came already, or ids are no text's.
+            InvalidGenerationError: there is no room for it, the last text came already, or ids are no text's.
         """
+        if len(text_ids) > self._room:
+            got = f"{len(text_ids)} more text tokens came, and there is room for {max(self._room, 0)}"
+            raise InvalidGenerationError(f"{got}; begin another answer for them")
         ids = list(text_ids)
         if self._has_ended:
             raise InvalidGenerationError("text came behind the last; begin another answer for it")
@@ -121,6 +124,23 @@ class Interleaver:
         """Note that the LLM asked for text before its block was full."""
         self._left_in_block = 0
 
+    def most_tokens(self, asked: int, generated: int) -> int:
+        """Return how long an answer of so many tokens may become; its text bounds it once it is whole.
+
+        Args:
+            asked: the caller's bound.
+            generated: tokens that it has.
+        """
+        if self.is_closed:
+            asked = min(asked, max(1, self.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN))
+        return min(asked, generated + max(self._room, 0))
+
+    @property
+    def _room(self) -> int:
+        """Places in the cache that are left for text and speech."""
+        waiting = len(self._unfed) + len(self._text) + len(self._speech)
+        return self._positions - self.fed_tokens - waiting - _PLACES_BESIDE_SPEECH
+
     def _begin_block(self) -> bool:
         """Move the next block's text to what is fed, if it is there."""
         if len(self._text) >= TEXT_BLOCK_TOKENS:
@@ -142,10 +162,5 @@ class Interleaver:
 
     def _taken(self) -> tuple[int, ...]:
         taken, self._unfed = tuple(self._unfed), []
+        self.fed_tokens += len(taken)
         return taken
-
-
-def text_room_error(text_tokens: int, room: int) -> InvalidGenerationError:
-    """Return the refusal of more text than there is room for."""
-    got = f"{text_tokens} more text tokens came, and there is room for {max(room, 0)}"
-    return InvalidGenerationError(f"{got}; begin another answer for them")

@@ -7,14 +7,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from llm_service.embedded.interleaving import (
-    MAX_SPEECH_PER_TEXT_TOKEN,
-    PLACES_BESIDE_SPEECH,
-    WHOLE_TEXT,
-    Feed,
-    Interleaver,
-    text_room_error,
-)
+from llm_service.embedded.interleaving import WHOLE_TEXT, Feed, Interleaver
 from llm_service.embedded.sampling import RepetitionGuard, TokenSampler
 from llm_service.embedded.stop_strings import Released, StopStringFilter
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
@@ -33,7 +26,6 @@ class Sequence:
         positions: int = 0,
     ) -> None:
         """Begin with a request that was checked; `positions` are those of its slot, for text that is still to come."""
-        self._positions = positions
         self.request = request
         self._vocabulary = vocabulary
         self.slot: int | None = None  # while running
@@ -42,7 +34,7 @@ class Sequence:
         self._latest = request.prompt_ids  # to be fed next, where the text is whole
         self.interleaver: Interleaver | None = None
         if request.interleaved is not None:
-            self.interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary)
+            self.interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary, positions)
             closing = {*self._rows(vocabulary.end_ids), *self._rows(request.params.stop_token_ids)}
             self._rows_of_ends = np.array(sorted(closing - set(self._rows([vocabulary.fill_id]))), dtype=np.int64)
         self._stops = StopStringFilter(request.params.stop)
@@ -64,9 +56,6 @@ class Sequence:
         """
         if self.interleaver is None:
             raise InvalidGenerationError(WHOLE_TEXT)
-        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - PLACES_BESIDE_SPEECH
-        if len(text_ids) > room:
-            raise text_room_error(len(text_ids), room)
         self.interleaver.push(text_ids, is_last)
 
     @property
@@ -111,13 +100,8 @@ class Sequence:
 
     def _most_tokens(self) -> int:
         """Return how long the answer may be; a text that came in pieces bounds it once it is whole."""
-        most = self.request.params.max_tokens
-        if self.interleaver is None:
-            return most
-        room = self._positions - self.fed_tokens - self.interleaver.tokens_to_feed - PLACES_BESIDE_SPEECH
-        if self.interleaver.is_closed:
-            most = min(most, max(1, self.interleaver.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN))
-        return min(most, self._generated + max(room, 0))
+        asked = self.request.params.max_tokens
+        return asked if self.interleaver is None else self.interleaver.most_tokens(asked, self._generated)
 
     def _stopped_by_token(self, token_id: int, row: int) -> GenerationOutput:
         released = self._stops.flush()

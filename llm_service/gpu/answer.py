@@ -9,13 +9,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from llm_service.embedded.interleaving import (
-    MAX_SPEECH_PER_TEXT_TOKEN,
-    PLACES_BESIDE_SPEECH,
-    Feed,
-    Interleaver,
-    text_room_error,
-)
+from llm_service.embedded.interleaving import Feed, Interleaver
 from llm_service.embedded.sampling import RepetitionGuard
 from llm_service.embedded.stop_strings import Released, StopStringFilter
 from llm_service.embedded.types import FinishReason, GenerationOutput, GenerationRequest
@@ -214,9 +208,8 @@ class InterleavedAnswer(Answer):
         """
         super().__init__(request, ids, texts, arrived_s)
         assert request.interleaved is not None
-        self._interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary)
+        self._interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary, positions)
         self._positions = positions
-        self._fed = 0
         self._drawn_rows: list[int] = []
         self._fill_row = vocabulary.fill_id - ids.first_id
         self.waits_for_text = False
@@ -229,10 +222,7 @@ class InterleavedAnswer(Answer):
     @property
     def most_tokens(self) -> int:
         """How long it may be; its text bounds it once it is whole."""
-        most = super().most_tokens
-        if self._interleaver.is_closed:
-            most = min(most, max(1, self._interleaver.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN))
-        return min(most, self.generated + max(self._room(), 0))
+        return self._interleaver.most_tokens(super().most_tokens, self.generated)
 
     def push(self, text_ids: Collection[int], is_last: bool) -> None:
         """Take more text.
@@ -240,8 +230,6 @@ class InterleavedAnswer(Answer):
         Raises:
             InvalidGenerationError: the last came already, there is no room for it, or it is no text.
         """
-        if len(text_ids) > self._room():
-            raise text_room_error(len(text_ids), self._room())
         self._interleaver.push(text_ids, is_last)
 
     def note(self, row: int) -> bool:
@@ -256,11 +244,12 @@ class InterleavedAnswer(Answer):
 
     def go_on(self) -> Next:
         """Decide what goes into the LLM next, which then counts as fed."""
+        begin = self._interleaver.fed_tokens
         feed = self._interleaver.take()
         self.waits_for_text = feed is None
         if feed is None:
             return Next.TEXT
-        self.prompt_begin, self._fed = self._fed, self._fed + len(feed.token_ids)
+        self.prompt_begin = begin
         if self._is_drawn_last(feed):
             return Next.DECODE
         self.prompt, self.prompted = np.array(feed.token_ids, np.int32), 0
@@ -280,6 +269,3 @@ class InterleavedAnswer(Answer):
         if not (feed.draws and len(feed.token_ids) == 1 and self._drawn_rows):
             return False
         return feed.token_ids[0] == self._drawn_rows[-1] + self._ids.first_id
-
-    def _room(self) -> int:
-        return self._positions - self._fed - self._interleaver.tokens_to_feed - PLACES_BESIDE_SPEECH
