@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from gpukit.graphs import capture, graph_memory, own_stream, warm_up
 from token2wav_service.errors import ProgramCaptureError
-from token2wav_service.models.causal import valid_mask
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
 from token2wav_service.models.flow.flow_stream import PROMPT_SEED
@@ -29,6 +28,7 @@ from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
 from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
 from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, FusedSolver, SolverBatch, SolverPool
+from token2wav_service.runtime.slots.slot_flow import encode_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -144,16 +144,12 @@ class PromptFlow:
         frames = program.lengths * self.stride
         for tail in (self._tails.lookahead, self._tails.upsample):
             tail.zero_()
-        num_tokens = program.lengths + self.lookahead
-        embedded = self.flow.input_embedding(program.tokens)
-        embedded = embedded * valid_mask(num_tokens, program.tokens.shape[1])[:, :, None].to(embedded.dtype)
-        hidden = self.encoder.encode(
-            embedded, num_tokens, program.lengths,
-            (KeyPlaces(nothing, nothing, nothing, nothing, program.lengths),
-             KeyPlaces(nothing, nothing, nothing, nothing, frames)),
-            (self._token_window, self._frame_window), self._tails,
+        at_tokens = KeyPlaces(nothing, nothing, nothing, nothing, program.lengths)
+        at_frames = KeyPlaces(nothing, nothing, nothing, nothing, frames)
+        mu = encode_tokens(
+            self.flow, self.encoder, program.tokens, program.lengths + self.lookahead, program.lengths,
+            (at_tokens, at_frames), (self._token_window, self._frame_window), self._tails,
         )  # fmt: skip
-        mu = functional.linear(hidden, self.flow.encoder_proj.weight, self.flow.encoder_proj.bias)
         noise = ops.counter_noise(
             nothing + PROMPT_SEED, nothing, mu.shape[1], self.flow.config.output_size, int(NoiseDomain.FLOW)
         )

@@ -122,15 +122,36 @@ class SlotFlow:
     def _encode(self, tokens: Tensor, batch: SlotBatch, frames: Tensor) -> Tensor:
         """Return mu [B, 2T, 80]."""
         stride, pool, slots = self.stride, self.pool, batch.slots
-        embedded = self.flow.input_embedding(tokens)
-        embedded = embedded * valid_mask(batch.num_tokens, tokens.shape[1])[:, :, None].to(embedded.dtype)
         spoken = frames // stride
         at_tokens = KeyPlaces(
             slots, batch.token_prompts, batch.prompt_frames // stride, batch.generated // stride, spoken
         )
         at_frames = KeyPlaces(slots, batch.frame_prompts, batch.prompt_frames, batch.generated, frames)
-        hidden = self.encoder.encode(
-            embedded, batch.num_tokens, spoken, (at_tokens, at_frames), (pool.token_window, pool.frame_window),
-            EncoderTails(pool.lookahead_tail, pool.upsample_tail),
+        return encode_tokens(
+            self.flow, self.encoder, tokens, batch.num_tokens, spoken, (at_tokens, at_frames),
+            (pool.token_window, pool.frame_window), EncoderTails(pool.lookahead_tail, pool.upsample_tail),
         )  # fmt: skip
-        return functional.linear(hidden, self.flow.encoder_proj.weight, self.flow.encoder_proj.bias)
+
+
+def encode_tokens(
+    flow: Flow,
+    encoder: FusedEncoder,
+    tokens: Tensor,
+    num_tokens: Tensor,
+    spoken: Tensor,
+    places: tuple[KeyPlaces, KeyPlaces],
+    windows: tuple[Tensor, Tensor],
+    tails: EncoderTails,
+) -> Tensor:
+    """Turn tokens [B, T + 3] int64 into what the solver is conditioned on, mu [B, 2T, 80].
+
+    Args:
+        flow: embeds the tokens, and projects what the encoder makes of them.
+        encoder: its encoder.
+        tokens: padded.
+        num_tokens, spoken, places, windows, tails: as `FusedEncoder.encode` takes them.
+    """
+    embedded = flow.input_embedding(tokens)
+    embedded = embedded * valid_mask(num_tokens, tokens.shape[1])[:, :, None].to(embedded.dtype)
+    hidden = encoder.encode(embedded, num_tokens, spoken, places, windows, tails)
+    return functional.linear(hidden, flow.encoder_proj.weight, flow.encoder_proj.bias)
