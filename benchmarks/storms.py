@@ -43,7 +43,8 @@ SPEECH_S = 5.0
 """Of an answer: as long as the doors' text takes, so that the gateway's guard has nothing to mend."""
 DEFAULT_RETRY_S = 5.0
 """Where a refusal does not say when to come back."""
-QUIET_CALLERS, QUIET_PAUSE_S = 2, 1.0
+QUIET_EVERY_S = 2.0
+"""The quiet key's callers come one after another, in the mean so far apart: they use an eighth of the capacity."""
 FLOOD_TIMES = 16
 MAX_CONNECTIONS = 8192
 _P95 = 95
@@ -84,35 +85,43 @@ class Storm:
     kept: int
     first_p95_s: float
     quiet_p95_s: float | None = None
+    quiet_worst_s: float | None = None
     failures: tuple[str, ...] = ()
     cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU time of gateway, services and callers while it lasted; they share the machine."""
 
 
 class Callers:
-    """Callers of one key, who ask again and again until the storm is over."""
+    """Callers of one key, until the storm is over."""
 
-    def __init__(self, ask: Ask, key: str, until_s: float, pause_s: float = 0.0, clock: Clock | None = None) -> None:
+    def __init__(self, ask: Ask, key: str, until_s: float, clock: Clock | None = None) -> None:
         """Ask nothing yet."""
         self.tally = Tally()
-        self._ask, self._key, self._until_s, self._pause_s = ask, key, until_s, pause_s
+        self._ask, self._key, self._until_s = ask, key, until_s
         self._clock = clock or SystemClock()
 
-    async def run(self, callers: int) -> None:
-        """Come all at once, each with a text of its own, and return when the last one has ended."""
+    async def flood(self, callers: int) -> None:
+        """Come all at once, each with a text of its own, ask again and again; return when the last one has ended."""
         await asyncio.gather(*(self._call(text_of(caller)) for caller in range(callers)))
 
-    async def _call(self, text: str) -> None:
+    async def arrive(self, every_s: float) -> None:
+        """Come one after another, so far apart in the mean, each for one answer; return when the last one has ended."""
+        calls = list[asyncio.Task[None]]()
+        while self._clock.now() < self._until_s:
+            calls.append(asyncio.create_task(self._call(text_of(len(calls)), is_once=True)))
+            await asyncio.sleep(every_s * random.uniform(0.5, 1.5))
+        await asyncio.gather(*calls)
+
+    async def _call(self, text: str, is_once: bool = False) -> None:
         has_returned = False
         while self._clock.now() < self._until_s:
-            pause_s, is_refused = await self._once(text, has_returned)
-            has_returned = is_refused
-            if self._clock.now() + pause_s >= self._until_s:
+            pause_s, has_returned = await self._once(text, has_returned)
+            if (is_once and not has_returned) or self._clock.now() + pause_s >= self._until_s:
                 return
             await asyncio.sleep(pause_s)
 
     async def _once(self, text: str, has_returned: bool) -> tuple[float, bool]:
-        """Ask once; return how long to pause and whether the request was refused."""
+        """Ask once; return in how many seconds to ask again, and whether the request was refused."""
         tally, asked_s, has_first = self.tally, self._clock.now(), False
         tally.returns += has_returned
 
@@ -135,7 +144,7 @@ class Callers:
             return DEFAULT_RETRY_S, False
         tally.kept += has_returned
         tally.ended += 1
-        return self._pause_s * random.uniform(0.5, 1.5), False
+        return 0.0, False
 
 
 @dataclass(frozen=True)
@@ -166,8 +175,8 @@ async def measure(door: str, times: float, plan: argparse.Namespace, stage: Stag
     async with DOORS[door](stage.ports) as ask:
         until_s = SystemClock().now() + plan.seconds
         loud = Callers(ask, LOUD, until_s)
-        quiet = Callers(ask, QUIET, until_s, QUIET_PAUSE_S)
-        running = [loud.run(callers)] + ([quiet.run(QUIET_CALLERS)] if has_quiet else [])
+        quiet = Callers(ask, QUIET, until_s)
+        running = [loud.flood(callers)] + ([quiet.arrive(QUIET_EVERY_S)] if has_quiet else [])
         await asyncio.wait_for(asyncio.gather(*running), plan.seconds + END_S)
     tally = loud.tally
     failed = tally.failed + quiet.tally.failed
@@ -184,6 +193,7 @@ async def measure(door: str, times: float, plan: argparse.Namespace, stage: Stag
         kept=tally.kept,
         first_p95_s=percentile(tally.first_s, _P95) if tally.first_s else math.nan,
         quiet_p95_s=percentile(quiet.tally.first_s, _P95) if quiet.tally.first_s else None,
+        quiet_worst_s=max(quiet.tally.first_s, default=None),
         failures=tuple(failed[:3]),
         cpu_s={name: round(now_s - used_s[name], 2) for name, now_s in stage.cpu_s().items()},
     )

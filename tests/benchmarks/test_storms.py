@@ -68,5 +68,5 @@ async def test_a_request_that_breaks_off_counts_as_failed() -> None:
         raise ConnectionError("gone")
 
     callers = Callers(broken, LOUD, SystemClock().now() + 0.5)
-    await callers.run(3)
+    await callers.flood(3)
     assert len(callers.tally.failed) == 3 and not callers.tally.ended
