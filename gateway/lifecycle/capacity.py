@@ -16,6 +16,9 @@ from gateway.routing.speed import SpeedMeter
 from gateway.routing.waiting import Coming
 from servicekit.clock import Clock
 
+FIRST_STREAMS_SPEECH_S = 5.0
+"""Assumed of a stream before the first one has ended: a sentence or two."""
+
 
 class PlaceSource(Protocol):
     """Gives streams their places."""
@@ -105,10 +108,12 @@ class Capacity:
 
     def _ends(self) -> Ends:
         """Return how fast streams end when all places are taken: where speed sets their number, each gets the least."""
-        speech_s, least_speed = self._token2wav.stream_speech_s, self._settings.least_speed
+        speech_s, least_speed = self._token2wav.stream_speech_s or FIRST_STREAMS_SPEECH_S, self._settings.least_speed
         speeds = [speed for meter in (self._llm, self._token2wav) if (speed := meter.speed)]
-        if speech_s is None or not speeds or not least_speed or self._limit_of_speed() > self._limit():
+        if not least_speed or self._limit_of_speed() > self._limit():
             return Ends()
+        if not speeds:
+            return Ends(speech_s / least_speed, speech_s / least_speed / self._limit_of_speed())
         proven = max(1.0, min(self._llm.proven, self._token2wav.proven))
         apart_s = speech_s / (proven * least_speed)
         return Ends(max(speech_s / min(*speeds, least_speed), self._taken * apart_s), apart_s)
