@@ -282,12 +282,24 @@ def _write(args: argparse.Namespace, done: dict[str, Storm]) -> None:
 
 def _table(done: dict[str, Storm]) -> str:
     rows = [
-        ["storm", "callers", "goodput", "ended", "failed", "refused", "came back", "let in", "first p95 s", "quiet"]
+        [
+            "storm",
+            "callers",
+            "goodput",
+            "ended",
+            "failed",
+            "refused",
+            "came back",
+            "let in",
+            "first p95 s",
+            "quiet",
+            "worst",
+        ]
     ]
     for name, storm in done.items():
         counts = (storm.ended, storm.failed, storm.refused, storm.returns, storm.kept)
-        quiet = "" if storm.quiet_p95_s is None else f"{storm.quiet_p95_s:.2f}"
-        times = [f"{storm.first_p95_s:.2f}", quiet]
+        quiet = ["" if value is None else f"{value:.2f}" for value in (storm.quiet_p95_s, storm.quiet_worst_s)]
+        times = [f"{storm.first_p95_s:.2f}", *quiet]
         rows.append([name, str(storm.callers), f"{storm.goodput:.2f}", *(str(count) for count in counts), *times])
     return aligned_table(rows)
 
