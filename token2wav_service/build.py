@@ -32,7 +32,6 @@ from token2wav_service.runtime.slots.step_shapes import StepShapes, stream_bucke
 from token2wav_service.runtime.torch_runner import ModelRunner
 
 if TYPE_CHECKING:
-    from token2wav_service.runtime.slots.fused_solver import ChunkSolver
     from token2wav_service.runtime.slots.memory import MemoryNeed
     from token2wav_service.runtime.slots.slot_runner import SlotRunner
 
@@ -135,7 +134,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
     planned = shapes or StepShapes(stream_buckets_up_to(config.max_batch_size))
     make = partial(SlotRunner, flow, hift, policy, sizes, planned.stream_buckets, planned.token_buckets)
     if torch.device(config.device).type != "cuda":
-        return make(solver=_load_solver(config, flow, hift, kind))
+        return make(**_engine_parts(config, flow, hift, kind))
     need = memory_need(sizes, flow.config, hift.config, policy.ode_steps, DTYPES[config.dtype])
     runner = _runner_that_fits(
         need, partial(_free_bytes, config.device), lambda: _warm_runner(config, flow, hift, make)
@@ -145,7 +144,7 @@ def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepSha
 
 
 def _warm_runner(config: Token2WavConfig, flow: Flow, hift: HiFT, make: Callable[..., SlotRunner]) -> SlotRunner:
-    runner = make(solver=_load_solver(config, flow, hift, choose_runner(config)))
+    runner = make(**_engine_parts(config, flow, hift, choose_runner(config)))
     runner.warm_up()
     logger.info("token2wav itself holds %.1f GB of the GPU", torch.cuda.memory_reserved(config.device) / 1e9)
     return runner
@@ -222,13 +221,14 @@ def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: S
     return runner
 
 
-def _load_solver(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKind) -> ChunkSolver | None:
-    """Return the solver of the slots' programs; None for the fused kernels."""
+def _engine_parts(config: Token2WavConfig, flow: Flow, hift: HiFT, kind: RunnerKind) -> dict[str, Any]:
+    """Return the arguments of `SlotRunner` that put TensorRT engines in the place of fused kernels."""
     if kind is not RunnerKind.TENSORRT:
-        return None
-    from token2wav_service.runtime.tensorrt.load import load_solver
+        return {}
+    from token2wav_service.runtime.tensorrt.load import load_parts
 
-    return load_solver(config, flow, hift, MAX_PROMPT_FRAMES)
+    parts = load_parts(config, flow, hift, MAX_PROMPT_FRAMES)
+    return {"solver": parts.solver, "network": parts.network}
 
 
 def _device_probe(device: str) -> Callable[[], None]:

@@ -101,7 +101,7 @@ class Token2WavConfig:
     """Directory with flow.yaml, flow.pt, hift.pt and the two ONNX files."""
     device: str = "cpu"
     dtype: str = "float32"
-    """dtype of the flow; the vocoder is always float32."""
+    """dtype of the flow; of the vocoder, only products are ever smaller than float32."""
     max_batch_size: int = 16
     """Streams in one step at most."""
     batch_window_us: int = 0
@@ -117,10 +117,13 @@ class Token2WavConfig:
     engines_dir: Path | None = None
     """TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir."""
     tensorrt_contexts: int = 64
-    """Execution contexts at most; every size that is prepared keeps one."""
+    """Execution contexts of one graph at most; every size that is prepared keeps one."""
     tensorrt_prompt_frames: tuple[int, ...] = (300, 900)
     """Mel frames (50 Hz) that a batch's prompts are padded to, the first that fits, ascending; longer prompts run in
     the fused kernels."""
+    tensorrt_vocoder: str = "float32"
+    """Precision of the vocoder's engine, float32 (with TF32 products) or float16; without such an engine, fused kernels
+    run the vocoder."""
     num_threads: int | None = None
     """CPU threads for torch; None leaves torch's choice."""
     synthesis: SynthesisPolicy = SynthesisPolicy()
@@ -167,6 +170,15 @@ def _ascending(text: str) -> tuple[int, ...]:
     return values
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"got {text!r}, expected {' or '.join(names)}")
+        return text
+
+    return parse
+
+
 _PARSERS: dict[str, Callable[[str], object]] = {
     "model_dir": Path,
     "device": str,
@@ -181,6 +193,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "engines_dir": Path,
     "tensorrt_contexts": _at_least(1),
     "tensorrt_prompt_frames": _ascending,
+    "tensorrt_vocoder": _one_of("float32", "float16"),
     "num_threads": _at_least(1),
     "history": HistoryPolicy,
     "estimator_recent_frames": _at_least(0),

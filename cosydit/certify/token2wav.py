@@ -211,6 +211,8 @@ def check_tensorrt(context: CheckContext, found: Findings) -> None:
     found.at_most("log-mel distance from slots", _distance(spoken, slots), _allowed(context))
     found.tell("one chunk, slots", 1000 * float(np.median(slots_s)), "ms")
     found.tell("one chunk, tensorrt", 1000 * float(np.median(seconds)), "ms")
+    graphs = sorted({report.graph for report in reports if report.graph and not report.problems})
+    found.note(f"engines of {' and '.join(graphs)}; fused kernels run the rest")
     found.note(f"faster: {'tensorrt' if np.median(seconds) < np.median(slots_s) else 'slots'}")
 
 

@@ -41,11 +41,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="of the flow's graphs; the service's dtype (default float16)",
     )
     parser.add_argument(
+        "--vocoder-precision",
+        nargs="+",
+        choices=("float32", "float16"),
+        default=["float32"],
+        help="of the vocoder's convolutions; float32 products are TF32 (default float32)",
+    )
+    parser.add_argument(
         "--only",
         nargs="+",
         metavar="GRAPH",
-        default=["estimator_chunk"],
-        help="graphs to build (default estimator_chunk, the one that runner=tensorrt uses)",
+        default=["estimator_chunk", "vocoder"],
+        help="graphs to build (default estimator_chunk and vocoder, those that runner=tensorrt uses)",
     )
     parser.add_argument(
         "--optimization-level", type=int, choices=range(6), default=3, help="0 builds fastest, 5 tries hardest"
@@ -117,12 +124,21 @@ def _requests(args: argparse.Namespace, model_dir: Path) -> list[EngineRequest]:
         requests = [
             read_request(onnx_dir, graph, Precision(precision), options)
             for graph in dict.fromkeys(args.only)
-            for precision in dict.fromkeys(args.precision)
+            for precision in _precisions(args, graph)
         ]
     except ExportError as err:
         command = f"cosydit export {model_dir} --out {onnx_dir} --precision {' '.join(args.precision)}"
+        command += f" --vocoder-precision {' '.join(args.vocoder_precision)}"
         raise ExportError(f"{err}\nrun: {command} --only {' '.join(args.only)}") from err
     return list({request.onnx: request for request in requests}.values())
+
+
+def _precisions(args: argparse.Namespace, graph: str) -> list[str]:
+    """Return the precisions to build a graph in; the pitch predictor is float32 always."""
+    from token2wav_service.graphs.catalogue import F0_PREDICTOR, VOCODER
+
+    wanted: dict[str, list[str]] = {F0_PREDICTOR: ["float32"], VOCODER: args.vocoder_precision}
+    return list(dict.fromkeys(wanted.get(graph, args.precision)))
 
 
 def _load_on_gpu(host: GpuHost) -> TensorRT:

@@ -30,7 +30,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         nargs="+",
         choices=PRECISIONS,
         default=["float32"],
-        help="of the flow's graphs; the vocoder is always float32 (default float32)",
+        help="of the flow's graphs (default float32)",
+    )
+    parser.add_argument(
+        "--vocoder-precision",
+        nargs="+",
+        choices=("float32", "float16"),
+        default=["float32"],
+        help="of the vocoder's convolutions; its pitch predictor is always float32 (default float32)",
     )
     parser.add_argument("--only", nargs="+", metavar="GRAPH", help="graphs to write (default: all)")
     parser.add_argument(
@@ -75,7 +82,10 @@ def _options(args: argparse.Namespace) -> ExportOptions:
     if unknown:
         raise ExportError(f"got --only {' '.join(unknown)}, expected some of {' '.join(ALL_GRAPHS)}")
     shapes = read_shapes(args.shapes) if args.shapes else (ShapeSettings(),)
-    return ExportOptions(tuple(Precision(name) for name in dict.fromkeys(args.precision)), wanted, shapes)
+    flow, vocoder = (
+        tuple(Precision(name) for name in dict.fromkeys(names)) for names in (args.precision, args.vocoder_precision)
+    )
+    return ExportOptions(flow, vocoder, wanted, shapes)
 
 
 def _open(checkpoint: Path, out: Path, options: ExportOptions) -> ExportDirectory:

@@ -16,8 +16,8 @@ from token2wav_service.runtime.tensorrt.manifest import (
     read_manifest,
 )
 
-SERVED_GRAPH = "estimator_chunk"
-"""The one that `runner=tensorrt` uses."""
+SERVED_GRAPHS = ("estimator_chunk", "vocoder")
+"""Those that `runner=tensorrt` uses. It needs the first; fused kernels stand in for an engine of the second."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ def report_engines(token2wav_dir: Path, host: GpuHost) -> list[EngineReport]:
 
 
 def next_engine_command(token2wav_dir: Path, reports: Sequence[EngineReport]) -> str | None:
-    """Return the command that makes the engine that serving needs; None if a fitting one is there."""
-    if any(report.graph == SERVED_GRAPH and not report.problems for report in reports):
+    """Return the command that makes the engines that serving uses; None if fitting ones are there."""
+    fitting = {report.graph for report in reports if not report.problems}
+    if fitting.issuperset(SERVED_GRAPHS):
         return None
-    if not any((token2wav_dir / "onnx").glob(f"{SERVED_GRAPH}.*.onnx")):
+    if not all(any((token2wav_dir / "onnx").glob(f"{graph}.*.onnx")) for graph in SERVED_GRAPHS):
         return f"cosydit export {token2wav_dir} --out {token2wav_dir / 'onnx'} --precision float16"
     return f"cosydit build-engines {token2wav_dir}"
 

@@ -72,7 +72,7 @@ build_engines() {
     log "skipped: TensorRT engines for token2wav (they need a GPU and: pip install -e '.[tensorrt]')"
     return
   fi
-  run "$VENV/bin/cosydit" export "$model_dir" --out "$model_dir/onnx" --precision float16 --only estimator_chunk
+  run "$VENV/bin/cosydit" export "$model_dir" --out "$model_dir/onnx" --precision float16 --only estimator_chunk vocoder
   run "$VENV/bin/cosydit" build-engines "$model_dir" --precision float16
 }
 

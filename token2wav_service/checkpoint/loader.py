@@ -188,6 +188,12 @@ def read_flow_config(path: Path) -> FlowConfig:
         raise CheckpointError(f"{path}: expected one key `flow` in the official nesting, got {err!r}") from err
 
 
+def hift_files(model_dir: Path) -> list[Path]:
+    """Return the files that the vocoder is read from: its weights, and its sizes where they are given."""
+    sizes = [path for path in (model_dir / HIFT_CONFIG, model_dir.parent / HIFT_CONFIG) if path.is_file()]
+    return [model_dir / HIFT_WEIGHTS, *sizes[:1]]
+
+
 def read_hift_config(model_dir: Path) -> HiFTConfig:
     """Return hift_config.json's sizes, or the official ones where there is no such file."""
     for path in (model_dir / HIFT_CONFIG, model_dir.parent / HIFT_CONFIG):

@@ -66,7 +66,7 @@ def module_for(spec: GraphSpec, models: Models, *, is_plain: bool = False) -> nn
     if spec.name == graphs.F0_PREDICTOR:
         return PitchPredictor(models.hift.f0_predictor)
     assert spec.name == graphs.VOCODER
-    return VocoderStack(models.hift)
+    return VocoderStack(models.hift, precision)
 
 
 def has_companions(out_dir: Path) -> bool:

@@ -45,6 +45,8 @@ class ExportOptions:
 
     precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
     """Of the flow's graphs."""
+    vocoder_precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
+    """Of the vocoder's convolutions."""
     graphs: tuple[str, ...] = ALL_GRAPHS
     shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),)
 
@@ -122,8 +124,11 @@ class ExportDirectory:
         for precision in self.options.precisions:
             made = graphs.describe_graphs(self.flow_config, self.hift_config, precision, shapes)
             described += [made[name] for name in graphs.FLOW_GRAPHS if name in wanted]
-        vocoder = graphs.describe_graphs(self.flow_config, self.hift_config, Precision.FLOAT32, shapes)
-        described += [vocoder[name] for name in graphs.VOCODER_GRAPHS if name in wanted]
+        for precision in self.options.vocoder_precisions:
+            made = graphs.describe_graphs(self.flow_config, self.hift_config, precision, shapes, precision)
+            described += [
+                made[name] for name in graphs.VOCODER_GRAPHS if name in wanted and made[name] not in described
+            ]
         given = graphs.describe_given(self.flow_config, shapes)
         return described + [given[name] for name in graphs.GIVEN_GRAPHS if name in wanted]
 
@@ -147,8 +152,7 @@ class ExportDirectory:
         elif graph in graphs.FLOW_GRAPHS:
             names = [self.model_dir / loader.FLOW_YAML, self.model_dir / loader.FLOW_WEIGHTS]
         else:
-            config = [self.model_dir / loader.HIFT_CONFIG, self.model_dir.parent / loader.HIFT_CONFIG]
-            names = [self.model_dir / loader.HIFT_WEIGHTS, *[path for path in config if path.is_file()][:1]]
+            names = loader.hift_files(self.model_dir)
         for path in names:
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing; complete the checkpoint, or leave {graph} out with --only")

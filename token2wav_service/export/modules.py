@@ -161,13 +161,14 @@ class PitchPredictor(nn.Module):
 class VocoderStack(nn.Module):
     """The vocoder's convolutions, from the source's STFT to the inverse STFT's input."""
 
-    def __init__(self, hift: HiFT) -> None:
+    def __init__(self, hift: HiFT, precision: Precision | None) -> None:
         super().__init__()
-        self.hift = hift
+        self.hift, self.precision = _converted(hift, precision), precision
 
     def forward(self, mel: Tensor, spectrum: Tensor, lengths: Tensor) -> Tensor:
         """Return spectra."""
-        return self.hift.spectra(mel, spectrum, lengths)
+        with _products(self.precision):
+            return self.hift.spectra(mel, spectrum, lengths)
 
 
 def _converted(module: M, precision: Precision | None) -> M:

@@ -23,6 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 
 FLOAT32_PARTS = ("t_embedder", "adaLN_modulation")
 """Modules whose layers stay in float32, by a part of their name."""
+_PRODUCTS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
@@ -38,7 +39,7 @@ def in_precision(module: M, precision: Precision) -> M:
     """Return a copy whose linear and convolution weights have the graph's type; to be run under `MixedPrecision`."""
     copied = copy.deepcopy(module)
     for name, layer in copied.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv1d) and not any(part in name.split(".") for part in FLOAT32_PARTS):
+        if isinstance(layer, _PRODUCTS) and not any(part in name.split(".") for part in FLOAT32_PARTS):
             layer.to(dtype_of(precision))
     return copied
 
@@ -52,6 +53,7 @@ class MixedPrecision(TorchFunctionMode):
         self._rules: Mapping[Any, Callable[..., Tensor]] = {
             functional.linear: _like_weight(functional.linear),
             functional.conv1d: _like_weight(functional.conv1d),
+            functional.conv_transpose1d: _like_weight(functional.conv_transpose1d),
             functional.scaled_dot_product_attention: self._attention,
             torch.einsum: self._einsum,
             torch.cat: self._cat,

@@ -54,14 +54,19 @@ GIVEN_GRAPHS = (SPEAKER_ENCODER, SPEECH_TOKENIZER)
 
 
 def describe_graphs(
-    flow: FlowConfig, hift: HiFTConfig, precision: Precision, shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),)
+    flow: FlowConfig,
+    hift: HiFTConfig,
+    precision: Precision,
+    shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),),
+    vocoder: Precision = Precision.FLOAT32,
 ) -> dict[str, GraphSpec]:
     """Describe every graph that is exported, by name.
 
     Args:
-        precision: of the flow's graphs; the vocoder's are always float32.
+        precision: of the flow's graphs; the pitch predictor's is always float32.
         shapes: profiles each: of the chunk forms for streams and for voices' prompts, of the whole forms one, of the
             vocoder for chunks and for whole utterances.
+        vocoder: precision of the vocoder's convolutions; its inputs and outputs are float32 in any case.
     """
     described = (
         _estimator_chunk(flow, precision, shapes),
@@ -69,7 +74,7 @@ def describe_graphs(
         _encoder_chunk(flow, precision, shapes),
         _encoder_whole(flow, precision, shapes),
         _f0_predictor(hift, shapes),
-        _vocoder(hift, shapes),
+        _vocoder(hift, vocoder, shapes),
     )
     return {graph.name: graph for graph in described}
 
@@ -211,7 +216,7 @@ def _f0_predictor(hift: HiFTConfig, shapes: tuple[ShapeSettings, ...]) -> GraphS
     return GraphSpec(F0_PREDICTOR, Precision.FLOAT32, _mel_inputs(hift), (pitch,), _vocoder_profiles(hift, shapes))
 
 
-def _vocoder(hift: HiFTConfig, shapes: tuple[ShapeSettings, ...]) -> GraphSpec:
+def _vocoder(hift: HiFTConfig, precision: Precision, shapes: tuple[ShapeSettings, ...]) -> GraphSpec:
     dims = ("streams", hift.istft_n_fft + 2, "spectrum_frames")
     mel, lengths = _mel_inputs(hift)
     inputs = (
@@ -221,7 +226,7 @@ def _vocoder(hift: HiFTConfig, shapes: tuple[ShapeSettings, ...]) -> GraphSpec:
     )
     outputs = (TensorSpec("spectra", DType.FLOAT32, dims, "log magnitudes, then phases before their sine"),)
     derived = {"spectrum_frames": DerivedAxis("mel_frames", hift.frame_samples // hift.istft_hop, 1)}
-    return GraphSpec(VOCODER, Precision.FLOAT32, inputs, outputs, _vocoder_profiles(hift, shapes), derived)
+    return GraphSpec(VOCODER, precision, inputs, outputs, _vocoder_profiles(hift, shapes), derived)
 
 
 def _mel_inputs(hift: HiFTConfig) -> tuple[TensorSpec, TensorSpec]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cosydit.cli import build_engines as command
-from cosydit.stack.engines import next_engine_command, report_engines
+from cosydit.stack.engines import SERVED_GRAPHS, next_engine_command, report_engines
 from servicekit.file_sums import sha256_of_file
 from tests.token2wav_service.tensorrt.executors import ModuleExecutor
 from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
@@ -24,9 +24,9 @@ from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.manifest import Manifest, describe, write_manifest
 from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
 from token2wav_service.export.tensorrt.certify import make_certifier, sizes_to_measure
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, describe_graphs
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
-from token2wav_service.graphs.spec import Precision
+from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.runtime.tensorrt.api import TensorRT
 from token2wav_service.runtime.tensorrt.manifest import GpuHost, probe_gpu, read_manifests, tensorrt_version
 
@@ -35,25 +35,29 @@ NO_GPU = GpuHost(None, None, None)
 
 
 class Exported:
-    """A small checkpoint, and what `cosydit export` leaves of its estimator: a file that the fake can run."""
+    """A small checkpoint, and what `cosydit export` leaves of the graphs that are served: files for the fake to run."""
 
     def __init__(self, model_dir: Path) -> None:
         make_random_token2wav(model_dir, 0)
-        spec = describe_graphs(SMALL_FLOW, SMALL_HIFT, Precision.FLOAT32, (SHAPES,))[ESTIMATOR_CHUNK]
-        self.model_dir, self.spec = model_dir, spec
-        self.onnx = model_dir / "onnx" / spec.file_name
-        self.onnx.parent.mkdir()
-        self.onnx.write_bytes(b"the fake knows its graph")
-        sources = {name: sha256_of_file(model_dir / name) for name in (loader.FLOW_YAML, loader.FLOW_WEIGHTS)}
-        write_manifest(
-            self.onnx,
-            Manifest(
-                spec.name, "float32", 18, sha256_of_file(self.onnx), self.onnx.stat().st_size, "", sources, {},
-                describe(spec),
-            ),
-        )  # fmt: skip
-        module = module_for(spec, Models(model_dir))
-        self.fake = FakeTensorRT(read_graph=lambda _: ModuleExecutor(spec, module))
+        described = describe_graphs(SMALL_FLOW, SMALL_HIFT, Precision.FLOAT32, (SHAPES,))
+        self.model_dir, self.spec = model_dir, described[ESTIMATOR_CHUNK]
+        self.onnx_dir = model_dir / "onnx"
+        self.onnx_dir.mkdir()
+        self.onnx = self._write(self.spec, [model_dir / name for name in (loader.FLOW_YAML, loader.FLOW_WEIGHTS)])
+        self._write(described[VOCODER], loader.hift_files(model_dir))
+        models = Models(model_dir)
+        graphs = {name: ModuleExecutor(described[name], module_for(described[name], models)) for name in SERVED_GRAPHS}
+        self.fake = FakeTensorRT(read_graph=lambda content: graphs[content.decode()])
+
+    def _write(self, spec: GraphSpec, files: Sequence[Path]) -> Path:
+        onnx = self.onnx_dir / spec.file_name
+        onnx.write_text(spec.name)
+        sources = {path.name: sha256_of_file(path) for path in files}
+        made = Manifest(
+            spec.name, "float32", 18, sha256_of_file(onnx), onnx.stat().st_size, "", sources, {}, describe(spec)
+        )
+        write_manifest(onnx, made)
+        return onnx
 
     def run(self, *options: str, host: GpuHost = HOST) -> int:
         parser = argparse.ArgumentParser()
@@ -78,7 +82,7 @@ def test_an_exported_graph_becomes_a_certified_engine_and_stays(
 ) -> None:
     assert exported.run() == 0
     assert "built in" in capsys.readouterr().out
-    (manifest,) = read_manifests(exported.model_dir / "engines")
+    manifest, vocoder = read_manifests(exported.model_dir / "engines")
     measured = [dict(case.sizes) for case in manifest.certificate.cases]
     assert measured == [sizes for sizes in sizes_to_measure(exported.spec) for _ in range(2)]
     assert {error.output for case in manifest.certificate.cases for error in case.outputs} == {
@@ -88,7 +92,8 @@ def test_an_exported_graph_becomes_a_certified_engine_and_stays(
     assert manifest.profiles[0].inputs["x"].max == (8, 80, 8)
     assert exported.run() == 0
     assert "was there already" in capsys.readouterr().out
-    assert exported.fake._journal.builds == 1
+    assert (vocoder.key.graph, vocoder.key.precision) == (VOCODER, "float32")
+    assert exported.fake._journal.builds == 2
 
 
 def test_an_engine_of_other_weights_than_the_checkpoints_is_refused(
@@ -106,7 +111,8 @@ def test_what_can_not_be_done_is_said_with_the_command(exported: Exported, capsy
     assert exported.run(host=NO_GPU) == 1
     assert "engines are built on the GPU host" in capsys.readouterr().err
     assert exported.run("--only", "encoder_chunk") == 1
-    shown = f"cosydit export {exported.model_dir} --out {exported.onnx.parent} --precision float32 --only encoder_chunk"
+    shown = f"cosydit export {exported.model_dir} --out {exported.onnx.parent} --precision float32"
+    shown += " --vocoder-precision float32 --only encoder_chunk"
     assert f"run: {shown}" in capsys.readouterr().err
     assert exported.run("--only", "estimator") == 1
     assert "expected some of estimator_chunk" in capsys.readouterr().err
@@ -119,12 +125,15 @@ def test_the_doctor_says_whether_engines_fit_and_what_to_run(exported: Exported)
     folder = exported.model_dir
     assert next_engine_command(folder, []) == f"cosydit build-engines {folder}"
     exported.run()
-    (here,) = report_engines(folder, HOST)
-    assert (here.problems, here.note[:5]) == ((), "fits,")
-    assert next_engine_command(folder, [here]) is None
-    (elsewhere,) = report_engines(folder, replace(HOST, architecture="sm89"))
-    assert elsewhere.problems == ("it is for sm90, this GPU is sm89",)
-    assert next_engine_command(folder, [elsewhere]) == f"cosydit build-engines {folder}"
+    here = report_engines(folder, HOST)
+    assert [(report.graph, report.problems, report.note[:5]) for report in here] == [
+        (graph, (), "fits,") for graph in SERVED_GRAPHS
+    ]
+    assert next_engine_command(folder, here) is None
+    assert next_engine_command(folder, here[:1]) == f"cosydit build-engines {folder}"
+    elsewhere = report_engines(folder, replace(HOST, architecture="sm89"))
+    assert elsewhere[0].problems == ("it is for sm90, this GPU is sm89",)
+    assert next_engine_command(folder, elsewhere) == f"cosydit build-engines {folder}"
     (folder / "engines" / "broken.json").write_text("{}")
     assert "can't read the engine manifest" in report_engines(folder, HOST)[0].problems[0]
     exported.onnx.unlink()

@@ -23,7 +23,7 @@ from token2wav_service.models.flow.cfm import SolverHistory
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.runtime.slots.fused_solver import SolverBatch, SolverPool
 from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
-from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
+from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
 from token2wav_service.runtime.tensorrt.solver import TensorRTSolver
 from token2wav_service.runtime.tensorrt.types import BuildOptions
 
@@ -111,7 +111,7 @@ def _normal(*shape: int, seed: int) -> Tensor:
 def make_solver(
     flow: Flow, engine: Engine, planned: Sequence[EstimatorSizes] = (SIZES,), contexts: int = 2
 ) -> TensorRTSolver:
-    estimator = TensorRTEstimator(engine, describe(flow), planned, contexts, CPU)
+    estimator = PlannedEngine(engine, describe(flow), planned, contexts, CPU)
     return TensorRTSolver(estimator, flow.config.estimator, STEPS, flow.decoder.guidance, (PROMPT, 40), 40, Recorder())
 
 
@@ -185,7 +185,7 @@ def test_other_sizes_are_solved_by_the_fused_kernels(
     flow: Flow, engine: Engine, fake: FakeTensorRT, prompt_size: int
 ) -> None:
     too_long = replace(SIZES, chunk_frames=9, prompt_frames=40)
-    estimator = TensorRTEstimator(engine, describe(flow), (SIZES, too_long), 2, CPU)
+    estimator = PlannedEngine(engine, describe(flow), (SIZES, too_long), 2, CPU)
     others = Recorder()
     solver = TensorRTSolver(estimator, flow.config.estimator, STEPS, 0.7, (PROMPT, 40), 50, others)
     batch = Batch(flow)
@@ -198,14 +198,14 @@ def test_prompts_are_padded_to_the_next_prepared_size_and_longer_ones_not_at_all
     solver = make_solver(flow, engine)
     assert [solver.prompt_size(frames) for frames in (1, 12, 13, 40, 41)] == [12, 12, 40, 40, 0]
     assert solver.prompt_sizes == (12, 40)
-    estimator = TensorRTEstimator(engine, describe(flow), (SIZES,), 1, CPU)
+    estimator = PlannedEngine(engine, describe(flow), (SIZES,), 1, CPU)
     shorter = TensorRTSolver(estimator, flow.config.estimator, STEPS, 0.7, (PROMPT,), 40, Recorder())
     assert shorter.prompt_sizes == (12, 0), "prompts up to 40 frames need programs too"
 
 
 def test_a_size_takes_the_smallest_profile_that_holds_it(flow: Flow, engine: Engine, fake: FakeTensorRT) -> None:
     planned = (SIZES, replace(SIZES, prompt_frames=40))
-    estimator = TensorRTEstimator(engine, describe(flow), planned, 2, CPU)
+    estimator = PlannedEngine(engine, describe(flow), planned, 2, CPU)
     for sizes in planned:
         estimator.bind(sizes)
     names = [profile.name for profile in describe(flow).profiles]
@@ -214,7 +214,7 @@ def test_a_size_takes_the_smallest_profile_that_holds_it(flow: Flow, engine: Eng
 
 def test_sizes_share_memory_and_keep_their_contexts_until_closed(flow: Flow, engine: Engine) -> None:
     smaller = replace(SIZES, streams=1, chunk_frames=2)
-    estimator = TensorRTEstimator(engine, describe(flow), (SIZES, smaller), 1, CPU)
+    estimator = PlannedEngine(engine, describe(flow), (SIZES, smaller), 1, CPU)
     large = estimator.bind(SIZES)
     assert estimator.bind(SIZES) is large
     with pytest.raises(CapacityError, match="all 1 TensorRT contexts are lent; raise tensorrt_contexts"):
@@ -226,6 +226,6 @@ def test_sizes_share_memory_and_keep_their_contexts_until_closed(flow: Flow, eng
 def test_an_engine_of_another_graph_or_without_fitting_profiles_is_refused(flow: Flow, engine: Engine) -> None:
     spec = describe(flow)
     with pytest.raises(EngineUnfitError, match="export and build it again"):
-        TensorRTEstimator(engine, replace(spec, outputs=spec.outputs[:1]), (SIZES,), 1, CPU)
+        PlannedEngine(engine, replace(spec, outputs=spec.outputs[:1]), (SIZES,), 1, CPU)
     with pytest.raises(EngineUnfitError, match="hold none of the planned sizes"):
-        TensorRTEstimator(engine, spec, (replace(SIZES, chunk_frames=99),), 1, CPU)
+        PlannedEngine(engine, spec, (replace(SIZES, chunk_frames=99),), 1, CPU)

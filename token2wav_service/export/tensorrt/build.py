@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from token2wav_service.errors import EngineBuildError, EngineUnfitError, ExportError
 from token2wav_service.export.manifest import Manifest, read_manifest
-from token2wav_service.graphs.catalogue import VOCODER_GRAPHS
 from token2wav_service.graphs.shapes import AxisRange, Profile
 from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
 from token2wav_service.runtime.tensorrt.api import Engine, TensorRT
@@ -203,20 +202,16 @@ def _locked(directory: Path, timeout_s: float) -> Iterator[None]:
 def read_request(onnx_dir: Path, graph: str, precision: Precision, options: BuildOptions) -> EngineRequest:
     """Return the engine that belongs to an exported graph, with the profiles it was exported for.
 
-    Args:
-        precision: of the flow's graphs; the vocoder's are float32 always.
-
     Raises:
         ExportError: the graph was not exported, or its file is not what its manifest says.
     """
-    exported = Precision.FLOAT32 if graph in VOCODER_GRAPHS else precision
-    onnx = onnx_dir / f"{graph}.{exported.value}.onnx"
+    onnx = onnx_dir / f"{graph}.{precision.value}.onnx"
     manifest = read_manifest(onnx)
     if not onnx.is_file() or onnx.stat().st_size != manifest.size_bytes:
         raise ExportError(f"{onnx} is missing or not whole; run `cosydit export` again")
     spec = read_spec(manifest)
     profiles = tuple(EngineProfile(profile.name, spec.shape_ranges(profile)) for profile in spec.profiles)
-    return EngineRequest(graph, exported.value, onnx, manifest.sha256, manifest.sources, profiles, options)
+    return EngineRequest(graph, precision.value, onnx, manifest.sha256, manifest.sources, profiles, options)
 
 
 def read_spec(manifest: Manifest) -> GraphSpec:

@@ -104,7 +104,7 @@ def make_certifier(model_dir: Path, onnx: Path, device: torch.device) -> Referen
     """
     exported = read_spec(read_manifest(onnx))
     flow, hift = loader.read_flow_config(model_dir / loader.FLOW_YAML), loader.read_hift_config(model_dir)
-    described = describe_graphs(flow, hift, exported.precision)[exported.name]
+    described = describe_graphs(flow, hift, exported.precision, vocoder=exported.precision)[exported.name]
     spec = replace(described, profiles=exported.profiles)
     module = module_for(spec, Models(model_dir), is_plain=True).to(device)
     cases = [Case(sizes, sample_inputs(spec, sizes, seed)) for sizes in sizes_to_measure(spec) for seed in SEEDS]

@@ -27,6 +27,7 @@ from token2wav_service.runtime.slots.prompt_flow import PromptFlow
 from token2wav_service.runtime.slots.slot_flow import SlotFlow, SlotRow
 from token2wav_service.runtime.slots.slot_vocoder import SlotVocoder, VocoderProgress
 from token2wav_service.runtime.slots.step_shapes import STREAM_BUCKETS, TOKEN_BUCKETS, StepShapes
+from token2wav_service.runtime.slots.vocoder_network import VocoderNetwork
 from token2wav_service.types import FloatArray, TokenChunk, VoiceFeatures
 
 
@@ -78,6 +79,7 @@ class SlotRunner:
         stream_buckets: Sequence[int] = STREAM_BUCKETS,
         token_buckets: Sequence[int] = TOKEN_BUCKETS,
         solver: ChunkSolver | None = None,
+        network: VocoderNetwork | None = None,
     ) -> None:
         """Allocate the pool and pack the weights.
 
@@ -88,6 +90,7 @@ class SlotRunner:
             sizes: room of the pool.
             stream_buckets, token_buckets: shapes to prepare programs for, ascending.
             solver: runs the estimator; None takes the fused kernels.
+            network: runs the vocoder's convolutions; None takes the fused kernels.
 
         Raises:
             ValueError: a policy this runner does not have.
@@ -105,7 +108,7 @@ class SlotRunner:
         self.slots = SlotAllocator(sizes.streams)
         chosen: ChunkSolver = solver or FusedSolver(flow.decoder, policy.ode_steps, self.dtype)
         self.flow = SlotFlow(flow, chosen, self.pool, sizes.max_prompt_frames, self.shapes.token_buckets)
-        self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype)
+        self.vocoder = SlotVocoder(hift, self.policy, self.pool.vocoder, self.dtype, network)
         # Plain modules prepare voices where there are no graphs to gain from, and beside other solvers.
         self._prompts: PromptFlow | StreamFlow = StreamFlow(flow, self.policy)
         if self.device.type == "cuda" and isinstance(chosen, FusedSolver):

@@ -60,7 +60,14 @@ class VocoderBatch(Protocol):
 class SlotVocoder:
     """Vocodes on a pool; holds the model, no stream."""
 
-    def __init__(self, hift: HiFT, policy: SynthesisPolicy, pool: VocoderPool, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        hift: HiFT,
+        policy: SynthesisPolicy,
+        pool: VocoderPool,
+        dtype: torch.dtype,
+        network: VocoderNetwork | None = None,
+    ) -> None:
         """Pack the weights.
 
         Args:
@@ -69,9 +76,11 @@ class SlotVocoder:
             pool: states.
             dtype: the flow's. With half precision the vocoder's products are float16 in either kind, which keeps more
                 of the wave than bfloat16 does.
+            network: runs the convolutions; None takes the fused kernels.
         """
         self.policy, self.pool = policy, pool
-        self.network = VocoderNetwork(hift, torch.float32 if dtype == torch.float32 else torch.float16)
+        products = torch.float32 if dtype == torch.float32 else torch.float16
+        self.network = network or VocoderNetwork(hift, products)
         self.frame_samples = hift.config.frame_samples
         self.overlap = OVERLAP_FRAMES * self.frame_samples
         self.fade = crossfade_window(policy.crossfade, self.overlap).float().to(pool.mel_tail.device)

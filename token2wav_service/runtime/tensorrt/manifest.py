@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from servicekit.file_sums import sha256_of_json
 from token2wav_service.errors import EngineUnfitError
+from token2wav_service.graphs.catalogue import VOCODER
 from token2wav_service.graphs.spec import ShapeRange
 
 ENGINE_SUFFIX = ".engine"
@@ -172,13 +173,14 @@ def find_engine(
         problems.append(f"  {manifest.key.stem}: {'; '.join(reasons)}")
     listed = "\n".join(problems) or f"  there is no engine of {graph} in {precision}"
     raise EngineUnfitError(
-        f"no engine in {directory} can be used:\n{listed}\nrun: {build_command(model_dir, directory, precision)}"
+        f"no engine in {directory} can be used:\n{listed}\nrun: {build_command(model_dir, directory, graph, precision)}"
     )
 
 
-def build_command(model_dir: Path, directory: Path, precision: str) -> str:
-    """Return the command that makes a checkpoint's engines."""
-    return f"cosydit build-engines {model_dir} --engines-dir {directory} --precision {precision}"
+def build_command(model_dir: Path, directory: Path, graph: str, precision: str) -> str:
+    """Return the command that makes an engine of a checkpoint's graph."""
+    option = "--vocoder-precision" if graph == VOCODER else "--precision"
+    return f"cosydit build-engines {model_dir} --engines-dir {directory} --only {graph} {option} {precision}"
 
 
 def read_manifests(directory: Path) -> Iterator[EngineManifest]:

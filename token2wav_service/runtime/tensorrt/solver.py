@@ -17,8 +17,8 @@ from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.flow.cfm import time_grid
 from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, ChunkSolver, SolverBatch, SolverPool
 from token2wav_service.runtime.tensorrt.contexts import BoundContext
-from token2wav_service.runtime.tensorrt.estimator import EstimatorSizes, TensorRTEstimator
 from token2wav_service.runtime.tensorrt.history import gather_history
+from token2wav_service.runtime.tensorrt.planned import EstimatorSizes, PlannedEngine
 
 UNPADDED = 0
 """Prompt size of batches that the fused kernels solve, because the engine is not prepared for their prompts."""
@@ -39,7 +39,7 @@ class TensorRTSolver:
 
     def __init__(
         self,
-        estimator: TensorRTEstimator,
+        estimator: PlannedEngine[EstimatorSizes],
         config: DiTConfig,
         steps: int,
         guidance: float,

@@ -1,6 +1,6 @@
-"""The DiT at one solver step, in a TensorRT engine: tensors for every planned size, and contexts bound to them.
+"""A graph in a TensorRT engine: tensors for every planned size, and contexts bound to them.
 
-It knows the graph `estimator_chunk`; it knows nothing of the solver or of streams.
+It knows the sizes of the graphs `estimator_chunk` and `vocoder`; it knows nothing of the solver or of streams.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +20,20 @@ from token2wav_service.runtime.tensorrt.api import Engine
 from token2wav_service.runtime.tensorrt.contexts import BoundContext, ContextPool, is_held, torch_dtype
 
 
+class PlannedSizes(Protocol):
+    """One shape of a graph; hashable."""
+
+    def axes(self) -> dict[str, int]:
+        """Return the sizes of the graph's axes."""
+        ...
+
+
+S = TypeVar("S", bound=PlannedSizes)
+
+
 @dataclass(frozen=True)
 class EstimatorSizes:
-    """One shape of the graph."""
+    """One shape of `estimator_chunk`: the DiT at one solver step."""
 
     streams: int
     chunk_frames: int
@@ -41,19 +53,34 @@ class EstimatorSizes:
         }
 
 
-class TensorRTEstimator:
+@dataclass(frozen=True)
+class VocoderSizes:
+    """One shape of `vocoder`: its convolutions."""
+
+    streams: int
+    frames: int
+    """Mel frames, with those kept from the chunk before."""
+    columns: int
+    """STFT columns of these frames."""
+
+    def axes(self) -> dict[str, int]:
+        """See `PlannedSizes.axes`."""
+        return {"streams": self.streams, "mel_frames": self.frames, "spectrum_frames": self.columns}
+
+
+class PlannedEngine(Generic[S]):
     """Runs the engine; allocates nothing once it is made, but contexts at the first use of a size.
 
     All sizes share one memory for each tensor, so one of them computes at a time.
     """
 
     def __init__(
-        self, engine: Engine, spec: GraphSpec, planned: Sequence[EstimatorSizes], contexts: int, device: torch.device
+        self, engine: Engine, spec: GraphSpec, planned: Sequence[S], contexts: int, device: torch.device
     ) -> None:
         """Check the engine and allocate its tensors.
 
         Args:
-            spec: of `estimator_chunk` for these models.
+            spec: of the graph, for these models.
             planned: sizes to be ready for; those that no profile holds are left out.
             contexts: execution contexts at most; every planned size that is used keeps one.
 
@@ -68,9 +95,9 @@ class TensorRTEstimator:
         self._memory = {tensor.name: self._allocate(tensor) for tensor in (*spec.inputs, *spec.outputs)}
         self._contexts = ContextPool(engine, contexts, device)
         self._leases = ExitStack()
-        self._bound: dict[EstimatorSizes, BoundContext] = {}
+        self._bound: dict[S, BoundContext] = {}
 
-    def bind(self, sizes: EstimatorSizes) -> BoundContext:
+    def bind(self, sizes: S) -> BoundContext:
         """Return the context of a planned size; the first call makes it, so it must not happen in a graph capture.
 
         Raises:
@@ -88,7 +115,7 @@ class TensorRTEstimator:
         self._bound.clear()
         self._leases.close()
 
-    def _input_shapes(self, sizes: EstimatorSizes) -> dict[str, tuple[int, ...]]:
+    def _input_shapes(self, sizes: S) -> dict[str, tuple[int, ...]]:
         return {tensor.name: tensor.shape(sizes.axes()) for tensor in self._spec.inputs}
 
     def _allocate(self, tensor: TensorSpec) -> Tensor:
@@ -96,7 +123,7 @@ class TensorRTEstimator:
         # Zeros: what a mask rules out may hold any finite value.
         return torch.zeros(count, dtype=torch_dtype(tensor.dtype.value), device=self._device)
 
-    def _tensors(self, sizes: EstimatorSizes) -> dict[str, Tensor]:
+    def _tensors(self, sizes: S) -> dict[str, Tensor]:
         views = {}
         for tensor in (*self._spec.inputs, *self._spec.outputs):
             shape = tensor.shape(sizes.axes())
