@@ -55,6 +55,9 @@ class SpeechTokenDelta:
     """Speech tokens 0..6560; may be empty."""
     finish_reason: str | None = None
     """Set on the last delta only: `stop` (end of speech) or `length` (the bound was hit)."""
+    fills: tuple[int, ...] = ()
+    """Where the LLM asked for text that is still being written, before its block of speech was full: so many of
+    `token_ids` stand before."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,10 @@ class Utterance:
     """Tokens of `text` that are waited for; those after them have time until the listener has heard these."""
     coming_text: ComingText | None = None
     """What follows `text`, to be spoken in one answer with it while it is written; None: nothing."""
+    taken_text: tuple[str, ...] = ()
+    """Pieces that were taken from `coming_text` before; it goes on behind them."""
+    fills: tuple[int, ...] = ()
+    """Where the LLM asked for text among `spoken_tokens`, as `SpeechTokenDelta` has them."""
 
 
 @dataclass(frozen=True)

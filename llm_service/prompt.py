@@ -10,7 +10,7 @@ prompt text; in CosyVoice3's input there always is one, which a caller's own con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from llm_service.errors import EmptyTextError, PromptError, TextTooLongError, UnsafeTextError
@@ -108,9 +108,10 @@ def build_prompt(
 class InterleavedSpeechPrompt:
     """The LLM's input for a text that is still being written: what is there before any of it."""
 
-    token_ids: tuple[int, ...]  # LLM ids: begin, transcript, speech
+    token_ids: tuple[int, ...]  # LLM ids: begin, transcript, speech, what was drawn elsewhere
     begin_tokens: int
     transcript_tokens: int
+    continued_tokens: int  # drawn elsewhere, fills among them
 
 
 def build_interleaved_prompt(
@@ -119,8 +120,19 @@ def build_interleaved_prompt(
     prompt_speech_tokens: Sequence[int],
     vocabulary: SpeechVocabulary = COSYVOICE2,
     instruction: str = "",
+    spoken_tokens: Sequence[int] = (),
+    fills: Collection[int] = (),
 ) -> InterleavedSpeechPrompt:
-    """Build what stands before a text whose ids come while it is spoken; for the arguments see `build_prompt`.
+    """Build what stands before a text whose ids come while it is spoken.
+
+    Args:
+        encode: see `build_prompt`.
+        prompt_text: see `build_prompt`.
+        prompt_speech_tokens: see `build_prompt`.
+        vocabulary: see `build_prompt`.
+        instruction: see `build_prompt`.
+        spoken_tokens: speech ids, 0..6560, of this very answer, drawn elsewhere.
+        fills: where the LLM asked for text among them: so many stand before.
 
     Raises:
         UnsafeTextError: a text holds control tokens.
@@ -129,7 +141,11 @@ def build_interleaved_prompt(
     begin = (vocabulary.sos_id, *instruction_ids(encode, vocabulary, instruction))
     transcript = _encode_text(encode, prompt_text, vocabulary)
     speech_ids = [vocabulary.llm_id(int(token)) for token in prompt_speech_tokens]
-    return InterleavedSpeechPrompt((*begin, *transcript, *speech_ids), len(begin), len(transcript))
+    drawn: list[int] = []
+    for place, token in enumerate((*spoken_tokens, None)):
+        drawn += [vocabulary.fill_id] * sum(fill == place for fill in fills)
+        drawn += [] if token is None else [vocabulary.llm_id(int(token))]
+    return InterleavedSpeechPrompt((*begin, *transcript, *speech_ids, *drawn), len(begin), len(transcript), len(drawn))
 
 
 class TextPieces:

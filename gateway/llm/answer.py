@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gateway import errors
-from gateway.core import Utterance
+from gateway.core import SpeechTokenDelta, Utterance
 from gateway.routing.fleet import SlotLease
 from gateway.routing.replicas import NOBODY
 from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, is_replica_fault
+from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED
 from servicekit.clock import Clock
 from servicekit.timeouts import Timeout, expire, timeout
@@ -30,8 +31,10 @@ class Answer:
 
     def __init__(self, utterance: Utterance, seed: int, max_failovers: int) -> None:
         self._utterance = utterance
+        self._text = None if utterance.coming_text is None else TakenText(utterance.coming_text)
         self._seed = seed
         self._spoken: list[int] = []
+        self._fills: list[int] = []
         self._max_failovers = max_failovers
         self._failovers_left = max_failovers
         self._pause_s = FIRST_PAUSE_S
@@ -47,9 +50,13 @@ class Answer:
 
     def rest(self) -> Utterance:
         """What is still to be spoken."""
-        if not self._spoken:
-            return self._utterance
-        return replace(self._utterance, spoken_tokens=(*self._utterance.spoken_tokens, *self._spoken))
+        rest = self._utterance
+        if self._text is not None:
+            rest = replace(rest, coming_text=self._text, taken_text=(*rest.taken_text, *self._text.pieces))
+        if not (self._spoken or self._fills):
+            return rest
+        fills = (*rest.fills, *(len(rest.spoken_tokens) + place for place in self._fills))
+        return replace(rest, spoken_tokens=(*rest.spoken_tokens, *self._spoken), fills=fills)
 
     def rest_seed(self, continues_exactly: bool) -> int:
         """Return the seed itself as long as nothing is spoken, so that the answer is the one that was lost.
@@ -61,9 +68,12 @@ class Answer:
             return self._seed
         return (self._seed + len(self._spoken)) % (MAX_SEED + 1)
 
-    def note_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Note progress."""
-        self._spoken.extend(token_ids)
+    def note(self, delta: SpeechTokenDelta) -> None:
+        """Note what came; tokens are progress."""
+        self._fills.extend(len(self._spoken) + place for place in delta.fills)
+        if not delta.token_ids:
+            return
+        self._spoken.extend(delta.token_ids)
         self._failovers_left = self._max_failovers
         self._pause_s = FIRST_PAUSE_S
         self.avoid = NOBODY
@@ -73,8 +83,6 @@ class Answer:
         """Decide whether to ask again; raise the error if not."""
         if not isinstance(error, errors.GatewayError) or not is_replica_fault(error):
             raise error
-        if self.waits_for_text:
-            raise error  # what was handed on of its text is gone with the replica
         if self.ends_s is None:
             self.ends_s = now_s + rescue_s
         # NOTE: one that could not even be asked costs nothing; time alone bounds that.

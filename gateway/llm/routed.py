@@ -70,7 +70,8 @@ class RoutedSpeechLM(Router[LLMReplica]):
         """Yield the speech tokens of one text; see `SpeechLM.generate`.
 
         An answer that breaks off is asked for again, with the tokens so far as its beginning, until `rescue_s` of
-        the fleet have gone by without a token, or too many replicas in a row broke off without one.
+        the fleet have gone by without a token, or too many replicas in a row broke off without one. Where its text is
+        still being written, the next replica gets what was taken of it at once, and then what follows.
         """
         answer = Answer(utterance, seed, self.fleet.settings.max_failovers)
         while True:
@@ -104,6 +105,7 @@ class RoutedSpeechLM(Router[LLMReplica]):
         ) as deltas:
             timed = _untimed if answer.waits_for_text else self._timed
             while (delta := await timed(ejection.unless(anext(deltas, None)))) is not None:
+                answer.note(delta)
                 if delta.token_ids:
                     self._note_progress(slot, answer, pace, delta)
                 yield delta
@@ -122,7 +124,6 @@ class RoutedSpeechLM(Router[LLMReplica]):
             self.speed.made(len(delta.token_ids) / TOKEN_RATE_HZ)
             if (token_s := pace.note(len(delta.token_ids))) is not None:
                 slot.replica.measured(token_s)
-        answer.note_tokens(delta.token_ids)
 
     async def _wait_for_slot(self, answer: Answer) -> SlotLease:
         settings = self.fleet.settings

@@ -21,6 +21,7 @@ from gateway.llm.token_connection import (
     MAX_REQUEST_BYTES,
     AnswerFailedError,
     ConnectionLostError,
+    News,
     TokenAnswer,
     TokenConnection,
 )
@@ -133,9 +134,9 @@ class TokenStreamClient:
         try:
             while True:
                 is_waiting = feeding is not None and not feeding.done()  # for text, maybe
-                ids, told = await self._next(answer, self._deadlines.total_s if is_waiting else limit_s, ends_at)
-                reason = _REASONS.get(told)
-                yield SpeechTokenDelta(ids, reason)
+                news = await self._next(answer, self._deadlines.total_s if is_waiting else limit_s, ends_at)
+                reason = _REASONS.get(news.reason)
+                yield SpeechTokenDelta(news.ids, reason, news.fills)
                 if reason is not None:
                     return
                 limit_s = self._deadlines.between_tokens_s
@@ -179,8 +180,15 @@ class TokenStreamClient:
         )
         if utterance.coming_text is not None:
             begun = self._wire.interleaved_prompt(utterance)
-            layout = messages.Interleaved(begin_tokens=begun.begin_tokens, transcript_tokens=begun.transcript_tokens)
-            return messages.GenerateRequest(prompt_ids=begun.token_ids, sampling=drawn, seed=seed, interleaved=layout)
+            return messages.GenerateRequest(
+                prompt_ids=begun.token_ids,
+                sampling=drawn,
+                seed=seed,
+                continued_tokens=begun.continued_tokens,
+                interleaved=messages.Interleaved(
+                    begin_tokens=begun.begin_tokens, transcript_tokens=begun.transcript_tokens
+                ),
+            )
         prompt = self._wire.token_prompt(utterance)
         return messages.GenerateRequest(
             prompt_ids=prompt.token_ids,
@@ -193,7 +201,7 @@ class TokenStreamClient:
             tokens_per_s=self._tokens_per_s,
         )
 
-    async def _next(self, answer: TokenAnswer, limit_s: float, ends_at: float) -> tuple[tuple[int, ...], Any]:
+    async def _next(self, answer: TokenAnswer, limit_s: float, ends_at: float) -> News:
         limit_s = max(0.0, min(limit_s, ends_at - self._clock.now()))
         received = answer.connection.received
         try:

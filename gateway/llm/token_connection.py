@@ -12,6 +12,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -44,6 +45,18 @@ class ConnectionLostError(Exception):
         self.cause = cause
 
 
+@dataclass(frozen=True)
+class News:
+    """What has come of one answer since the last time."""
+
+    ids: tuple[int, ...]
+    """Speech ids."""
+    reason: Any
+    """A `FinishReason`; 0 while there is none."""
+    fills: tuple[int, ...]
+    """See `core.SpeechTokenDelta`."""
+
+
 class TokenAnswer:
     """One answer under way."""
 
@@ -53,6 +66,7 @@ class TokenAnswer:
         self.connection = connection
         self.has_begun = False
         self._ids: list[int] = []
+        self._fills: list[int] = []
         self._reason: Any = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -60,10 +74,10 @@ class TokenAnswer:
     @property
     def has_news(self) -> bool:
         """Tell whether `read` returns or raises at once."""
-        return bool(self._ids or self._reason or self._error)
+        return bool(self._ids or self._fills or self._reason or self._error)
 
-    async def read(self) -> tuple[tuple[int, ...], Any]:
-        """Return all tokens that have come since the last time, and the `FinishReason`, 0 while there is none.
+    async def read(self) -> News:
+        """Wait for something that has not been read yet, and return all of it.
 
         Raises:
             AnswerFailedError: it failed.
@@ -75,15 +89,16 @@ class TokenAnswer:
                 await self._waiter
             finally:
                 self._waiter = None
-        if not (self._ids or self._reason) and self._error is not None:
+        if not (self._ids or self._fills or self._reason) and self._error is not None:
             raise self._error
-        ids, reason = tuple(self._ids), self._reason
-        self._ids, self._reason = [], 0
-        return ids, reason
+        news = News(tuple(self._ids), self._reason, tuple(self._fills))
+        self._ids, self._fills, self._reason = [], [], 0
+        return news
 
     def put(self, response: Any) -> None:
         """Take the next part."""
         self.has_begun = True
+        self._fills += [len(self._ids) + place for place in response.fills]
         self._ids += response.speech_ids
         self._reason = response.finish_reason
         self._wake()

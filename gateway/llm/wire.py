@@ -113,6 +113,8 @@ class LLMWire:
         prompt = self.interleaved_prompt(utterance)
         layout = {"begin_tokens": prompt.begin_tokens, "transcript_tokens": prompt.transcript_tokens}
         ids = {"return_token_ids": True, "stop_token_ids": list(self._vocabulary.end_ids), "seed": seed}
+        if prompt.continued_tokens:
+            ids["continued_tokens"] = prompt.continued_tokens
         body = {"model": model, "stream": True, "prompt": list(prompt.token_ids), **asdict(sampling), **ids}
         return WireRequest("/v1/completions", body | {"interleaved": {"id": secrets.token_hex(16), **layout}})
 
@@ -128,26 +130,31 @@ class LLMWire:
             raise errors.UnsupportedOptionError(f"{got} serves here; leave text_mode out", param="text_mode")
         given = (utterance.reference_text, utterance.reference_tokens, self._vocabulary, utterance.instruction)
         try:
-            return build_interleaved_prompt(self._encoder.encode, *given)
+            return build_interleaved_prompt(
+                self._encoder.encode, *given, spoken_tokens=utterance.spoken_tokens, fills=utterance.fills
+            )
         except PromptError as error:
             raise errors.InvalidTextError(str(error), param="input") from error
 
     async def text_pieces(self, utterance: Utterance) -> AsyncGenerator[tuple[tuple[int, ...], bool]]:
-        """Yield the LLM ids of a text that is still being written, piece by piece, and whether they are the last.
+        """Yield the LLM ids of a text that is still being written, and whether they are the last.
+
+        What is there already comes first, all at once; then piece by piece.
 
         Raises:
             InvalidTextError: a piece is not Unicode or spells control tokens.
         """
         pieces, text = TextPieces(self._encoder.encode, self._vocabulary), utterance.coming_text
-        piece: str | None = utterance.text
-        while piece is not None:
+        next_pieces: tuple[str, ...] = (utterance.text, *utterance.taken_text)
+        while next_pieces:
             try:
-                ids = pieces.ids(piece)
+                ids = tuple(each for piece in next_pieces for each in pieces.ids(piece))
             except PromptError as error:
                 raise errors.InvalidTextError(str(error), param="input") from error
             if ids:
                 yield ids, False
             piece = None if text is None else await text.next_piece()
+            next_pieces = () if piece is None else (piece,)
         yield (), True
 
     def token_prompt(self, utterance: Utterance) -> TokenPrompt:
@@ -194,8 +201,8 @@ class LLMWire:
 
     def is_spoken_out(self, utterance: Utterance) -> bool:
         """Tell whether the tokens that were spoken reach the bound of the answer already."""
-        if not utterance.spoken_tokens:
-            return False
+        if not utterance.spoken_tokens or utterance.coming_text is not None:
+            return False  # the LLM's server bounds a text that is still being written when it has ended
         text_tokens = target_text_tokens(self._encoder.encode, utterance.text, self._vocabulary)
         return len(utterance.spoken_tokens) >= self._bounds(text_tokens, utterance).max_tokens
 
@@ -234,7 +241,8 @@ class _TokenEvents:
         if choice.get("text") and not llm_ids:
             hint = "use the LLM prompt form `chat` for a server that can't send ids"
             raise errors.LLMProtocolError(f"the LLM sent text without token ids; {hint}")
-        return _delta(llm_ids, _finish_reason(choice), self._vocabulary)
+        delta = _delta(llm_ids, _finish_reason(choice), self._vocabulary)
+        return replace(delta, fills=_fills(choice, len(llm_ids))) if choice.get("fills") else delta
 
 
 class _ChatEvents:
@@ -294,6 +302,14 @@ def _finish_reason(choice: dict[str, Any]) -> str | None:
     if reason is None or reason in _GOOD_ENDS:
         return reason
     raise errors.LLMFailedError(f"the LLM ended with finish_reason {reason!r}, expected one of {_GOOD_ENDS}; try again")
+
+
+def _fills(choice: dict[str, Any], tokens: int) -> tuple[int, ...]:
+    fills = choice["fills"]
+    if not isinstance(fills, list) or not all(isinstance(each, int) and 0 <= each <= tokens for each in fills):
+        got = f"the LLM sent fills {str(fills)[:_EXCERPT_CHARACTERS]}"
+        raise errors.LLMProtocolError(f"{got}; expected places among its {tokens} tokens")
+    return tuple(fills)
 
 
 def _delta(llm_ids: Sequence[Any], finish_reason: str | None, vocabulary: SpeechVocabulary) -> SpeechTokenDelta:

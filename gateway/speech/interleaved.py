@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from gateway.core import ComingText
 from gateway.text import SpokenSegment
 from gateway.text.alignment import Alignment
 from gateway.text.segments.endings import full_stop
@@ -21,6 +22,26 @@ LONG_LETTERS = 400
 """The end of a sentence ends an answer from here on: its text and speech must fit the LLM's context."""
 LONGEST_LETTERS = 800
 _SENTENCE_ENDS = tuple(".!?\u2026\u3002\uff01\uff1f")
+
+
+class TakenText:
+    """Implements `core.ComingText`: another one; remembers what was taken, for an answer that begins again."""
+
+    def __init__(self, text: ComingText) -> None:
+        """Begin where `text` is."""
+        self._text = text
+        self.pieces: list[str] = []
+        self.is_whole = False
+        """Whether there is no more."""
+
+    async def next_piece(self) -> str | None:
+        """See `core.ComingText.next_piece`."""
+        piece = None if self.is_whole else await self._text.next_piece()
+        if piece is None:
+            self.is_whole = True
+        else:
+            self.pieces.append(piece)
+        return piece
 
 
 class ComingSegments:

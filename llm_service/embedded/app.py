@@ -181,7 +181,7 @@ class AnswerStream(Response):
         is_first = True
         try:
             async for output in self._generation.outputs():
-                if not (output.token_ids or output.text or output.is_last):
+                if not (output.token_ids or output.text or output.is_last or output.fills):
                     continue  # held back: may be the beginning of a stop string
                 count += len(output.token_ids)
                 yield sse_event(self._shape.chunk(output, is_first))

@@ -127,7 +127,8 @@ class SpeechLMEngine:
         room = self._limits.max_sequence_tokens - len(request.prompt_ids)
         check_request(request, self._limits.max_prompt_tokens, self._vocabulary.table_rows, room)
         if request.interleaved is not None:
-            Interleaver(request.prompt_ids, request.interleaved, self._vocabulary)
+            layout = (request.prompt_ids, request.interleaved, self._vocabulary)
+            Interleaver(*layout, continued_tokens=request.continued_tokens)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Put a request in the queue.

@@ -9,6 +9,9 @@ Source: the specification of the flows, section 10, with its vectors (`llm_trace
 where that goes wrong (13.17 to 13.20): no end can be drawn while text is to come; the last token is not fed twice
 before the rest of the text; prompt speech that a short text leaves over is fed behind it; nothing is drawn before text.
 A prompt whose speech fills its blocks is followed by text, where the original leaves that to the LLM.
+
+An answer that was begun elsewhere goes on: what was drawn there is laid out between the text as it was there, and none
+of it is drawn again. A fill that came before its block was full stands among the drawn ids and ends its block here too.
 """
 
 from __future__ import annotations
@@ -52,21 +55,38 @@ class Interleaver:
     """One answer's order of text and speech."""
 
     def __init__(
-        self, prompt_ids: Sequence[int], prompt: InterleavedPrompt, vocabulary: SpeechVocabulary, positions: int = 0
+        self,
+        prompt_ids: Sequence[int],
+        prompt: InterleavedPrompt,
+        vocabulary: SpeechVocabulary,
+        positions: int = 0,
+        continued_tokens: int = 0,
     ) -> None:
-        """Take the prompt as LLM ids; `positions` are those that the answer may have in the cache.
+        """Begin.
+
+        Args:
+            prompt_ids: LLM ids.
+            prompt: how they are laid out.
+            vocabulary: their numbering.
+            positions: that the answer may have in the cache.
+            continued_tokens: at the prompt's end, drawn before, fills among them.
 
         Raises:
             InvalidGenerationError: it is not laid out as `prompt` says.
         """
-        transcript_end = prompt.begin_tokens + prompt.transcript_tokens
-        speech = prompt_ids[transcript_end:]
-        if prompt.begin_tokens < 1 or transcript_end > len(prompt_ids) or not all(map(vocabulary.is_speech, speech)):
+        transcript_end, speech_end = prompt.begin_tokens + prompt.transcript_tokens, len(prompt_ids) - continued_tokens
+        speech, drawn = prompt_ids[transcript_end:speech_end], prompt_ids[max(speech_end, 0) :]
+        drawn_speech = [token for token in drawn if token != vocabulary.fill_id]
+        is_speech = all(map(vocabulary.is_speech, (*speech, *drawn_speech)))
+        if prompt.begin_tokens < 1 or not transcript_end <= speech_end or not is_speech:
             raise InvalidGenerationError(
-                f"the prompt has {len(prompt_ids)} tokens, {prompt.begin_tokens} of them its begin and "
-                f"{prompt.transcript_tokens} its transcript; expected at least 1, and speech tokens behind both"
+                f"the prompt has {len(prompt_ids)} tokens, {prompt.begin_tokens} of them its begin, "
+                f"{prompt.transcript_tokens} its transcript and {continued_tokens} continued; expected at least 1, and "
+                f"speech tokens behind both"
             )
         self._vocabulary = vocabulary
+        self._drawn = deque(drawn)
+        self._continued_speech = len(drawn_speech)
         self._positions = positions
         self.fed_tokens = 0
         """In the cache: all that `take` has returned."""
@@ -108,11 +128,14 @@ class Interleaver:
 
     def take(self) -> Feed | None:
         """Return what can go into the LLM now; None if text must come first. What is returned counts as fed."""
-        while self._left_in_block == 0 and not self.is_closed:
-            if not self._begin_block():
-                return Feed(self._taken(), draws=False) if self._unfed else None
-            self._feed_prompt_speech()
-        return Feed(self._taken(), draws=True) if self._unfed else None
+        while True:
+            while self._left_in_block == 0 and not self.is_closed:
+                if not self._begin_block():
+                    return Feed(self._taken(), draws=False) if self._unfed else None
+                self._feed_prompt_speech()
+            if not self._drawn:
+                return Feed(self._taken(), draws=True) if self._unfed else None
+            self._note_drawn(self._drawn.popleft())
 
     def note(self, token_id: int) -> None:
         """Note a speech token that was drawn; it is fed with what follows."""
@@ -129,17 +152,25 @@ class Interleaver:
 
         Args:
             asked: the caller's bound.
-            generated: tokens that it has.
+            generated: tokens that it has, without those that were drawn elsewhere.
         """
         if self.is_closed:
-            asked = min(asked, max(1, self.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN))
+            most = self.text_tokens * MAX_SPEECH_PER_TEXT_TOKEN - self._continued_speech
+            asked = min(asked, max(1, most))
         return min(asked, generated + max(self._room, 0))
 
     @property
     def _room(self) -> int:
         """Places in the cache that are left for text and speech."""
-        waiting = len(self._unfed) + len(self._text) + len(self._speech)
+        drawn = len(self._drawn) - self._drawn.count(self._vocabulary.fill_id)
+        waiting = len(self._unfed) + len(self._text) + len(self._speech) + drawn
         return self._positions - self.fed_tokens - waiting - _PLACES_BESIDE_SPEECH
+
+    def _note_drawn(self, token_id: int) -> None:
+        if token_id == self._vocabulary.fill_id:
+            self.note_fill()
+        else:
+            self.note(token_id)
 
     def _begin_block(self) -> bool:
         """Move the next block's text to what is fed, if it is there."""

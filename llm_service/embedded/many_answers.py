@@ -58,6 +58,7 @@ class _Part:
     """The tokens of one answer that are ready to send."""
 
     ids: list[int] = field(default_factory=list)
+    fills: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
 
 
@@ -158,9 +159,11 @@ class ManyAnswers:
                 failed.append(self._failure(number, output.error))
                 continue
             part = ready.setdefault(number, _Part())
+            part.fills += [len(part.ids) + place for place in output.fills]
             part.ids += speech_ids(output.token_ids, llm_ids)
             part.reason = output.finish_reason
-        return [*(self._message(number, part) for number, part in ready.items() if part.ids or part.reason), *failed]
+        parts = (each for each in ready.items() if each[1].ids or each[1].reason or each[1].fills)
+        return [*(self._message(number, part) for number, part in parts), *failed]
 
     def _note(self, number: int, output: GenerationOutput) -> None:
         answer = self._answers.get(number)
@@ -172,7 +175,8 @@ class ManyAnswers:
             del self._answers[number]
 
     def _message(self, number: int, part: _Part) -> Any:
-        response = messages.GenerateResponse(speech_ids=part.ids, finish_reason=REASONS[part.reason])
+        reason = REASONS[part.reason]
+        response = messages.GenerateResponse(speech_ids=part.ids, finish_reason=reason, fills=part.fills)
         return messages.NumberedPart(number=number, response=response)
 
     def _failure(self, number: int, error: EngineError) -> Any:

@@ -72,6 +72,8 @@ class AnswerShape:
         }
         if self.with_token_ids:
             choice["token_ids"] = list(output.token_ids)
+        if output.fills:
+            choice["fills"] = list(output.fills)
         return choice
 
     def _envelope(self, is_chunk: bool) -> dict[str, Any]:

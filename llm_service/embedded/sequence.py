@@ -34,7 +34,8 @@ class Sequence:
         self._latest = request.prompt_ids  # to be fed next, where the text is whole
         self.interleaver: Interleaver | None = None
         if request.interleaved is not None:
-            self.interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary, positions)
+            layout = (request.prompt_ids, request.interleaved, vocabulary)
+            self.interleaver = Interleaver(*layout, positions, request.continued_tokens)
             closing = {*self._rows(vocabulary.end_ids), *self._rows(request.params.stop_token_ids)}
             self._rows_of_ends = np.array(sorted(closing - set(self._rows([vocabulary.fill_id]))), dtype=np.int64)
         self._stops = StopStringFilter(request.params.stop)
@@ -80,7 +81,7 @@ class Sequence:
         token_id = self._vocabulary.first_id + row
         if self.interleaver is not None and not self.interleaver.is_closed and token_id == self._vocabulary.fill_id:
             self.interleaver.note_fill()
-            return self._output(Released())
+            return GenerationOutput(self.request.request_id, fills=(0,))
         self._generated += 1
         self._latest = (token_id,)
         if self.interleaver is not None and row < SPEECH_TOKEN_COUNT:

@@ -105,6 +105,7 @@ class GenerationOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or LLM id that ended it
     error: EngineError | None = None
+    fills: tuple[int, ...] = ()  # the LLM asked for text before its block was full: behind so many `token_ids`
 
     @property
     def is_last(self) -> bool:

@@ -208,9 +208,10 @@ class InterleavedAnswer(Answer):
         """
         super().__init__(request, ids, texts, arrived_s)
         assert request.interleaved is not None
-        self._interleaver = Interleaver(request.prompt_ids, request.interleaved, vocabulary, positions)
+        layout, continued = (request.prompt_ids, request.interleaved, vocabulary), request.continued_tokens
+        self._interleaver = Interleaver(*layout, positions, continued)
         self._positions = positions
-        self._drawn_rows: list[int] = []
+        self._drawn_rows: list[int] = (self.prompt[len(self.prompt) - continued :] - ids.first_id).tolist()
         self._fill_row = vocabulary.fill_id - ids.first_id
         self.waits_for_text = False
 

@@ -145,7 +145,8 @@ class GpuEngine:
         most_prompt_tokens = self._limits.max_sequence_tokens - 1
         check_request(request, most_prompt_tokens, self._vocabulary_rows, self._most_positions - tokens)
         if request.interleaved is not None:
-            Interleaver(request.prompt_ids, request.interleaved, self._vocabulary())
+            layout = (request.prompt_ids, request.interleaved, self._vocabulary())
+            Interleaver(*layout, continued_tokens=request.continued_tokens)
         if not 0 <= request.continued_tokens < tokens:
             raise InvalidGenerationError(
                 f"continued_tokens is {request.continued_tokens}; expected 0..{tokens - 1}, tokens at the prompt's end"
@@ -391,7 +392,7 @@ class GpuEngine:
         self._counters.tokens += 1
         if isinstance(answer, InterleavedAnswer) and not answer.note(row):
             self._go_on(answer)
-            return None
+            return GenerationOutput(answer.request.request_id, fills=(0,))
         answer.generated += 1
         if answer.generated == 1:
             self._paces.first_token_s[answer.slot] = now_s

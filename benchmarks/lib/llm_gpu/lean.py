@@ -108,7 +108,7 @@ async def _call(connection: TokenConnection, random: np.random.Generator, seed: 
     times: list[float] = []
     answer = connection.begin(asked, CALL_TIMEOUT_S)
     while True:
-        ids, reason = await answer.read()
-        times += [(time.perf_counter() - began) * 1e3] * len(ids)
-        if reason:
+        news = await answer.read()
+        times += [(time.perf_counter() - began) * 1e3] * len(news.ids)
+        if news.reason:
             return times

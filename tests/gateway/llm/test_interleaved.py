@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from llm_service.text_encoder import TextEncoder, load_text_encoder
 from llm_service.vocab import COSYVOICE2
 from servicekit.clock import SystemClock
 from servicekit.timeouts import timeout
+from tests.gateway.routing.fakes import routed_llm
 from tests.llm_service.embedded.scripted import ScriptedModel
 from tests.workers import free_ports
 
@@ -122,6 +123,48 @@ async def test_speech_comes_before_the_text_is_whole_and_ends_with_it(
         fed = [token for token in model.fed if token < COSYVOICE2.first_id]
         assert tuple(fed) == whole, "pieces are encoded as the text is"
         assert loop.stats().free_slots == 1
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+async def test_another_server_goes_on_with_what_was_spoken_and_with_the_text(
+    kind: str, llm_dir: Path, encoder: TextEncoder
+) -> None:
+    async with timeout(60.0), AsyncExitStack() as stack:
+        wire, servers = LLMWire(encoder), {}
+        for address in "ab":
+            servers[address] = await stack.enter_async_context(served(kind, llm_dir, wire))
+            servers[address][2].wishes[9] = COSYVOICE2.fill_id  # asks for text behind 9 tokens, and always again
+        replicas = [Address(address, client) for address, (client, _, _) in servers.items()]
+        router = await stack.enter_async_context(routed_llm(*replicas))  # type: ignore[arg-type]
+        text, spoken = Written(*PIECES[1:]), list[int]()
+        utterance = Utterance(PIECES[0], "", (), coming_text=text)
+        async with aclosing(router.generate(utterance, GREEDY, 3)) as deltas:
+            async for delta in deltas:
+                spoken += delta.token_ids
+                if len(spoken) == 9:
+                    for _, loop, model in servers.values():
+                        model.wishes.clear()
+                        if not loop.stats().free_slots:
+                            loop.stop()
+                    text.queue.put_nowait(" who was old")
+                    text.queue.put_nowait(None)
+        assert spoken == list(range(100, 100 + LENGTH))
+        (last,) = (model for _, loop, model in servers.values() if loop.is_running)
+        whole = build_prompt(encoder.encode, "", "".join(PIECES) + " who was old", ()).token_ids[1:-1]
+        assert tuple(token for token in last.fed if token < COSYVOICE2.first_id) == whole
+        ninth = last.fed.index(COSYVOICE2.llm_id(108))
+        assert last.fed[ninth + 1] < COSYVOICE2.first_id, "the block ends where the lost server's did"
+        assert sum(status.failovers_total for status in router.snapshot()) == 1
+
+
+class Address:
+    """A replica: a client with a name."""
+
+    def __init__(self, address: str, client: Any) -> None:
+        self.address, self._client = address, client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -246,21 +246,142 @@ def test_an_answer_waits_for_the_only_replica_to_be_started_again() -> None:
     assert llm.utterances[-1].spoken_tokens == tuple(range(5))
 
 
-class Unwritten:
-    """A text that never goes on."""
+class Writing:
+    """A text of which a piece comes every 100 ms."""
+
+    def __init__(self, pieces: int) -> None:
+        self._left = pieces
+        self.given = ["piece "]
 
     async def next_piece(self) -> str | None:
-        await asyncio.Event().wait()
-        return None
+        if not self._left:
+            return None
+        await asyncio.sleep(0.1)
+        self._left -= 1
+        self.given.append(f"piece{self._left} ")
+        return self.given[-1]
 
 
-async def test_an_answer_that_waits_for_text_is_not_asked_for_again_and_tells_nothing_of_speed() -> None:
-    llms = [ScriptedLLM(name, breaks_after=2, error=LOST) for name in "ab"]
-    utterance = dataclasses.replace(UTTERANCE, coming_text=Unwritten())
-    async with routed_llm(*llms) as router:
-        router.speed.begin_wait = router.speed.made = None  # type: ignore[assignment]
-        with pytest.raises(type(LOST)):
-            async for _ in router.generate(utterance, Sampling(), 3):
-                pass
-        assert sum(len(llm.utterances) for llm in llms) == 1
-        assert all(status.open_streams == 0 for status in router.snapshot())
+class InterleavingLLM(ScriptedLLM):
+    """Speaks 15 tokens for each piece of text, asking for the next piece behind 12 of them every second time."""
+
+    said: list[str]
+    breaks_at: tuple[int, ...] = ()
+    """Tokens of the whole answer behind which it breaks off, once."""
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        self.utterances.append(utterance)
+        self.seeds.append(seed)
+        self.running += 1
+        try:
+            self.said = [utterance.text, *utterance.taken_text]
+            spoken, fills = len(utterance.spoken_tokens), list(utterance.fills)
+            while True:
+                while spoken < 15 * len(self.said) - 3 * (len(self.said) // 2):
+                    self._break_off(spoken)
+                    await asyncio.sleep(0.01)
+                    yield SpeechTokenDelta((spoken,))
+                    spoken += 1
+                self._break_off(spoken)
+                if len(self.said) % 2 == 0 and spoken not in fills:
+                    fills.append(spoken)
+                    yield SpeechTokenDelta((), None, (0,))
+                assert utterance.coming_text is not None
+                piece = await utterance.coming_text.next_piece()
+                if piece is None:
+                    break
+                self.said.append(piece)
+            yield SpeechTokenDelta((), "stop")
+        finally:
+            self.running -= 1
+
+    def _break_off(self, spoken: int) -> None:
+        if spoken in self.breaks_at:
+            self.breaks_at = tuple(each for each in self.breaks_at if each != spoken)
+            raise LOST
+
+
+BREAKS = [(0,), (7,), (15,), (27,), (28,), (0, 27, 42)]
+
+
+@pytest.mark.parametrize("breaks_at", BREAKS, ids=str)
+def test_an_answer_whose_text_is_being_written_goes_on_elsewhere(breaks_at: tuple[int, ...]) -> None:
+    llms = [InterleavingLLM(name) for name in "ab"]
+    for llm in llms:
+        llm.breaks_at = breaks_at
+    text = Writing(pieces=4)
+
+    async def answer(clock: VirtualClock) -> list[SpeechTokenDelta]:
+        async with routed_llm(*llms, settings=RoutingSettings(), clock=clock) as router:  # type: ignore[arg-type]
+            router.speed.begin_wait = router.speed.made = None  # type: ignore[assignment]
+            deltas = [
+                delta
+                async for delta in router.generate(
+                    dataclasses.replace(UTTERANCE, text="piece ", coming_text=text), Sampling(), 3
+                )
+            ]
+            status = router.snapshot()
+            assert sum(each.failovers_total for each in status) == sum(len(llm.utterances) for llm in llms) - 1
+            assert all(each.open_streams == 0 for each in status)
+        return deltas
+
+    deltas = run_virtually(answer)
+    assert _tokens(deltas) == list(range(69)), "nothing twice, nothing left out"
+    assert [delta.finish_reason for delta in deltas].count("stop") == 1
+    asked = sum(len(llm.utterances) for llm in llms)
+    assert asked > len(breaks_at)
+    assert max((llm.said for llm in llms if llm.utterances), key=len) == text.given, "all text, each piece once"
+    for utterance in (utterance for llm in llms for utterance in llm.utterances):
+        assert utterance.spoken_tokens == tuple(range(len(utterance.spoken_tokens)))
+        assert utterance.fills == tuple(place for place in (27, 54) if place < len(utterance.spoken_tokens))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11; before, deadlines alone end such a wait")
+@pytest.mark.parametrize("has_text", [False, True])
+def test_an_answer_that_waits_for_text_goes_on_where_its_replica_goes_silent(has_text: bool) -> None:
+    """The loss is noticed while the writer thinks; what it writes then goes to the next replica alone."""
+    llms = [InterleavingLLM(name) for name in "ab"]
+    text = Writing(pieces=1 if has_text else 0)
+
+    async def late() -> str | None:
+        await asyncio.sleep(50.0)
+        text.next_piece = now  # type: ignore[method-assign]
+        return await now()
+
+    now, text.next_piece = text.next_piece, late  # type: ignore[method-assign]
+
+    async def answer(clock: VirtualClock) -> list[int]:
+        async with routed_llm(*llms, settings=RoutingSettings(), clock=clock) as router:  # type: ignore[arg-type]
+            utterance = dataclasses.replace(UTTERANCE, text="piece ", coming_text=text)
+            heard: list[int] = []
+            async with aclosing(router.generate(utterance, Sampling(), 3)) as deltas:
+                async for delta in deltas:
+                    heard += delta.token_ids
+                    if len(heard) == 15 and delta.token_ids:
+                        (busy,) = (llm for llm in llms if llm.running)
+                        busy.is_dead = True
+            assert [len(llm.utterances) for llm in llms] == [1, 1]
+            return heard
+
+    assert run_virtually(answer) == list(range(27 if has_text else 15))
+
+
+def test_an_answer_that_no_replica_goes_on_with_is_bounded_while_its_text_is_written() -> None:
+    llms = [InterleavingLLM(name) for name in "ab"]
+    settings = RoutingSettings(failures_to_eject=100)
+    for llm in llms:
+        llm._break_off = _always_lost  # type: ignore[method-assign]
+
+    async def answer(clock: VirtualClock) -> None:
+        async with routed_llm(*llms, settings=settings, clock=clock) as router:  # type: ignore[arg-type]
+            with pytest.raises(LLMInterruptedError):
+                async for _ in router.generate(dataclasses.replace(UTTERANCE, coming_text=Writing(4)), Sampling(), 3):
+                    raise AssertionError("nothing comes")
+            assert all(status.open_streams == 0 for status in router.snapshot())
+
+    run_virtually(answer)
+    assert sum(len(llm.utterances) for llm in llms) == 1 + settings.max_failovers
+
+
+def _always_lost(spoken: int) -> None:
+    raise LOST

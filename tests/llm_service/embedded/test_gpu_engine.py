@@ -387,6 +387,15 @@ def interleaved_tokens(engine: GpuEngine | SpeechLMEngine, request: GenerationRe
     return tokens_of(outputs)
 
 
+def drawn_of(outputs: Sequence[GenerationOutput]) -> list[int]:
+    """All that was drawn, the fills among them."""
+    return [
+        token
+        for output in outputs
+        for token in (*output.token_ids, *(COSYVOICE2.fill_id for _ in output.fills))  # one or the other
+    ]
+
+
 def until_idle(engine: GpuEngine | SpeechLMEngine) -> list[GenerationOutput]:
     outputs: list[GenerationOutput] = []
     while engine.idle_s() == 0:
@@ -418,6 +427,51 @@ def test_text_that_comes_while_it_is_spoken_gives_the_reference_s_answer(
     reference = SpeechLMEngine(model, EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400), guard)
     expected = interleaved_tokens(reference, request)
     assert interleaved_tokens(make_engine(guard=guard), request) == expected
+
+
+FILLING = frozenset({COSYVOICE2.fill_id, *(SPEECH_TOKEN_OFFSET + token for token in range(12))})
+
+
+def interleaved_rest(engine: GpuEngine | SpeechLMEngine, request: GenerationRequest, drawn: list[int]) -> list[int]:
+    """Begin behind what was drawn; the text comes in other pieces than before, most of it at once."""
+    going_on = {"prompt_ids": (*BEGUN, *drawn), "continued_tokens": len(drawn)}
+    engine.add_request(replace(request, **going_on))  # type: ignore[arg-type]
+    engine.step()
+    for text, is_last in ((range(1, 9), False), (range(9, 30), True)):
+        engine.feed(request.request_id, text, is_last)
+    return drawn_of(until_idle(engine))
+
+
+@pytest.mark.parametrize("allowed", [None, FILLING], ids=["no fills", "fills"])
+def test_an_interleaved_answer_goes_on_behind_what_another_engine_drew(
+    make_engine: EngineMaker, allowed: frozenset[int] | None
+) -> None:
+    asked = {"prompt": BEGUN, "max_tokens": 60, "allowed_token_ids": allowed, "seed": 5}
+    asked["temperature"] = 0.8 if allowed is None else 9.0
+    request = replace(make_request("a", **asked), interleaved=INTERLEAVED)
+    engine = make_engine()
+    engine.add_request(request)
+    engine.feed("a", range(1, 30), is_last=True)
+    whole = drawn_of(until_idle(engine))
+    fills = [index for index, token in enumerate(whole) if token == COSYVOICE2.fill_id]
+    assert fills or allowed is None
+    for count in (fills[0], fills[0] + 1, 40) if fills else (1, 8, 24):
+        rest = interleaved_rest(make_engine(), request, whole[:count])
+        assert rest[: len(whole) - count] == whole[count:], f"behind {count} draws"
+
+
+def test_the_reference_goes_on_too_where_nothing_is_random(model: SpeechLanguageModel) -> None:
+    asked = {"prompt": BEGUN, "max_tokens": 60, "temperature": 0.0, "repetition_penalty": 1.5}
+    request = replace(make_request("a", **asked), interleaved=INTERLEAVED)
+
+    def engine() -> SpeechLMEngine:
+        model.allocate_cache(model.cache_shape(4, 300), rows_per_forward=4)
+        return SpeechLMEngine(model, EngineLimits(slots=4, max_sequence_tokens=300, max_step_tokens=400), NO_GUARD)
+
+    whole = interleaved_rest(engine(), request, [])
+    for count in (1, 8, 24, 40):
+        rest = interleaved_rest(engine(), request, whole[:count])
+        assert rest[: len(whole) - count] == whole[count:], f"behind {count} draws"
 
 
 def test_interleaved_answers_and_whole_ones_do_not_touch_each_other(make_engine: EngineMaker) -> None:

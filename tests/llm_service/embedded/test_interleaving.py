@@ -152,6 +152,49 @@ def test_a_fill_that_the_llm_draws_itself_asks_for_text_and_is_neither_fed_nor_h
     assert speech_of(outputs, vocabulary) == list(range(100, 125))
 
 
+@pytest.mark.parametrize("count", [0, 4, 5, 6, 20, 21, 24])
+@pytest.mark.parametrize("text", [range(1, 4), range(1, 13), range(1, 23)], ids=["short", "middling", "long"])
+def test_what_was_drawn_elsewhere_is_laid_out_as_it_was_there(text: range, count: int) -> None:
+    case = {"prompt_text": [51, 52], "prompt_speech_len": 8}
+    asking = [4] if len(text) == 3 else [4, 18]  # behind so many tokens
+    model = ScriptedModel(COSYVOICE2, 50, Once(dict.fromkeys(asking, COSYVOICE2.fill_id)))
+    request = make_request(case, COSYVOICE2)
+    drawn = drawn_of(run(SpeechLMEngine(model, LIMITS, NO_GUARD), request, text))
+    assert drawn.count(COSYVOICE2.fill_id) == len(asking)
+    fed, going_on = list(model.fed), (*request.prompt_ids, *drawn[:count])
+    asking = asking[drawn[:count].count(COSYVOICE2.fill_id) :]
+    model.wishes = Once(dict.fromkeys(asking, COSYVOICE2.fill_id))
+    continued = replace(request, prompt_ids=going_on, continued_tokens=count)
+    assert drawn_of(run(SpeechLMEngine(model, LIMITS, NO_GUARD), continued, text)) == drawn[count:]
+    assert model.fed == fed
+
+
+class Once(dict[int, int]):
+    """Wishes that are forgotten when they are told."""
+
+    def __getitem__(self, key: int) -> int:
+        return self.pop(key)
+
+
+def drawn_of(outputs: Sequence[GenerationOutput]) -> list[int]:
+    """All that was drawn, the fills among them; each output is one draw."""
+    fill = COSYVOICE2.fill_id
+    return [token for output in outputs for token in (output.token_ids or [fill] * len(output.fills))]
+
+
+def test_continued_tokens_are_bounded_by_the_prompt_and_counted_for_the_text() -> None:
+    request = make_request({"prompt_text": [51], "prompt_speech_len": 4}, COSYVOICE2)
+    engine = SpeechLMEngine(ScriptedModel(COSYVOICE2, 99), LIMITS, NO_GUARD)
+    for wrong in (5, 7):
+        with pytest.raises(InvalidGenerationError, match=f"and {wrong} continued; expected"):
+            engine.add_request(replace(request, continued_tokens=wrong))
+    spoken = tuple(COSYVOICE2.llm_id(token) for token in range(100, 135))
+    going_on = replace(request, prompt_ids=(*request.prompt_ids, *spoken), continued_tokens=35)
+    outputs = run(engine, going_on, range(2))
+    assert speech_of(outputs, COSYVOICE2) == list(range(135, 135 + 2 * MAX_SPEECH_PER_TEXT_TOKEN - 35))
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
 def test_a_prompt_of_whole_blocks_waits_for_text_before_it_speaks() -> None:
     case = {"prompt_text": [51, 52, 53, 54, 55], "prompt_speech_len": 15}
     model = ScriptedModel(COSYVOICE2, 20)
