@@ -25,9 +25,11 @@ from gateway.errors import LLMError, LLMUnavailableError, NotReadyError, Token2W
 from gateway.host import Host
 from gateway.routing.settings import RoutingSettings
 from gateway.speech.request import SpeechRequest, SpeechResult
+from gateway.speech.session import SpeechSession
 from servicekit.timeouts import timeout
 from tests.e2e.conftest import RunningStack, make_options, wait_until
 from tests.workers import is_whole
+from token2wav_service.contract import SAMPLES_PER_TOKEN
 from token2wav_service.serving.process.health import model_processes
 
 pytestmark = pytest.mark.servers
@@ -177,6 +179,31 @@ async def test_the_llm_dying_in_mid_stream_and_staying_down(mortal: RunningStack
         with pytest.raises(NotReadyError):
             await gateway.readiness.check()
     assert mortal.token2wav_metric("open_streams") == 0
+
+
+async def test_a_text_goes_on_being_spoken_while_it_is_written_when_the_only_llm_is_started_again(
+    mortal: RunningStack,
+) -> None:
+    llm = mortal.stack.services[0]
+    async with _gateway(mortal, RoutingSettings()) as gateway:
+        request = SpeechRequest("", seed=0, is_interleaved=True)
+        session = SpeechSession(gateway.pipeline, request, pause_s=READY_S)
+        session.write(LONG_TEXT)
+        heard = 0
+        async for audio in session.audio():
+            if not heard:
+                await asyncio.to_thread(_kill, llm)
+                await asyncio.to_thread(_start_again, mortal.stack, llm)
+                session.write("And this was written while nobody could speak.")
+                session.end()
+            heard += len(audio.samples)
+        (result,) = session.results
+        (span,) = result.spans
+        assert span.segment.text.endswith("while nobody could speak.") and result.finish_reason is not None
+        assert heard == result.speech_tokens * SAMPLES_PER_TOKEN
+        assert gateway.routes is not None
+        assert sum(status.failovers_total for status in gateway.routes.llm.snapshot()) >= 1
+        assert mortal.llm_metric("requests_running") == 0
 
 
 async def _samples(gateway: Host, has_begun: asyncio.Event) -> FloatArray:
