@@ -103,20 +103,27 @@ class Verdict:
 class AnswerGuard:
     """Watches one answer, token by token."""
 
-    def __init__(self, text: str, length: SpeechLength, silent_tokens: frozenset[int] = frozenset()) -> None:
+    def __init__(self, text: str, length: SpeechLength | None, silent_tokens: frozenset[int] = frozenset()) -> None:
         """Begin before the first token.
 
         Args:
             text: what is to be said, as the LLM gets it.
-            length: the bounds of saying it.
+            length: the bounds of saying it; None: the text goes on.
             silent_tokens: see `GuardSettings`.
         """
-        self._length = length
         self._silent = silent_tokens
-        self._most_grams = max(LOOP_COUNT, 2 * repeats_in(text))
+        self.grow(text, length)
         self._grams: dict[tuple[int, ...], list[int]] = {}
         self._silence = 0
         self.tokens: list[int] = []
+
+    def grow(self, text: str, length: SpeechLength | None) -> None:
+        """Go by more of the text; for the arguments see the begin.
+
+        As long as the text goes on its length bounds nothing: the LLM has 15 tokens for 5 of the text, and no end.
+        """
+        self._length = length
+        self._most_grams = max(LOOP_COUNT, 2 * repeats_in(text))
 
     def push(self, token_ids: Sequence[int]) -> Verdict | None:
         """Take the next tokens (0..6560); return the first trouble that they show."""
@@ -129,8 +136,10 @@ class AnswerGuard:
 
     def end(self, finish_reason: str) -> Verdict | None:
         """Take the end (`stop` or `length`); return the trouble with it, if any."""
+        if self._length is None:
+            return None  # no room for the rest of the text, which is no fault of the speech
         if finish_reason == LONG_FINISH:
-            return self._long()
+            return self._long(self._length)
         if len(self.tokens) < self._length.shortest:
             return Verdict(Trouble.SHORT, len(self.tokens))
         return None
@@ -150,14 +159,16 @@ class AnswerGuard:
         return Verdict(Trouble.LOOP, found[0]) if len(found) > self._most_grams else None
 
     def _length_verdict(self) -> Verdict | None:
-        return self._long() if len(self.tokens) > self._length.longest else None
+        if self._length is None or len(self.tokens) <= self._length.longest:
+            return None
+        return self._long(self._length)
 
-    def _long(self) -> Verdict:
-        return Verdict(Trouble.LONG, self._likely_end())
+    def _long(self, length: SpeechLength) -> Verdict:
+        return Verdict(Trouble.LONG, self._likely_end(length))
 
-    def _likely_end(self) -> int:
+    def _likely_end(self, length: SpeechLength) -> int:
         """Return where an answer that did not end has most likely said its text: the pause next to the usual length."""
-        usual = min(self._length.usual, len(self.tokens))
+        usual = min(length.usual, len(self.tokens))
         pauses = [at for at, token_id in enumerate(self.tokens) if token_id in self._silent]
         near = [at for at in pauses if usual <= at <= usual + SILENCE_TOKENS]
         return near[0] if near else usual
@@ -166,22 +177,31 @@ class AnswerGuard:
 class HeldAnswer:
     """Gives the tokens of one answer out as late as its listener allows."""
 
-    def __init__(self, stream_tokens: int, free_tokens: int, usual_tokens: int) -> None:
+    def __init__(self, stream_tokens: int, free_tokens: int, usual_tokens: int | None) -> None:
         """Begin before the first token of the answer.
 
         Args:
             stream_tokens: given out before it in the stream.
             free_tokens: see `held_tokens`.
             usual_tokens: of such a text; what goes beyond, and beyond the first chunk, waits for the answer's end.
+                None: the text goes on.
         """
         self._stream_tokens = stream_tokens
         self._free_tokens = free_tokens
-        self._usual_tokens = max(usual_tokens, free_tokens - stream_tokens)
+        self.usual_tokens = usual_tokens
         self.given = 0
 
     def next_given(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens that may be spoken now, of all tokens of the answer so far."""
-        return self._up_to(tokens, min(self._free(len(tokens)), self._usual_tokens))
+        free = self._free(len(tokens))
+        if self.usual_tokens is not None:
+            free = min(free, max(self.usual_tokens, self._free_tokens - self._stream_tokens))
+        return self._up_to(tokens, free)
+
+    def waiting(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return what may be spoken now that the LLM waits for text: all, if it makes a first chunk."""
+        is_first = self._stream_tokens + len(tokens) < self._free_tokens
+        return () if is_first else self._up_to(tokens, len(tokens))
 
     def rest(self, tokens: Sequence[int], end: int | None = None) -> tuple[int, ...]:
         """Return all that was not given out, up to `end` (all by default): the answer is over."""

@@ -4,14 +4,17 @@
     answer 1   text, speech, text, speech, ... end      ► one span, which grows
     answer 2                                  ...
 
-An answer ends with the text, before a pause or another way of speaking, and where its text gets long.
+An answer ends with the text, before a pause or another way of speaking, and where its text gets long. One that is cut
+short leaves the sentences behind the one that it was cut in to the next answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from gateway.core import ComingText
 from gateway.text import SpokenSegment
@@ -33,10 +36,16 @@ class TakenText:
         self.pieces: list[str] = []
         self.is_whole = False
         """Whether there is no more."""
+        self.is_awaited = False
+        """Whether somebody waits for the next piece."""
 
     async def next_piece(self) -> str | None:
         """See `core.ComingText.next_piece`."""
-        piece = None if self.is_whole else await self._text.next_piece()
+        self.is_awaited = True
+        try:
+            piece = None if self.is_whole else await self._text.next_piece()
+        finally:
+            self.is_awaited = False
         if piece is None:
             self.is_whole = True
         else:
@@ -44,63 +53,103 @@ class TakenText:
         return piece
 
 
-class ComingSegments:
-    """Implements `core.ComingText`: the segments behind an answer's first one, as long as they belong to it."""
+class SegmentQueue:
+    """The segments of a text in their order; those that were taken too early can be put back."""
 
-    def __init__(
-        self,
-        first: SpokenSegment,
-        following: Callable[[], Awaitable[SpokenSegment | None]],
-        on_joined: Callable[[SpokenSegment], None],
-    ) -> None:
-        """Begin an answer.
-
-        Args:
-            first: what the answer begins with.
-            following: waits for the next segment; None: there is none.
-            on_joined: is told of all that the answer speaks by now, as one segment.
-        """
-        self._all, self._following, self._on_joined = first, following, on_joined
+    def __init__(self, following: Callable[[], Awaitable[SpokenSegment | None]]) -> None:
+        """Begin; `following` waits for the next segment, None: there is none."""
+        self._following = following
+        self._back = deque[SpokenSegment]()
         self._coming: asyncio.Future[SpokenSegment | None] | None = None
-        self._rest: SpokenSegment | None = None
-        self._is_over = False
 
-    async def next_piece(self) -> str | None:
-        """See `core.ComingText.next_piece`."""
-        if self._is_over or self._is_full():
-            return None
-        segment = await self._next()
-        self._coming = None
-        if segment is None or not _goes_on(self._all, segment):
-            self._rest, self._is_over = segment, True
-            return self._missing_end()
-        self._all = joined(self._all, segment)
-        self._on_joined(self._all)
-        return segment.text
-
-    async def behind(self) -> SpokenSegment | None:
-        """Return what follows the answer, when it has ended; waits for it. None: nothing.
+    async def take(self) -> SpokenSegment | None:
+        """Wait for the next one; None at the end. May be cancelled and called again.
 
         Raises:
             GatewayError: the text can't go on.
         """
-        return self._rest if self._is_over else await self._next()
+        if self._back:
+            return self._back.popleft()
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(self._following())
+        coming = self._coming
+        segment = await asyncio.shield(coming)
+        self._coming = None
+        return segment
+
+    def put_back(self, segments: Sequence[SpokenSegment]) -> None:
+        """Have these come next."""
+        self._back.extendleft(reversed(segments))
 
     def close(self) -> None:
         """Wait for no further segment."""
         if self._coming is not None:
             self._coming.cancel()
 
+
+class ComingSegments:
+    """Implements `core.ComingText`: the segments behind an answer's first one, as long as they belong to it."""
+
+    def __init__(self, first: SpokenSegment, queue: SegmentQueue, on_grown: Callable[[SpokenSegment], None]) -> None:
+        """Begin an answer.
+
+        Args:
+            first: what the answer begins with.
+            queue: of what follows.
+            on_grown: is told of all that the answer speaks by now, as one segment.
+        """
+        self._segments, self._queue, self._on_grown = [first], queue, on_grown
+        self._all = first
+        self._is_over = False
+
+    async def next_piece(self) -> str | None:
+        """See `core.ComingText.next_piece`."""
+        if self._is_over or self._is_full():
+            return None
+        segment = await self._queue.take()
+        if segment is not None and (self._is_over or not _goes_on(self._all, segment)):
+            self._queue.put_back([segment])
+            segment = None
+        if segment is None:
+            missing = None if self._is_over else self._missing_end()
+            self._is_over = True
+            return missing
+        self._segments.append(segment)
+        self._grow(joined(self._all, segment))
+        return segment.text
+
+    def end(self) -> float:
+        """Take no more: the answer has ended. Return the seconds of the pause behind it that `first` does not have."""
+        self._is_over = True
+        return self._all.source.pause_s if len(self._segments) > 1 else 0.0
+
+    def cut(self, tokens: int, usual_tokens: Callable[[str], int]) -> None:
+        """End an answer that was cut short: the sentences behind the one that it was cut in are another answer's.
+
+        Args:
+            tokens: how many were spoken.
+            usual_tokens: tells how many a text usually takes.
+        """
+        said, text = list[SpokenSegment](), ""
+        while len(said) < len(self._segments):
+            said.append(self._segments[len(said)])
+            text += said[-1].text
+            if usual_tokens(text) >= tokens and text.rstrip().endswith(_SENTENCE_ENDS):
+                break
+        self._is_over, unsaid = True, self._segments[len(said) :]
+        self._queue.put_back(unsaid)
+        if unsaid:
+            self._segments = said
+            self._grow(reduce(joined, said))
+
+    def _grow(self, whole: SpokenSegment) -> None:
+        self._all = whole
+        self._on_grown(whole)
+
     def _missing_end(self) -> str | None:
         """Return the mark that the LLM needs behind a text that ends with a word."""
         text = self._all.text.rstrip()
         return full_stop(text, self._all.language) if text[-1:].isalnum() else None
-
-    def _next(self) -> Awaitable[SpokenSegment | None]:
-        """Wait for the next segment; cancelling the wait does not harm the segment."""
-        if self._coming is None:
-            self._coming = asyncio.ensure_future(self._following())
-        return asyncio.shield(self._coming)
 
     def _is_full(self) -> bool:
         letters = len(self._all.text)

@@ -5,10 +5,14 @@
 
 A new answer goes on behind what was given out, as one does that another replica takes over, and draws with a seed that
 follows from the segment's. Where no answer is good, the speech ends at the last good place.
+
+A text may still be written meanwhile. Then each answer gets what was taken of it and goes on with the rest; nothing is
+held back while the LLM waits for the writer; and how long the speech may be is judged once the text is whole.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -16,8 +20,12 @@ from dataclasses import dataclass, replace
 from gateway.core import Sampling, SpeechLM, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, usual_speech
 from gateway.speech.guard import LONG_FINISH, AnswerGuard, GuardMode, GuardSettings, HeldAnswer, Trouble, Verdict
+from gateway.speech.interleaved import TakenText
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, GuardOutcome
 
+LULL_S = 0.2
+"""A writer who is waited for and an LLM that says nothing for so long: it waits too. An LLM draws 8 tokens in it even
+where it is no faster than speech."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Far from the seeds of the segments behind, which follow each other."""
 OnNote = Callable[[GuardNote], None]
@@ -34,6 +42,10 @@ class SegmentAsk:
     """Given out before it in the stream."""
     free_tokens: int
     """See `gateway.speech.guard.held_tokens`."""
+
+    def length_of(self, text: str) -> SpeechLength:
+        """Return how long a text takes in this voice."""
+        return usual_speech(text, self.utterance.reference_text, self.utterance.reference_tokens)
 
 
 def redraw_seed(seed: int, redraw: int) -> int:
@@ -64,10 +76,13 @@ def guarded(
 async def _warned(
     llm: SpeechLM, ask: SegmentAsk, settings: GuardSettings, on_note: OnNote
 ) -> AsyncGenerator[SpeechTokenDelta]:
-    guard = _guard(ask, settings)
+    text = _SegmentText(ask)
+    guard = text.guard(settings)
     verdict: Verdict | None = None
-    async with aclosing(llm.generate(ask.utterance, ask.sampling, ask.seed)) as deltas:
+    async with aclosing(llm.generate(text.asked(), ask.sampling, ask.seed)) as deltas:
         async for delta in deltas:
+            if text.has_grown():
+                guard.grow(text.so_far, text.length)
             if verdict is None and (verdict := _look(guard, delta)) is not None:
                 on_note(GuardNote(verdict.trouble.value, GuardOutcome.HEARD))
             yield delta
@@ -97,25 +112,39 @@ class _Mending:
         self._llm = llm
         self._ask = ask
         self._settings = settings
-        self._held = HeldAnswer(ask.stream_tokens, ask.free_tokens, _length(ask).usual)
-        self._guard = _guard(ask, settings)
+        self._text = _SegmentText(ask)
+        self._held = HeldAnswer(ask.stream_tokens, ask.free_tokens, self._text.usual_tokens)
+        self._guard = self._text.guard(settings)
+        self._fills: list[int] = []
+        self._finish_reason = STOP_FINISH
         self.verdict: Verdict | None = None
         """Of the latest answer; None: it is good."""
 
     async def answer(self, redraw: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Ask once for what was not given out yet; yield what may be given out, up to the first trouble."""
         kept = tuple(self._guard.tokens[: self._held.given])
-        self._guard, self.verdict = _guard(self._ask, self._settings), None
+        self._guard, self.verdict = self._text.guard(self._settings), None
         self._guard.push(kept)
-        utterance = replace(self._ask.utterance, spoken_tokens=(*self._ask.utterance.spoken_tokens, *kept))
+        self._fills = [place for place in self._fills if place < len(kept)]
+        utterance = self._text.asked(kept, tuple(self._fills))
         deltas = self._llm.generate(utterance, self._ask.sampling, redraw_seed(self._ask.seed, redraw))
-        async with aclosing(deltas):
-            async for delta in deltas:
-                self.verdict = _look(self._guard, delta)
+        async with aclosing(deltas), aclosing(self._text.with_lulls(deltas)) as news:
+            async for delta in news:
+                given = self._held.waiting(self._guard.tokens) if delta is None else self._take(delta)
                 if self.verdict is not None:
                     return
-                if given := self._held.next_given(self._guard.tokens):
+                if given:
                     yield SpeechTokenDelta(given)
+
+    def _take(self, delta: SpeechTokenDelta) -> tuple[int, ...]:
+        """Look at what came; return what may be given out."""
+        if self._text.has_grown():
+            self._guard.grow(self._text.so_far, self._text.length)
+            self._held.usual_tokens = self._text.usual_tokens
+        self._fills += [len(self._guard.tokens) + place for place in delta.fills]
+        self._finish_reason = delta.finish_reason or STOP_FINISH
+        self.verdict = _look(self._guard, delta)
+        return self._held.next_given(self._guard.tokens) if self.verdict is None else ()
 
     def end(self, first: Verdict | None) -> tuple[GuardNote | None, SpeechTokenDelta]:
         """Return what to tell and the last delta.
@@ -126,19 +155,75 @@ class _Mending:
         tokens = self._guard.tokens
         if self.verdict is None:
             note = None if first is None else GuardNote(first.trouble.value, GuardOutcome.MENDED)
-            return note, SpeechTokenDelta(self._held.rest(tokens), STOP_FINISH)
+            return note, SpeechTokenDelta(self._held.rest(tokens), self._finish_reason)
         last = self._held.rest(tokens, self.verdict.good_tokens)
         if self.verdict.trouble is Trouble.SHORT:
             return GuardNote(Trouble.SHORT.value, GuardOutcome.HEARD), SpeechTokenDelta(last, STOP_FINISH)
         return GuardNote(self.verdict.trouble.value, GuardOutcome.CUT), SpeechTokenDelta(last, LONG_FINISH)
 
 
-def _length(ask: SegmentAsk) -> SpeechLength:
-    return usual_speech(ask.utterance.text, ask.utterance.reference_text, ask.utterance.reference_tokens)
+class _SegmentText:
+    """The text of one segment, which may still be written; what was taken of it goes to every answer again."""
+
+    def __init__(self, ask: SegmentAsk) -> None:
+        self._ask, coming = ask, ask.utterance.coming_text
+        self._coming = None if coming is None else TakenText(coming)
+        self._seen = (0, False)
+
+    @property
+    def so_far(self) -> str:
+        pieces = self._coming.pieces if self._coming is not None else ()
+        return self._ask.utterance.text + "".join(pieces)
+
+    @property
+    def length(self) -> SpeechLength | None:
+        """Of its speech; None while it is being written."""
+        return self._ask.length_of(self.so_far) if self._coming is None or self._coming.is_whole else None
+
+    @property
+    def usual_tokens(self) -> int | None:
+        return None if (length := self.length) is None else length.usual
+
+    def guard(self, settings: GuardSettings) -> AnswerGuard:
+        return AnswerGuard(self.so_far, self.length, settings.silent_tokens)
+
+    def has_grown(self) -> bool:
+        """Tell whether there is more of it than the last time."""
+        seen = self._seen
+        if self._coming is not None:
+            self._seen = (len(self._coming.pieces), self._coming.is_whole)
+        return seen != self._seen
+
+    def asked(self, kept: tuple[int, ...] = (), fills: tuple[int, ...] = ()) -> Utterance:
+        """Return what the LLM is to speak, behind tokens of it that were given out."""
+        asked = self._ask.utterance
+        asked = replace(asked, spoken_tokens=(*asked.spoken_tokens, *kept), fills=(*asked.fills, *fills))
+        if self._coming is None:
+            return asked
+        return replace(asked, coming_text=self._coming, taken_text=(*asked.taken_text, *self._coming.pieces))
+
+    async def with_lulls(self, deltas: AsyncGenerator[SpeechTokenDelta]) -> AsyncGenerator[SpeechTokenDelta | None]:
+        """Yield what comes, and None each time that the LLM most likely waits for the writer."""
+        text = self._coming
+        while text is not None and not text.is_whole:
+            coming = asyncio.ensure_future(_next(deltas))
+            try:
+                while not (await asyncio.wait([coming], timeout=LULL_S))[0]:
+                    if text.is_awaited:
+                        yield None
+            finally:
+                if not coming.done():
+                    coming.cancel()
+                    await asyncio.wait([coming])
+            if (delta := coming.result()) is None:
+                return
+            yield delta
+        async for delta in deltas:
+            yield delta
 
 
-def _guard(ask: SegmentAsk, settings: GuardSettings) -> AnswerGuard:
-    return AnswerGuard(ask.utterance.text, _length(ask), settings.silent_tokens)
+async def _next(deltas: AsyncGenerator[SpeechTokenDelta]) -> SpeechTokenDelta | None:
+    return await anext(deltas, None)
 
 
 def _look(guard: AnswerGuard, delta: SpeechTokenDelta) -> Verdict | None:

@@ -38,10 +38,17 @@ from gateway.core import (
 )
 from gateway.errors import EmptySpeechError, InvalidTextError, UndeclaredLanguageError, VoiceEvictedError
 from gateway.speech.guard import GuardSettings
-from gateway.speech.interleaved import ComingSegments
+from gateway.speech.interleaved import ComingSegments, SegmentQueue
 from gateway.speech.mending import SegmentAsk, guarded
 from gateway.speech.observer import Observer
-from gateway.speech.request import DEFAULT_MAX_TEXT_CHARACTERS, SpeechRequest, SpeechResult, check_options
+from gateway.speech.request import (
+    DEFAULT_MAX_TEXT_CHARACTERS,
+    GuardNote,
+    GuardOutcome,
+    SpeechRequest,
+    SpeechResult,
+    check_options,
+)
 from gateway.speech.running_ahead import Ahead, running_ahead
 from gateway.speech.speech_job import Push, SpeechJob
 from gateway.text import SpokenSegment
@@ -244,28 +251,47 @@ class StreamSpeaker:
     async def _interleaved_tokens(
         self, job: SpeechJob, first: SpokenSegment, segments: Segments
     ) -> AsyncGenerator[SpeechTokenDelta]:
-        """Have the LLM take the segments while it speaks them; the guard, which knows whole texts, does not look."""
+        """Have the LLM take the segments while it speaks them."""
 
         async def following() -> SpokenSegment | None:
             segment = await _next_speakable(job, segments)
             self._check_language(segment)
             return segment
 
-        segment: SpokenSegment | None = first
-        while segment is not None:
-            utterance, seed = job.begin_segment(segment)
-            coming = ComingSegments(segment, following, lambda whole: job.go_on_with(whole, whole.source.pause_s))
-            asked = replace(utterance, coming_text=coming)
-            try:
-                with job.observer.speaking():
-                    async with aclosing(self._llm.generate(asked, job.request.sampling, seed)) as deltas:
-                        async for delta in deltas:
-                            job.note_tokens(delta)
-                            yield delta
-                segment = await coming.behind()
-            finally:
-                coming.close()
+        queue, segment = SegmentQueue(following), first
+        try:
+            while segment is not None:
+                async with aclosing(self._interleaved_answer(job, segment, queue)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                segment = await queue.take()
+        finally:
+            queue.close()
         job.note_end()
+
+    async def _interleaved_answer(
+        self, job: SpeechJob, first: SpokenSegment, queue: SegmentQueue
+    ) -> AsyncGenerator[SpeechTokenDelta]:
+        """Have the LLM speak one answer, which takes segments as long as they belong to it."""
+        utterance, seed = job.begin_segment(first)
+        coming, span, notes = ComingSegments(first, queue, job.go_on_with), job.result.spans[-1], list[GuardNote]()
+
+        def note(what: GuardNote) -> None:
+            notes.append(what)
+            job.note_guarded(what)
+
+        utterance = replace(utterance, coming_text=coming)
+        free_tokens = first_chunk_tokens(job.request.chunk_policy or self._settings.chunk_policy)
+        ask = SegmentAsk(utterance, job.request.sampling, seed, span.first_token, free_tokens)
+        with job.observer.speaking():
+            async with aclosing(guarded(self._llm, ask, self._settings.guard, note)) as deltas:
+                async for delta in deltas:
+                    if delta.finish_reason is not None:
+                        if any(each.outcome is GuardOutcome.CUT for each in notes):
+                            coming.cut(span.tokens + len(delta.token_ids), lambda text: ask.length_of(text).usual)
+                        job.result.note_pause(coming.end())
+                    job.note_tokens(delta)
+                    yield delta
 
     async def _pushes(
         self, job: SpeechJob, tokens: Ahead[SpeechTokenDelta], stream: Token2WavStream

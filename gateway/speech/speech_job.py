@@ -110,11 +110,10 @@ class SpeechJob:
         )
         return utterance, (self.result.seed + len(spans) - 1) % (MAX_SEED + 1)
 
-    def go_on_with(self, joined: SpokenSegment, pause_s: float) -> None:
-        """Note the segment's text as it has grown so far, and the pause after it."""
+    def go_on_with(self, joined: SpokenSegment) -> None:
+        """Note the segment's text as it has grown so far."""
         self._note_language(joined)
         self.result.spans[-1].segment = joined
-        self.result.note_pause(pause_s)
 
     def _note_language(self, segment: SpokenSegment) -> None:
         if segment.foreign is None or segment.foreign in self.result.foreign:

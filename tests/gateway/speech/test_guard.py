@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.chunking.policies import DeadlineChunks, ExponentialChunks, FixedChunks, first_chunk_tokens
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.llm.length import SpeechLength, longest_speech, usual_speech
@@ -24,7 +26,7 @@ from gateway.speech.guard import (
     held_tokens,
     repeats_in,
 )
-from gateway.speech.mending import SegmentAsk, guarded, redraw_seed
+from gateway.speech.mending import LULL_S, SegmentAsk, guarded, redraw_seed
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import GuardNote, GuardOutcome, SpeechRequest, SpeechResult
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
@@ -252,6 +254,154 @@ async def test_a_caller_who_leaves_ends_the_answer() -> None:
     deltas = guarded(llm, ask, GuardSettings(GuardMode.MEND), lambda note: None)
     await anext(deltas)
     await deltas.aclose()
+    assert llm.running == 0
+
+
+PIECES = ("Please bring ", "the blue ", "folder to ", "the office ", "before nine.")
+
+
+@dataclass
+class Writing:
+    """Brings the text a piece every half second, the last one after a pause."""
+
+    pause_s: float = 5.0
+    pieces: list[str] = field(default_factory=lambda: list(PIECES[1:]))
+
+    async def next_piece(self) -> str | None:
+        if not self.pieces:
+            return None
+        await asyncio.sleep(0.5 if len(self.pieces) > 1 else self.pause_s)
+        return self.pieces.pop(0)
+
+
+@dataclass
+class InterleavingLLM(ScriptedLLM):
+    """As the other, at most 15 tokens a piece of text until it is whole; asks for text behind token 4, too."""
+
+    utterances: list[Utterance] = field(default_factory=list)
+    said: str = ""
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        tokens, finish_reason = self.answers[min(len(self.asked), len(self.answers) - 1)]
+        self.asked.append((utterance.spoken_tokens, seed))
+        self.utterances.append(utterance)
+        self.running += 1
+        pieces, coming = [utterance.text, *utterance.taken_text], utterance.coming_text
+        try:
+            for place in range(len(utterance.spoken_tokens), len(tokens)):
+                while coming is not None and place >= 15 * len(pieces) and finish_reason != "full":
+                    piece = await coming.next_piece()
+                    if piece is None:
+                        coming = None
+                    else:
+                        pieces.append(piece)
+                await asyncio.sleep(0.02)
+                yield SpeechTokenDelta((tokens[place],), None, (1,) if place == 4 else ())
+            while finish_reason != "full" and coming is not None and (piece := await coming.next_piece()) is not None:
+                pieces.append(piece)
+            yield SpeechTokenDelta((), "length" if finish_reason == "full" else finish_reason)
+        finally:
+            self.said = "".join(pieces)
+            self.running -= 1
+
+
+@dataclass
+class SpokenLive(Spoken):
+    times_s: list[float] = field(default_factory=list)
+    """When each token was given out."""
+
+
+def spoken_live(llm: InterleavingLLM, mode: GuardMode = GuardMode.MEND, pause_s: float = 5.0) -> SpokenLive:
+    reference = "The quick brown fox jumps over the lazy dog."
+    utterance = Utterance(PIECES[0], reference, (0,) * int(1.6 * len(reference)), coming_text=Writing(pause_s))
+    ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
+    heard = SpokenLive([], None, [])
+
+    async def hear(clock: VirtualClock) -> SpokenLive:
+        async for delta in guarded(llm, ask, GuardSettings(mode, SILENT), heard.notes.append):
+            assert heard.finish_reason is None, "the last delta, and only it, has a finish_reason"
+            heard.tokens += delta.token_ids
+            heard.times_s += [clock.now()] * len(delta.token_ids)
+            heard.finish_reason = delta.finish_reason
+        return heard
+
+    run_virtually(hear)
+    assert llm.running == 0
+    return heard
+
+
+@pytest.mark.parametrize("mode", GuardMode)
+def test_good_speech_of_a_text_being_written_is_asked_for_once(mode: GuardMode) -> None:
+    llm = InterleavingLLM([(GOOD, "stop")])
+    heard = spoken_live(llm, mode)
+    assert (heard.tokens, heard.finish_reason, heard.notes) == (list(GOOD), "stop", [])
+    assert len(llm.asked) == 1 and llm.said == TEXT
+
+
+def test_nothing_is_held_back_while_the_writer_is_waited_for() -> None:
+    heard = spoken_live(InterleavingLLM([(GOOD, "stop")]), pause_s=100.0)
+    assert sum(time_s < 5.0 for time_s in heard.times_s) == 60, "four pieces of text"
+    off = spoken_live(InterleavingLLM([(GOOD, "stop")]), GuardMode.OFF, pause_s=100.0)
+    late = [one - other for one, other in zip(heard.times_s[FREE:60], off.times_s[FREE:60], strict=True)]
+    assert 0 <= min(late) and max(late) < 0.5 + LULL_S
+
+
+def test_a_loop_while_the_text_is_written_is_spoken_again_and_the_text_goes_on() -> None:
+    looping = (*GOOD[:24], *((200, 201, 202) * 20))
+    llm = InterleavingLLM([(looping, "stop"), (GOOD, "stop")])
+    heard = spoken_live(llm)
+    first, second = llm.utterances
+    kept = second.spoken_tokens
+    assert FREE <= len(kept) < 45 and looping[: len(kept)] == kept and second.fills == (5,)
+    assert first.taken_text == () and second.taken_text == PIECES[1:3], "the pieces that the first answer took"
+    assert llm.said == TEXT and first.fills == ()
+    assert heard.tokens == [*kept, *GOOD[len(kept) :]]
+    assert (heard.finish_reason, heard.notes) == ("stop", [GuardNote("loop", GuardOutcome.MENDED)])
+    assert [seed for _, seed in llm.asked] == [5, redraw_seed(5, 1)]
+
+
+def test_how_long_speech_may_be_is_judged_when_its_text_is_whole() -> None:
+    endless = tuple(range(100, 500))
+    llm = InterleavingLLM([(endless, "stop"), (GOOD, "stop")])
+    heard = spoken_live(llm)
+    assert heard.notes == [GuardNote("long", GuardOutcome.MENDED)] and len(llm.asked) == 2
+    assert llm.utterances[1].taken_text == PIECES[1:] and llm.said == TEXT
+    cut = spoken_live(InterleavingLLM([(endless, "stop")]))
+    assert cut.notes == [GuardNote("long", GuardOutcome.CUT)] and cut.finish_reason == "length"
+    assert len(TEXT) <= len(cut.tokens) <= 2 * len(TEXT)
+    short = InterleavingLLM([(GOOD[:20], "stop"), (GOOD, "stop")])
+    assert spoken_live(short).notes == [GuardNote("short", GuardOutcome.MENDED)] and short.said == TEXT
+    stays = spoken_live(InterleavingLLM([(GOOD[:20], "stop")]))
+    assert (stays.tokens, stays.notes) == (list(GOOD[:20]), [GuardNote("short", GuardOutcome.HEARD)])
+
+
+def test_a_context_that_is_full_before_the_text_is_whole_is_no_trouble() -> None:
+    llm = InterleavingLLM([(GOOD, "full")])
+    heard = spoken_live(llm)
+    assert (heard.tokens, heard.finish_reason, heard.notes) == (list(GOOD), "length", []) and len(llm.asked) == 1
+
+
+def test_silence_while_the_text_is_written_is_cut_or_told_of() -> None:
+    silent = (*GOOD[:20], *(1, 2, 3) * 20)
+    llm = InterleavingLLM([(silent, "stop")])
+    heard = spoken_live(llm)
+    assert heard.notes == [GuardNote("silence", GuardOutcome.CUT)] and heard.finish_reason == "length"
+    assert len(llm.asked) == 4 and 20 <= len(heard.tokens) <= 60
+    told = spoken_live(InterleavingLLM([(silent, "stop")]), GuardMode.WARN)
+    assert (told.tokens, told.notes) == (list(silent), [GuardNote("silence", GuardOutcome.HEARD)])
+
+
+def test_a_caller_who_leaves_while_the_writer_is_waited_for_ends_the_answer() -> None:
+    llm = InterleavingLLM([(GOOD, "stop")])
+
+    async def leave(clock: VirtualClock) -> None:
+        ask = SegmentAsk(Utterance(PIECES[0], "", (), coming_text=Writing(9.0)), Sampling(), 5, 0, FREE)
+        deltas = guarded(llm, ask, GuardSettings(GuardMode.MEND), lambda note: None)
+        for _ in range(4):
+            await anext(deltas)
+        await deltas.aclose()
+
+    run_virtually(leave)
     assert llm.running == 0
 
 
