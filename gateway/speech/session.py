@@ -11,6 +11,7 @@ from its prosody. Knows nothing of wires or of pacing.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -51,6 +52,10 @@ class SessionAudio:
     is_turn_end: bool
 
 
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class SpeechSession:
     """One voice, one text that grows, one listener. Made in a running event loop; its audio is read once."""
 
@@ -87,6 +92,7 @@ class SpeechSession:
         """Behind what is being cut."""
         self._unspoken = pipeline.unspoken_text()
         self._written = self._taken = 0
+        self._wrote_s = -math.inf
         self._has_ended = False
         self._samples = 0
         self.results: list[SpeechResult] = []
@@ -120,6 +126,8 @@ class SpeechSession:
             raise TextTooLongError(f"{got}; send text no faster than it is spoken", param="text")
         self._unspoken.add(len(piece))
         self._written += len(piece)
+        if self._request.is_interleaved:
+            self._wrote_s = _now_s()
         self._items.put_nowait(piece)
 
     def cut(self) -> None:
@@ -194,10 +202,10 @@ class SpeechSession:
             yield segment
         while True:
             try:
-                async with timeout(self._pause_s):
+                async with timeout(self._patience_s):
                     item = await self._next_cut()
             except asyncio.TimeoutError:
-                if self._has_uncut_text:
+                if self._has_uncut_text or self._is_being_written:
                     continue
                 return
             if item is _Mark.END:
@@ -229,6 +237,17 @@ class SpeechSession:
             except asyncio.TimeoutError:
                 hold.release()
         return await self._next_cut()
+
+    @property
+    def _is_being_written(self) -> bool:
+        """Whether the LLM takes the text while it speaks, and the writer is at work: a word may be no piece yet."""
+        return self._request.is_interleaved and _now_s() < self._wrote_s + self._pause_s
+
+    @property
+    def _patience_s(self) -> float:
+        """How long to wait for the next segment before it is asked whether the writer has paused."""
+        left_s = self._wrote_s + self._pause_s - _now_s()
+        return left_s if self._is_being_written else self._pause_s
 
     @property
     def _has_uncut_text(self) -> bool:

@@ -258,7 +258,8 @@ class StreamSpeaker:
             self._check_language(segment)
             return segment
 
-        queue, segment = SegmentQueue(following), first
+        queue = SegmentQueue(following)
+        segment: SpokenSegment | None = first
         try:
             while segment is not None:
                 async with aclosing(self._interleaved_answer(job, segment, queue)) as deltas:

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.interleaved import LONG_LETTERS
-from gateway.speech.request import GuardOutcome, SpeechRequest
+from gateway.speech.request import GuardOutcome, SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings
 from gateway.text import INTERLEAVED_TEXT, TextOptions, plain_front_end
@@ -90,6 +91,33 @@ async def test_speech_begins_with_the_first_words(voices: list[NamedVoice]) -> N
     first.cancel()
     await asyncio.wait([first])
     await audio.aclose()
+
+
+@pytest.mark.parametrize(("silence_s", "answers"), [(0.4, 1), (0.6, 2)])
+def test_a_slow_writer_is_waited_for_and_a_silent_one_ends_the_answer(
+    voices: list[NamedVoice], silence_s: float, answers: int
+) -> None:
+    llm = TakingLLM()
+
+    async def speak(clock: VirtualClock) -> list[SpeechResult]:
+        speech = session(llm, voices)
+        speech._pause_s = 0.5
+
+        async def write() -> None:
+            for index, word in enumerate(TEXT.split(" ")):
+                await asyncio.sleep(0.4 if index != 7 else silence_s)  # two words are a piece of text
+                speech.write(f"{word} ")
+            speech.end()
+
+        writing = asyncio.ensure_future(write())
+        async for _ in speech.audio():
+            pass
+        await writing
+        return speech.results
+
+    results = run_virtually(speak)
+    assert len(results) == answers == len(llm.answers)
+    assert "".join(span.segment.source.text for each in results for span in each.spans).strip() == TEXT
 
 
 async def test_a_pause_ends_an_answer_and_so_does_a_long_text(voices: list[NamedVoice]) -> None:
