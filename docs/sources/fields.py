@@ -64,7 +64,7 @@ def websocket_page() -> str:
 
 def openapi() -> str:
     """Return the HTTP door as an OpenAPI 3.1 document."""
-    return json.dumps(document(ENDPOINTS, _version(), "http://127.0.0.1:8080"), indent=2) + "\n"
+    return json.dumps(document(ENDPOINTS, _version(), "http://127.0.0.1:8080"), indent=0) + "\n"
 
 
 def _version() -> str:
