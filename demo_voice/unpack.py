@@ -7,6 +7,7 @@ The bundle holds most weights as int8 and only those rows of the LLM's tables th
     flow.safetensors          the flow, packed
     hift.safetensors          the vocoder, half precision
     llm.safetensors           tables, decoder and head of the LLM, packed
+    aligner.safetensors       which letters a speech token sounds like, packed
     text_tokenizer.json       the LLM's text tokenizer, without special tokens
     campplus.onnx, speech_tokenizer_v2_25hz.onnx    as they are used
 """
@@ -27,6 +28,7 @@ from safetensors.numpy import load_file
 
 from demo_voice.llm_layout import DemoLLMShape, write_llm
 from demo_voice.packing import FloatArray, unpacked
+from llm_service.aligner import write_aligner
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
 from servicekit.checkpoint_file import CHECKPOINT_FILE, CheckpointDeclaration
@@ -45,9 +47,10 @@ from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig
 
 SIZES_FILE = "bundle.json"
 FLOW_FILE, HIFT_FILE, LLM_FILE = "flow.safetensors", "hift.safetensors", "llm.safetensors"
+ALIGNER_WEIGHTS = "aligner.safetensors"
 TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 BUNDLE_FILES = (
-    *(SIZES_FILE, CHECKPOINT_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE),
+    *(SIZES_FILE, CHECKPOINT_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, ALIGNER_WEIGHTS, TEXT_TOKENIZER_FILE),
     *(SPEAKER_ENCODER, SPEECH_TOKENIZER),
 )
 DECLARATION = CheckpointDeclaration(name="demo-voice", family="step_audio2", languages=("en",), tags=())
@@ -169,6 +172,7 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
         text_tokenizer: dict[str, Any] = json.loads((bundle / TEXT_TOKENIZER_FILE).read_text("utf-8"))
         write_llm(made / "llm", sizes.llm, _read(bundle / LLM_FILE), text_tokenizer)
         write_speech_bounds(made / "llm", sizes.bounds)
+        write_aligner(made / "llm", _read(bundle / ALIGNER_WEIGHTS))
         shutil.copytree(voices, made / "voices")
         shutil.copyfile(bundle / CHECKPOINT_FILE, made / CHECKPOINT_FILE)
         write_sums(made)

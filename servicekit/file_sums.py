@@ -16,7 +16,7 @@ from pathlib import Path
 from servicekit.files import write_text
 
 SUMS_FILE = "SHA256SUMS"
-WEIGHT_SUFFIXES = (".pt", ".safetensors", ".onnx", ".bin")
+WEIGHT_SUFFIXES = (".pt", ".safetensors", ".onnx", ".bin", ".npz")
 _BLOCK_BYTES = 1 << 20
 _DIGEST_LENGTH = 64
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ FloatArray = npt.NDArray[np.float32]
 
 RATE_HZ = 16_000
 _PCM16_PEAK = 32767.0
+_FRAMES_A_SECOND = 100
 _MARGIN_SECONDS = 0.3
 """Silence on both sides: the recogniser's noise tracking needs a start, and its search an end."""
 
@@ -47,15 +48,63 @@ class SphinxRecogniser:
 
     def transcribe(self, samples: FloatArray) -> str:
         """Map [N] mono float32 in +-1 at 16 kHz to lower-case words; empty if nothing was understood."""
-        margin = np.zeros(int(_MARGIN_SECONDS * RATE_HZ), np.float32)
-        padded = np.concatenate([margin, np.clip(samples, -1, 1), margin])
-        pcm = (padded * _PCM16_PEAK).astype("<i2").tobytes()
-        self._decoder.start_utt()
-        # As one whole utterance: its level is then taken from itself, not from what was heard before.
-        self._decoder.process_raw(pcm, no_search=False, full_utt=True)
-        self._decoder.end_utt()
+        _decode(self._decoder, samples)
         hypothesis = self._decoder.hyp()
         return "" if hypothesis is None else str(hypothesis.hypstr)
+
+
+class SphinxAligner:
+    """Pocketsphinx's alignment of known words with their audio. One thread; every call starts afresh."""
+
+    def __init__(self) -> None:
+        """Load the models.
+
+        Raises:
+            ImportError: pocketsphinx is not installed.
+        """
+        from pocketsphinx import Config, Decoder
+
+        self._decoder = Decoder(Config(loglevel="FATAL"))
+
+    def word_times(self, samples: FloatArray, words: Sequence[str]) -> list[tuple[float, float]] | None:
+        """Return when each word begins and ends, in seconds.
+
+        Args:
+            samples: [N] mono float32 in +-1 at 16 kHz.
+            words: in lower case, each one or more of the recogniser's.
+
+        Returns:
+            As many as there are words; None if it does not know one of them, or can't find them in the audio.
+        """
+        parts = [word.split() for word in words]
+        known = [part for word in parts for part in word]
+        if not all(self._decoder.lookup_word(part) for part in known):
+            return None
+        self._decoder.set_align_text(" ".join(known))
+        try:
+            _decode(self._decoder, samples)
+        except RuntimeError:  # so it says that no path reached the end
+            return None
+        segments = [(s.word, s.start_frame, s.end_frame + 1) for s in self._decoder.seg() or ()]
+        found = [(since, until) for word, since, until in segments if not word.startswith(("<", "[", "+"))]
+        if len(found) != len(known):
+            return None
+        ends = np.cumsum([len(word) for word in parts])
+        frames = [(found[end - len(word)][0], found[end - 1][1]) for end, word in zip(ends, parts, strict=True)]
+        at = [tuple(frame / _FRAMES_A_SECOND - _MARGIN_SECONDS for frame in pair) for pair in frames]
+        return [(since, until) for since, until in at]
+
+
+def _decode(decoder: Any, samples: FloatArray) -> None:
+    """Have a decoder hear [N] samples, with silence on both sides, as one whole utterance.
+
+    Its level is then taken from itself, not from what was heard before.
+    """
+    margin = np.zeros(int(_MARGIN_SECONDS * RATE_HZ), np.float32)
+    padded = np.concatenate([margin, np.clip(samples, -1, 1), margin])
+    decoder.start_utt()
+    decoder.process_raw((padded * _PCM16_PEAK).astype("<i2").tobytes(), no_search=False, full_utt=True)
+    decoder.end_utt()
 
 
 _WORD = re.compile(r"[a-z']+")

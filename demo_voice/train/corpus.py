@@ -1,7 +1,8 @@
 """Makes the corpus from its seed with all cores: `python -m demo_voice.train.corpus`. Shards that are there stay.
 
 Two kinds of shards. Wide ones hold every feature (for the tokenizer, the speaker encoder, the flow and the vocoder).
-Token shards hold text and speech tokens only (for the LLM, which wants many more hours); they need a trained tokenizer.
+Token shards hold text, speech tokens and phones only (for the LLM, which wants many more hours, and the aligner); they
+need a trained tokenizer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ import numpy.typing as npt
 
 from demo_voice.train.flite import SPEAKERS, Flite, Spoken, SynthesisError
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
-from demo_voice.train.utterance import LAYOUTS, MIN_TOKENS, SAMPLES_PER_TOKEN_16K, utterance_arrays, whole_tokens
+from demo_voice.train.utterance import (
+    FRAMES_PER_TOKEN,
+    LAYOUTS,
+    MIN_TOKENS,
+    SAMPLES_PER_TOKEN_16K,
+    phones_at_frames,
+    utterance_arrays,
+    whole_tokens,
+)
 from token2wav_service.types import FloatArray, IntArray
 
 logger = logging.getLogger(__name__)
@@ -143,7 +152,9 @@ def _wide_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> dict[str
 def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path) -> dict[str, AnyArray]:
     tokenize = _tokenizer(tokenizer)
     cut = [audio.samples[: whole_tokens(audio) * SAMPLES_PER_TOKEN_16K] for _, audio in spoken]
-    return {"token_ids": np.concatenate([tokenize(samples) for samples in cut]).astype(np.uint16)}
+    phones = [phones_at_frames(audio.segments, whole_tokens(audio) * FRAMES_PER_TOKEN) for _, audio in spoken]
+    token_ids = np.concatenate([tokenize(samples) for samples in cut]).astype(np.uint16)
+    return {"token_ids": token_ids, "phones": np.concatenate(phones)}
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from torch import nn
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
 from demo_voice.packing import FloatArray, packed
 from demo_voice.train.flite import SPEAKERS
+from demo_voice.train.models.aligner import AlignerNet, aligner_arrays
 from demo_voice.train.models.flow import TrainableFlow
 from demo_voice.train.models.llm import TrainableLLM
 from demo_voice.train.models.speaker import MarginClassifier, SpeakerNet
@@ -24,6 +25,7 @@ from demo_voice.train.sizes import DemoSizes, LLMSizes
 from demo_voice.train.trainer import StateError, load_state
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import (
+    ALIGNER_WEIGHTS,
     BUNDLE_FILES,
     DECLARATION,
     FLOW_FILE,
@@ -82,6 +84,13 @@ def trained_llm(work: Workspace, sizes: DemoSizes) -> TrainableLLM:
     return model.eval().requires_grad_(False)
 
 
+def trained_aligner(work: Workspace, sizes: DemoSizes) -> AlignerNet:
+    """Return the aligner."""
+    net = AlignerNet(sizes.aligner)
+    _load(work, "aligner", {"model": net})
+    return net.eval().requires_grad_(False)
+
+
 def _load(work: Workspace, stage: str, parts: Mapping[str, nn.Module]) -> None:
     path = work.weights(stage)
     if not path.is_file():
@@ -114,6 +123,7 @@ def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
         save_file({name: value.astype(np.float16) for name, value in hift.items()}, path)
     with usual_mode(directory / LLM_FILE) as path:
         save_file(packed(llm_arrays(trained_llm(work, sizes))), path)
+    write_aligner(work, sizes)
     export_tokenizer(trained_tokenizer(work, sizes), directory / SPEECH_TOKENIZER)
     export_speaker_encoder(trained_speaker(work, sizes), directory / SPEAKER_ENCODER)
     shutil.copyfile(work.text_tokenizer, directory / TEXT_TOKENIZER_FILE)
@@ -121,6 +131,18 @@ def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
     (directory / SIZES_FILE).write_text(bundle_sizes.to_json(), "utf-8")
     write_declaration(directory, DECLARATION)
     return _checked_sizes(directory)
+
+
+def write_aligner(work: Workspace, sizes: DemoSizes) -> int:
+    """Write the bundle's aligner alone; returns its size in bytes.
+
+    Raises:
+        StateError: it has not been trained.
+    """
+    work.bundle.mkdir(parents=True, exist_ok=True)
+    with usual_mode(work.bundle / ALIGNER_WEIGHTS) as path:
+        save_file(packed(aligner_arrays(trained_aligner(work, sizes))), path)
+    return (work.bundle / ALIGNER_WEIGHTS).stat().st_size
 
 
 def arrays_of(module: nn.Module) -> dict[str, FloatArray]:

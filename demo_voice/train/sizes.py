@@ -55,6 +55,15 @@ class LLMSizes:
 
 
 @dataclass(frozen=True)
+class AlignerSizes:
+    """Aligner: which letters a speech token sounds like."""
+
+    token_channels: int = 64
+    letter_embedding: int = 24
+    letter_channels: int = 48
+
+
+@dataclass(frozen=True)
 class DiscriminatorSizes:
     """The vocoder's adversaries; training only."""
 
@@ -72,6 +81,7 @@ class DemoSizes:
     flow: FlowConfig
     hift: HiFTConfig
     discriminators: DiscriminatorSizes
+    aligner: AlignerSizes = AlignerSizes()
     bounds: SpeechBounds = BOUNDS
 
 
@@ -103,6 +113,7 @@ TINY = DemoSizes(
     ),
     hift=HiFTConfig(base_channels=16, f0_cond_channels=16),
     discriminators=DiscriminatorSizes(period_channels=4, spectrum_channels=4),
+    aligner=AlignerSizes(token_channels=8, letter_embedding=4, letter_channels=8),
 )
 """For tests and dry runs: the same shapes of everything, in seconds on a CPU."""
 

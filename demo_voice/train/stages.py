@@ -15,16 +15,18 @@ import torch
 
 from demo_voice.train.corpus import make_corpus, token_jobs, wide_jobs
 from demo_voice.train.data import SpeechStreams
-from demo_voice.train.package import trained_speaker, trained_tokenizer
+from demo_voice.train.package import trained_speaker, trained_tokenizer, write_aligner
 from demo_voice.train.sizes import SIZES, DemoSizes
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
 from demo_voice.train.workspace import Workspace
+from demo_voice.unpack import BUNDLE
+from token2wav_service.checkpoint.loader import SPEECH_TOKENIZER
 
 logger = logging.getLogger(__name__)
 
-TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.0, "llm": 750.0}
+TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.0, "llm": 750.0, "aligner": 300.0}
 """Planned seconds of training over all runs; the learning rates fall along them."""
-BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192}
+BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192, "aligner": 48}
 """Windows or sequences in a step, on a GPU."""
 FIXED_SHAPES = ("tokenizer", "vocoder")
 """Stages whose every step has the same shapes: there, and only there, trying out convolution algorithms pays."""
@@ -32,8 +34,12 @@ WIDE_UTTERANCES = 24_000
 """About 22 hours."""
 TOKEN_UTTERANCES = 250_000
 """About 220 hours, for the LLM; as many of them as the time allows."""
+ALIGNER_UTTERANCES = 3_200
+"""About 2.9 hours; the first of those of the LLM."""
 PACKED_UTTERANCES = 100_000
-"""Of them, those that are kept between machines."""
+"""Of the LLM's, those that are kept between machines."""
+UTTERANCES = {"corpus": WIDE_UTTERANCES, "tokens": TOKEN_UTTERANCES, "aligner": ALIGNER_UTTERANCES}
+"""By stage."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.manual_seed(seed)
     total_s = args.total_s or TOTAL_S.get(args.stage, args.wall_s)
     limits = RunLimits(args.wall_s, total_s, args.max_steps)
-    utterances = args.utterances or {"corpus": WIDE_UTTERANCES, "tokens": TOKEN_UTTERANCES}.get(args.stage, 0)
+    utterances = args.utterances or UTTERANCES.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
     options = StageOptions(work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, seed)
     STAGES[args.stage](options)
@@ -158,6 +164,25 @@ def run_llm(options: StageOptions) -> None:
     _train(options, LLMStage(options.sizes.llm, bank, options.device, options.batch))
 
 
+def run_aligner(options: StageOptions) -> None:
+    """Train the aligner on the first token shards, and write its file; shards that are missing are made before.
+
+    Without a tokenizer of this workspace, the bundled one makes them: so it can be trained for the bundled voice alone.
+    """
+    from demo_voice.train.models.aligner import AlignerStage, phone_utterances
+
+    work = options.work
+    tokenizer = work.speech_tokenizer if work.speech_tokenizer.is_file() else BUNDLE / SPEECH_TOKENIZER
+    engines = work.engines if work.engines.is_dir() else None
+    jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, tokenizer)
+    make_corpus(jobs, options.workers, options.limits.wall_s)
+    utterances = phone_utterances(job.path for job in jobs if job.path.exists())
+    stage = AlignerStage(options.sizes.aligner, utterances, options.device, options.batch, options.seed)
+    logger.info("%d utterances, %.1f hours", len(utterances), sum(len(u.token_ids) for u in utterances) / 25 / 3600)
+    _train(options, stage)
+    logger.info("%d bytes in %s", write_aligner(work, options.sizes), work.bundle)
+
+
 def run_package(options: StageOptions) -> None:
     """Write the bundle out of the stages' states."""
     from demo_voice.train.package import write_bundle
@@ -175,6 +200,7 @@ STAGES: dict[str, Callable[[StageOptions], None]] = {
     "flow": run_flow,
     "tokens": run_tokens,
     "llm": run_llm,
+    "aligner": run_aligner,
     "package": run_package,
 }
 

@@ -17,6 +17,7 @@ from demo_voice.train.sizes import TINY
 from demo_voice.train.trainer import StateError, load_state, read_log
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import BUNDLE_FILES, BundleError, provide, unpack
+from llm_service.aligner import load_aligner
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.speech_bounds import load_speech_bounds
 from llm_service.text_encoder import load_text_encoder
@@ -30,7 +31,7 @@ from token2wav_service.types import VoicePrompt
 
 pytestmark = pytest.mark.slow
 
-TRAINED = ("tokenizer", "speaker", "vocoder", "flow", "llm")
+TRAINED = ("tokenizer", "speaker", "vocoder", "flow", "llm", "aligner")
 STEPS = 2
 
 
@@ -41,7 +42,7 @@ def run_stage(work: Workspace, stage: str, *options: str) -> int:
 
 @pytest.fixture(scope="module")
 def trained(workspace: Workspace) -> Workspace:
-    for stage in ("tokenizer", "speaker", "vocoder", "codes", "flow", "tokens", "llm", "package"):
+    for stage in ("tokenizer", "speaker", "vocoder", "codes", "flow", "tokens", "llm", "aligner", "package"):
         assert run_stage(workspace, stage) == 0
     return workspace
 
@@ -87,7 +88,7 @@ def test_the_bundle_holds_its_files_and_no_others(trained: Workspace) -> None:
 def test_the_checkpoint_passes_every_check_of_the_loaders(checkpoint: Path) -> None:
     reports = verify_checkpoint(checkpoint)
 
-    assert len(reports) == 10
+    assert len(reports) == 11
     assert [report for report in reports if report.problem is not None] == []
 
 
@@ -115,6 +116,11 @@ def test_the_checkpoint_s_llm_reads_text_and_answers(checkpoint: Path) -> None:
 
 def test_how_long_the_llm_speaks_well_lies_beside_its_tokenizer(checkpoint: Path) -> None:
     assert load_speech_bounds(checkpoint / "llm") == TINY.bounds
+
+
+def test_the_aligner_lies_beside_the_tokenizer_and_is_listed_with_the_weights(checkpoint: Path) -> None:
+    assert load_aligner(checkpoint / "llm") is not None
+    assert "  llm/aligner.npz\n" in (checkpoint / "SHA256SUMS").read_text("utf-8")
 
 
 def test_a_damaged_bundle_says_which_file(trained: Workspace, tmp_path: Path) -> None:

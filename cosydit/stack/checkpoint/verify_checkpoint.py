@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llm_service.aligner import ALIGNER_FILE, load_aligner
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.errors import LLMServiceError
 from llm_service.text_encoder import load_text_encoder
@@ -79,6 +80,8 @@ def _checks(directory: Path, family: Family | None) -> Iterator[_Check]:
         return
     yield "llm/tokenizer.json", partial(load_text_encoder, directory / "llm")
     yield "llm/config.json and weights", partial(_check_llm, directory / "llm")
+    if (directory / "llm" / ALIGNER_FILE).exists():
+        yield f"llm/{ALIGNER_FILE}", partial(load_aligner, directory / "llm")
     names = {"default", *(path.stem for path in (directory / "voices").glob("*.wav"))}
     for name in sorted(names):
         yield f"voices/{name}.wav and .txt", partial(_check_voice, directory / "voices", name)
