@@ -47,6 +47,7 @@ from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.settings import VoiceCounts, open_registry
+from llm_service.aligner import load_aligner
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from llm_service.text_encoder import TextEncoder
@@ -219,6 +220,7 @@ def _make_pipeline(
         config.refuses_foreign,
         guard,
         leading_silence_s=config.leading_silence_s,
+        aligner=load_aligner(config.tokenizer_dir),
     )
     observer = None
     if telemetry is not None:

@@ -33,6 +33,7 @@ from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import load_text_front_end
 from gateway.text.prosody_carry import CarryLimits
 from gateway.voices.registry import VoiceRegistry, load_voices
+from llm_service.aligner import load_aligner
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
@@ -168,6 +169,7 @@ def make_pipeline(
         chunk_policy=policy or ExponentialChunks(),
         carry=CarryLimits.within(bounds),
         guard=GuardSettings(guard, frozenset(bounds.silent_tokens or ())),
+        aligner=load_aligner(llm_dir),
     )
     speaker = StreamSpeaker(llm, token2wav, voices, settings)
     return SpeechPipeline(speaker, settings, load_text_front_end(bounds.segment_letters, find_declaration(llm_dir)))

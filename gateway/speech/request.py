@@ -14,6 +14,7 @@ from hashlib import blake2b
 from gateway.chunking.policies import ChunkPolicy
 from gateway.core import InlineVoice, Sampling
 from gateway.errors import InvalidRequestError, InvalidTextError, TextTooLongError
+from gateway.speech.letter_times import LetterTimes
 from gateway.text import Normalization, ProsodyCarry, SpokenSegment, TextOptions
 from gateway.text.manner import PLAIN, Manner
 from gateway.text.pauses import check_breaks
@@ -51,6 +52,8 @@ class SpeechRequest:
     """A later turn of a session: the silence before its first sound belongs to what was spoken before."""
     is_under_way: bool = False
     """A later turn of a session that is waited for (`core.SessionHold`)."""
+    wants_times: bool = False
+    """Whether the times of characters or words are asked for; finding them out costs a little."""
     patience_s: float | None = None
     """From now on the caller waits so long at most; None: it did not say."""
 
@@ -83,6 +86,8 @@ class SpokenSpan:
     """How much longer those before it became by speaking slower; below 0: faster."""
     cut_samples: int = 0
     """Of the silence before its first sound, which was left out."""
+    letter_times: LetterTimes | None = None
+    """By the checkpoint's aligner, where the times of its characters are wanted."""
     pause_samples: int = 0
     """Silence behind it; final once the next one has begun or the speech is over."""
 

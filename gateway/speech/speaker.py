@@ -54,6 +54,7 @@ from gateway.speech.speech_job import Push, SpeechJob
 from gateway.text import SpokenSegment
 from gateway.text.prosody_carry import CarryLimits
 from gateway.voices.registry import ReadyVoice, VoiceRegistry
+from llm_service.aligner import Aligner
 from servicekit.clock import Clock, SystemClock
 
 Segments = AsyncGenerator[SpokenSegment]
@@ -105,6 +106,8 @@ class PipelineSettings:
     """How answers of the LLM are held to their text."""
     leading_silence_s: float | None = None
     """Silence that stays before the first sound of a stream, at most; None: all of it."""
+    aligner: Aligner | None = None
+    """Of the checkpoint; None: times of characters are estimated."""
     tokens_ahead: int = 512
     """Messages of the LLM kept unread at most."""
     pushes_ahead: int = 1
@@ -164,7 +167,7 @@ class StreamSpeaker:
         observer = self._observer.begin(request.request_id)
         result.carry = replace(result.carry, limits=self._settings.carry)
         kept_s = self._settings.leading_silence_s
-        return SpeechJob(request, result, self._clock, self._pace_book, observer, kept_s)
+        return SpeechJob(request, result, self._clock, self._pace_book, observer, kept_s, self._settings.aligner)
 
     @asynccontextmanager
     async def _producing(self, job: SpeechJob, segments: Segments) -> AsyncIterator[Ahead[Push]]:

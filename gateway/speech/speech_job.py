@@ -12,11 +12,13 @@ from gateway.chunking.chunker import TokenChunk
 from gateway.chunking.pace import Pace, PaceBook, PaceMeter
 from gateway.core import AudioChunk, SpeechTokenDelta, Utterance
 from gateway.speech.leading_silence import LeadingSilence
+from gateway.speech.letter_times import LetterTimes
 from gateway.speech.observer import StreamObserver
 from gateway.speech.pauses import PauseWeaver
 from gateway.speech.request import MAX_SEED, STOP_FINISH, GuardNote, SpeechRequest, SpeechResult, SpokenSpan, draw_seed
 from gateway.text import ProsodyCarry, SpokenSegment
 from gateway.voices.registry import ReadyVoice
+from llm_service.aligner import Aligner
 from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
@@ -61,6 +63,7 @@ class SpeechJob:
         book: PaceBook,
         observer: StreamObserver,
         silence_kept_s: float | None = None,
+        aligner: Aligner | None = None,
     ) -> None:
         self.request = request
         self.result = result
@@ -68,6 +71,7 @@ class SpeechJob:
         self._leading_silence = LeadingSilence(None if request.goes_on else silence_kept_s)
         self._pauses = PauseWeaver(result, self._leading_silence)
         self._voice = Utterance("", "", ())
+        self._aligner = aligner if request.wants_times else None
         self._segment_tokens: list[int] = []
         self._cut_short: str | None = None
         self._clock = clock
@@ -99,6 +103,8 @@ class SpeechJob:
         self._note_language(segment)
         spans = self.result.spans
         spans.append(_span_behind(spans, segment, self.result.silence_samples))
+        if self._aligner is not None:
+            spans[-1].letter_times = LetterTimes(self._aligner, segment.text)
         self.result.has_manners = self.result.has_manners or segment.source.manner is not None
         self.result.note_pause(segment.source.pause_s)
         self._segment_tokens = []
@@ -113,7 +119,10 @@ class SpeechJob:
     def go_on_with(self, joined: SpokenSegment) -> None:
         """Note the segment's text as it has grown so far."""
         self._note_language(joined)
-        self.result.spans[-1].segment = joined
+        span = self.result.spans[-1]
+        span.segment = joined
+        if span.letter_times is not None:
+            span.letter_times.set_text(joined.text)
 
     def _note_language(self, segment: SpokenSegment) -> None:
         if segment.foreign is None or segment.foreign in self.result.foreign:
@@ -128,6 +137,8 @@ class SpeechJob:
         span.tokens += len(delta.token_ids)
         self.observer.received(len(delta.token_ids))
         self._segment_tokens.extend(delta.token_ids)
+        if span.letter_times is not None:
+            span.letter_times.add(delta.token_ids, is_last=delta.finish_reason is not None)
         if delta.finish_reason is None:
             return
         span.is_complete = True

@@ -2,10 +2,10 @@
 
     source   It costs $3.50 today.          characters as the caller sent them
     spoken   It costs three dollars fifty today.      what the LLM got
-    tokens   [ 47 of them, 1.88 s ]         evenly over the spoken text
+    tokens   [ 47 of them, 1.88 s ]         by the checkpoint's aligner, or evenly over the spoken text
 
-The LLM tells how long a segment is only when it has spoken it, so the times of one that is under way are estimated;
-they never go back. Pure.
+Without an aligner the times of a segment that is under way are estimated, as the LLM tells how long it is only when it
+has spoken it. Times never go back. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gateway.speech.letter_times import Times
 from gateway.speech.request import SpokenSpan
 from gateway.text.segments.breaks import spoken_length
 from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
@@ -69,28 +70,82 @@ class TextClock:
         """Return all that is left, within the audio there is: the speech is over."""
         read: list[CharacterTime] = []
         for span in self._spans[self._span :]:
-            tokens = _tokens(span)
+            times = _SpanTimes(span, audio_s)
             for index in range(self._character, len(span.segment.source.text)):
-                read.append(self._time(span, tokens, index, audio_s))
+                read.append(self._time(times, index, audio_s))
             self._character = 0
         self._span = len(self._spans)
         return read
 
     def _read(self, span: SpokenSpan, audio_s: float) -> list[CharacterTime]:
         read = []
-        tokens = _tokens(span)
+        times = _SpanTimes(span, audio_s)
         while self._character < len(span.segment.source.text):
-            if _end_s(span, tokens, self._character) > audio_s:
+            if times.end_s(self._character) > audio_s:
                 break
-            read.append(self._time(span, tokens, self._character, audio_s))
+            read.append(self._time(times, self._character, audio_s))
             self._character += 1
         return read
 
-    def _time(self, span: SpokenSpan, tokens: float, index: int, latest_s: float) -> CharacterTime:
-        source = span.segment.source
-        start_s = max(self._until_s, min(_start_s(span, tokens, index), latest_s))
-        self._until_s = max(start_s, min(_end_s(span, tokens, index), latest_s))
-        return CharacterTime(source.text[index], source.start + index, start_s, self._until_s, _is_pause(span, index))
+    def _time(self, times: _SpanTimes, index: int, latest_s: float) -> CharacterTime:
+        source = times.span.segment.source
+        start_s = max(self._until_s, min(times.start_s(index), latest_s))
+        self._until_s = max(start_s, min(times.end_s(index), latest_s))
+        return CharacterTime(source.text[index], source.start + index, start_s, self._until_s, times.is_pause(index))
+
+
+class _SpanTimes:
+    """When the characters of one segment's source are spoken, as far as it is known now."""
+
+    def __init__(self, span: SpokenSpan, audio_s: float) -> None:
+        self.span = span
+        self._tokens = _tokens(span)
+        self._heard: Times | None = None
+        if span.letter_times is not None and span.segment.text:
+            speech_s = audio_s - (span.begin_samples - span.cut_samples) / SAMPLE_RATE_HZ
+            until = min(speech_s * span.manner.rate * TOKEN_RATE_HZ, self._tokens)
+            self._heard = span.letter_times.read(until)
+
+    def is_pause(self, index: int) -> bool:
+        """Tell whether a character belongs to the tag of a break."""
+        source = self.span.segment.source
+        return source.pause is not None and index >= source.pause_from
+
+    def start_s(self, index: int) -> float:
+        """Return when a character begins."""
+        if self.is_pause(index):
+            return self._pause_s(index)
+        spoken = self.span.segment.alignment.spoken_at(index)
+        if self._heard is None:
+            return self._even_s(spoken)
+        is_behind = spoken == len(self._heard.starts)
+        return self._time_s(float(self._heard.ends[-1] if is_behind else self._heard.starts[spoken]))
+
+    def end_s(self, index: int) -> float:
+        """Return when a character ends; infinity: nobody knows yet."""
+        if self.is_pause(index):
+            return self._pause_s(index + 1)
+        alignment = self.span.segment.alignment
+        since, until = alignment.spoken_at(index), alignment.spoken_at(index + 1)
+        if self._heard is None:
+            return self._even_s(until)
+        return self._time_s(float(self._heard.ends[until - 1])) if until > since else self.start_s(index)
+
+    def _even_s(self, spoken: int) -> float:
+        """Return when a position of the spoken text is reached, if all of it takes equally long."""
+        begin_s = self.span.begin_samples / SAMPLE_RATE_HZ
+        return begin_s + spoken / max(len(self.span.segment.text), 1) * (self._time_s(self._tokens) - begin_s)
+
+    def _time_s(self, token: float) -> float:
+        """Return when the speech has reached a token of the segment."""
+        speech_s = token / TOKEN_RATE_HZ / self.span.manner.rate - self.span.cut_samples / SAMPLE_RATE_HZ
+        return self.span.begin_samples / SAMPLE_RATE_HZ + max(speech_s, 0.0)
+
+    def _pause_s(self, index: int) -> float:
+        """Return when the pause behind the segment has reached a position of its tag."""
+        source = self.span.segment.source
+        share = (index - source.pause_from) / (len(source.text) - source.pause_from)
+        return self._time_s(self._tokens) + self.span.pause_samples / SAMPLE_RATE_HZ * share
 
 
 def _tokens(span: SpokenSpan) -> float:
@@ -98,33 +153,6 @@ def _tokens(span: SpokenSpan) -> float:
     if span.is_complete:
         return float(span.tokens)
     return max(float(span.tokens), TOKENS_A_LETTER * spoken_length(span.segment.text))
-
-
-def _start_s(span: SpokenSpan, tokens: float, index: int) -> float:
-    return _pause_time_s(span, tokens, index) if _is_pause(span, index) else _time_s(span, tokens, index)
-
-
-def _end_s(span: SpokenSpan, tokens: float, index: int) -> float:
-    return _pause_time_s(span, tokens, index + 1) if _is_pause(span, index) else _time_s(span, tokens, index + 1)
-
-
-def _time_s(span: SpokenSpan, tokens: float, source_position: int) -> float:
-    """Return when a segment of so many tokens has reached a position of its source."""
-    spoken_share = span.segment.alignment.spoken_at(source_position) / max(len(span.segment.text), 1)
-    speech_s = tokens / TOKEN_RATE_HZ / span.manner.rate - span.cut_samples / SAMPLE_RATE_HZ
-    return span.begin_samples / SAMPLE_RATE_HZ + spoken_share * max(speech_s, 0.0)
-
-
-def _is_pause(span: SpokenSpan, index: int) -> bool:
-    source = span.segment.source
-    return source.pause is not None and index >= source.pause_from
-
-
-def _pause_time_s(span: SpokenSpan, tokens: float, source_position: int) -> float:
-    """Return when the pause behind a segment has reached a position of its tag."""
-    source = span.segment.source
-    share = (source_position - source.pause_from) / (len(source.text) - source.pause_from)
-    return _time_s(span, tokens, source.pause_from) + span.pause_samples / SAMPLE_RATE_HZ * share
 
 
 # Han and kana, which are written without blanks: each character is a word of its own.

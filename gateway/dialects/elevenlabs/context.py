@@ -230,6 +230,7 @@ class ContextOpener:
             text_options=text_options,
             request_id=name,
             is_interleaved=self.options.is_interleaved,
+            wants_times=True,
         )
         split = WHOLE_TEXT if self.options.is_auto else LIVE_TEXT
         session = SpeechSession(self.host.pipeline, request, split=split)

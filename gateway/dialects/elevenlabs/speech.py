@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.audio import OutputFormat
@@ -85,9 +85,9 @@ async def timestamped_object(host: Host, wanted: ElevenLabsSpeech) -> AsyncGener
 
 async def _timestamped(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[tuple[bytes, Sequence[CharacterTime]]]:
     """Yield encoded audio, maybe none, and the characters that end in it."""
-    result, began_samples = wanted.result, 0
+    speech_asked, result, began_samples = replace(wanted.speech, wants_times=True), wanted.result, 0
     async with TurnEncoder(wanted.output, host.executor, wanted.speed) as encoder:
-        async with aclosing(timed(host.pipeline.synthesize(wanted.speech, result), result)) as speech:
+        async with aclosing(timed(host.pipeline.synthesize(speech_asked, result), result)) as speech:
             async for audio in speech:
                 for frame in frames_of(audio, began_samples):
                     yield await encoder.encode(frame.samples), frame.characters

@@ -80,6 +80,7 @@ def read_request(
             rules_of_riva(request.custom_dictionary, takes_phonemes=takes_phonemes),
         ),
         request_id=request.id.value if _REQUEST_ID.fullmatch(request.id.value) else uuid.uuid4().hex,
+        wants_times=request.enable_word_time_offsets,
     )
     return RivaSpeech(speech, _read_format(request), request.enable_word_time_offsets)
 

@@ -80,6 +80,7 @@ def read_config(config: speech_pb2.SpeechConfig, text: str = "") -> GrpcSpeech:
         text_options=_read_text_options(config),
         request_id=_read_request_id(config.request_id),
         is_interleaved=_read_text_mode(config.text_mode),
+        wants_times=True,
     )
     speed = config.speed if config.HasField("speed") else _NORMAL_SPEED
     return GrpcSpeech(speech, _read_format(config.audio_format), speed, _read_run_ahead(config))

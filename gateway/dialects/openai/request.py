@@ -137,6 +137,7 @@ def read_request(raw: bytes, default: AudioFormat, request_id: str) -> OpenAISpe
         DEFAULT_PRIORITY if body.priority is None else body.priority,
         text_options=_text_options(body),
         request_id=request_id,
+        wants_times=body.word_timestamps is True,
     )
     stream_format = _read_stream_format(body.stream_format)
     if body.word_timestamps and stream_format is not StreamFormat.SSE:

@@ -64,6 +64,7 @@ class SpeakingUtterance:
             text_options=config.text_options,
             request_id=name,
             is_interleaved=config.is_interleaved,
+            wants_times=config.has_word_times,
         )
         self._session = SpeechSession(host.pipeline, request, split=config.granularity.split)
         self._delivery = Delivery(

@@ -1,0 +1,232 @@
+"""When each character of one segment is spoken, by the aligner: the likeliest way of its tokens through its letters.
+
+    letters   _  h  e  l  l  o  _
+    tokens    ████████░░░░            those that have come, two frames each
+    way       _ _ h h e l o o         Viterbi's, frame by frame; a letter lasts a frame or longer, or is skipped
+
+It is kept up while tokens come: only what lies some frames behind the last one is told, as it hardly changes any more.
+Pure; works only when it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from llm_service.aligner import FRAMES_PER_TOKEN, PAUSES, Aligner, FloatArray, LetterModel, Spelling, spell
+
+LONGEST_JUMP = 4
+"""Letters from one frame to the next; those between are silent."""
+AHEAD_TOKENS = 25
+"""Followed beyond what is asked for, where there are more: 1 s tells as much as the rest of the segment."""
+SETTLED_FRAMES = 8
+"""Behind the end of the way so far, from where it is told: 0.16 s."""
+_IMPOSSIBLE = np.float32(-1e30)
+_POSSIBLE = -1e29
+
+
+@dataclass(frozen=True)
+class Times:
+    """From which speech token of the segment to which each character of its text is spoken.
+
+    Characters that are still to come have no time: infinity. Times never go back from one character to the next.
+    """
+
+    starts: FloatArray
+    """[characters]"""
+    ends: FloatArray
+    """[characters]"""
+
+
+class LetterTimes:
+    """The times of one segment's characters."""
+
+    def __init__(self, aligner: Aligner, text: str) -> None:
+        """Begin before the first token.
+
+        Args:
+            aligner: the checkpoint's.
+            text: of the segment, as the LLM gets it.
+        """
+        self._aligner = aligner
+        self._token_ids: list[int] = []
+        self._is_complete = False
+        self._text = text
+        self._way: _Way | None = None
+
+    def add(self, token_ids: Sequence[int], is_last: bool) -> None:
+        """Take the next speech tokens."""
+        self._token_ids.extend(token_ids)
+        self._is_complete = self._is_complete or is_last
+
+    def set_text(self, text: str) -> None:
+        """Take the text as it has grown; what was spoken stays with the letters that there were."""
+        self._text = text
+        if self._way is not None:
+            self._way.take(text)
+
+    def read(self, until_token: float) -> Times | None:
+        """Return the times up to `until_token` of the segment; None: the tokens can't be this text's."""
+        if self._way is None:
+            self._way = _Way(self._aligner, self._text)
+        known = len(self._token_ids)
+        settled = known if self._is_complete else known - self._aligner.context_tokens
+        reach = min(settled, int(until_token) + AHEAD_TOKENS)
+        self._way.follow(self._token_ids, reach)
+        return self._way.times(is_over=self._is_complete and reach >= known)
+
+
+class _Way:
+    """Viterbi's algorithm over the frames so far."""
+
+    def __init__(self, aligner: Aligner, text: str) -> None:
+        self._aligner = aligner
+        self._tokens = 0
+        self._states = np.zeros(0, np.int64)
+        self._came_by: list[npt.NDArray[np.int8]] = []
+        """[frames][S]: so many letters before, the best way to each was one frame earlier."""
+        self._states_at: list[int] = []
+        """[frames]: of the best way when it was last looked for."""
+        self._scores = np.zeros(0, np.float32)
+        """[S], of the best ways that end in each; float32."""
+        self.take(text)
+
+    def take(self, text: str) -> None:
+        """Take the text, or a longer one; ways that end in letters that it still has go on."""
+        spelling = spell(text)
+        states, before = spelling.states, self._states
+        shared = min(len(states), len(before))
+        same = int(np.argmin(np.append(states[:shared] == before[:shared], False)))
+        self._states, self._layout = states, _Layout.of(text, spelling)
+        self._prepare(self._aligner.letters(states))
+        if self._tokens:
+            scores = np.full(len(states), _IMPOSSIBLE)
+            scores[:same] = self._scores[:same]
+            self._scores = scores
+
+    def _prepare(self, letters: LetterModel) -> None:
+        """Work out what each step costs by what is known of the letters."""
+        self._letters, width = letters, len(self._states)
+        leave, stay = _log_sigmoid(-letters.stay), _log_sigmoid(letters.stay)
+        omit, enter = _log_sigmoid(letters.skip), _log_sigmoid(-letters.skip)
+        omitted = np.concatenate([[0], omit.cumsum()])
+        self._steps = np.full((LONGEST_JUMP + 1, width), _IMPOSSIBLE)
+        self._steps[0] = stay
+        for by in range(1, min(LONGEST_JUMP, width - 1) + 1):
+            between = omitted[by:-1] - omitted[1 : width - by + 1]
+            self._steps[by, by:] = leave[:-by] + between + enter[by:]
+        # It begins with the pause or the first letter, and ends with the last letter or the pause.
+        self._begin = np.full(width, _IMPOSSIBLE)
+        self._begin[:2] = [enter[0], *(omit[0] + enter[1:2])]
+        self._end = np.full(width, _IMPOSSIBLE)
+        self._end[-2:] = [*(leave[-2:-1] + omit[-1]), leave[-1]]
+
+    def follow(self, token_ids: Sequence[int], until: int) -> None:
+        """Go on to the end of token `until - 1`."""
+        if until <= self._tokens:
+            return
+        spoken = self._aligner.scores(token_ids, self._tokens, until, self._letters)
+        frames, width = spoken.shape
+        found = np.full((frames + 1, LONGEST_JUMP + width), _IMPOSSIBLE)
+        if self._tokens:
+            found[0, LONGEST_JUMP:] = self._scores
+        # [frames + 1, jumps, S]: the scores of the states so many letters before each.
+        before = sliding_window_view(found, width, axis=1)[:, ::-1]
+        ways = np.empty_like(self._steps)
+        for frame in range(frames):
+            scores = found[frame + 1, LONGEST_JUMP:]
+            if self._tokens or frame:
+                np.add(before[frame], self._steps, out=ways)
+                np.maximum.reduce(ways, axis=0, out=scores)
+            else:
+                scores[:] = self._begin
+            scores += spoken[frame]
+        self._came_by.extend(_best_steps(before[:-1], self._steps))
+        self._scores, self._tokens = found[-1, LONGEST_JUMP:].copy(), until
+
+    def times(self, is_over: bool) -> Times | None:
+        """Return the times of what is settled; None: no way leads through the text."""
+        frames = len(self._came_by)
+        if not frames:
+            return None if is_over else self._layout.times(*np.full((2, len(self._states)), np.inf))
+        scores = self._scores + self._end if is_over else self._scores
+        last = int(scores.argmax())
+        if scores[last] < _POSSIBLE:
+            return None
+        self._look_back(last)
+        states = np.arange(len(self._states))
+        starts, ends = (np.searchsorted(self._states_at, states, side).astype(float) for side in ("left", "right"))
+        if not is_over:
+            is_open = (states >= last) | (ends > frames - SETTLED_FRAMES)
+            starts[is_open] = ends[is_open] = np.inf
+        return self._layout.times(starts / FRAMES_PER_TOKEN, ends / FRAMES_PER_TOKEN)
+
+    def _look_back(self, state: int) -> None:
+        """Find the best way to the last frame's state; where it meets the one found before, they are the same."""
+        frames, known = len(self._came_by), len(self._states_at)
+        self._states_at += [-1] * (frames - known)
+        for frame in range(frames - 1, -1, -1):
+            if self._states_at[frame] == state:
+                return
+            self._states_at[frame] = state
+            state -= int(self._came_by[frame][state])
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which states tell the times of each character.
+
+    Of the characters of one pause the first blank has it all: marks before it end with the word before them, marks
+    behind it begin with the word that follows. At the end of a text without a blank nobody has it.
+    """
+
+    starts_with: npt.NDArray[np.int64]
+    """[characters], positions among the states; behind them those whose end is meant."""
+    ends_with: npt.NDArray[np.int64]
+    """[characters]; those whose end is meant first, behind them those whose start is meant."""
+
+    @classmethod
+    def of(cls, text: str, spelling: Spelling) -> _Layout:
+        """Lay out a text."""
+        width, at = len(spelling.states), spelling.state_at
+        starts_with, ends_with = list(at), list(at)
+        since = 0
+        for position, state in enumerate(at):
+            if position and at[position - 1] != state:
+                since = position
+            if position + 1 < len(at) and at[position + 1] == state:
+                continue
+            holder = since
+            if spelling.states[state] < len(PAUSES):
+                blanks = (each for each in range(since, position + 1) if text[each].isspace())
+                holder = next(blanks, since if position + 1 < len(at) else position + 1)
+            ends_with[since:holder] = [width + state] * (holder - since)
+            starts_with[holder + 1 : position + 1] = [width + state] * (position - holder)
+        return cls(np.array(starts_with, np.int64), np.array(ends_with, np.int64))
+
+    def times(self, starts: FloatArray, ends: FloatArray) -> Times:
+        """Return the characters' times by those of the states."""
+        return Times(np.concatenate([starts, ends])[self.starts_with], np.concatenate([ends, starts])[self.ends_with])
+
+
+def _best_steps(before: FloatArray, steps: FloatArray) -> npt.NDArray[np.int8]:
+    """Return how many letters before each state the best way to it was; [frames, S].
+
+    Args:
+        before: [frames, jumps, S], scores of the states so many letters before.
+        steps: [jumps, S], what the step from there costs.
+    """
+    best, by = before[:, 0] + steps[0], np.zeros((len(before), before.shape[2]), np.int8)
+    for jump in range(1, len(steps)):
+        ways = before[:, jump] + steps[jump]
+        by[ways > best] = jump
+        np.maximum(best, ways, out=best)
+    return by
+
+
+def _log_sigmoid(logits: FloatArray) -> FloatArray:
+    return np.asarray(-np.logaddexp(0, -logits), np.float32)
