@@ -1,0 +1,48 @@
+"""The bundled aligner on the source engine's own audio, against the recogniser's alignment of the same words."""
+
+from __future__ import annotations
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from benchmarks.word_times import errors_ms, figures
+from demo_voice.ears.recognition import SphinxAligner, words_of
+from demo_voice.packing import unpacked
+from demo_voice.unpack import ALIGNER_WEIGHTS, BUNDLE
+from gateway.speech.letter_times import LetterTimes
+from gateway.speech.request import SpokenSpan
+from gateway.speech.text_clock import TextClock, WordGatherer
+from gateway.text import Segment, SpokenSegment
+from gateway.text.alignment import Alignment
+from llm_service.aligner import Aligner
+from tests.demo_voice.ears.conftest import RATE_HZ, Voice, noise
+from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer, tokenize_samples
+
+
+def test_words_are_timed_as_the_recogniser_times_them(voices: list[Voice]) -> None:
+    aligner, recogniser = Aligner(unpacked(load_file(BUNDLE / ALIGNER_WEIGHTS))), SphinxAligner()
+    tokenizer = OnnxSpeechTokenizer(BUNDLE / SPEECH_TOKENIZER_FILE)
+    found = []
+    for voice in voices:
+        ids = tokenize_samples(tokenizer, voice.samples).tolist()
+        segment = SpokenSegment(Segment(voice.text, 0), voice.text, Alignment.identity(len(voice.text)), "en", True)
+        span = SpokenSpan(segment, 0, len(ids), True, letter_times=LetterTimes(aligner, voice.text))
+        assert span.letter_times is not None
+        span.letter_times.add(ids, is_last=True)
+        gatherer = WordGatherer()
+        words = [*gatherer.push(TextClock([span]).finish(len(voice.samples) / RATE_HZ)), *gatherer.finish()]
+        heard = recogniser.word_times(voice.samples, [" ".join(words_of(word.word)) for word in words])
+        assert heard is not None
+        found += errors_ms(words, heard)
+
+    got = figures(found, found)
+    assert got["words"] >= 20
+    assert got["median_ms"] < 40
+    assert got["p95_ms"] < 200
+
+
+def test_the_recogniser_aligns_no_words_that_it_does_not_know_or_find() -> None:
+    recogniser = SphinxAligner()
+
+    assert recogniser.word_times(np.zeros(RATE_HZ, np.float32), ["zxqv"]) is None
+    assert recogniser.word_times(noise(0.2), ["one", "two", "three", "four", "five", "six", "seven"]) is None
