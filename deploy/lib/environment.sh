@@ -41,6 +41,8 @@ runtime_extras() {
   echo "$extras"
 }
 
+readonly PIP=pip==26.3
+
 install_torch() {
   if [[ $(environment_kind) == gpu ]]; then
     pip_install -c "$1" "$TORCH"
@@ -102,6 +104,11 @@ pip_install() {
     wait "$reporter" 2>/dev/null || true
   fi
   return "$status"
+}
+
+# Takes a pip of today: the one that Python 3.11 brings compares every wheel of an index with 900 names of platforms.
+upgrade_pip() {
+  pip_install "$PIP" 2>/dev/null || log "environment: $PIP is not within reach; going on with $("$PYTHON" -m pip --version)"
 }
 
 # Triton's python backend embeds this interpreter, so its shared library must be there.

@@ -23,6 +23,7 @@ install_extras() {
   else
     rm -f "$stamp"
     announce_install
+    upgrade_pip
     log "environment, 1 of 2: $TORCH, the largest part"
     install_torch "$constraints"
     log "environment, 2 of 2: the project with $extras"

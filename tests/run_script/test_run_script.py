@@ -190,6 +190,22 @@ def test_an_install_says_what_comes_and_how_far_it_is(tmp_path: Path, package: s
     assert ("pip failed with 1" in said) is not is_good
 
 
+def test_an_old_pip_will_do_where_no_other_is_within_reach(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/usr/bin/env bash\nif [[ $* == *install* ]]; then exit 1; fi\necho pip 23\n")
+    python.chmod(0o755)
+    script = INSTALL[: INSTALL.index("announce_install")] + "upgrade_pip\n"
+    done = subprocess.run(
+        ["bash", "-c", script, "install", str(ROOT), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert re.search(r"pip==[\d.]+ is not within reach; going on with pip 23", done.stderr)
+
+
 def test_stages_convert_the_llm_before_they_serve_it() -> None:
     for stage in ("3", "7"):
         commands = planned(stage, stage, "--llm-backend", "vllm")
