@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,9 @@ LONGEST = (
 )
 FIRST = ("servers", "slow")
 """Folders and marks of the tests that start first, so that no worker is left alone with them at the end."""
+
+PYTHONS = ("python", "cosydit", "tritonserver")
+"""Beginnings of the names of programs that take a second to start."""
 
 # One thread a process: workers share the cores, and results don't depend on the machine. Read when torch is imported,
 # and inherited by the services that tests start.
@@ -93,3 +99,29 @@ def pytest_collection_finish() -> None:
     """Keep what was imported until now out of the garbage collector's rounds: nobody throws modules away."""
     gc.collect()
     gc.freeze()
+
+
+_fast_tests: list[str] = []
+"""The test that runs, if `make test-fast` has it."""
+_start_process = subprocess.Popen.__init__
+
+
+def _start_if_allowed(self: Any, args: Any, *more: Any, **options: Any) -> None:
+    program = args if isinstance(args, (str, bytes, os.PathLike)) else args[0]
+    if _fast_tests and Path(os.fsdecode(program)).name.startswith(PYTHONS):
+        raise AssertionError(f"{_fast_tests[-1]} starts {program}: mark it slow, or servers if it starts a service")
+    _start_process(self, args, *more, **options)
+
+
+subprocess.Popen.__init__ = _start_if_allowed  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Keep the fast tests fast: none of them starts a Python process."""
+    if not any(item.get_closest_marker(mark) for mark in FIRST):
+        _fast_tests.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _fast_tests.clear()

@@ -1,8 +1,10 @@
-"""Rules of the house that no tool checks: no circle of imports between files, nobody calls another's private method."""
+"""Rules of the house that no tool checks: no circle of imports, no call of another's private method, fast fast tests."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -58,6 +60,7 @@ def imports_of(tree: ast.AST, modules: set[str]) -> Iterator[str]:
             yield from ({each if each in modules else node.module for each in named} & modules)
 
 
+@pytest.mark.slow
 def test_no_circle_of_imports_between_files() -> None:
     trees = {module_of(path): tree_of(path) for path in source_files(*PACKAGES)}
     graph = {
@@ -92,6 +95,7 @@ def private_methods(owner: ast.ClassDef) -> set[str]:
     return {each.name for each in owner.body if isinstance(each, ast.FunctionDef) and each.name.startswith("_")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_nobody_asks_for_a_private_attribute_of_another_object(package: str) -> None:
     found = [
@@ -100,3 +104,8 @@ def test_nobody_asks_for_a_private_attribute_of_another_object(package: str) -> 
         for line, text in privates_of_others(tree_of(path))
     ]
     assert found == []
+
+
+def test_a_test_without_a_mark_starts_no_python_process() -> None:
+    with pytest.raises(AssertionError, match="mark it slow"):
+        subprocess.run([sys.executable, "--version"], check=True)

@@ -44,6 +44,7 @@ def test_a_failed_capture_ends_with_its_message(
     assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", Family)
 def test_the_floor_counts_what_every_step_multiplies(family: Family) -> None:
     """Step-Audio2's as published; the others' as their estimators are, less what is a table."""

@@ -65,6 +65,7 @@ def test_a_large_process_may_vary_by_a_share_of_its_memory() -> None:
     assert third_medians([STEADY, Usage(9.0, 1, 1), Usage(5.0, 1, 1)]) == (Usage(9.0, 1, 1), Usage(5.0, 1, 1))
 
 
+@pytest.mark.slow
 def test_what_a_service_started_counts_with_it() -> None:
     waits = "import sys; sys.stdin.read()"
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}], start_new_session=True)"

@@ -63,6 +63,7 @@ def test_a_step_smaller_than_its_case_is_an_error_and_frees_all_streams() -> Non
     assert engine.stats().open_streams == 0
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_writes_its_environment(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_text_with_nothing_to_say_is_refused_before_anything_starts(
     assert "give at least one word" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_services")
 def test_an_unknown_voice_is_refused_with_those_that_there_are(
     tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
@@ -59,6 +60,7 @@ def test_a_file_is_whole_or_is_as_it_was(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_no_half_file(tmp_path: Path) -> None:
     program = """
 import sys, time, pathlib

@@ -17,6 +17,8 @@ from demo_voice.train.utterance import LAYOUTS, phones_at_frames, utterance_arra
 from demo_voice.train.workspace import Workspace
 from token2wav_service.features.mel import flow_mel_24k
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -152,6 +152,7 @@ def test_cuts_cover_the_target_and_differ() -> None:
     assert {cut.history_frames is None for cut in cuts} == {True, False}
 
 
+@pytest.mark.slow
 def test_the_llm_s_sequences_are_laid_out_as_its_prompts_are(text_tokenizer: Tokenizer, tmp_path: Path) -> None:
     utterances = [TokenUtterance(0, TEXTS[n % 3], np.full(5, n, np.uint16)) for n in range(200)]
     bank = UtteranceBank(utterances, text_tokenizer, seed=0)
@@ -188,6 +189,7 @@ def test_training_inputs_hold_wrong_tokens_and_targets_never_do(text_tokenizer: 
     assert set(speech_out.tolist()) == {3, 6561}
 
 
+@pytest.mark.slow
 def test_the_written_llm_gives_the_trained_one_s_logits(text_tokenizer: Tokenizer, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = TrainableLLM(TINY.llm).eval()

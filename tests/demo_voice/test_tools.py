@@ -76,6 +76,7 @@ def test_large_tensors_are_packed_and_small_ones_are_not() -> None:
         unpacked({"large.int8": shrunk["large.int8"]})
 
 
+@pytest.mark.slow
 def test_training_resumes_from_its_state_and_its_clock(tmp_path: Path) -> None:
     limits = RunLimits(wall_s=60.0, total_s=1e6, max_steps=300)
     train(LineStage(), tmp_path / "line.pt", tmp_path / "log", limits)
@@ -139,6 +140,7 @@ def test_files_too_large_to_keep_are_reported(tmp_path: Path) -> None:
         work.hand_out(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_failed_stage_stops_the_run_and_hands_the_state_out(tmp_path: Path) -> None:
     work = Workspace(tmp_path / "work")
     work.state.mkdir(parents=True)

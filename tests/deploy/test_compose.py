@@ -18,6 +18,8 @@ from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, ROOT, Program, compose_v2, debian_compose
 from token2wav_service.serving.process import health
 
+pytestmark = pytest.mark.slow
+
 COMPOSE = DEPLOY / "compose"
 GUIDE = ROOT / "docs/docker.md"
 ENVIRONMENT = ("--env-file", "env.example")

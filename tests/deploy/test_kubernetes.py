@@ -23,6 +23,8 @@ from tests.deploy.commands import check_command
 from tests.deploy.tools import DEPLOY, Program, debian_kubectl, wheel_program
 from token2wav_service.serving.process import health
 
+pytestmark = pytest.mark.slow
+
 KUSTOMIZE = DEPLOY / "k8s"
 OBSERVABILITY = DEPLOY / "observability"
 OVERLAYS = sorted(path.parent.name for path in KUSTOMIZE.glob("overlays/*/kustomization.yaml"))

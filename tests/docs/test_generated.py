@@ -13,6 +13,8 @@ from gateway.errors import known_codes
 from gateway.telemetry.metrics import PREFIX, GatewayMetrics
 from tests.docs.pages import DOCS, ROOT
 
+pytestmark = pytest.mark.slow
+
 PRODUCT = ("cosydit", "gateway", "gpukit", "llm_service", "servicekit", "token2wav_service")
 
 

@@ -23,6 +23,8 @@ from tests import ROOT
 from tests.cosydit.stack.test_stop import SHORT_S, is_alive, running
 from tests.workers import demo_checkpoint, free_ports
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

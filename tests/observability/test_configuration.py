@@ -11,6 +11,8 @@ import yaml
 
 from tests.observability.debian_prometheus import CONFIG, Binaries
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "command",

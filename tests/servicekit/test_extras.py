@@ -70,6 +70,7 @@ def test_all_that_is_missing_is_named_at_once() -> None:
         require_modules(["json", "no_such", "nor_this"], "demo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["say", "Hello."], ["serve"]])
 def test_a_command_without_its_extra_says_which_one_before_anything_starts(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -116,6 +116,7 @@ def test_a_damaged_list_is_refused(checkpoint: Path) -> None:
         load_flow(checkpoint)
 
 
+@pytest.mark.slow
 def test_verify_names_the_file(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip_a_bit(checkpoint / LLM)
     assert main(["checkpoint", "verify", str(checkpoint)]) == 1

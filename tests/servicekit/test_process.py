@@ -26,6 +26,8 @@ from servicekit.process import (
 )
 from tests.workers import random_checkpoint
 
+pytestmark = pytest.mark.slow
+
 TOLD = "the port is taken; give another"
 LIMIT_BYTES = 2_000_000
 PATIENCE_S = 120

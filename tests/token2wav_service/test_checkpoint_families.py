@@ -150,6 +150,7 @@ def test_a_random_checkpoint_tells_its_family_and_loads(family: Family, checkpoi
     assert missing_files(checkpoint) == []
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_weights(family: Family, checkpoint: Path, tmp_path: Path) -> None:
     make_random_token2wav(tmp_path / "same", 5, *SMALL_SIZES[family])
     make_random_token2wav(tmp_path / "other", 6, *SMALL_SIZES[family])

@@ -118,6 +118,7 @@ def test_written_sizes_are_read_back(tmp_path: Path) -> None:
     assert read_hift_config(tmp_path) == SMALL_HIFT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["flow: " + "[" * 20_000, "flow:\n" + "".join(" " * n + "a:\n" for n in range(1, 3000))]
 )
@@ -127,6 +128,7 @@ def test_a_description_nested_thousands_of_levels_deep_is_an_error_that_names_it
         read_flow_config(tmp_path / "flow.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_it_makes_audible_unclipped_voiced_noise(tmp_path: Path, seed: int) -> None:
     make_random_token2wav(tmp_path, seed)
@@ -197,6 +199,7 @@ def test_voices_are_three_seconds_at_16_khz_with_a_transcript(checkpoint: Path) 
         assert (checkpoint / "voices" / f"{name}.txt").read_text("utf-8").strip()
 
 
+@pytest.mark.slow
 def test_a_directory_in_use_is_kept_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("mine", "utf-8")
 
@@ -209,6 +212,7 @@ def test_a_directory_in_use_is_kept_unless_forced(tmp_path: Path, capsys: pytest
     assert (tmp_path / "token2wav" / "flow.pt").is_file()
 
 
+@pytest.mark.slow
 def test_verify_accepts_what_make_random_wrote(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("verify", str(checkpoint)) == 0
     assert run_command("verify", str(checkpoint / "token2wav")) == 0

@@ -43,6 +43,7 @@ def test_the_full_size_takes_what_was_measured() -> None:
     assert need.prompt_bytes == need.voice_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [Family.COSYVOICE2, Family.COSYVOICE3])
 def test_a_block_masked_flow_takes_what_its_pool_does(family: Family) -> None:
     flow = make_block_flow(family)

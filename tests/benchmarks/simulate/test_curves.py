@@ -73,6 +73,7 @@ def test_each_figure_of_a_point_has_its_own_median_and_all_draws_must_hold_it() 
     assert median_point(drawn) == CapacityPoint(9.0, 2, 8, 0.0, 1.0, False)
 
 
+@pytest.mark.slow
 def test_loads_end_with_the_first_at_which_requests_pile_up_before_the_llm() -> None:
     """Four requests at once, a token each in 10 ms: enough for 16 listeners."""
     small = replace(COSTS, llm=replace(COSTS.llm, max_requests=4, step_fixed_s=0.01))
@@ -83,6 +84,7 @@ def test_loads_end_with_the_first_at_which_requests_pile_up_before_the_llm() -> 
     ]
 
 
+@pytest.mark.slow
 def test_points_come_out_of_several_draws_the_same_in_other_processes() -> None:
     jittered = replace(COSTS, llm=replace(COSTS.llm, step_spread=0.2))
 

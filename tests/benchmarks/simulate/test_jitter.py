@@ -25,6 +25,7 @@ def test_factors_have_mean_1_and_the_spread_that_was_asked_for() -> None:
     assert Jitter(0.0, Random(1)).factor() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["llm", "token2wav"])
 def test_either_services_steps_jitter_alike_in_every_simulation(service: str) -> None:
     plan = RunPlan("closed", LoadPlan(2, 6), ("default",))

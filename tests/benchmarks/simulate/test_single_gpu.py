@@ -29,6 +29,7 @@ def run_both() -> list[FinishedRun]:
     return simulate_plans(COSTS, [CLOSED, OPEN], (2,))
 
 
+@pytest.mark.slow
 def test_every_request_of_a_plan_ends_once_with_all_of_its_audio() -> None:
     for run, plan in zip(run_both(), (CLOSED, OPEN), strict=True):
         records = run.result.records
@@ -37,6 +38,7 @@ def test_every_request_of_a_plan_ends_once_with_all_of_its_audio() -> None:
         assert [record.audio_s for record in records] == pytest.approx([SPEECH_TOKENS / 25] * len(records))
 
 
+@pytest.mark.slow
 def test_the_same_plans_give_the_same_times() -> None:
     def times() -> list[tuple[float, float]]:
         return [
@@ -49,6 +51,7 @@ def test_the_same_plans_give_the_same_times() -> None:
     assert times() == times()
 
 
+@pytest.mark.slow
 def test_more_callers_wait_longer_and_get_more_out_of_the_gpu() -> None:
     one, many = simulate_plans(COSTS, [replace(CLOSED, load=LoadPlan(n, 16)) for n in (1, 16)], (2,))
     assert many.summary["ttfa_s"]["p50"] > one.summary["ttfa_s"]["p50"]

@@ -31,6 +31,8 @@ from servicekit.clock import SystemClock
 from tests.cosydit.batch.fake_llm import SPEECH_TOKENS, FakeLLM
 from tests.cosydit.batch.scripted_stages import ScriptedLLM, ScriptedToken2Wav
 
+pytestmark = pytest.mark.slow
+
 
 def _manifest(tmp_path: Path, checkpoint: Path, utts: Sequence[str], *bad: str) -> Path:
     voice = checkpoint / "voices" / "default.wav"

@@ -98,6 +98,7 @@ def test_names_that_can_not_be_files_are_refused(tmp_path: Path, utt: str) -> No
         _ledger(tmp_path).is_done(utt)
 
 
+@pytest.mark.slow
 def test_nothing_is_doubled_or_lost_after_kills_at_any_moment(tmp_path: Path) -> None:
     """A child writes audio as fast as it can and is killed again and again until all is done."""
     names = [f"u{index}" for index in range(60)]

@@ -22,6 +22,8 @@ from cosydit.bench.load import LoadPlan
 from cosydit.bench.speech_bench import BenchSettings, DoorName, Mode, prepare_jobs, run_bench
 from cosydit.bench.types import BenchmarkError, SpeechInput
 
+pytestmark = pytest.mark.slow
+
 CHUNK = np.full(2400, 0.5, np.float32)
 
 

@@ -79,6 +79,7 @@ def test_the_page_shows_figures_plots_audio_and_how_to_mend(tmp_path: Path) -> N
     assert text.count("class='outside'") == 2
 
 
+@pytest.mark.slow
 def test_a_wrong_option_is_told_with_what_is_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main(["certify", "--self-test", "--only", "hots", *work]) == 2

@@ -94,6 +94,7 @@ def test_a_host_without_a_gpu_is_not_run_and_without_a_compiler_fails(
     assert compiler.result is Result.FAIL and "apt-get install gcc" in compiler.reason
 
 
+@pytest.mark.slow
 def test_a_module_that_breaks_at_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_module.py").write_text("raise OSError('libcudart.so.12 is missing')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -36,6 +36,7 @@ def test_a_changed_byte_is_found_and_the_checkpoint_is_left_alone(
     assert run_here(context, SUMS).result is Result.PASS
 
 
+@pytest.mark.slow
 def test_a_wrong_weight_is_in_what_is_loaded_then_and_not_later(tmp_path_factory: pytest.TempPathFactory) -> None:
     model_dir = random_checkpoint(tmp_path_factory) / "token2wav"
     good = build.load_models(model_dir).flow.state_dict()  # type: ignore[attr-defined]

@@ -147,6 +147,7 @@ def test_the_script_reads_what_it_did_not_give(tmp_path: Path) -> None:
     assert script_lines(for_host(asked, Host()), asked, Host()) == ["llm_backend embedded"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["vllm", "trtllm"])
 def test_vllm_and_trtllm_serve_the_converted_form_which_is_made_once(tmp_path: Path, backend: str) -> None:
     make_random_llm(tmp_path / "checkpoint" / "llm", seed=0)

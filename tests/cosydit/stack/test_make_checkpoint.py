@@ -55,6 +55,7 @@ def test_the_official_sizes_are_those_of_the_specification() -> None:
     assert (OFFICIAL_LLM.heads, OFFICIAL_LLM.key_value_heads) == (14, 2)
 
 
+@pytest.mark.slow
 def test_the_command_makes_more_voices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made"
     command = ["checkpoint", "make-random", str(out), "--numbered-voices", "2", "--voice-seconds", "1"]

@@ -25,6 +25,7 @@ from demo_voice.train.make_heldout import heldout_sentences
 from tests.demo_voice.ears.conftest import RATE_HZ, Voice, harmonics, noise
 
 
+@pytest.mark.slow
 def test_the_recogniser_understands_the_source_engine(voices: list[Voice], recogniser: SphinxRecogniser) -> None:
     errors = {voice.name: word_errors(voice.text, recogniser.transcribe(voice.samples)) for voice in voices}
 
@@ -33,6 +34,7 @@ def test_the_recogniser_understands_the_source_engine(voices: list[Voice], recog
     assert total(errors.values()).rate <= 0.25
 
 
+@pytest.mark.slow
 def test_the_recogniser_understands_no_text_in_noise(voices: list[Voice], recogniser: SphinxRecogniser) -> None:
     heard = recogniser.transcribe(noise(4.0))
 

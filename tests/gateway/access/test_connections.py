@@ -95,6 +95,7 @@ async def test_what_comes_too_slowly_is_closed(sent: bytes, limits: dict[str, fl
         await asyncio.wait_for(_end(reader), PATIENCE_S)
 
 
+@pytest.mark.slow
 async def test_a_second_head_on_one_connection_has_its_deadline_too(voices: Voices) -> None:
     async with opened_door(voices, wire(head_timeout_s=0.2)) as door:
         async with connection(door, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HT") as reader:

@@ -99,6 +99,7 @@ async def test_every_route_refuses_without_a_key_in_the_shape_of_its_dialect(voi
         assert len(requests) > 12 and door.llm.utterances == []
 
 
+@pytest.mark.slow
 async def test_every_route_lets_a_known_key_in(voices: Voices) -> None:
     async with opened_door(voices) as door:
         for headers in (

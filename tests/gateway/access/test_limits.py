@@ -147,6 +147,7 @@ async def test_what_nobody_asked_for_is_the_gateways_own(voices: list[NamedVoice
     assert stage.used_s(OURSELVES.name) == 2.0
 
 
+@pytest.mark.slow
 async def test_callers_that_left_are_forgotten_and_those_that_speak_are_not() -> None:
     access = Access(None, CallerLimits(), ManualClock())
     async with access.speaking(Caller("staying")):

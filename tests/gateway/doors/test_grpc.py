@@ -91,6 +91,7 @@ async def test_messages_up_to_the_limit_are_taken(voices: list[NamedVoice], mega
                 assert (await failure_of(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.slow
 async def test_calls_that_come_while_the_event_loop_is_busy_are_all_answered(voices: list[NamedVoice]) -> None:
     async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
         list_voices = door.channel.unary_unary(f"/{SERVICES[0]}/ListVoices")

@@ -33,6 +33,7 @@ def online(door: Door) -> Any:
     return door.riva.SynthesizeOnline(iter([request]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [whole, written, online])
 async def test_a_reader_who_stands_still_is_given_up(voices: list[NamedVoice], ask: Callable[[Door], Any]) -> None:
     llm, token2wav = FakeLLM(speech_deltas(25 * 3600, per_delta=50)), FakeToken2Wav()

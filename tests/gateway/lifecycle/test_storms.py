@@ -26,6 +26,7 @@ async def _warm_up(storm: Storm) -> None:
     storm.token2wav.opened = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["llm_capacity", "token2wav_capacity"])
 @pytest.mark.parametrize("slots", [64, 400])
 def test_of_300_at_once_all_that_are_let_in_end_in_real_time(tmp_path: Path, slow: str, slots: int) -> None:
@@ -64,6 +65,7 @@ def test_under_any_load_the_services_do_most_of_what_they_can_and_nobody_waits_f
     run_virtually(run)
 
 
+@pytest.mark.slow
 def test_whoever_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path) -> None:
     async def run(clock: VirtualClock) -> None:
         async with stormy(clock, tmp_path, llm_capacity=20.0, slots=64) as storm:
@@ -125,6 +127,7 @@ def test_callers_who_ask_again_and_again_keep_nobody_out_who_comes_when_it_was_t
     assert percentile(tally.first_s, 95) < 4.0
 
 
+@pytest.mark.slow
 def test_another_key_hears_its_first_audio_as_soon_however_many_flood(tmp_path: Path) -> None:
     def passed(times: int) -> Passed:
         random.seed(1)  # of the times between the quiet callers
@@ -135,6 +138,7 @@ def test_another_key_hears_its_first_audio_as_soon_however_many_flood(tmp_path: 
     assert flooded.quiet_p95_s <= 1.2 * usual.quiet_p95_s
 
 
+@pytest.mark.slow
 def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: Path) -> None:
     async def quiet_p95_s(clock: VirtualClock, flood: int) -> float:
         async with stormy(clock, tmp_path, llm_capacity=40.0, slots=16) as storm:
@@ -151,6 +155,7 @@ def test_a_key_that_floods_keeps_another_one_neither_out_nor_waiting(tmp_path: P
     assert run_virtually(lambda clock: quiet_p95_s(clock, 4)) < alone_s + 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [64, 300])
 @pytest.mark.parametrize("speed", [8.0, 16.0, 40.0])
 def test_services_that_batch_refuse_nobody_before_they_are_seen_at_their_limit(
@@ -168,6 +173,7 @@ def test_services_that_batch_refuse_nobody_before_they_are_seen_at_their_limit(
     run_virtually(run)
 
 
+@pytest.mark.slow
 def test_fast_services_refuse_nobody(tmp_path: Path) -> None:
     async def run(clock: VirtualClock) -> None:
         async with stormy(clock, tmp_path, llm_capacity=4000.0, token2wav_capacity=4000.0) as storm:

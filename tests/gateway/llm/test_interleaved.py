@@ -104,6 +104,7 @@ async def serving_http(server: SpeechLMServer) -> AsyncIterator[str]:
         await serving
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 async def test_speech_comes_before_the_text_is_whole_and_ends_with_it(
     kind: str, llm_dir: Path, encoder: TextEncoder

@@ -174,6 +174,7 @@ class BreakingClient(TokenStreamClient):
                     raise LLMInterruptedError("the connection is gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breaks_after", [1, 9])
 async def test_after_a_failover_the_answer_goes_on_with_the_very_tokens_that_were_lost(
     llm_dir: Path, breaks_after: int

@@ -20,6 +20,8 @@ from cosydit.stack.process import ServiceProcess, ServiceSpec
 from tests.gateway.processes.services import HELD_TEXT, HOST, SLOTS, Services, running_services
 from tests.workers import demo_checkpoint, free_ports
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 NAMES = ("anna", "bob", "carl", "dora", "eve")
 KEYS = "".join(f"{name} sk-{name}-0123456789abcdef {'streams=1' * (name == 'bob')}\n" for name in NAMES)

@@ -377,6 +377,7 @@ async def test_whoever_gives_up_waiting_is_told_what_those_who_ask_are_told() ->
     assert world.fleet.waiting == 0
 
 
+@pytest.mark.slow
 async def test_a_slot_that_comes_when_all_have_given_up_goes_through_every_hand() -> None:
     """Far more than Python would nest: each slot that nobody wants any more comes back and is given to the next."""
     clock = ManualClock()

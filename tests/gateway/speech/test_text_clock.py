@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def test_the_end_reads_all_that_is_left_within_the_audio() -> None:
     assert clock.position == 4
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.text(min_size=1, max_size=20), st.integers(0, 60)), min_size=1, max_size=5),
     st.lists(st.floats(0, 12), max_size=8),

@@ -33,6 +33,7 @@ def test_chinese_characters_in_common_keep_their_places() -> None:
         assert alignment.source_at(spoken.index(character)) == source.index(character)
 
 
+@pytest.mark.slow
 @given(words, words)
 def test_an_alignment_covers_both_texts(source: str, spoken: str) -> None:
     alignment = align(source, spoken)

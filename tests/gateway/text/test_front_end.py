@@ -172,6 +172,7 @@ def test_without_wetext_the_gateway_says_so_and_goes_on(
     assert loaded["en"].normalize("5 men").text == "five men"
 
 
+@pytest.mark.slow
 def test_everything_loads_late_and_runs_with_the_network_cut() -> None:
     pytest.importorskip("wetext", reason="the text extra is not installed")
     done = subprocess.run([sys.executable, "-c", OFFLINE], capture_output=True, text=True, timeout=120, check=False)

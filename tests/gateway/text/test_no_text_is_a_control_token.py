@@ -114,6 +114,7 @@ def _escaped(token: str) -> str:
     return token.replace("<", "&lt;").replace(">", "&gt;")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list(WAYS))
 def test_no_way_into_a_prompt_makes_a_token_of_what_is_not_declared(checkpoint: Checkpoint, way: str) -> None:
     assert len(checkpoint.protected) > 10

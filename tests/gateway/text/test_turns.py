@@ -96,6 +96,7 @@ def front_end() -> TextFrontEnd:
     return load_text_front_end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", WORST)
 @pytest.mark.parametrize("size", [CHARACTERS, 16])
 def test_no_step_of_cutting_or_preparing_takes_long(unit: str, size: int, front_end: TextFrontEnd) -> None:

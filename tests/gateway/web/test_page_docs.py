@@ -14,7 +14,7 @@ from gateway.doors.endpoints import ENDPOINTS
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import visited
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 UNSERVED = 1
 """/metrics: the tests' gateway has none."""
 

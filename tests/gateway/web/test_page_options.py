@@ -15,7 +15,7 @@ import pytest
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import Visit, visited
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 TOKENS = 15
 SAMPLES = TOKENS * 960

@@ -13,7 +13,7 @@ from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.web.conftest import visited
 from tests.gateway.web.test_page_options import bodies, played
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 TAKES, TAKES_NONE = CheckpointDeclaration(instruct="endofprompt"), CheckpointDeclaration()
 

@@ -30,7 +30,7 @@ from tests.gateway.voices.fakes import FakeVoiceMaker
 from tests.gateway.web.conftest import visited
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 RECORDING = ROOT / "demo_voice" / "voices" / "default.wav"
 IMAGES = ROOT / "docs" / "images"

@@ -64,6 +64,7 @@ def test_the_numbering_is_the_official_one() -> None:
         vocabulary_of_table(151936)
 
 
+@pytest.mark.slow
 def test_the_directory_tells_its_family(llm_dir: Path) -> None:
     assert load_text_encoder(llm_dir).vocabulary is COSYVOICE3
     assert read_vocabulary(llm_dir) is COSYVOICE3
@@ -173,6 +174,7 @@ def test_the_converted_form_keeps_the_head_s_rows(llm_dir: Path, tmp_path: Path)
     torch.testing.assert_close(weights.head, source.head.weight.float())
 
 
+@pytest.mark.slow
 def test_the_official_llm_pt_is_read(llm_dir: Path, tmp_path: Path) -> None:
     """CosyVoice3's has no llm_embedding and no bias; its text tokenizer is that of the Hugging Face form."""
     source = read_huggingface(llm_dir)

@@ -176,6 +176,7 @@ def test_requests_that_can_never_run_are_refused(
     assert not engine.has_work
 
 
+@pytest.mark.slow
 def test_the_longest_request_fits(model: SpeechLanguageModel) -> None:
     tokens, _ = run_one(make_engine(model), make_request("a", max_tokens=293, ignore_eos=True))
     assert len(tokens) == 293

@@ -84,6 +84,7 @@ def test_detokenize_false_gives_ids_instead_of_text(client: httpx.Client) -> Non
     assert "token_ids" not in complete(client, return_token_ids=False)["choices"][0]
 
 
+@pytest.mark.slow
 def test_the_chat_form_equals_the_completions_form(client: httpx.Client, llm_dir: Any) -> None:
     prompt = build_prompt(load_text_encoder(llm_dir).encode, "Hi ", "there", [37, 38])
     expected = complete(client, prompt=list(prompt.token_ids))["choices"][0]["token_ids"]
@@ -96,6 +97,7 @@ def test_the_chat_form_equals_the_completions_form(client: httpx.Client, llm_dir
     assert SpeechTokenTextParser().feed(whole["choices"][0]["message"]["content"]) == found
 
 
+@pytest.mark.slow
 def test_a_string_prompt_equals_its_ids(client: httpx.Client) -> None:
     by_text = complete(client, prompt="<|sos|>Hi<|task_id|><|s_37|><|s_38|>")["choices"][0]
     assert by_text["prompt_token_ids"] == [158227, 39, 72, 158228, 151700, 151701]
@@ -180,6 +182,7 @@ def test_bodies_that_are_no_request_are_refused(client: httpx.Client, body: byte
     assert response.status_code == 400 and response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_huge_body_and_an_unknown_path_are_refused(client: httpx.Client) -> None:
     limit = FIXED_BODY_BYTES + 4096 * BODY_BYTES_PER_TOKEN
     assert refusal(client, {"prompt": "a" * limit})["status"] == 413
@@ -227,6 +230,7 @@ def test_prompts_are_read_one_at_a_time_and_hold_nobody_up() -> None:
     server.close()
 
 
+@pytest.mark.slow
 def test_a_long_text_lets_other_threads_run(llm_dir: Any) -> None:
     reader, is_done = PromptReader(llm_dir), threading.Event()
     text = "hello world " * 20_000

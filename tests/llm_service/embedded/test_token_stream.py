@@ -157,6 +157,7 @@ def begin(number: int, asked: Any, timeout_ms: int = 0) -> Any:
     return messages.NumberedRequest(number=number, request=asked, timeout_ms=timeout_ms)
 
 
+@pytest.mark.slow
 async def test_many_answers_share_a_stream_and_equal_those_alone(llm_dir: Path) -> None:
     async with serving(llm_dir) as (stub, loop, _):
         alone = [[i for m in await answer(stub, request(seed=seed)) for i in m.speech_ids] for seed in (3, 4)]

@@ -82,6 +82,7 @@ def test_text_that_ends_inside_a_token_is_refused() -> None:
         parser.close()
 
 
+@pytest.mark.slow
 def test_vocab_and_prompt_import_no_torch_and_no_transformers() -> None:
     code = (
         "import sys, llm_service.vocab, llm_service.prompt; "

@@ -168,6 +168,7 @@ def test_vllms_logits_are_the_sources_and_nothing_else_can_come_out(vllm_model: 
     assert model.compute_logits(None) is None
 
 
+@pytest.mark.slow
 def test_a_process_of_vllm_finds_and_registers_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "vllm.py").write_text(
         "class ModelRegistry:\n"

@@ -13,6 +13,8 @@ from cosydit.cli.main import main
 from llm_service.huggingface_layout import has_speech_form
 from tests.llm_service.export.serving import embedded_server
 
+pytestmark = pytest.mark.slow
+
 
 def run_command(*arguments: str | Path) -> int:
     return main(["convert-llm", *map(str, arguments)])

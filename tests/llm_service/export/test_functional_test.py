@@ -58,6 +58,7 @@ def test_a_server_of_the_converted_form_is_the_source(converted_dir: Path, stock
     assert certificate.spoken_tokens > 0
 
 
+@pytest.mark.slow
 def test_a_server_without_the_heads_bias_fails(converted_dir: Path, stock_dir: Path, tmp_path: Path) -> None:
     lost = tmp_path / "lost"
     shutil.copytree(converted_dir, lost)

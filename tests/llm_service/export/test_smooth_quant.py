@@ -174,6 +174,7 @@ def test_one_scale_for_a_matrix_is_one_each_for_queries_keys_and_values(wide: Sp
     assert len(layer.fc.scale.unique()) == 1
 
 
+@pytest.mark.slow
 def test_calibration_sees_what_the_model_computes(source: SpeechLMSource) -> None:
     prompts = [(SOS_ID, 5, 6, TASK_ID), (SOS_ID, 7, TASK_ID)]
     ranges = measure_ranges(source, prompts, max_tokens=3, seed=0, device="cpu")

@@ -66,6 +66,7 @@ def test_a_lost_bias_is_said(stock_dir: Path, tmp_path: Path, caplog: pytest.Log
     assert "no bias of the speech head" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -153,6 +154,7 @@ def test_a_wrong_numbering_is_named(
         read_source(model_dir, None)
 
 
+@pytest.mark.slow
 def test_the_built_tokenizer_has_the_official_numbering(official_dir: Path, stock_dir: Path) -> None:
     files = build_tokenizer_files(official_dir / QWEN_DIR)
     built, known = Tokenizer.from_str(files["tokenizer.json"]), Tokenizer.from_file(str(stock_dir / "tokenizer.json"))
@@ -176,6 +178,7 @@ def test_a_text_tokenizer_of_vocabulary_and_merges_will_do(stock_dir: Path, tmp_
     assert built.encode(text).ids == known.encode(text).ids
 
 
+@pytest.mark.slow
 def test_another_text_tokenizer_is_refused(stock_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text_tokenizer(stock_dir, text_tokens=151000))
     with pytest.raises(CheckpointError, match="ends at id 151019, expected 151662"):

@@ -58,6 +58,7 @@ def test_ranks_of_one_context_share_a_file(stock_dir: Path, tmp_path: Path) -> N
     assert (mapping["world_size"], mapping["cp_size"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing_in_the_files(stock_dir: Path, tmp_path: Path) -> None:
     options = TrtllmOptions(tp_size=2, pp_size=2)
     for workers in (1, 3):
@@ -66,6 +67,7 @@ def test_workers_change_nothing_in_the_files(stock_dir: Path, tmp_path: Path) ->
         assert path.read_bytes() == (tmp_path / "3" / path.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_checkpoint_computes_the_sources_logits(stock_dir: Path, source: SpeechLMSource, tmp_path: Path) -> None:
     convert_trtllm(Origin(stock_dir), tmp_path / "made", TrtllmOptions("float32", tp_size=2, pp_size=2), 1, None)
     files = [load_file(tmp_path / "made" / f"rank{number}.safetensors") for number in range(4)]
@@ -113,6 +115,7 @@ def read_back(stages: list[list[dict[str, torch.Tensor]]], source: SpeechLMSourc
     return decoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "algorithm"),
     [

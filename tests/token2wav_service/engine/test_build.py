@@ -41,6 +41,7 @@ def test_a_named_runner_is_taken_as_it_is() -> None:
     assert choose_runner(Token2WavConfig(Path("unused"), runner=RunnerKind.SLOTS)) is RunnerKind.SLOTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", Family)
 def test_a_checkpoint_of_every_family_speaks(family: Family, tmp_path: Path) -> None:
     make_random_token2wav(tmp_path, 0, *SMALL_SIZES[family])
@@ -56,6 +57,7 @@ def test_a_checkpoint_of_every_family_speaks(family: Family, tmp_path: Path) -> 
     assert engine.open_stream_ids() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [Family.COSYVOICE2, Family.COSYVOICE3])
 def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) -> None:
     make_random_token2wav(tmp_path, 0, *SMALL_SIZES[family])
@@ -65,6 +67,7 @@ def test_block_masked_families_get_their_runner(family: Family, tmp_path: Path) 
         assert isinstance(build_engine(config, SystemClock())._runner, kind)
 
 
+@pytest.mark.slow
 def test_what_does_not_serve_the_family_is_refused(tmp_path: Path) -> None:
     make_random_token2wav(tmp_path / "3", 0, *SMALL_SIZES[Family.COSYVOICE3])
     with pytest.raises(CheckpointError, match=r"cosyvoice3.*tensorrt"):

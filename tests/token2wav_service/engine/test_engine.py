@@ -196,6 +196,7 @@ def test_a_voice_in_use_survives_a_full_cache() -> None:
     open_stream(small, 1)
 
 
+@pytest.mark.slow
 def test_new_streams_come_first_then_whoever_runs_dry_soonest() -> None:
     clock = ManualClock()
     engine = make_engine(clock, max_batch_size=1)

@@ -111,6 +111,7 @@ def test_a_stream_is_as_long_as_its_tokens(family: Family) -> None:
     assert len(chunks[0]) == 7 * SAMPLES_PER_TOKEN - HELD_BACK[family]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_aligned_chunks_equal_one_chunk_after_the_same_prompt(family: Family) -> None:
     """A first hop of 7 and one of 37 leave away as much of the prompt: 37 = 7 + 3 blocks."""
@@ -122,6 +123,7 @@ def test_aligned_chunks_equal_one_chunk_after_the_same_prompt(family: Family) ->
     assert np.abs(unaligned[: len(whole)] - whole[: len(unaligned)]).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_streams_in_one_batch_equal_each_alone(family: Family) -> None:
     engine = make_engine(family)
@@ -136,6 +138,7 @@ def test_streams_in_one_batch_equal_each_alone(family: Family) -> None:
         assert np.linalg.norm(difference) < 1e-3 * np.linalg.norm(alone[seed])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_a_voice_keeps_few_starts_and_counts_them(family: Family) -> None:
     engine = make_engine(family)
@@ -149,6 +152,7 @@ def test_a_voice_keeps_few_starts_and_counts_them(family: Family) -> None:
     assert sum(start.num_bytes for start in prompt.starts.values()) <= 1.5 * used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", COSYVOICE)
 def test_the_state_of_a_long_stream_does_not_grow(family: Family) -> None:
     policy = SynthesisPolicy(ode_steps=1, history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=8 * BLOCK)

@@ -20,6 +20,8 @@ from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import Precision
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ExportOptions(graphs=(graphs.F0_PREDICTOR, graphs.SPEAKER_ENCODER))
 
 

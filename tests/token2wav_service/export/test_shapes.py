@@ -44,6 +44,7 @@ def test_derived_axes_follow_from_the_inputs() -> None:
     assert described[graphs.ENCODER_CHUNK].complete({"chunk_tokens": 18})["chunk_frames"] == 30
 
 
+@pytest.mark.slow
 def test_the_descriptions_need_no_torch() -> None:
     code = "import sys, token2wav_service.graphs.catalogue; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

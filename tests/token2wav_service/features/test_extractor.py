@@ -103,6 +103,7 @@ def test_token_outside_the_vocabulary_is_an_error(model_dir: Path, tmp_path: Pat
         PromptFeatureExtractor(tmp_path).tokens(tone(1.0))
 
 
+@pytest.mark.slow
 def test_features_import_neither_torch_nor_torchaudio() -> None:
     import subprocess
     import sys

@@ -153,6 +153,7 @@ def test_a_used_slot_leaves_nothing_and_every_exit_frees_it(family: Family) -> N
     engine.check_integrity()
 
 
+@pytest.mark.slow
 def test_a_full_pool_refuses_and_a_stream_costs_its_slot() -> None:
     engine = _fused(Family.COSYVOICE3)
     streams = [open_stream(engine, seed) for seed in range(SIZES.streams)]

@@ -37,6 +37,7 @@ def _row(state: PackedState, tokens: int, seed: int = 0, is_last: bool = False) 
     return FlowInput(state, random_tokens(tokens, seed), random_speaker(0), 0, is_last)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize(
     "policy", [HistoryPolicy.AUTO, HistoryPolicy.PROMPT_AND_RECENT], ids=lambda policy: policy.value

@@ -236,6 +236,7 @@ def test_without_voices_a_request_must_bring_its_own() -> None:
     harness.close()
 
 
+@pytest.mark.slow
 def test_the_entry_imports_no_torch() -> None:
     program = "import sys; import gateway.dialects.cosyvoice2_dit.drop_in; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd=ROOT).returncode == 0

@@ -99,6 +99,7 @@ def test_speaker_embedding_is_half_precision() -> None:
     assert (embedding == np.float16(0.25)).all()
 
 
+@pytest.mark.slow
 def test_the_feature_processes_import_no_torch() -> None:
     program = (
         "import sys, token2wav_service.serving.feature_models, token2wav_service.features.extractor\n"

@@ -62,6 +62,7 @@ def in_pieces(
     return made, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [[33], [5, 28], [1] * 33, [30, 1, 1, 1], [4, 4, 25, 0], [20, 10, 3]], ids=lambda sizes: str(len(sizes))
 )

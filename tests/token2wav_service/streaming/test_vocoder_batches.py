@@ -50,6 +50,7 @@ def _decode_together(hift: HiFT, lengths: list[int], fill: float) -> tuple[Tenso
     return together, mels, sources
 
 
+@pytest.mark.slow
 def test_decoding_a_mixed_batch_equals_each_row_alone_and_is_silent_beyond(hift: HiFT) -> None:
     together, mels, sources = _decode_together(hift, LENGTHS, 0.0)
     for wave, mel, source in zip(together, mels, sources, strict=True):
@@ -101,6 +102,7 @@ def test_the_lengths_matter(hift: HiFT) -> None:
     assert (wave - hift(mel[None], source[None])[0]).abs().max() > 100 * DECODE_TOLERANCE
 
 
+@pytest.mark.slow
 def test_nothing_waits_for_the_device_or_depends_on_values() -> None:
     """Fake tensors have no values, so reading one (`.item()`, `bool()`) or a shape made of them raises."""
     hift = make_hift()
@@ -129,6 +131,7 @@ def _rows(vocoder: StreamVocoder, lengths: Sequence[int], started: bool) -> list
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(SourcePhase))
 @pytest.mark.parametrize(
     ("lengths", "started"),
@@ -158,6 +161,7 @@ def _assert_same_state(state: VocoderState, expected: VocoderState) -> None:
     torch.testing.assert_close(torch.cos(state.phase - expected.phase), torch.ones(9), atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_mixed_batch_with_given_sources_equals_each_alone(hift: HiFT) -> None:
     vocoder = StreamVocoder(hift, SynthesisPolicy())
     rows = _rows(vocoder, LENGTHS[1:], started=True)
@@ -182,6 +186,7 @@ class CountingVocoder(StreamVocoder):
         return super().forward(rows, noise=noise, source=source)
 
 
+@pytest.mark.slow
 def test_streams_whose_last_chunks_differ_in_length_share_one_vocoder_call(hift: HiFT) -> None:
     policy = SynthesisPolicy(ode_steps=1)
     vocoder = CountingVocoder(hift, policy)

@@ -26,6 +26,7 @@ print(Request.FromString(sent.SerializeToString()).text)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(OURS, THEIRS), (THEIRS, OURS)], ids=["ours-first", "theirs-first"])
 def test_another_version_of_the_interface_is_loaded_beside_ours(tmp_path: Path, order: tuple[str, str]) -> None:
     (tmp_path / "riva" / "client").mkdir(parents=True)

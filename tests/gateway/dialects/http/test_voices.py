@@ -230,6 +230,7 @@ async def test_an_upload_that_is_far_too_large_is_cut_off(tmp_path: Path, voices
     assert (response.status_code, response.json()["error"]["param"]) == (413, "audio_sample")
 
 
+@pytest.mark.slow
 async def test_malformed_forms_leave_the_door_well(tmp_path: Path, voices: list[NamedVoice]) -> None:
     limits = VoiceLimits(max_audio_bytes=50_000, creations_per_minute=10_000)
     good = httpx.Request("POST", "http://x", data=FORM, files=recording())

@@ -101,6 +101,7 @@ async def called(door: Door, folder: Path) -> AsyncIterator[tuple[Provider, asyn
         await process.wait()
 
 
+@pytest.mark.slow
 async def test_a_call_hears_whole_frames_of_the_speech_and_then_a_mark(voices: Voices, tmp_path: Path) -> None:
     llm = FakeLLM(speech_deltas(SPEECH_TOKENS))
     async with opened_door(llm, SpeakingToken2Wav(), voices) as door:
@@ -118,6 +119,7 @@ async def test_a_call_hears_whole_frames_of_the_speech_and_then_a_mark(voices: V
     assert llm.utterances[-1].text.startswith("Thank you for calling.")
 
 
+@pytest.mark.slow
 async def test_a_key_stops_the_speech_everywhere_and_the_next_text_is_spoken(voices: Voices, tmp_path: Path) -> None:
     llm = FakeLLM(speech_deltas(SPEECH_TOKENS))
     async with opened_door(llm, SpeakingToken2Wav(), voices) as door:
@@ -138,6 +140,7 @@ async def test_a_key_stops_the_speech_everywhere_and_the_next_text_is_spoken(voi
     assert len(provider.sound) / RATE_HZ == pytest.approx(len(spoken_sound()) / 24_000, abs=0.05)
 
 
+@pytest.mark.slow
 async def test_a_caller_who_hangs_up_frees_the_stream(voices: Voices, tmp_path: Path) -> None:
     llm = FakeLLM(speech_deltas(SPEECH_TOKENS))
     async with opened_door(llm, SpeakingToken2Wav(), voices) as door:

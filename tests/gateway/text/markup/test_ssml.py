@@ -161,6 +161,7 @@ def test_ssml_is_read_alike_however_it_is_divided(text: str, size: int) -> None:
     assert told(spoken(text, size)) == told(spoken(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a ", "<s>a</s>", "&amp;", "<break/>a", "\n"])
 def test_a_hundred_thousand_characters_are_checked_in_linear_time(unit: str) -> None:
     text = unit * (100_000 // len(unit))
