@@ -1,4 +1,4 @@
-"""Rules of the house that no tool checks: no circle of imports, no call of another's private method, fast fast tests."""
+"""Rules of the house that no tool checks: no circle of imports, no private call to others, a fast tier that is fast."""
 
 from __future__ import annotations
 
