@@ -67,17 +67,17 @@ class SpokenSegment:
 
     source: Segment
     text: str
-    """What the LLM gets: normalised unless switched off; tags and blank space at the ends as they came."""
+    """Text that the LLM gets: normalised unless switched off; tags and blank space at the ends as they came."""
     alignment: Alignment
-    """Of `source.text` with `text`."""
+    """How positions in `source.text` and `text` correspond."""
     language: str | None
-    """Primary subtag of BCP 47; None if unknown."""
+    """The segment's language, a primary subtag of BCP 47; None if unknown."""
     is_speakable: bool
-    """Whether there is anything to say; skip the segment if not (the LLM would make something up)."""
+    """Whether the segment has anything to say; skip it if not (the LLM would make something up)."""
     foreign: str | None = None
-    """Its language where the checkpoint does not declare that, as far as can be told: primary subtag of BCP 47."""
+    """The segment's language if the checkpoint does not declare it: a primary subtag of BCP 47."""
     instruction: str = ""
-    """How to speak it, as the LLM is told; empty: as the voice does."""
+    """Instruction to the LLM on how to speak the segment; empty: none."""
 
     def source_position(self, spoken_position: int) -> int:
         """Return the position in all the text received for one in `text`.
@@ -334,7 +334,7 @@ class TextStream:
         self._lexicons = lexicons
         self._language: str | None = None
         self._pauses_s = 0.0
-        """Of the breaks since the last flush."""
+        """Pauses asked for since the last flush."""
 
     @property
     def pending_characters(self) -> int:

@@ -22,13 +22,13 @@ class Manner:
     """How a stretch is spoken."""
 
     language: str | None = None
-    """Primary subtag of BCP 47; None: as elsewhere in the text."""
+    """Primary subtag of BCP 47; None: the language of the rest of the text."""
     rate: float = 1.0
-    """Times as fast, at the same pitch: 0.25 to 4."""
+    """Speed relative to normal, at the same pitch: 0.25 to 4."""
     gain: float = 1.0
-    """What samples are multiplied by, 0 to 4."""
+    """Factor that samples are multiplied by, 0 to 4."""
     style: str | None = None
-    """As `styles.Style.words`; None: as elsewhere in the text."""
+    """Style as in `styles.Style.words`; None: the style of the rest of the text."""
 
 
 PLAIN = Manner()

@@ -12,11 +12,11 @@ from gateway.text.pronunciation.aliases import AliasRule
 from gateway.text.styles import Style
 
 AUTO = "auto"
-"""As a language: have it guessed."""
+"""The language value that asks for a guess."""
 MAX_LEXICONS = 8
-"""Of one request."""
+"""Most dictionaries that one request may name."""
 MAX_ALIASES = 500
-"""Rules that come with one request."""
+"""Most rules that one request may bring."""
 _NAMES = {
     "arabic": "ar",
     "bengali": "bn",
@@ -68,9 +68,9 @@ class LexiconLocator:
     """Where a pronunciation dictionary is found."""
 
     name: str
-    """Its id, or its name."""
+    """The dictionary's id or name."""
     version: str | None = None
-    """None: the latest."""
+    """The version's id; None: the latest."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class TextOptions:
     guessed from the text, segment by segment."""
     normalization: Normalization = Normalization.ON
     is_ssml: bool = False
-    """The text is SSML, or what may stand in its <speak>."""
+    """Whether the text is SSML, or content of a <speak> element."""
     aliases: tuple[AliasRule, ...] = ()
-    """The request's own rules, asked before any dictionary."""
+    """The request's own rules, applied before any dictionary."""
     lexicons: tuple[LexiconLocator, ...] = ()
-    """Dictionaries, in order; the operator's default one comes behind them."""
+    """Dictionaries, in order of use; the operator's default one comes after them."""
     style: Style | None = None
-    """How to speak; None: as the voice does."""
+    """How to speak; None: the voice's own way."""
     has_audio_tags: bool = False
-    """Words in brackets such as [whispers] say how to speak what follows; see `styles`."""
+    """Whether words in brackets such as [whispers] say how to speak what follows; see `styles`."""
 
     def __post_init__(self) -> None:
         if self._tag is not None and not _LANGUAGE_TAG.fullmatch(self._tag):

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from gateway.errors import InvalidRequestError
 
 MAX_PAUSE_S = 10.0
-"""Of one break."""
+"""Longest pause that one tag may ask for, in seconds."""
 MAX_PAUSES_S = 600.0
-"""Of all breaks of a text, or of what comes between two flushes: silence costs a caller nothing to ask for."""
+"""Most seconds of pauses in a text, or between two flushes: asking for silence costs a caller nothing."""
 STRENGTHS_S = {"none": 0.0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1.0, "x-strong": 1.25}
-"""Seconds for the strengths that SSML names; SSML leaves the lengths to the server."""
+"""Seconds for each strength that SSML names; SSML leaves the lengths to the server."""
 _USUAL_STRENGTH = "medium"
 _MS_PER_S = 1000.0
 _BREAK = re.compile(r"<break(?P<attributes>(?:\s[^<>]{0,400})?)/?>", re.IGNORECASE)
@@ -30,7 +30,7 @@ class Pause:
     """Silence behind what was written before it."""
 
     seconds: float
-    """Above 0, at most `MAX_PAUSE_S`."""
+    """Length in seconds, above 0 and at most `MAX_PAUSE_S`."""
 
 
 def read_break(attributes: str) -> float:

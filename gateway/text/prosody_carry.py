@@ -21,7 +21,8 @@ class CarryLimits:
     """How much is carried; 0 tokens carries nothing."""
 
     max_speech_tokens: int = 500
-    """25 a second: 20 s, so that a segment of usual length fits. Each costs a position of the LLM's input."""
+    """Most speech tokens carried, 25 a second: 20 s, so that a usual segment fits. Each takes a position of the LLM's
+    input."""
     max_text_characters: int = 480
 
     def __post_init__(self) -> None:
@@ -39,9 +40,9 @@ class SpokenPart:
     """A segment that has been spoken to its end."""
 
     text: str
-    """As the LLM got it."""
+    """The text that the LLM got."""
     speech_tokens: tuple[int, ...]
-    """All that it answered, 0..6560."""
+    """All speech tokens of the LLM's answer, 0..6560."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class ProsodyCarry:
 
     limits: CarryLimits = field(default_factory=CarryLimits)
     parts: tuple[SpokenPart, ...] = ()
-    """Oldest first."""
+    """Segments spoken, oldest first."""
     instruction: str = ""
-    """What the LLM was told of how to speak them."""
+    """Instruction that the LLM got with these segments."""
 
     @property
     def text(self) -> str:

@@ -26,9 +26,9 @@ class Stretch:
     written: str
     spoken: str
     pause: Pause | None = None
-    """Silence behind it, maybe of no length; the text is cut there."""
+    """Silence after the stretch, maybe of no length; the text is cut there."""
     manner: Manner | None = None
-    """How it is spoken; None: like anything else."""
+    """How the stretch is spoken; None: as the rest of the text."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Markup:
         """Begin a text with what reads it."""
         self._reader = reader
         self._stretches: deque[Stretch] = deque()
-        """Read and in no segment yet."""
+        """Stretches that were read and belong to no segment yet."""
         self._received = self._start = 0
 
     @property

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from gateway.errors import InvalidRequestError, UnsupportedOptionError
 
 MAX_STYLE = 1000
-"""Characters; each sentence is spoken behind all of them."""
+"""Most characters of a style; the LLM reads all of them before each sentence."""
 AUDIO_TAGS_FIELD = "audio_tags"
 """The name of audio tags in the list of ignored fields."""
 NO_STYLES = (
@@ -77,9 +77,9 @@ _SOUNDS = {
     **dict.fromkeys(("coughs", "cough", "clears throat"), "[cough]"),
 }
 _PAUSES_S = {"short pause": 0.5, "pause": 0.75, "pauses": 0.75, "long pause": 1.25}
-"""Seconds, those of `pauses.STRENGTHS_S` for weak, medium and x-strong."""
+"""Pauses in seconds: those of `pauses.STRENGTHS_S` for weak, medium and x-strong."""
 _AUDIO_TAG = re.compile(r"\[(?P<words>[^\W\d_](?:[^\W\d_]|['’,-]|\s(?!\s)){1,59}(?<!\s))\](?!\()")
-"""Not what stands before a link's address."""
+"""An audio tag, but not the brackets before a link's address."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Style:
     words: str
     """A name of `STYLE_NAMES`, or an instruction."""
     field: str = "style"
-    """What the caller's protocol calls it."""
+    """Name of the style's field in the caller's protocol."""
 
     def __post_init__(self) -> None:
         if len(self.words) > MAX_STYLE:
@@ -153,12 +153,12 @@ class AudioTag:
     """One audio tag of a text."""
 
     end: int
-    """Position behind it."""
+    """Position behind the tag."""
     words: str
     sound: str = ""
-    """The model's own tag for it, if it is a sound."""
+    """The model's own tag for a sound; empty if the audio tag is no sound."""
     pause_s: float = 0.0
-    """Seconds of silence, if it is a pause."""
+    """Seconds of silence if the tag asks for a pause; else 0."""
 
     @property
     def style(self) -> str:

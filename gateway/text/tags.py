@@ -46,9 +46,9 @@ class InlineTags:
         closing = {tag for tag in self._tags if tag.startswith(_CLOSING_START)}
         self._openings = {"<" + tag.removeprefix(_CLOSING_START) for tag in closing} & self._tags
         self.longest_tag = max(map(len, self._tags), default=0)
-        """Characters."""
+        """Length of the longest tag in characters."""
         self.pattern = _any_of(self._tags)
-        """Regular expression of any tag; no tag is the beginning of another."""
+        """Regular expression that matches any tag; no tag is the beginning of another."""
         self.closing_pattern = _any_of(closing)
         self._any = re.compile(self.pattern)
         self._paired = re.compile(_any_of(closing | self._openings))

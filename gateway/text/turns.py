@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Work that yields after each small step, and returns its result."""
+"""Work in small steps: yields after each, and returns its result."""
 
 TURN_S = 0.002
 """A turn ends with the first step that ends later than this; nearly every piece of text needs one turn."""

@@ -31,7 +31,7 @@ _MEASURED_BY_SIDES = (
     "|image|video"
 )
 _LONG = 7
-"""Digits without marks from which on they are a code, not an amount."""
+"""A number of this many digits or more without separators is a code, not an amount."""
 
 
 def _standard(match: re.Match[str]) -> str:

@@ -81,7 +81,7 @@ _CELL_END = re.compile(r"\|[ \t]{0,8}")
 _SLICE = 1024
 """Characters of a long piece that are read at once."""
 _LINE_END, _SHORT_PAUSE, _LONG_PAUSE = "\n", "\x00,", "\x00."
-"""What a form stands for, where the mark depends on what precedes it."""
+"""Marks that are put in place of markup; whether they are written depends on the character before them."""
 _CLOSERS_AND_BLANKS = CLOSERS + "“‘ \t\n"
 _PUT_MARKS = frozenset(".,。，")
 _INLINE = re.compile(r"[*_~`]{1,3}")
@@ -119,15 +119,15 @@ class MarkupReader:
         self._tags = tags
         self._styles = styles
         self._manner: Manner | None = None
-        """Of what follows, where an audio tag says so."""
+        """Manner of the text that follows, if an audio tag sets one."""
         self._own_tag = re.compile(tags.pattern)
         self._text = ""
         self._held: list[Stretch] = []
-        """Blank space and what vanishes behind it: the space goes too if a mark follows."""
+        """Blank space, and markup behind it, not returned yet: the space is dropped if a punctuation mark follows."""
         self._last = ""
         """The last character written."""
         self._break: Pause | None = None
-        """Read just now and not given yet."""
+        """A pause that was read and is not returned yet."""
         self._is_behind_break = False
         self._problem: InvalidRequestError | None = None
         self._form_of: dict[str, Callable[[int, bool], _Form | None]] = {
@@ -170,7 +170,7 @@ class MarkupReader:
     def _begin_line(self) -> None:
         self._is_line_start = True
         self._needs_stop = False
-        """The line is a heading, an item or a row: without a mark at its end it gets a full stop."""
+        """True if the line is a heading, an item or a row: without a final mark it gets a full stop."""
         self._is_row = False
         self._last_spoken = ""
         """The line's last character that is neither blank space nor closes something."""

@@ -72,7 +72,7 @@ class _Element:
     name: str
     attributes: dict[str, str]
     manner: Manner
-    """Of what stands in it."""
+    """Manner of the text inside the element."""
     at: int
 
 
@@ -96,20 +96,20 @@ class SsmlReader:
         self._normalize = normalize
         self._document: OpenDocument | None = None
         self._begun = ""
-        """Text of which it is not known yet whether it begins with <speak>."""
+        """Text received before it is known whether the text begins with <speak>."""
         self._text, self._from = "", 0
-        """Read and not given yet, and where it begins."""
+        """Text that was read but not returned yet, and its start position."""
         self._next = Stretch("", "")
-        """What is read at `_from`; its end is where the next event begins."""
+        """The stretch that begins at `_from`; it ends where the next event begins."""
         self._stack: list[_Element] = []
         self._inner = ""
-        """Of the open `say-as` or `sub`."""
+        """Text inside the open `say-as` or `sub`."""
         self._ready: list[Stretch] = []
         self._problem: InvalidRequestError | None = None
         self._last_spoken = ""
-        """Empty at the beginning and behind a break, where no blank is wanted."""
+        """Last spoken character; empty at the beginning and behind a break, where no blank is wanted."""
         self._mark = ""
-        """The last character since a border that is neither blank nor closes something."""
+        """The last character since a border that is neither blank nor a closing mark."""
 
     def push(self, piece: str) -> list[Stretch]:
         """Take more text, of any length, and return what is certain."""

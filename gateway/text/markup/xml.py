@@ -11,7 +11,7 @@ from xml.parsers import expat
 from gateway.errors import InvalidRequestError
 
 MAX_DEPTH = 32
-"""Elements within each other."""
+"""Most levels of nested elements."""
 
 
 class XmlReader(Protocol):
@@ -50,10 +50,10 @@ class OpenDocument:
         self._reader = reader
         self._prefix = "" if root is None else f"<{root}>"
         self._data = bytearray()
-        """From the last event on."""
+        """Bytes received since the last event."""
         self._byte, self._character, self._depth = 0, -len(self._prefix), 0
         self._read_at = (1, 0)
-        """Line from 1 and column from 0 of what was read last."""
+        """Line (from 1) and column (from 0) of the character read last."""
         self._parser = self._made_parser()
         if root is not None:
             self.feed(self._prefix)

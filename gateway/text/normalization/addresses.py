@@ -41,7 +41,7 @@ _HAS_ADDRESS = re.compile(r"://|@|\w\.[A-Za-z]{2}")
 _BARE = re.compile(rf"(?:www\.|(?:[a-z0-9-]{{1,63}}\.){{1,5}}(?:{_DOMAINS})$)", re.IGNORECASE)
 _TRAILING = ".,;:!?)*|&=-"
 _MOST_HEARD = 60
-"""Characters of a path that are spoken; listeners do not follow more."""
+"""Most characters of a path that are spoken; listeners do not follow more."""
 _SPELLED = frozenset("uk io ai tv us eu cn jp kr de fr es nl ru ch ca au xyz".split())
 _PART = re.compile(r"[./@_+-]|\d+|[^\d./@_+-]+")
 

@@ -17,14 +17,14 @@ _KANA = re.compile("[\u3040-\u30ff\uff66-\uff9f]")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
 _OTHER_WORD = re.compile("[^\\W\\d_\u1100-\u11ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff]+")
 _MIN_KANA_SHARE = 0.1
-"""Of Han and kana; Chinese borrows a kana now and then, Japanese sentences rarely have fewer than a third."""
+"""Least share of kana among Han and kana for Japanese; Chinese rarely has any, Japanese mostly a third."""
 _MIN_PROBABILITY = 0.9
 _SURE_PROBABILITY = 0.99
 _SURE_LETTERS = 20
-"""A few words in Latin letters may be names or words that several languages share."""
+"""Latin letters that a guess needs; a few words may be names or belong to several languages."""
 _EAST_ASIAN_WEIGHT = 3
 _FOREIGN_SHARE = 0.25
-"""Of a text that is in an undeclared script; less is a name or a word."""
+"""Share of a text in an undeclared script that makes it foreign; less is a name or a word."""
 # Cantonese and Mandarin are written alike; the rest are older or narrower codes of the same languages.
 _SAME_AS = {"cmn": "zh", "yue": "zh", "iw": "he", "nb": "no", "nn": "no"}
 
@@ -96,7 +96,7 @@ class DeclaredLanguages:
 
 
 UNKNOWN = "und"
-"""BCP 47: undetermined."""
+"""The BCP 47 tag for an undetermined language."""
 _LATIN, _EAST_ASIAN = "Latin", ("Han", "Kana", "Hangul")
 _SCRIPTS = {
     "Han": _HAN,
@@ -126,7 +126,7 @@ _SCRIPTS_OF = {
     "ta": ("Tamil",),
     "th": ("Thai",),
 }
-"""Of languages that are not written in Latin letters."""
+"""Scripts of languages that are not written in Latin letters."""
 _USUAL_LANGUAGE = {script: language for language, (script, *_) in reversed(_SCRIPTS_OF.items())}
 
 

@@ -16,7 +16,7 @@ class NormalizedText:
 
     text: str
     alignment: Alignment
-    """Of what was written (source) with `text` (spoken)."""
+    """How positions in the written text (source) and `text` (spoken) correspond."""
 
 
 class Normalizer(Protocol):
@@ -39,9 +39,9 @@ def unchanged(text: str) -> NormalizedText:
 # A grammar takes half a millisecond for a digit or mark, a tenth for a letter, and nothing else runs meanwhile.
 _LETTER_COST, _MARK_COST = 1, 5
 _PIECE_COST = 300
-"""A segment of plain words has fewer; only text full of digits and marks has more."""
+"""Largest cost of a piece normalised at once; only text full of digits and marks costs more."""
 _CLAUSE_END = re.compile(r"(?<!\d)[，。！？；、]|(?<=[^\W\d_]{4}[,;:!?])\s(?=[^\W\d_]{2})")
-"""Where nothing that is read as one goes on."""
+"""Ends of clauses, where no number or name continues."""
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]{3})\s(?=[^\W\d_]{3})")
 _BLANK = re.compile(r"\s")
 _PLACES = (_CLAUSE_END, _BETWEEN_WORDS, _BLANK)

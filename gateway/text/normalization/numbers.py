@@ -36,9 +36,9 @@ class NumberStyle:
     decimal_mark: str
     group_marks: str
     has_dotted_ordinals: bool = False
-    """`5.` may mean fifth."""
+    """Whether `5.` may mean fifth."""
     has_year_words: bool = False
-    """1984 is nineteen hundred and eighty-four, or the like."""
+    """Whether years are read in pairs: 1984 is nineteen hundred and eighty-four, or the like."""
 
 
 _POINT = NumberStyle(".", ",")
@@ -55,7 +55,8 @@ NUMBER_STYLES: Mapping[str, NumberStyle] = {
     "fr-ch": _SWISS,
     **dict.fromkeys(("pl", "cs", "sk", "sl", "sr", "da", "no", "fi", "hu", "tr", "lt", "lv", "is"), _COMMA_ORDINAL),
 }
-"""By BCP 47 tag in lower case. Source: Unicode CLDR's number symbols; differs in that ordinary spaces group too."""
+"""Styles by BCP 47 tag in lower case. Source: Unicode CLDR's number symbols; differs in that ordinary spaces group
+too."""
 
 
 class NumberNormalizer:

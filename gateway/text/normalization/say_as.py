@@ -14,7 +14,7 @@ from collections.abc import Callable
 from gateway.text.english import words as english
 
 Normalize = Callable[[str], str]
-"""The normaliser of the language."""
+"""Turns a text into words by the rules of its language."""
 CHINESE = "zh"
 LANGUAGES = ("en", CHINESE)
 _CHINESE_DIGITS = "零一二三四五六七八九"

@@ -21,11 +21,11 @@ from gateway.text.pronunciation.phonemes import phoneme_tags
 from gateway.text.segments.breaks import spoken_length
 
 MAX_WORD = 200
-"""Characters of what a rule replaces; a segment of text has not many more."""
+"""Most characters of the word that a rule replaces; a segment of text has not many more."""
 MAX_ALIAS = 400
-"""Characters of what it is replaced by."""
+"""Most characters of the text that a rule puts in its place."""
 _KEY = 2
-"""Characters by which rules are looked up."""
+"""Number of leading characters by which rules are looked up."""
 NO_PHONEMES = (
     "phonemes can't be spoken: this checkpoint reads words only; CosyVoice3 checkpoints read pinyin and CMU phonemes, "
     "where checkpoint.json declares it; give an alias, spelled as it is to be spoken"
@@ -40,9 +40,9 @@ class AliasRule:
     alias: str
     is_case_sensitive: bool = True
     has_word_boundaries: bool = True
-    """Whether it is a word of its own that is replaced; in Chinese and Japanese every character is."""
+    """Whether the rule replaces whole words only; in Chinese and Japanese every character is a word."""
     alphabet: str | None = None
-    """Of the phonemes that the alias consists of; None: it is words. See `phonemes.phoneme_tags`."""
+    """Alphabet of the alias's phonemes; None: the alias is words. See `phonemes.phoneme_tags`."""
 
     def __post_init__(self) -> None:
         _check("string_to_replace", self.word, MAX_WORD)

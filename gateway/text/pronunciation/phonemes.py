@@ -18,7 +18,7 @@ from functools import lru_cache
 from llm_service.text_encoder import CMU_PHONES, PINYIN_PARTS
 
 MAX_PHONEMES = 400
-"""Characters of one pronunciation."""
+"""Most characters of one pronunciation."""
 IPA, CMU, PINYIN = "ipa", "cmu", "pinyin"
 _ALPHABETS = {
     IPA: IPA,
@@ -52,7 +52,7 @@ _IPA_SOUNDS = {**_IPA_VOWELS, **_IPA_CONSONANTS}
 _IPA_LONGEST = max(map(len, _IPA_SOUNDS))
 _IPA_STRESS = {"ˈ": "1", "'": "1", "ˌ": "2"}
 _IPA_SILENT = re.compile("[ːˑ.|‿/\\[\\]\u0361\u035c\u02b0\u032f]")
-"""Length, borders, ties, aspiration and the brackets around a transcription: none tells sounds of English apart."""
+"""Marks of length, borders, ties, aspiration and brackets: none distinguishes sounds of English."""
 _SYLLABIC = "\u0329"
 _UNSTRESSED, _PRIMARY = "0", "1"
 _SYLLABLE = re.compile(r"(?P<initial>zh|ch|sh|[bpmfdtnlgkhjqxrzcsyw])?(?P<final>[a-zü]+)")

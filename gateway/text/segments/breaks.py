@@ -108,7 +108,7 @@ class Strength(IntEnum):
     """How good a place to cut is."""
 
     ANYWHERE = 1
-    """Between two characters of one word, or before a mark that belongs to what precedes it."""
+    """A place between two characters of one word, or before a mark that belongs to the word."""
     SPACE = 2
     CLAUSE = 3
     SENTENCE = 4

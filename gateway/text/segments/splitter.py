@@ -21,7 +21,7 @@ from gateway.text.segments.breaks import Break, BreakFinder, Strength, spoken_le
 # A long piece is read in slices of so many characters: memory and work per character do not grow with it.
 _SLICE = 1024
 SHORTEST_MAX_LENGTH = 160
-"""Letters; a cut must be found in what lies before it."""
+"""Smallest `max_length` in letters; a place to cut must exist within so many."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class CutBounds:
     """How long a segment is, in letters as spoken (see `spoken_length`)."""
 
     min_sentence: int
-    """The end of a sentence ends the segment from here on."""
+    """From this length on, the end of a sentence ends the segment."""
     min_clause: int
-    """The end of a clause does from here on."""
+    """From this length on, the end of a clause ends the segment."""
     max_length: int
-    """Cut at the best place before this, whatever comes."""
+    """The segment is cut at the best place before this length."""
     min_words: int | None = None
-    """A blank between two words of letters alone ends the segment from here on; None: it does not."""
+    """From this length on, a blank between two words of letters alone ends the segment; None: it does not."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_sentence <= self.min_clause <= self.max_length:
@@ -61,7 +61,7 @@ class SplitSettings:
     """Bounds of a text's segments."""
 
     first: CutBounds
-    """For the first segment of a text, and for the first after a flush."""
+    """Bounds for the first segment of a text, and for the first after a flush."""
     later: CutBounds
 
     @property
@@ -77,12 +77,12 @@ class SplitSettings:
 _LATER = CutBounds(min_sentence=80, min_clause=160, max_length=240)
 """About 5 to 16 s. 240 letters are at most 960 text tokens even of 4 each, within the LLM's bound of 1024."""
 LIVE_TEXT = SplitSettings(first=CutBounds(min_sentence=12, min_clause=30, max_length=200), later=_LATER)
-"""For text that is still being written: the first segment ends at the first clause that is worth speaking."""
+"""Bounds for text that is still being written: the first segment ends at the first clause worth speaking."""
 _WORDS = CutBounds(min_sentence=1, min_clause=1, max_length=200, min_words=8)
 INTERLEAVED_TEXT = SplitSettings(first=_WORDS, later=_WORDS)
-"""For text that the LLM takes while it speaks: a few words at a time, cut where no number or abbreviation is torn."""
+"""Bounds for text that the LLM takes while it speaks: a few words each, numbers and abbreviations kept whole."""
 WHOLE_TEXT = SplitSettings(first=_LATER, later=_LATER)
-"""For text known from the start: waiting for its later parts costs no time."""
+"""Bounds for text known from the start: waiting for its later parts costs no time."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,19 @@ class Segment:
     """A piece of text to speak at once."""
 
     text: str
-    """As it arrived, blank space and tags included."""
+    """The segment as it arrived, blank space and tags included."""
     start: int
-    """Position of its first character in all the text."""
+    """Position of the segment's first character in the whole text."""
     bare: NormalizedText | None = None
-    """Without markup; None: there is none."""
+    """The segment without markup; None: it has no markup."""
     is_last: bool = False
-    """The text ends with it, or is to be spoken so far without what follows."""
+    """Whether the text ends here, or a flush asks to speak it without what follows."""
     pause: Pause | None = None
-    """Silence behind it."""
+    """Silence after the segment."""
     manner: Manner | None = None
-    """How it is spoken; None: as anything else."""
+    """How the segment is spoken; None: as the rest of the text."""
     pause_from: int = 0
-    """Where in its text the break for that begins, if there is one."""
+    """Position in `text` where the tag of `pause` begins."""
 
     @property
     def pause_s(self) -> float:
