@@ -52,7 +52,7 @@ async def read_body(request: Request, max_bytes: int, param: str) -> bytes:
 
 
 CLIENT_LEFT = 400
-"""Status of an answer that nobody reads any more; for logs."""
+"""Status in logs of an answer that nobody reads any more."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -94,9 +94,9 @@ async def sent(sending: Awaitable[None], timeout_s: float) -> None:
 
 
 LONGEST_RETRY_S = 60.0
-"""Clients that repeat on their own are told not to where it would take longer."""
+"""Longest Retry-After, in seconds, for clients that repeat on their own; beyond it they are told not to."""
 GRPC_PUSHBACK_KEY = "grpc-retry-pushback-ms"
-"""Trailing metadata that gRPC's own retries obey; below 0: don't."""
+"""Trailing metadata that gRPC's own retries obey; a value below 0 means: do not retry."""
 RETRY_AFTER_KEY = "retry-after"
 _NO_RETRY_MS = -1
 _MS_PER_S = 1000

@@ -30,7 +30,7 @@ class Interruptible:
         self._task = asyncio.create_task(speech, name=name)
         self._is_abandoned = False
         self.is_interrupted = False
-        """Whether `interrupt` came before the end."""
+        """Whether `interrupt` was called before the speech ended."""
 
     def interrupt(self) -> None:
         """Stop the speech now; does nothing after its end."""

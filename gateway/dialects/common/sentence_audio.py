@@ -43,7 +43,7 @@ class SentenceEnd:
 
     index: int
     began_s: float
-    """From the session's first sample; so are the times of its characters."""
+    """Seconds from the session's first sample; the times of its characters count from there, too."""
     characters: tuple[CharacterTime, ...]
 
 
@@ -67,7 +67,7 @@ class SentenceCutter(Protocol):
     """Cuts one session's audio, in order."""
 
     count: int
-    """Sentences begun."""
+    """Number of sentences begun."""
 
     def push(self, audio: SessionAudio) -> Iterator[SentenceEvent]:
         """Take audio; return what happens in it."""

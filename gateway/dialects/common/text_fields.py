@@ -16,7 +16,7 @@ from gateway.text.pronunciation.phonemes import CMU, IPA
 from gateway.text.styles import Style
 
 _IPA = re.compile("[\u0250-\u02af\u02b0-\u02ff\u0300-\u036f\u1d00-\u1dbfæðøŋœθβχ]|\\{@?[A-Z]")
-"""Letters that only phonetic alphabets have, and Riva's ARPABET in braces."""
+"""Letters that only phonetic alphabets have, and the start of Riva's ARPABET in braces."""
 _ARPABET = re.compile(r"\{@?([^{}]*)\}")
 _ENTRY = re.compile(r"(?P<word>\S.*?)(?:\s{2,}|\t)(?P<spoken>\S.*)", re.DOTALL)
 
@@ -26,9 +26,9 @@ class LexiconObject(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     id: str
-    """Its id, or its name."""
+    """The dictionary's id or name."""
     version: str | None = None
-    """By default the latest."""
+    """The version's id; by default the latest."""
 
 
 LexiconFields = Sequence[str | LexiconObject]

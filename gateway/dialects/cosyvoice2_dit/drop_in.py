@@ -38,8 +38,8 @@ PRIORITY_PARAMETER = "priority_class"
 """Request parameter that names our scheduling class; the python backend does not show Triton's own priority."""
 SEED_PARAMETER = "seed"
 STYLE_PARAMETER = "style"
-"""How to speak; refused where the checkpoint takes no instructions, as a response has no place to say that it is not
-obeyed."""
+"""Request parameter for how to speak; refused where the checkpoint takes no instructions, as a response has no place
+for a warning."""
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 _CANCELLED = encode_error(ErrorCode.CANCELLED, "the request was cancelled by its caller")
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 Tensors = dict[str, npt.NDArray[Any]]
-"""Of one response, by name."""
+"""Tensors of one response, by name."""
 
 
 class Pipeline(Protocol):

@@ -36,12 +36,12 @@ class DropInConfig:
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
     llm_prompt_form: PromptForm = PromptForm.TOKENS
     llm_model: str | None = None
-    """None takes the first model that the LLM service lists."""
+    """Name of the LLM's model; None takes the first that the LLM service lists."""
     triton_grpc_address: str = "localhost:8001"
     voices_dir: Path | None = None
-    """Voices for requests that bring no reference audio."""
+    """Folder of voices for requests without reference audio."""
     created_voices_dir: Path | None = None
-    """More of them, as files of features; with neither folder such requests are refused."""
+    """Folder of created voices, as files of features; with neither folder such requests are refused."""
     default_voice: str = "default"
     requests_per_instance: int = 4
     chunks: ChunkSettings = field(default_factory=ChunkSettings)

@@ -29,7 +29,7 @@ from token2wav_service.python_backend.responder import PbUtils
 from token2wav_service.python_backend.server_process import is_decoupled, read_parameters
 
 MAX_REQUESTS = 256
-"""Of a decoupled model at once; the LLM service has a queue of its own."""
+"""Most requests of a decoupled model at once; the LLM service has a queue of its own."""
 _MAX_SEED = (1 << 63) - 1
 _PARAMETERS = {"llm_tokenizer_dir", "llm_api_base", "llm_backend", "llm_model"}
 

@@ -23,7 +23,7 @@ VOICES_PATH, SEARCH_PATH = "/v1/voices", "/v2/voices"
 USER_PATH = "/v1/user"
 TIER = "self_hosted"
 UNLIMITED_CHARACTERS = 2**31 - 1
-"""The largest that clients of 32 bits read."""
+"""Character limit told to clients: the largest that clients of 32 bits read."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -61,9 +61,9 @@ class AudioWriter:
         self._held_samples = 0
         self._held_characters: list[CharacterTime] = []
         self.samples_sent = 0
-        """At 24 kHz."""
+        """Samples sent so far, at 24 kHz."""
         self.position_sent = 0
-        """In the session's text: behind the last character whose audio was sent."""
+        """Position in the session's text, behind the last character whose audio was sent."""
 
     async def write(self, audio: SessionAudio) -> None:
         """Send audio, with what is known of its characters; an encoder may hold some back."""

@@ -49,7 +49,7 @@ class ContextParts:
     """What a context is made of."""
 
     name: str
-    """For logs."""
+    """The context's name in logs."""
     session: SpeechSession
     feed: TextFeed
     encoder: TurnEncoder
@@ -78,9 +78,9 @@ class SpeakingContext:
         self._speech: Interruptible | None = None
         self._task: asyncio.Task[None] | None = None
         self.failure: GatewayError | None = None
-        """What ended it, if something went wrong."""
+        """The error that ended the context; None if there was none."""
         self.last_active_s = parts.clock.now()
-        """When it last took text or sent audio."""
+        """When the context last took text or sent audio, in seconds of the clock."""
 
     @property
     def state(self) -> ContextState:

@@ -47,7 +47,7 @@ class SpeechBody(BaseModel):
     apply_text_normalization: str | None = None
     """`auto` (default) and `on`: written forms become words; `off`: the text is spoken as it is written."""
     enable_ssml_parsing: bool | None = None
-    """`true`: the text is SSML, or what may stand in its `<speak>`; also as a parameter of the URL."""
+    """`true`: the text is SSML, or the content of a `<speak>` element; also as a parameter of the URL."""
     seed: int | None = None
     """0 to 2**63-1: the same seed and text give the same speech."""
     voice_settings: VoiceSettings | None = None

@@ -45,11 +45,11 @@ class NewLexicon(BaseModel):
     """A dictionary to create from rules."""
 
     name: str
-    """1 to 100 printable characters."""
+    """The dictionary's name: 1 to 100 printable characters."""
     rules: list[RuleFields]
-    """5000 at most."""
+    """The rules, at most 5000."""
     description: str | None = None
-    """1000 characters at most."""
+    """A description, at most 1000 characters."""
 
 
 class MoreRules(BaseModel):

@@ -17,7 +17,7 @@ from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.text_clock import CharacterTime
 
 _BASE64_GROUP_BYTES = 3
-"""So many become four characters, and nothing is padded in the middle."""
+"""Bytes that base64 turns into four characters; whole groups need no padding."""
 _DECIMALS = 3
 
 
@@ -29,7 +29,7 @@ class ElevenLabsSpeech:
     output: OutputFormat
     speed: float
     result: SpeechResult = field(default_factory=SpeechResult)
-    """What became of it; filled in on the way."""
+    """Result of the speech, filled in while it is spoken."""
 
 
 async def whole_speech(host: Host, wanted: ElevenLabsSpeech) -> AsyncGenerator[bytes]:

@@ -29,7 +29,7 @@ _MAX_SCHEDULE = 64
 _MAX_BUFFERED_CHARACTERS = 500
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _MODELS_WITH_AUDIO_TAGS = "eleven_v3"
-"""How the names of ElevenLabs' models begin that read audio tags; others speak them."""
+"""First letters of the names of ElevenLabs' models that read audio tags; other models speak the tags."""
 _NORMALIZATIONS = {"auto": Normalization.ON, "on": Normalization.ON, "off": Normalization.OFF}
 
 
@@ -48,7 +48,7 @@ class SocketOptions:
 
     speech: RequestOptions
     is_auto: bool
-    """Speak every text message at once; otherwise text is buffered."""
+    """Whether every text message is spoken at once; otherwise text is buffered."""
     is_absolute: bool
     """Times of characters count from the context's start; otherwise from the alignment before.
 
@@ -56,7 +56,7 @@ class SocketOptions:
     """
     inactivity_s: float
     is_interleaved: bool = False
-    """The LLM takes the text a few words at a time while it speaks."""
+    """Whether the LLM takes the text a few words at a time while it speaks."""
 
 
 class GenerationConfig(BaseModel):
@@ -72,9 +72,9 @@ class LexiconLocatorFields(BaseModel):
     """A pronunciation dictionary in one of its versions."""
 
     pronunciation_dictionary_id: str
-    """Its id, or the name of one of the operator's."""
+    """The dictionary's id, or the name of one of the operator's."""
     version_id: str | None = None
-    """By default the latest."""
+    """The version's id; by default the latest."""
 
 
 class VoiceSettings(BaseModel):

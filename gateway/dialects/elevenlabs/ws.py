@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 PATH = "/v1/text-to-speech/{voice}"
 DEFAULT_CONTEXT = "default"
-"""Where text goes that names no context."""
+"""Context of text that names no context."""
 LAST_WORDS_S = 1.5
 """How long contexts may go on speaking after `close_socket`; Pipecat waits 2 s for the close."""
 FAREWELL_S = 0.3

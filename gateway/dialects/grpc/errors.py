@@ -22,14 +22,14 @@ from gateway.errors import GatewayError, InvalidRequestError, public_text, wire_
 logger = logging.getLogger(__name__)
 
 ERROR_CODE_KEY = "error-code"
-"""Trailing metadata: `WireStatus.code`."""
+"""Trailing metadata with `WireStatus.code`."""
 ERROR_PARAM_KEY = "error-param"
-"""Trailing metadata: the field at fault, if it is known."""
+"""Trailing metadata with the name of the field at fault, if it is known."""
 MAX_DETAILS_CHARACTERS = 1000
-"""Details travel in a header, whose size clients bound; a message may quote what the caller sent."""
+"""Most characters of an error's details; they travel in a header, whose size clients bound."""
 
 Behavior = Callable[[Any, Any], Awaitable[Any]]
-"""A method's implementation: a coroutine function of request or requests, and context."""
+"""A method's implementation: a coroutine function of the request (or requests) and the context."""
 
 
 @dataclass(frozen=True)

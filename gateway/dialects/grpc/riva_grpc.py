@@ -26,11 +26,11 @@ from gateway.speech.text_clock import WordGatherer, WordTime
 
 SERVICE_NAME = "nvidia.riva.tts.RivaSpeechSynthesis"
 DEFAULT_MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""23 minutes at 24 kHz; clients refuse more than 4 MiB unless their users raise that."""
+"""Most bytes of one whole answer, 23 minutes at 24 kHz; clients refuse more than 4 MiB by default."""
 _LANGUAGE = "mul"
 """ISO 639 for several languages: a voice speaks all that the model speaks."""
 _SEPARATORS = ",:"
-"""Of the list of subvoices."""
+"""Characters that separate subvoices in their list."""
 _MS_PER_S = 1000
 
 Request = riva_tts_pb2.SynthesizeSpeechRequest

@@ -24,7 +24,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 MODEL_NAME = "cosydit"
 """What GetRivaSynthesisConfig calls the only model; voices may be asked for as `cosydit.<voice>`."""
 _CLIENTS_LANGUAGE = "en-US"
-"""What clients send whose users did not say a language."""
+"""Language that clients send if their users name none."""
 _NOT_LATIN_LETTER = re.compile("[^\\W\\d_\u0000-\u024f\u1e00-\u1eff]")
 _EMOTIONS = {
     **{name: name for name in ("angry", "calm", "disgusted", "fearful", "happy", "sad")},
@@ -33,7 +33,7 @@ _EMOTIONS = {
     "pleasantsurprise": "surprised",
     "pleasantsurprised": "surprised",
 }
-"""What the names of Riva's voices end in, as in `Magpie-Multilingual.EN-US.Aria.Happy`, and the style that it means."""
+"""Ending of a Riva voice's name, as in `Magpie-Multilingual.EN-US.Aria.Happy` -> the style that it means."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # RIFF or RF64 (WAV), FLAC, Ogg, MP3 with and without tags.
 _FILE_BEGINS = re.compile(rb"RIFF|RF64|fLaC|OggS|ID3|\xff[\xe0-\xff]", re.DOTALL)

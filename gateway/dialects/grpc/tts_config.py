@@ -44,11 +44,11 @@ class GrpcSpeech:
     """What a config asks for: the speech, and how it is encoded."""
 
     speech: SpeechRequest
-    """Has a seed."""
+    """The speech to make; its seed is set."""
     output: OutputFormat
     speed: float
     run_ahead_s: float | None
-    """None: the server's choice."""
+    """Seconds of audio that may be sent ahead; None: the server chooses."""
 
     @property
     def format_message(self) -> speech_pb2.AudioFormat:

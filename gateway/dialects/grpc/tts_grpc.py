@@ -119,7 +119,7 @@ class _Answer:
         pacer = Pacer(host.clock, wanted.run_ahead_s or run_ahead_s)
         self._delivery = Delivery(pacer, wanted.speed)
         self._written_characters = 0
-        """Position in the text up to which its times were written. A cancel may come while a frame is encoded."""
+        """Position in the text up to which times were written. A cancel may come while a frame is encoded."""
         self._writing: asyncio.Future[None] | None = None
 
     async def speak(self, speech: Speech) -> None:

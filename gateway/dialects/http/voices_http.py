@@ -37,7 +37,7 @@ PATH = "/v1/audio/voices"
 
 _MAX_FIELDS = 16
 _OTHER_FIELDS_BYTES = 64 * 1024
-"""What a form may hold beside its recording."""
+"""Most bytes of a form's fields other than the recording."""
 _RECORDINGS = ("audio_sample", "file")
 _TEXTS = {
     "name": "name",
@@ -52,9 +52,9 @@ _TEXTS = {
 """Field of a form -> what it means; the second names are vllm-omni's."""
 _SHARED = ("false", "true")
 _FROM_RECORDING = "audio_sample"
-"""The one `type` of OpenAI's that we make."""
+"""OpenAI's `type` of a voice made from a recording, the only one that we make."""
 _FINAL_ERRORS = (VoiceExistsError, VoiceStoreFullError)
-"""Clients repeat 409 and 429 on their own; for these it can't help."""
+"""Errors that a repeated request cannot mend, though clients repeat 409 and 429 on their own."""
 
 
 def routes(host: Callable[[], Host], caller_of: Callable[[Request], str] | None = None) -> list[BaseRoute]:

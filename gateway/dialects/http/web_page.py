@@ -33,7 +33,7 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""What is served; other files of the directory are not."""
+"""Media types of the served files, by suffix; other files of the directory are not served."""
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",

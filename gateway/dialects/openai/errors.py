@@ -33,7 +33,7 @@ _PASSING = (
     Token2WavUnavailableError,
     VoiceEvictedError,
 )
-"""Errors that may be over soon."""
+"""Errors that may soon be over, so that a repeated request may succeed."""
 _RETRY_AFTER_S = 1
 _NOT_FOUND = 404
 

@@ -32,9 +32,9 @@ class StreamFormat(str, Enum):
     """How the audio is wrapped."""
 
     AUDIO = "audio"
-    """Not at all."""
+    """The audio's bytes alone."""
     SSE = "sse"
-    """In server-sent events."""
+    """Server-sent events with the audio in base64."""
 
 
 class VoiceObject(BaseModel):
@@ -42,7 +42,7 @@ class VoiceObject(BaseModel):
 
     model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
     id: str
-    """Of the voice, or its name."""
+    """The voice's id or name."""
 
 
 class SpeechBody(BaseModel):
@@ -66,12 +66,12 @@ class SpeechBody(BaseModel):
     speed: float | None = None
     """0.25 to 4 times the normal speed at the same pitch; other values than 1 need the extra `audio`."""
     stream_format: str | None = None
-    """`audio` (default): the bytes as they are; `sse`: in server-sent events."""
+    """`audio` (default): the audio's bytes alone; `sse`: server-sent events."""
     instructions: str | None = None
-    """How to speak, 1000 characters at most. Where the checkpoint takes none, `x-ignored-fields` names it, or it is
-    refused (`--unsupported-style`)."""
+    """How to speak, at most 1000 characters. If the checkpoint takes no instructions, `x-ignored-fields` names the
+    field, or the request is refused (`--unsupported-style`)."""
     seed: int | None = None
-    """0 to 2**63-1: the same seed and text give the same speech. By default it is drawn; `x-seed` tells it."""
+    """0 to 2**63-1: the same seed and text give the same speech. By default the server draws one; `x-seed` tells it."""
     priority: int | None = None
     """Scheduling class from 1 (first) to 10 (last, the default)."""
     language: str | None = None
@@ -80,7 +80,7 @@ class SpeechBody(BaseModel):
     normalize: bool | None = None
     """`true` (default): written forms such as `3.50` become words; `false`: the text is spoken as it is written."""
     ssml: bool | None = None
-    """`true`: `input` is SSML, or what may stand in its `<speak>`."""
+    """`true`: `input` is SSML, or the content of a `<speak>` element."""
     pronunciations: dict[str, str] | None = None
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str | LexiconObject] | None = None
@@ -96,12 +96,12 @@ class OpenAISpeech:
     """What one request asks for: the speech, and how it is encoded."""
 
     speech: SpeechRequest
-    """Has a seed."""
+    """The speech to make; its seed is set."""
     output: OutputFormat
     speed: float
     stream_format: StreamFormat
     ignored_fields: tuple[str, ...]
-    """Names of fields that no checkpoint has a use for; fit for a header."""
+    """Names of the request's fields that no checkpoint uses; safe to put into a header."""
     has_word_times: bool = False
     """Whether events tell when words are spoken."""
 

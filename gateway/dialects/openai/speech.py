@@ -28,10 +28,10 @@ from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 _HEAD_SAMPLES = SAMPLE_RATE_HZ // 10
-"""Encoded by itself, so that the first bytes don't wait for the codec to be through with all of the first chunk."""
+"""Samples encoded first, so that the first bytes need not wait until the codec has all of the first chunk."""
 _MS_PER_S = 1000
 _MAX_DELTA_BYTES = 24 * 1024
-"""Of audio in one event: some clients read lines of 64 KiB at most. Half a second of PCM."""
+"""Most bytes of audio in one event, half a second of PCM: some clients read lines of 64 KiB at most."""
 
 
 async def bare_audio(

@@ -25,7 +25,7 @@ class SentenceWriter(Protocol):
     """Sends the audio of one sentence."""
 
     total_bytes: int
-    """Sent so far."""
+    """Bytes of audio sent so far."""
 
     async def sound(self, samples: FloatArray) -> None:
         """Take some of its audio."""

@@ -35,7 +35,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 logger = logging.getLogger(__name__)
 
 MAX_WHOLE_CHARACTERS = 4096
-"""Of an utterance that is spoken as one sentence: about five minutes, which may have to be kept until its end."""
+"""Most characters of an utterance spoken as one sentence: about five minutes, kept until its end."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SpeakingUtterance:
         self._sentence: tuple[int, SentenceWriter] | None = None
         self._cutter: SentenceCutter = SegmentCutter(self._session.results)
         self.last_active_s = host.clock.now()
-        """When it last took text or sent audio."""
+        """When the utterance last took text or sent audio, in seconds of the clock."""
 
     @property
     def has_ended(self) -> bool:

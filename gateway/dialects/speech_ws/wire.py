@@ -49,14 +49,14 @@ _LANGUAGES = {
     "russian": "ru",
     "spanish": "es",
 }
-"""Names that their models go by; anything else is a tag."""
+"""Names of languages that vllm-omni's clients send; anything else is a BCP 47 tag."""
 
 
 class Granularity(Enum):
     """What is announced, and counted, as a sentence."""
 
     NONE = "none"
-    """The whole text up to `input.done`, which is waited for."""
+    """The whole text is one sentence, spoken after `input.done`."""
     SENTENCE = "sentence"
     CLAUSE = "clause"
 
@@ -89,15 +89,15 @@ class ConfigFields(BaseModel):
     word_timestamps: bool = False
     """`true`: audio comes as `audio.chunk` with the times of its words; needs `stream_audio`."""
     split_granularity: Granularity | None = None
-    """What is announced and counted as a sentence: `sentence` (default), `clause`, or `none`, the whole text."""
+    """What counts as one sentence in events: `sentence` (default), `clause`, or `none`, the whole text."""
     text_mode: Literal["segments", "interleaved"] = "segments"
     """`interleaved`: the LLM takes the text a few words at a time while it speaks; an utterance is one sentence then.
     Needs the embedded LLM server, and a checkpoint that has learnt it."""
     language: str | None = None
-    """A BCP 47 tag, or a name such as `English`; `auto` (default): guessed from the text."""
+    """BCP 47 tag, or a name such as `English`; `auto` (default): guessed from the text."""
     instructions: str | None = None
-    """How to speak, 1000 characters at most. Where the checkpoint takes none, `session.configured` names it in
-    `ignored_fields`, or it is refused (`--unsupported-style`)."""
+    """How to speak, at most 1000 characters. If the checkpoint takes no instructions, `session.configured` names the
+    field in `ignored_fields`, or it is refused (`--unsupported-style`)."""
     ref_audio: str | None = None
     """A voice for this session only: an audio file as base64 or as a `data:` URL; addresses are refused."""
     ref_text: str | None = None
@@ -107,7 +107,7 @@ class ConfigFields(BaseModel):
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """0 to 2**63-1: the same seed and text give the same speech."""
     ssml: bool = False
-    """`true`: the text is SSML, or what may stand in its `<speak>`."""
+    """`true`: the text is SSML, or the content of a `<speak>` element."""
     pronunciations: dict[str, str] | None = None
     """Words and what is spoken for them, such as `{"Xiaomi": "show me"}`; 500 at most."""
     lexicons: list[str | LexiconObject] | None = None
@@ -124,7 +124,7 @@ class SpeechConfig:
     output: OutputFormat
     speed: float
     is_streamed: bool
-    """Audio leaves while it is made; otherwise a sentence is one message."""
+    """Whether audio is sent while it is made; otherwise each sentence is one message."""
     has_word_times: bool
     granularity: Granularity
     is_interleaved: bool

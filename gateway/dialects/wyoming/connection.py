@@ -38,7 +38,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 logger = logging.getLogger(__name__)
 
 _CHUNK_SAMPLES = SAMPLE_RATE_HZ // 10
-"""Of an audio-chunk at most."""
+"""Most samples of one audio-chunk event."""
 _FORMAT = {"rate": SAMPLE_RATE_HZ, "width": PCM16_BYTES, "channels": 1}
 
 
@@ -47,9 +47,9 @@ class Speech:
     """A text on its way to be spoken."""
 
     audio: AsyncGenerator[FloatArray]
-    """[N] float32 in +-1 at 24 kHz each."""
+    """Pieces of audio, each [N] float32 in +-1 at 24 kHz."""
     is_streamed: bool
-    """Whether its text came in pieces."""
+    """Whether the text came in pieces."""
 
 
 class WyomingConnection:

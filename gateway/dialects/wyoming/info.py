@@ -16,7 +16,7 @@ from gateway.voices.registry import NamedVoice
 PROGRAM = "cosydit"
 _ATTRIBUTION = Attribution(name=PROGRAM, url="")
 _FALLBACK_LANGUAGE = "en"
-"""Of a voice whose transcript does not tell: clients leave out a voice without languages."""
+"""Language of a voice whose transcript does not tell one: clients leave out voices without languages."""
 
 
 def describe(host: Host, languages: Sequence[str] = ()) -> Info:

@@ -10,9 +10,9 @@ from gateway.errors import ConfigError, InvalidRequestError
 from gateway.text import TextOptions
 
 DEFAULT_WYOMING_PORT = 10200
-"""Where speech services of Home Assistant listen."""
+"""Port where Home Assistant expects a speech service."""
 DEFAULT_IDLE_TIMEOUT_S = 300.0
-"""An assistant whose answer is being spoken may be busy with its tools for minutes."""
+"""Longest idle time of a connection: an assistant may be busy with its tools for minutes."""
 DEFAULT_MAX_EVENT_BYTES = 1024 * 1024
 
 
@@ -22,19 +22,19 @@ class WyomingSettings:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_WYOMING_PORT
-    """0 takes any that is free."""
+    """Port to listen on; 0 takes any free port."""
     is_port_asked_for: bool = True
-    """Whether the gateway can't start where the port is taken."""
+    """Whether a taken port keeps the gateway from starting."""
     shut_because: str | None = None
-    """Why the door stays shut although nobody switched it off; None: it opens."""
+    """Why the door stays shut although it is not switched off; None: it opens."""
     languages: tuple[str, ...] = ()
-    """See `gateway.dialects.wyoming.info.describe`."""
+    """Languages of the checkpoint; see `gateway.dialects.wyoming.info.describe`."""
     max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES
     max_connections: int = 1024
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
     """Seconds that a connection may stay without an event or audio."""
     grace_s: float = 2.0
-    """Seconds that speech under way may take to end when the door closes; streams have ended before, see `shutdown`."""
+    """Seconds that open streams may take to end when the door closes; `shutdown` has ended streams before."""
     shares_port: bool = False
     """Whether other processes of this gateway serve the same port."""
 

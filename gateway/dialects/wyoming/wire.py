@@ -22,10 +22,10 @@ from servicekit.timeouts import timeout
 
 _CLOSE_TIMEOUT_S = 2.0
 _LINGER_S = 1.0
-"""For a client that goes on sending after an error."""
+"""Seconds that a connection stays open after an error, for a client that goes on sending."""
 _DISCARD_BYTES = 64 * 1024
 _UNREADABLE = (AttributeError, KeyError, TypeError, RecursionError)
-"""What the package raises for JSON that is no event."""
+"""Exceptions that the package raises for JSON that is no event."""
 
 
 class ClientLeftError(Exception):
@@ -151,7 +151,7 @@ def _unreadable() -> InvalidRequestError:
 
 
 _FORMATS = ("text", "ssml")
-"""Texts of both are cleaned alike: tags that are known act, others are left out."""
+"""Formats of text that are accepted. Both are read alike: known tags act, others are left out."""
 
 
 @dataclass(frozen=True)
