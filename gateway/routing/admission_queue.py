@@ -10,7 +10,7 @@ from gateway.routing.replica import ReplicaLife
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 P = TypeVar("P")
-"""What a waiting stream is given."""
+"""Type of what a waiting stream is given."""
 
 
 @dataclass(eq=False)

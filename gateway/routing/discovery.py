@@ -22,9 +22,9 @@ from gateway.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 Found = Mapping[str, bool]
-"""Address -> whether it may get new streams."""
+"""Address -> whether new streams may go there."""
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port to IP addresses."""
+"""Resolves host and port to IP addresses."""
 DNS = "dns:"
 KUBERNETES = "kubernetes:"
 HTTP = "http://"

@@ -23,7 +23,7 @@ from gateway.routing.slot_forecast import OpenStreams, SlotForecast, StreamDurat
 from servicekit.clock import Clock
 
 LEAST_RETRY_S = 1.0
-"""The unit of HTTP's Retry-After."""
+"""Shortest Retry-After in seconds, which is also its unit."""
 
 
 class SlotLease:
@@ -103,7 +103,7 @@ class Fleet:
         self._clock = clock
         self._stood_still_within = stood_still_within
         self._leases: dict[str, set[SlotLease]] = {}
-        """Address of a replica -> the slots that this gateway's streams have there."""
+        """Address of a replica -> slots that this gateway's streams have there."""
         self._queue = AdmissionQueue[SlotLease]()
         self._is_serving_queue = False
         self._durations = StreamDurations()

@@ -18,27 +18,27 @@ class Failure(Enum):
     """What kind of failure a probe or a stream met."""
 
     WRONG = "wrong"
-    """It answered wrongly, or broke off."""
+    """The replica answered wrongly, or ended the answer early."""
     SLOW = "slow"
-    """It did not answer in time."""
+    """The replica did not answer in time."""
     GONE = "gone"
     """No process answers there; a replica that comes back has lost its streams and voices."""
 
 
 _LONGEST_REASON = 300
-"""Characters; a failure may tell of one before it."""
+"""Most characters of a failure's text, which may quote an earlier failure."""
 
 
 class ReplicaState(str, Enum):
     """Whether a replica may get streams now."""
 
     UNKNOWN = "unknown"
-    """Found, but no probe has been answered yet."""
+    """The replica was found, but has not answered a probe yet."""
     READY = "ready"
     DRAINING = "draining"
-    """Finishes its streams and gets no new ones: it says so, or discovery no longer lists it."""
+    """The replica finishes its streams and gets no new ones: it says so, or discovery no longer lists it."""
     EJECTED = "ejected"
-    """Failed too often in a row; tried again after a while."""
+    """The replica failed too often in a row; it is tried again after a while."""
 
 
 class Health:
@@ -58,7 +58,7 @@ class Health:
         self.failures_total = 0
         self.ejections_total = 0
         self.last_failure = ""
-        """In words; empty if there was none."""
+        """Text of the latest failure; empty if there was none."""
 
     @property
     def state(self) -> ReplicaState:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_S = 300
-"""A watch ends by itself after so long; then all is listed again."""
+"""Seconds after which a watch ends by itself; then all is listed again."""
 _CONNECT_S = 5.0
 _SILENCE_S = WATCH_S + 30.0
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -39,9 +39,9 @@ class KubernetesApi:
 
     url: str
     token_path: Path = ACCOUNT_DIR / "token"
-    """Read for every request: the kubelet renews it."""
+    """File of the token, read for every request: the kubelet renews it."""
     ca_path: Path | None = ACCOUNT_DIR / "ca.crt"
-    """None: the API is asked in the clear, for tests."""
+    """Certificates that the API is checked with; None: no TLS, for tests."""
 
     @classmethod
     def of_this_pod(cls, environment: Mapping[str, str] | None = None) -> KubernetesApi:

@@ -26,19 +26,19 @@ from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY
 
 MIN_PLACES = 4
-"""Places that there always are: a host that is slower than speech still serves a few streams."""
+"""Fewest places: a host slower than speech still serves a few streams."""
 LEAST_RETRY_S = 1.0
-"""The unit of HTTP's Retry-After."""
+"""Shortest Retry-After in seconds, which is also its unit."""
 MAX_RETRY_S = 300.0
-"""The longest time that a refusal names; a forecast for later would be a guess."""
+"""Longest Retry-After in seconds; a forecast for later would be a guess."""
 _RESERVED_SHARE = 0.2
-"""Larger than the measured limit's changes; if it were smaller, other callers would wait for a stream's end."""
+"""Share of places kept for promises: larger than changes of the measured limit, or other callers would wait."""
 _MANY = 0.5
 _CALLER_MEMORY_S = 60.0
 _LOOKS_AHEAD_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""A stream is admitted if requests with a promised time still find a place after each of these, until it ends."""
+"""Seconds ahead: a stream is admitted if requests with a promised time find a place after each, until it ends."""
 _ROUNDS = 4
-"""Rounds that count the requests before a refused one; each round finds those that come meanwhile."""
+"""Rounds that count the requests before a refused one; each adds those that come meanwhile."""
 _PROMISED_SHARE = 0.75
 """Share of the places coming free that are promised; the rest is for new requests and for wrong forecasts."""
 
@@ -48,9 +48,9 @@ class Ends:
     """How fast streams end at services that work all the time; zeros where that is unknown."""
 
     stream_s: float = 0.0
-    """From a stream's beginning to its end."""
+    """Seconds from a stream's beginning to its end."""
     apart_s: float = 0.0
-    """From one stream's end to the next one's."""
+    """Seconds from one stream's end to the next one's."""
 
 
 @dataclass(eq=False)
@@ -67,11 +67,11 @@ class Asker:
 
     caller: str = ""
     priority: int = DEFAULT_PRIORITY
-    """1 (first) to 10."""
+    """Scheduling class, 1 (first) to 10."""
     fingerprint: int = 0
-    """Recognises a refused request that comes again."""
+    """Hash by which a refused request is known when it comes again."""
     patience_s: float | None = None
-    """The caller's own bound of the wait, where that is shorter than `admission_wait_s`."""
+    """Seconds that the caller waits at most, if less than `admission_wait_s`."""
 
 
 @dataclass(eq=False)
@@ -81,9 +81,9 @@ class PlaceTurn:
     asker: Asker
     on_given: Callable[[Place], None]
     is_back: bool
-    """It was refused before and comes when it was told to."""
+    """Whether the request was refused before and came back at its promised time."""
     number: int
-    """In the order of asking."""
+    """Number of the request in the order of asking."""
 
     @property
     def caller(self) -> str:
@@ -97,7 +97,7 @@ class PlaceTurn:
 
 
 _Kind = tuple[int, str, bool]
-"""Priority, caller, and whether it was refused before."""
+"""Priority, caller, and whether the request was refused before."""
 
 
 class Places:
@@ -130,7 +130,7 @@ class Places:
         self._taken: dict[Place, None] = {}
         self._by_caller: Counter[str] = Counter()
         self._asked_s: OrderedDict[str, float] = OrderedDict()
-        """When each caller asked last, the newest last."""
+        """Time when each caller asked last, the newest last."""
         self._waiting: dict[_Kind, dict[PlaceTurn, None]] = {}
         self._asked = 0
         self._promises = Promises(clock)

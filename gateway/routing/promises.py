@@ -17,9 +17,9 @@ from collections.abc import Callable
 from servicekit.clock import Clock
 
 AWAITED_S = 1.0
-"""How long a request is awaited after its time: for the network, and for a busy moment of this process."""
+"""Seconds that a request is awaited after its time: the network and this process may be slow."""
 KNOWN_S = 30.0
-"""How long after its time a request goes before others of its caller."""
+"""Seconds after its time in which a request goes before others of its caller."""
 MAX_PROMISES = 16384
 """Promises to one caller; a request that is refused beyond them counts as new when it comes again."""
 MAX_CALLERS = 128
@@ -27,7 +27,7 @@ MAX_CALLERS = 128
 _NEWEST_SHARE = 0.1
 
 _Promise = tuple[float, int]
-"""When it is due, and the request's fingerprint."""
+"""Time when the request is due, and its fingerprint."""
 
 
 class Promises:
@@ -83,10 +83,10 @@ class _OfCaller:
         self._share = 1.0
         """Share of the newest promises that were kept in time."""
         self._awaited: list[_Promise] = []
-        """Not yet late; the first due one first."""
+        """Promises that are not late yet; the first due one first."""
         self._late: deque[_Promise] = deque()
         self._due_s: dict[int, list[float]] = {}
-        """Fingerprint -> all that are known."""
+        """Fingerprint -> due times of all its promises."""
 
     @property
     def is_empty(self) -> bool:

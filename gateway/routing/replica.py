@@ -9,11 +9,11 @@ from gateway.routing.settings import RoutingSettings
 from servicekit.clock import Clock
 
 ReplicaLife = tuple[str, int]
-"""A replica's address, and how many lives it had before: one that is started again knows nothing of its streams."""
+"""A replica's address, and the number of its earlier lives: one that is started again knows nothing of its streams."""
 _LEAST_PROGRESS_S = 5.0
 _STEPS_OF_PROGRESS = 3.0
 COST_MEMORY_S = 10.0
-"""A measurement is forgotten after so long without work: one made under load would keep an idle replica idle."""
+"""Seconds without work after which a cost is forgotten: one measured under load would keep an idle replica idle."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class LoadReport:
     is_draining: bool = False
     slots: int | None = None
     open_streams: int | None = None
-    """Of all gateways."""
+    """Open streams of all gateways."""
     step_s: float | None = None
     """Seconds of a recent step."""
     step_streams: int = 1
     """Streams that one step can take."""
     steps: int = 0
-    """Run since its start; tells whether `step_s` is news."""
+    """Steps run since the start; tells whether `step_s` is new."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class ReplicaStatus:
     slots: int | None
     """Streams that it can hold; None while it has not said, and for an LLM."""
     free_slots: int | None
-    """Of these, as far as this gateway knows: other gateways may hold some."""
+    """Free slots as far as this gateway knows: other gateways may hold some."""
     step_s: float | None
     """Seconds of a recent step of token2wav, or between two tokens of an LLM's answer; None if none was measured."""
     opened_total: int
     failures_total: int
-    """Streams and probes that it failed."""
+    """Streams and probes that failed there."""
     ejections_total: int
     failovers_total: int
-    """Streams that were begun here and went on elsewhere, or here once more."""
+    """Streams begun there that went on elsewhere, or there once more."""
 
 
 class Replica:
@@ -72,14 +72,14 @@ class Replica:
         self.foreign = 0
         """Streams that other gateways have open here, when it reported last."""
         self.unslotted_calls = 0
-        """Exchanges under way here that need no slot."""
+        """Calls under way there that need no slot."""
         self.opened_total = 0
         self.failovers_total = 0
         self._lives = 0
         self._clock = clock
         self._report = LoadReport()
         self._unknown_at_report = 0
-        """Streams that it reported last and that no process of this gateway was known to have."""
+        """Streams of its last report that belong to no process of this gateway."""
         self._has_siblings = False
         self._is_full = False
         self._step_s: float | None = None

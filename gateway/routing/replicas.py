@@ -18,8 +18,8 @@ from servicekit.clock import Clock
 NOBODY: frozenset[str] = frozenset()
 NOWHERE: frozenset[ReplicaLife] = frozenset()
 CHOICES_BESIDE_OTHERS = 2
-"""Replicas that a gateway looks at for one stream, drawn at random, where other gateways use them too: each sees the
-others' streams only when it probes, and all would send everything to the same replica until then."""
+"""Replicas drawn at random for one stream, the better of which is taken, where other gateways use them too: each sees
+the others' streams only when it probes, and all would choose the same replica until then."""
 
 
 class ReplicaSet:
@@ -35,7 +35,7 @@ class ReplicaSet:
         self._draw = draw or random.Random()
         self._replicas: dict[str, Replica] = {}
         self._gone: set[str] = set()
-        """Addresses that discovery no longer names; their replicas only finish what they have."""
+        """Addresses that discovery no longer names; their replicas only finish their streams."""
 
     @property
     def addresses(self) -> list[str]:

@@ -19,7 +19,7 @@ from servicekit.clock import Clock
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
-"""The first pause between two tries of one stream at different replicas; each pause doubles the one before."""
+"""Longest pause in seconds between two tries of one stream; the pause starts at `FIRST_PAUSE_S` and doubles."""
 REPLICA_FAULTS: tuple[type[errors.GatewayError], ...] = (
     errors.Token2WavUnavailableError,
     errors.Token2WavInterruptedError,
@@ -32,9 +32,9 @@ REPLICA_FAULTS: tuple[type[errors.GatewayError], ...] = (
     errors.LLMFailedError,
     errors.LLMProtocolError,
 )
-"""Another replica, or the same one later, may do better."""
+"""Errors after which another replica, or the same one later, may succeed."""
 _HEALTHY = (errors.Token2WavStoppingError, errors.StreamLostError, errors.LLMBusyError)
-"""Said by a replica that works: it stops, it had to end this one stream, it has too much to do."""
+"""Errors of a replica that works: it is stopping, had to end this one stream, or has too much to do."""
 
 
 def is_replica_fault(error: BaseException) -> bool:
@@ -72,7 +72,7 @@ class Router(Generic[C]):
         """
         self.fleet = fleet
         self.speed = speed or SpeedMeter(clock, fleet.settings.least_speed)
-        """Of all replicas together."""
+        """Measured speed of all replicas together."""
         self._clock = clock
         self._watch = Watch(fleet, sources, make_client)
 

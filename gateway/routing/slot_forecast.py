@@ -11,7 +11,7 @@ from itertools import accumulate
 from servicekit.clock import Clock
 
 REMEMBERED = 256
-"""Enough for a mean within some percent, and few enough to follow a change of the load within minutes."""
+"""Durations remembered: enough for a mean within some percent, few enough to follow the load within minutes."""
 
 
 class StreamDurations:
@@ -50,7 +50,7 @@ class StreamDurations:
 
 
 MANY_STREAMS = 256
-"""Above this many streams the forecast is renewed only now and then, as sorting at every refusal costs CPU."""
+"""Number of streams above which the forecast is renewed only now and then, as sorting costs CPU."""
 FORECAST_S = 0.1
 
 
@@ -59,9 +59,9 @@ class OpenStreams:
     """What is open at one replica."""
 
     opened_s: list[float]
-    """When our own streams were opened."""
+    """Times when our own streams were opened."""
     others: int
-    """Streams of other gateways; nothing is known of their ages."""
+    """Number of streams of other gateways, whose ages are unknown."""
 
 
 class SlotForecast:

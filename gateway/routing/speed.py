@@ -17,22 +17,22 @@ from servicekit.clock import Clock
 
 MIN_BUSY_S = 0.1
 MIN_SPEECH_S = 2.0
-"""A measurement takes at least so much speech, or else `MAX_BUSY_S`."""
+"""Seconds of speech that one measurement needs, unless `MAX_BUSY_S` is over."""
 MAX_BUSY_S = 3.0
 GAPS = 4.0
-"""What a service can do is seen in so many times the longest time without news, or `MAX_BUSY_S`. What it made while
-this process stood still comes at once afterwards: first it would look slow, and then fast."""
+"""Length of a measurement of the limit, in times the longest time without news, or `MAX_BUSY_S`. After a stall of this
+process its news come at once: shorter measurements would look slow, then fast."""
 _NEWEST_SHARE = 0.5
-"""Of the newest measurement in the mean."""
+"""Weight of the newest measurement in the mean."""
 _AT_ITS_LIMIT = 1.0
-"""A service slower than so many times the least speed works all the time: what it made then is what it can make."""
+"""Times the least speed below which a service works all the time, so that its output is its limit."""
 _NEAR_ITS_LIMIT = 1.1
-"""A service that is slower than so many times the least speed will not serve more."""
+"""Times the least speed below which a service will not serve more streams."""
 _HOPED_FOR = 2.0
 UNMEASURED_STREAMS = 64.0
-"""Before the first measurement, which takes no longer than the first streams' first seconds of speech."""
+"""Limit before the first measurement, which takes no longer than the first streams' first seconds of speech."""
 _MEMORY_S = 60.0
-"""In this time a limit that was seen doubles and a number that was served halves, until it is seen again."""
+"""Seconds in which a limit that was seen doubles and a number that was served halves, unless seen again."""
 _NEWEST_STREAMS_SHARE = 0.1
 
 _MOST_DOUBLINGS = 20.0
@@ -45,9 +45,9 @@ class _Sums:
     speech_s: float = 0.0
     waited_s: float = 0.0
     stream_waits_s: float = 0.0
-    """Seconds waited, each counted as often as there were streams at the time."""
+    """Seconds waited, times the number of streams at the time."""
     busy_s: float = 0.0
-    """In which any stream waited."""
+    """Seconds in which any stream waited."""
     gap_s: float = 0.0
     """The longest time without news in which any stream waited."""
 
@@ -74,9 +74,9 @@ class Work:
 
     speech_s: float = 0.0
     waited_s: float = 0.0
-    """Of all streams together."""
+    """Seconds that all streams waited, added up."""
     busy_s: float = 0.0
-    """In which any stream waited."""
+    """Seconds in which any stream waited."""
     gap_s: float = 0.0
     """The longest time without news in which any stream waited."""
     ended_s: list[float] = field(default_factory=list)
@@ -104,11 +104,11 @@ class SpeedMeter:
         self._waiting = 0
         self._at_s = clock.now()
         self._new = _Sums()
-        """Since the last measurement."""
+        """Sums since the last measurement."""
         self._lately = _Sums()
-        """Since it last counted as what the service can do."""
+        """Sums since they last counted as the service's limit."""
         self._busy_elsewhere_s: dict[int, float] = {}
-        """Process -> seconds since the last measurement; several may be busy at the same time."""
+        """Process -> busy seconds since the last measurement; several may be busy at the same time."""
         self._speed: float | None = None
         self._streams_at_speed = 0.0
         self._floor, self._ceiling = 0.0, math.inf
