@@ -16,13 +16,13 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 
 DEFAULT_KEPT_S = 0.02
 MOST_CUT_S = 1.0
-"""Longer silence is left as it is from there on: it may be meant."""
+"""Longest silence in seconds that is cut; the rest may be meant and stays."""
 FRAME_SAMPLES = SAMPLE_RATE_HZ // 200
-"""5 ms."""
+"""Samples of one level measurement, 5 ms."""
 RISE_DB = 10.0
-"""Of the first sound above the quietest frame."""
+"""Level of the first sound above the quietest frame."""
 SOFTEST_DBFS, LOUDEST_DBFS = -60.0, -45.0
-"""What is below is silence and what is above is sound, whatever the quietest frame."""
+"""Levels below which all is silence and above which all is sound, whatever the quietest frame."""
 _FLOOR = 1e-10
 
 
@@ -39,10 +39,10 @@ class LeadingSilence:
         self._is_over = kept_s is None
         self._held: FloatArray = np.zeros(0, np.float32)
         self._checked = 0
-        """Samples held that were looked at."""
+        """Samples held whose level was measured."""
         self._quietest_db = 0.0
         self.cut_samples = 0
-        """So far, at 24 kHz."""
+        """Samples cut so far, at 24 kHz."""
 
     def without(self, samples: FloatArray, is_last: bool) -> FloatArray:
         """Return what may be heard of the next [N] float32 samples and of those held back before, [M] float32.

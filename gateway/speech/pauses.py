@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.audio.tempo import TempoChanger
 
 FADE_SAMPLES = SAMPLE_RATE_HZ // 100
-"""10 ms: short enough to take nothing from a word, and long enough that its end is no click."""
+"""Samples of a fade, 10 ms: short enough to take nothing from a word, long enough to make no click."""
 _FADE_IN: FloatArray = np.sin(0.5 * np.pi * (np.arange(FADE_SAMPLES) + 0.5) / FADE_SAMPLES).astype(np.float32) ** 2
 _FADE_OUT = _FADE_IN[::-1]
 _BEFORE_ALL = -1
@@ -40,7 +40,7 @@ class MannerChanger:
         self._span = 0
         self._tempo: TempoChanger | None = None
         self._gain = 1.0
-        """Of the sample before."""
+        """Factor on the previous sample."""
 
     def changed(self, audio: AudioChunk) -> AudioChunk:
         """Return the next audio as it is to be heard; a changed rate holds some of it back until its segment ends."""
@@ -122,9 +122,9 @@ class PauseWeaver:
         self._at = 0
         """Samples of speech taken so far, at their rate, silence not counted."""
         self._span = _BEFORE_ALL
-        """Behind which the next pause is; `_BEFORE_ALL`: the one before the first word."""
+        """Index of the span before the next pause; `_BEFORE_ALL`: that pause comes before the first word."""
         self._last_pause: int | None = None
-        """Where in the speech the last silence was put."""
+        """Position in the speech where the last silence was put."""
 
     def woven_into(self, audio: AudioChunk) -> AudioChunk:
         """Return the next audio with the pauses that belong into it; the last gets the one at the end too."""

@@ -22,7 +22,7 @@ from gateway.voices.profile import DEFAULT_VOICE
 from token2wav_service.contract import DEFAULT_PRIORITY, SAMPLE_RATE_HZ, SAMPLES_PER_TOKEN
 
 DEFAULT_MAX_TEXT_CHARACTERS = 100_000
-"""Two chapters of a novel; the OpenAI speech API takes 4096."""
+"""Default bound of a text: two chapters of a novel; the OpenAI speech API takes 4096."""
 HIGHEST_PRIORITY = 1
 LOWEST_PRIORITY = DEFAULT_PRIORITY
 MAX_SEED = 2**63 - 1
@@ -38,24 +38,24 @@ class SpeechRequest:
     text: str
     voice: str | InlineVoice = DEFAULT_VOICE
     seed: int | None = None
-    """0..2**63-1; None draws one, which the result reports."""
+    """Seed 0..2**63-1; None draws one, which the result reports."""
     priority: int = DEFAULT_PRIORITY
     """Scheduling class, 1 (first) to 10."""
     sampling: Sampling = field(default_factory=Sampling)
     chunk_policy: ChunkPolicy | None = None
-    """None: the pipeline's own."""
+    """Policy of this request; None: the pipeline's own."""
     text_options: TextOptions = field(default_factory=TextOptions)
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     is_interleaved: bool = False
     """Whether the LLM takes the text while it speaks it, for text that is still being written."""
     goes_on: bool = False
-    """A later turn of a session: the silence before its first sound belongs to what was spoken before."""
+    """Whether this is a later turn of a session: silence before its first sound belongs to the turn before."""
     is_under_way: bool = False
-    """A later turn of a session that is waited for (`core.SessionHold`)."""
+    """Whether this is a later turn of a session that a shutdown waits for (`core.SessionHold`)."""
     wants_times: bool = False
     """Whether the times of characters or words are asked for; finding them out costs a little."""
     patience_s: float | None = None
-    """From now on the caller waits so long at most; None: it did not say."""
+    """Seconds from now that the caller waits at most; None: unknown."""
 
     @property
     def fingerprint(self) -> int:
@@ -76,20 +76,20 @@ class SpokenSpan:
 
     segment: SpokenSegment
     first_token: int
-    """Position of its first token in the stream, 25 a second."""
+    """Position of the segment's first token in the stream, 25 a second."""
     tokens: int = 0
-    """So far; final once `is_complete`."""
+    """Number of tokens so far; final once `is_complete`."""
     is_complete: bool = False
     silence_before_samples: int = 0
-    """Of the pauses before it, from the stream's beginning, at 24 kHz."""
+    """Samples of all pauses before the segment, at 24 kHz."""
     stretched_by_samples: int = 0
-    """How much longer those before it became by speaking slower; below 0: faster."""
+    """Samples that slower speaking added before the segment; below 0: faster speaking removed them."""
     cut_samples: int = 0
-    """Of the silence before its first sound, which was left out."""
+    """Samples of silence cut before the segment's first sound."""
     letter_times: LetterTimes | None = None
     """By the checkpoint's aligner, where the times of its characters are wanted."""
     pause_samples: int = 0
-    """Silence behind it; final once the next one has begun or the speech is over."""
+    """Samples of silence after it; final once the next one has begun or the speech is over."""
 
     @property
     def manner(self) -> Manner:
@@ -121,11 +121,11 @@ class GuardOutcome(str, Enum):
     """The outcome for a segment whose speech left its text."""
 
     HEARD = "heard"
-    """It is heard as it was spoken."""
+    """The listener hears the segment as it was spoken."""
     MENDED = "mended"
-    """The part that was not played yet was spoken again, and keeps to its text."""
+    """The part that was not played yet was spoken again, and follows its text."""
     CUT = "cut"
-    """No other answer was better; it ends early, at the last good place."""
+    """No other answer was better; the segment ends early, at the last good place."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class GuardNote:
     """A trouble that the guard saw in one segment; see `gateway.speech.guard`."""
 
     trouble: str
-    """loop, silence, short or long."""
+    """Kind of trouble: loop, silence, short or long."""
     outcome: GuardOutcome
 
 
@@ -146,10 +146,10 @@ class SpeechResult:
     stream_id: str | None = None
     voice_id: str | None = None
     finish_reason: str | None = None
-    """`stop`, or `length` if any segment was cut short; None if the LLM did not come to its end."""
+    """`stop`, or `length` if any segment was cut short; None if the LLM did not finish."""
     speech_tokens: int = 0
     spans: list[SpokenSpan] = field(default_factory=list)
-    """What was spoken, in order; text that holds nothing to say is left out."""
+    """Spoken segments, in order; text that holds nothing to say is left out."""
     foreign: list[str] = field(default_factory=list)
     """Languages of the text that the checkpoint does not declare, primary subtags of BCP 47, each once."""
     guard_notes: list[GuardNote] = field(default_factory=list)
@@ -159,16 +159,16 @@ class SpeechResult:
     has_manners: bool = False
     """Whether a segment so far is spoken at a rate or volume of its own."""
     carry: ProsodyCarry = field(default_factory=ProsodyCarry)
-    """What speech that goes on from this one needs to know; give a result one to go on from."""
+    """State for speech that goes on from this one; give a result one to go on from."""
     chunk_schedule: list[int] = field(default_factory=list)
     """Tokens in each chunk pushed, look-ahead included."""
     audio_chunks: int = 0
     audio_samples: int = 0
-    """24 kHz."""
+    """Samples of audio, at 24 kHz."""
     ttfa_s: float | None = None
-    """From the request to its first samples."""
+    """Seconds from the request to its first samples."""
     total_s: float | None = None
-    """From the request to its end, of any kind."""
+    """Seconds from the request to its end, of any kind."""
 
     def note_pause(self, seconds: float) -> None:
         """Note silence behind the segments so far."""

@@ -29,9 +29,9 @@ from servicekit.timeouts import timeout
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 DEFAULT_PAUSE_S = 0.5
-"""The writer's silence after which a turn ends, so that what token2wav holds back for its joins is heard."""
+"""Seconds of the writer's silence after which a turn ends, so that audio held back by token2wav is heard."""
 WAITED_FOR_S = 5.0
-"""The writer's silence between two turns for which a gateway that is being stopped waits."""
+"""Seconds of the writer's silence between two turns for which a gateway that is being stopped waits."""
 DEFAULT_MAX_UNSPOKEN_CHARACTERS = 20_000
 
 
@@ -48,7 +48,7 @@ class SessionAudio:
     samples: FloatArray
     """[N] float32 in +-1 at 24 kHz; may be empty at the end of a turn."""
     characters: tuple[CharacterTime, ...]
-    """Those that end within this audio or before; times count from the session's first sample."""
+    """Characters that end within this audio or before; times count from the session's first sample."""
     is_turn_end: bool
 
 
@@ -85,18 +85,18 @@ class SpeechSession:
             request.text_options, INTERLEAVED_TEXT if request.is_interleaved else split
         )
         self._items: asyncio.Queue[str | _Mark] = asyncio.Queue()
-        """As they came: text is cut when its turn to be spoken comes, so that who writes much pays for it alone."""
+        """Text and marks as they came: text is cut when its turn comes, so that only its writer waits for that."""
         self._steps: Iterator[Segment | None] | None = None
-        """Of the item that is being cut."""
+        """Cuts the current item; None: no item is being cut."""
         self._mark: _Mark | None = None
-        """Behind what is being cut."""
+        """Mark that follows the text being cut."""
         self._unspoken = pipeline.unspoken_text()
         self._written = self._taken = 0
         self._wrote_s = -math.inf
         self._has_ended = False
         self._samples = 0
         self.results: list[SpeechResult] = []
-        """One a turn, the newest last."""
+        """Results, one a turn, the newest last."""
 
     @property
     def samples(self) -> int:

@@ -103,13 +103,13 @@ class PipelineSettings:
     refuses_foreign: bool = False
     """Whether text in a language that the checkpoint does not declare is an error; else it is spoken with a warning."""
     guard: GuardSettings = field(default_factory=GuardSettings)
-    """How answers of the LLM are held to their text."""
+    """How strictly the LLM's answers must follow their text."""
     leading_silence_s: float | None = None
-    """Silence that stays before the first sound of a stream, at most; None: all of it."""
+    """Most seconds of silence before the first sound of a stream; None: all silence stays."""
     aligner: Aligner | None = None
     """Of the checkpoint; None: times of characters are estimated."""
     tokens_ahead: int = 512
-    """Messages of the LLM kept unread at most."""
+    """Most messages of the LLM kept unread."""
     pushes_ahead: int = 1
     """Chunks queued behind the one whose audio is awaited; one more may be on its way."""
 

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 Push = asyncio.Future[AudioChunk]
 _INSTRUCTED = Utterance("", "", ())
-"""Behind an instruction the LLM does not go on from the voice's prompt, which would drown it; token2wav alone gives the
-voice. So the authors of both models do."""
+"""Voice prompt for the LLM with an instruction: none, as the prompt would outweigh it; token2wav alone gives the voice.
+So the authors of both models do."""
 
 _END_RECORD = (
     "request %s ended: stream_id=%s finish_reason=%s tokens=%d chunks=%d audio=%.2fs ttfa=%s total=%.3fs seed=%d"
