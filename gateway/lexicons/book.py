@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_LEXICON = "default"
 _READERS = {".json": rules_of_json, ".pls": rules_of_pls}
 _MAX_READY = 256
-"""Created dictionaries kept ready to be applied; the one used longest ago is forgotten first."""
+"""Most created dictionaries kept ready; the one used longest ago is forgotten first."""
 _VERSION_LETTERS = 16
 
 
@@ -43,7 +43,7 @@ class LexiconSettings:
 
     operator_dir: Path | None = None
     created_dir: Path | None = None
-    """None: callers can't create any."""
+    """Folder of created dictionaries; None: callers can't create any."""
     max_created: int = DEFAULT_MAX_LEXICONS
 
 

@@ -21,7 +21,7 @@ from gateway.text.pronunciation.aliases import NO_PHONEMES, AliasRule
 from gateway.text.pronunciation.phonemes import IPA
 
 MAX_RULES = 5000
-"""Of one dictionary."""
+"""Most rules of one dictionary."""
 MAX_FORM_CHARACTERS = 4 * 1024 * 1024
 _PLS_NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
 _PHONEME = "phoneme"
@@ -32,19 +32,19 @@ class RuleFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     string_to_replace: str
-    """What is written: one word, or some in a row; 200 characters at most."""
+    """The word, or words in a row, to replace; at most 200 characters."""
     alias: str | None = None
-    """What is spoken for it; 400 characters at most."""
+    """The text that is spoken for it; at most 400 characters."""
     case_sensitive: bool | None = None
-    """`true` (default): only in these letters."""
+    """`true` (default): upper and lower case must match."""
     word_boundaries: bool | None = None
-    """`true` (default): only where it is a word of its own."""
+    """`true` (default): only whole words are replaced."""
     type: str = "alias"
-    """`alias`, or `phoneme` where the checkpoint reads phonemes."""
+    """Kind of rule: `alias`, or `phoneme` where the checkpoint reads phonemes."""
     phoneme: str | None = None
-    """What is spoken for it, in phonemes; 400 characters at most."""
+    """The phonemes that are spoken for it; at most 400 characters."""
     alphabet: str | None = None
-    """Of `phoneme`: `ipa` (default), `cmu-arpabet` or `pinyin`."""
+    """Alphabet of `phoneme`: `ipa` (default), `cmu-arpabet` or `pinyin`."""
 
 
 class RulesFile(BaseModel):
@@ -52,7 +52,7 @@ class RulesFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     rules: list[RuleFields] | dict[str, str]
-    """Rules, or simply words and what is spoken for them."""
+    """A list of rules, or simply words and the text spoken for each."""
     description: str = ""
 
 

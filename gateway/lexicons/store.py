@@ -39,10 +39,10 @@ LEXICON_ID = re.compile(r"lexicon_[0-9a-f]{24}")
 MAX_NAME = 100
 MAX_DESCRIPTION = 1000
 KEPT_VERSIONS = 10
-"""Of each dictionary; an older one can no longer be asked for."""
+"""Versions kept of each dictionary; an older one can no longer be asked for."""
 DEFAULT_MAX_LEXICONS = 1000
 _MAX_SHARE = 0.1
-"""Of all there may be, for one key."""
+"""Largest share of all dictionaries for one key."""
 _ID_BYTES, _VERSION_BYTES = 12, 8
 _SUFFIX = ".json"
 _DIRECTORY_MODE = 0o700
@@ -63,14 +63,14 @@ class StoredLexicon:
     id: str
     name: str
     versions: tuple[LexiconVersion, ...]
-    """The newest last."""
+    """All kept versions, the newest last."""
     created_at: int
-    """Seconds since 1970."""
+    """Time of creation, seconds since 1970."""
     description: str = ""
     owner: str = ""
-    """Name of the API key that created it; empty: of a time without keys."""
+    """Name of the API key that created it; empty: created while no keys were used."""
     archived_at: int | None = None
-    """Archived ones are not listed and can still be spoken with."""
+    """Time of archiving; None: not archived. Archived ones are not listed and can still be spoken with."""
 
     @property
     def latest(self) -> LexiconVersion:

@@ -37,9 +37,9 @@ _ID_BYTES = 12
 _PART_LIFE_S = 3600.0
 """A temporary file this old was left behind by a process that died."""
 _DIRECTORY_MODE = 0o700
-"""Recordings of people: for this user alone, as the files are."""
+"""Mode of the directory: for this user alone, as it holds recordings of people."""
 _MTIME_STEP_NS = 50_000_000
-"""A change so soon after another may leave the directory's time as it was."""
+"""Nanoseconds within which a second change may leave the directory's time unchanged."""
 
 
 def new_voice_id() -> str:
@@ -54,22 +54,22 @@ class StoredVoice:
     id: str
     name: str
     transcript: str
-    """What its recording says; empty if unknown."""
+    """Transcript of the recording; empty if unknown."""
     consent: str
     """The caller's note on who allowed the voice to be made."""
     created_at: int
-    """Seconds since 1970."""
+    """Time of creation, seconds since 1970."""
     sample_hash: str
-    """Of the prompt's samples, as token2wav counts them; empty if there were none."""
+    """token2wav's hash of the prompt's samples; empty if there were none."""
     seconds: float
-    """Length of the prompt."""
+    """Length of the prompt in seconds."""
     description: str = ""
     media_type: str = ""
-    """Of the recording, as it was uploaded."""
+    """Media type of the recording as it was uploaded."""
     audio_bytes: int = 0
     """Size of the recording; 0 if it was not kept."""
     owner: str = ""
-    """Name of the API key that created it; empty: the operator's, or of a time without keys."""
+    """Name of the API key that created it; empty: the operator, or a time when no keys were used."""
     is_shared: bool = False
     """Whether its owner lets every key speak in it."""
 
@@ -84,7 +84,7 @@ class Viewer:
     """On whose behalf created voices are looked up."""
 
     key: str | None = None
-    """Name of the API key, empty for a call without one; None: keys are not used here, and everyone may do all."""
+    """Name of the API key, empty for a call without one; None: no keys are used here, and everyone may do all."""
     sees_all: bool = False
     """Whether the operator shares all created voices."""
 
@@ -103,7 +103,7 @@ class Viewer:
 
 EVERYBODY = Viewer()
 OPERATOR = Viewer(key="", sees_all=True)
-"""Finds any voice by its id, and by name those that no caller can have named."""
+"""A viewer that finds any voice by its id, and by name those that no caller can have named."""
 
 
 _VOICES = TypeAdapter(StoredVoice)

@@ -18,12 +18,12 @@ from gateway.voices.directory import VOICE_ID
 
 MAX_NAME_CHARACTERS = 64
 MAX_TRANSCRIPT_CHARACTERS = 2000
-"""Far more than anybody says in the longest prompt."""
+"""Most characters of a transcript: far more than anybody says in the longest prompt."""
 MAX_CONSENT_CHARACTERS = 2000
 MAX_DESCRIPTION_CHARACTERS = 500
 
 _NAME_MARKS = " .-_"
-"""Beside the letters, marks and digits of any script: nothing that a path, a URL or a list could mistake."""
+"""Characters of names beside letters, marks and digits of any script; none is special in a path, a URL or a list."""
 _MEDIA_TYPE = re.compile(r"[a-z]+/[a-z0-9.+\-]{1,64}")
 
 
@@ -35,9 +35,9 @@ class VoiceDraft:
     audio: bytes
     """A recording in any format that token2wav or PyAV reads; see `gateway.voices.recordings`."""
     consent: str
-    """Who allowed the voice to be made, or the id of that consent elsewhere."""
+    """Name of the person who allowed the voice, or the id of that consent elsewhere."""
     transcript: str = ""
-    """What the recording says; without it the LLM can't continue from the recording, only the timbre is taken."""
+    """Transcript of the recording; without it the LLM can't continue from the recording, only the timbre is taken."""
     description: str = ""
     media_type: str = ""
     is_shared: bool = False
@@ -115,7 +115,7 @@ def _is_name(text: str) -> bool:
 
 
 MAX_PROMPT_BYTES = 10 * 1024 * 1024
-"""Of a recording; 10 seconds of 24-bit stereo at 48 kHz have 3 MB."""
+"""Most bytes of a recording; 10 seconds of 24-bit stereo at 48 kHz have 3 MB."""
 _MIN_RATE_HZ = 8000
 _MAX_RATE_HZ = 192_000
 

@@ -18,17 +18,17 @@ from gateway.voices.store import WINDOW_S
 from servicekit.clock import Clock
 
 _MAX_CALLERS = 4096
-"""Remembered; the one seen longest ago is forgotten first."""
+"""Most callers remembered; the one seen longest ago is forgotten first."""
 
 
 @dataclass(frozen=True)
 class _Brought:
     at_s: float
     voice: str
-    """By its content."""
+    """Content hash of the voice."""
     recording_bytes: int
     processes: set[int]
-    """To which it came."""
+    """Processes that the voice came to."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class InlineVoiceLimits:
 
     voices_per_minute: int = 30
     bytes_per_minute: int = 32 * 1024 * 1024
-    """Of recordings as they come; samples count 4 bytes each."""
+    """Most bytes of recordings as they come; samples count 4 bytes each."""
 
 
 class VoiceBudget(Protocol):

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable
 
 _MARKS = ("M", "C")
-"""Categories of what is drawn over a letter, or not at all."""
+"""Unicode categories of marks over letters and of invisible characters."""
 
 
 class ReservedNames:
@@ -101,6 +101,6 @@ _LOOKS: dict[str, str] = {
     "z": "ᴢꮓ𑣄",
 }
 _ALIKE = {ord(letter): ascii_letter for ascii_letter, letters in _LOOKS.items() for letter in letters}
-"""Source: the table of confusable characters of Unicode's Technical Standard 39, as far as NFKC leaves them and they
-look like one ASCII letter or digit."""
+"""Characters that look like one ASCII letter or digit after NFKC -> that one. Source: the table of confusable
+characters of Unicode's Technical Standard 39."""
 NO_RESERVED_NAMES = ReservedNames(())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _US_PER_S = 1_000_000
 _LOST_S = 0.5
-"""A file that announces so much more than it holds was cut; encoders' delays are shorter."""
+"""Seconds that may be missing from a file's announced length; encoders' delays are shorter, more means it was cut."""
 _INSTEAD = "or send WAV, FLAC, Ogg or MP3"
 
 
@@ -32,10 +32,10 @@ class Container:
     """A kind of file that PyAV has to read."""
 
     name: str
-    """For people."""
+    """Name of the format in messages."""
     begins: re.Pattern[bytes]
     demuxer: str
-    """FFmpeg's name; no other is tried."""
+    """FFmpeg's name of the only demuxer that is tried."""
 
 
 CONTAINERS = (

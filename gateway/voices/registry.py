@@ -92,7 +92,7 @@ class VoiceRegistry:
         self._viewer = viewer
         self._cache: OrderedDict[str, RegisteredVoice] = OrderedDict()
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
-        """Registrations under way; all requests that wait for a voice share one, and its result."""
+        """Registrations under way; all requests that wait for a voice share one and its result."""
 
     @property
     def names(self) -> list[str]:

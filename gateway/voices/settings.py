@@ -22,11 +22,11 @@ class VoiceSettings:
     """Everything but the operator's own voices."""
 
     created_dir: Path | None = None
-    """Where created voices are kept; None: callers can't create voices."""
+    """Folder of created voices; None: callers can't create voices."""
     limits: VoiceLimits = field(default_factory=VoiceLimits)
     aliases: VoiceAliases = field(default_factory=VoiceAliases)
     inline: InlineVoiceLimits = field(default_factory=InlineVoiceLimits)
-    """Of voices that come with requests."""
+    """Limits of voices that come with requests."""
     is_shared: bool = False
     """Whether every key may speak in every created voice; each stays its owner's."""
 
@@ -36,7 +36,7 @@ class VoiceCounts:
     """Counts the new voices of callers, over all processes of a gateway."""
 
     brought: VoiceBudget
-    """With requests."""
+    """Counts voices that come with requests."""
     created: CreationCount
 
 

@@ -35,7 +35,7 @@ from token2wav_service.voice_file import VoiceFile, VoiceFormatError, decode_voi
 
 WINDOW_S = 60.0
 _MAX_CALLERS = 4096
-"""Callers remembered; the one seen longest ago is forgotten first."""
+"""Most callers remembered; the one seen longest ago is forgotten first."""
 
 
 class CreationCount(Protocol):
@@ -82,10 +82,10 @@ class VoiceLimits:
     """What one directory and one caller may take; token2wav bounds a recording's seconds."""
 
     max_audio_bytes: int = DEFAULT_MAX_AUDIO_BYTES
-    """Of one recording as it is uploaded."""
+    """Most bytes of one recording as it is uploaded."""
     max_voices: int = DEFAULT_MAX_VOICES
     creations_per_minute: int = DEFAULT_CREATIONS_PER_MINUTE
-    """Attempts of one caller."""
+    """Most attempts of one caller in a minute."""
 
 
 class VoiceStore:
@@ -116,7 +116,7 @@ class VoiceStore:
         self._unix_time = unix_time
         self._rate = rate or CreationRate(self.limits.creations_per_minute, clock or SystemClock())
         self._names_under_way: set[tuple[str, str]] = set()
-        """Owner and name of each."""
+        """Owner and name of each voice that is being created."""
 
     def voices(self) -> list[StoredVoice]:
         """List all voices, the oldest first."""
