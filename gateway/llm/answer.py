@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_TOKENS = 16
 MOST_TOKENS = 256
-"""The pipeline reads so many without holding the answer back; later tokens may wait for the listener."""
+"""Most tokens by which an answer's speed is measured; later ones may wait for the listener."""
 T = TypeVar("T")
 
 
@@ -41,7 +41,7 @@ class Answer:
         self.avoid = NOBODY
         self.lost: errors.GatewayError | None = None
         self.ends_s: float | None = None
-        """Until when a replica must be found; None while none was lost since the last token."""
+        """Time until which a replica must be found; None while none was lost since the last token."""
 
     @property
     def waits_for_text(self) -> bool:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KEEPALIVE_EXPIRY_S = 4.0
-"""Below the 5 s after which trtllm-serve closes an idle connection."""
+"""Seconds that an idle connection is kept: less than the 5 s of trtllm-serve."""
 _EXCERPT_BYTES = 300
 _HTTP_OK = 200
 _HTTP_BAD_REQUEST = 400
@@ -48,7 +48,7 @@ class LLMDeadlines:
 
     connect_s: float = 3.0
     first_token_s: float = 30.0
-    """From sending the request to its first event: queueing and prefill."""
+    """Seconds from sending the request to its first event: queueing and prefill."""
     between_tokens_s: float = 15.0
     total_s: float = 600.0
     ready_s: float = 3.0
@@ -58,7 +58,7 @@ class SpeechLMClient:
     """Streams speech tokens from any of the supported backends; closed by its owner."""
 
     continues_exactly = False
-    """The backends' random numbers don't go on from the middle of an answer."""
+    """False: the backends' random numbers can't go on from the middle of an answer."""
 
     def __init__(
         self,

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from gateway.text.segments.breaks import spoken_length
 
 _START_TOKENS = 40
-"""1.6 s: silence around a word, and the time that one alone takes."""
+"""Tokens added to `longest_speech`, 1.6 s: silence around a word, and the time of a word alone."""
 _MARGIN = 1.5
 _LEAST_SHARE = 0.5
 _LONG_TOKENS = 24
-"""Of 264 segments of the bundled voice 262 took at most 0.7 of this bound; two ran past it with words of their own."""
+"""Tokens added to `SpeechLength.longest`. Of 264 segments of the bundled voice 262 took at most 0.7 of this bound;
+two ran past it with words of their own."""
 _END_TOKENS = 10
-"""0.4 s: silence at both ends of a usual answer."""
+"""Tokens of silence at both ends of a usual answer, 0.4 s."""
 _SLOWEST, _FASTEST = 4.0, 1.25
-"""Tokens a letter; a prompt beyond tells of its pauses or of a wrong transcript, not of a pace."""
+"""Bounds of tokens a letter; a prompt outside has pauses or a wrong transcript."""
 _SOUND = re.compile(r"\[[a-z_-]{1,20}\]")
 _SOUND_LETTERS = 30
 _SYMBOL = re.compile(r"[%$€£¥₩&@#+=/°<>^*~|\\§©®™×÷]")
@@ -47,10 +48,10 @@ class SpeechLength:
     """Speech tokens (25 Hz) of one text."""
 
     shortest: int
-    """Fewer can't have said it; 0 where that is not known."""
+    """Fewer tokens can't speak the text; 0 if unknown."""
     usual: int
     longest: int
-    """More says something else; below `longest_speech`, as an answer that is longer is not lost but asked for again."""
+    """More tokens speak something else. Below `longest_speech`, as a longer answer is asked for again, not lost."""
 
 
 def usual_speech(text: str, reference_text: str, reference_tokens: Sequence[int]) -> SpeechLength:

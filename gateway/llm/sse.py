@@ -8,7 +8,7 @@ from __future__ import annotations
 from gateway.errors import LLMProtocolError
 
 MAX_LINE_BYTES = 1 << 20
-"""An event holds a few tokens; what runs on for longer is no event, and must not fill the memory."""
+"""Most bytes of a line: an event holds a few tokens, and a longer line must not fill the memory."""
 _EXCERPT_CHARACTERS = 300
 _DATA = b"data:"
 _DONE = b"[DONE]"
@@ -24,7 +24,7 @@ class EventLines:
         """Begin before the first byte."""
         self._rest = b""
         self.is_done = False
-        """Whether [DONE] has come; nothing counts after it."""
+        """Whether [DONE] has come; later events are ignored."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the lines that this piece completed; blank lines, comments and fields without data don't count.

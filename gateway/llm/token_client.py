@@ -33,9 +33,9 @@ from token2wav_service.contract import TOKEN_RATE_HZ
 
 SCHEME = "grpc://"
 DEFAULT_PACE = 8.0
-"""Times the speed of speech: enough for chunks that grow, though the guard holds back a third of the tokens."""
+"""Default speed of an answer, in times the speed of speech: enough though the guard holds back a third."""
 LEAST_PACE = 2.0
-"""With less, playback would wait for tokens that the guard holds back."""
+"""Least speed allowed: with less, playback would wait for tokens that the guard holds back."""
 MOST_PACE = 1000.0
 _CHANNEL = (
     # A server that comes back is to be found at once; gRPC's own pauses grow to two minutes.
@@ -54,7 +54,7 @@ class TokenStreamClient:
     """Streams speech tokens over gRPC; closed by its owner. See `gateway.llm.client.SpeechLMClient`."""
 
     continues_exactly = True
-    """An answer that is asked for again with its seed and its first tokens goes on with the very same tokens."""
+    """True: an answer goes on elsewhere with the same tokens, from its seed and its first tokens."""
 
     def __init__(
         self,

@@ -20,8 +20,8 @@ from tts_api.llm.v1 import speech_token_service_pb2 as messages
 from tts_api.llm.v1 import speech_token_service_pb2_grpc as stubs
 
 MAX_REQUEST_BYTES = 1 << 19
-"""Of one request, and of those that go out together; the service takes twice as much. A larger one would end the stream
-for everybody."""
+"""Most bytes of one request, and of those sent together; the service takes twice as much. A larger one would end the
+stream for everybody."""
 _MS = 1000
 _stub: Callable[[Any], Any] = stubs.SpeechTokenServiceStub  # the stubs have no types
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -125,7 +125,7 @@ class TokenConnection:
         self._texts: list[Any] = []
         self._outgoing = asyncio.Event()
         self.received = 0
-        """Messages so far."""
+        """Number of messages received."""
         self.is_over = False
         self._running = asyncio.ensure_future(self._run(_stub(channel).GenerateMany()))
 

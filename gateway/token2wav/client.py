@@ -32,7 +32,7 @@ from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN2WAV_MODEL, Operat
 logger = logging.getLogger(__name__)
 
 _SERVING_SHARE = 0.5
-"""A server that worked for others in that share of a deadline was not stuck."""
+"""Share of a deadline; a server that worked for others for so long was not stuck."""
 _CHANNEL = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -50,12 +50,12 @@ class Token2WavDeadlines:
     """Seconds that each exchange may take."""
 
     register_s: float = 60.0
-    """From sending a voice prompt to its features; the first one after a start is slow."""
+    """Seconds from sending a voice prompt to its features; the first one after a start is slow."""
     open_s: float = 10.0
     push_s: float = 60.0
-    """From pushing a chunk to its audio."""
+    """Seconds from pushing a chunk to its audio."""
     close_s: float = 2.0
-    """From the last audio to the stream's summary; then the call is cancelled."""
+    """Seconds from the last audio to the stream's summary; then the call is cancelled."""
     ready_s: float = 3.0
 
 

@@ -31,7 +31,7 @@ from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 logger = logging.getLogger(__name__)
 
 LeaseAgain = Callable[[SlotLease, GatewayError], Awaitable[StreamLease]]
-"""Leases anew, away from the slot that was lost if possible; the error is why, and raised if it can't be done."""
+"""Finds a new slot, not the lost one if possible; the error is the loss, and raised if there is no slot."""
 _REPLAYED_AT_ONCE = 3
 """Chunks on their way in a replay: one runs, one waits, one travels."""
 
@@ -40,11 +40,11 @@ class StreamState(Enum):
     """What becomes of a chunk that is pushed."""
 
     STREAMING = "streaming"
-    """It goes to the replica at once."""
+    """A chunk goes to the replica at once."""
     MOVING = "moving"
-    """It waits until the stream is open at another replica and the chunks before it were sent there."""
+    """A chunk waits until the stream is open at another replica and the chunks before it were sent there."""
     FAILED = "failed"
-    """It fails with the error that ended the stream."""
+    """A chunk fails with the error that ended the stream."""
 
 
 class _ReplicaStream:
@@ -81,7 +81,7 @@ class FailoverStream:
         self._delivered_samples = 0
         self._state = StreamState.STREAMING
         self._failure: GatewayError | None = None
-        """Set with FAILED."""
+        """The error that ended the stream; set in state FAILED."""
         self._recovery: asyncio.Task[None] | None = None
         """The task that moves the stream; None while STREAMING, so that `close` waits for nothing then."""
         self._is_timed = False

@@ -17,7 +17,7 @@ from gateway.token2wav.voice_file_cache import VoiceFileCache, VoiceNames
 from token2wav_service.contract import ServerStatus
 
 MAX_IMPORTS = 3
-"""Of one voice for one stream; a replica that is restarted meanwhile, or full of voices, loses them again."""
+"""Most imports of one voice for one stream; a replica that restarts meanwhile, or is full, loses it again."""
 
 
 class Token2WavReplicaClient(Protocol):

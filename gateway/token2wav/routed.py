@@ -187,14 +187,14 @@ class _LeaseSearch:
     def __init__(self, ends_s: float, lost_at: SlotLease | None, lost: errors.GatewayError | None) -> None:
         self.ends_s = ends_s
         self.avoid = NOBODY if lost_at is None else frozenset((lost_at.address,))
-        """Addresses of replicas that come last."""
+        """Addresses of replicas that are asked last."""
         # NOTE: to play a stream again where it was too slow already would only add to the load. Where nobody is served,
         # another connection may do.
         is_slow = isinstance(lost, errors.Token2WavDeadlineError) and lost.serves_others
         self.spared = frozenset((lost_at.life,)) if is_slow and lost_at is not None else NOWHERE
-        """Where the stream must not come back to."""
+        """Replicas that the stream must not return to."""
         self.trouble = lost
-        """What went wrong last."""
+        """The latest error."""
         self.is_begun = lost is not None
         """Whether the stream was open at a replica that is lost."""
         self.was_new = True
