@@ -77,9 +77,9 @@ class AudioUsage:
 
 
 STREAM_RETRY_S = 1.0
-"""When to try again where too many streams are open; a sentence takes longer, most of them are under way already."""
+"""Seconds until a caller with too many open streams may try again: most streams are under way already."""
 MAX_CALLERS = 4096
-"""Remembered without an open stream; the one that spoke longest ago is forgotten first."""
+"""Most callers without an open stream that are remembered; the one that spoke longest ago is forgotten first."""
 
 
 @dataclass
@@ -87,13 +87,13 @@ class CallerUsage:
     """The open streams, audio and text of one caller."""
 
     streams: int = 0
-    """Open now in this process."""
+    """Streams open now in this process."""
     audio: AudioUsage = field(default_factory=AudioUsage)
     text: CallerText = field(default_factory=CallerText)
     characters_elsewhere: int = 0
-    """Of open sessions in the other processes of this gateway."""
+    """Characters of open sessions in the other processes of this gateway."""
     untold_audio_s: float = 0.0
-    """Of `audio`, what those were not told of yet."""
+    """Seconds of `audio` that the other processes were not told of yet."""
 
 
 class Usages:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 NOBODY = "-"
-"""In logs, and for peers without an address."""
+"""Caller's name in logs if the peer has no address."""
 
 DEFAULT_UNSPOKEN_CHARACTERS = 200_000
-"""Ten streams of as much as one may have, and three hours of speech."""
+"""Default bound of text not spoken yet: ten streams of as much as one may have, three hours of speech."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class CallerLimits:
     """What one caller may have; None is unlimited."""
 
     streams: int | None = None
-    """Spoken at once."""
+    """Most streams at once; None: no bound."""
     audio_s_per_hour: float | None = None
-    """Of audio, at normal speed, in any 60 minutes."""
+    """Seconds of audio, at normal speed, in any 60 minutes; None: no bound."""
     audio_s_per_day: float | None = None
-    """In any 24 hours."""
+    """Seconds of audio, at normal speed, in any 24 hours; None: no bound."""
     unspoken_characters: int | None = DEFAULT_UNSPOKEN_CHARACTERS
-    """Of texts still being written: accepted on all sockets and calls together and not spoken yet."""
+    """Most characters accepted and not spoken yet, on all sockets and calls together."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Caller:
     """A caller's name, and its limits."""
 
     name: str
-    """Of its API key; without keys its address."""
+    """Name of the caller's API key; without keys its address."""
     limits: CallerLimits = field(default_factory=CallerLimits)
     has_key: bool = False
 

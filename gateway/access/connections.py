@@ -24,15 +24,15 @@ class ConnectionLimits:
     """What the peers of the HTTP door may take."""
 
     connections: int = 1024
-    """Open at once, WebSockets among them."""
+    """Most open connections, WebSockets among them."""
     per_peer: int = 768
-    """Connections of one address; the rest stays for other addresses."""
+    """Most connections of one address; the rest stays for other addresses."""
     head_s: float = 10.0
-    """From the connection, or from a request's first byte, to the end of its head."""
+    """Seconds from the connection, or from a request's first byte, to the end of its head."""
     body_grace_s: float = 30.0
-    """From the head to the end of the body, plus what the body takes at the slowest rate."""
+    """Seconds from the head to the end of the body, beside the time that the body takes at `body_bytes_per_s`."""
     body_bytes_per_s: int = 16 * 1024
-    """The slowest rate at which a body may come."""
+    """Slowest rate at which a body may come."""
 
 
 class Connections:
@@ -83,7 +83,7 @@ class _Awaited(Enum):
     HEAD = "head"
     BODY = "body"
     NOTHING = "nothing"
-    """It is being answered, or was and may ask again; uvicorn has a deadline for that."""
+    """Nothing is awaited: a request is being answered, or the next may come; uvicorn bounds that time."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -97,7 +97,7 @@ class BoundedProtocol(H11Protocol):
         self._awaited = _Awaited.NOTHING
         self._since_s = 0.0
         self._received = 0
-        """Bytes since then."""
+        """Bytes received since `_since_s`."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 MAX_OPEN_CALLS = 64
-"""Calls of `OPEN_METHODS` at once, for all callers together; each is answered within a millisecond."""
+"""Most calls of `OPEN_METHODS` at once, for all callers together; each is answered within a millisecond."""
 MAX_WATCHES = 64
-"""Of health at once, for all callers together; each holds a call for as long as it likes."""
+"""Most health watches at once, for all callers together; each holds a call for as long as it likes."""
 OPEN_METHODS = ("/nvidia.riva.tts.RivaSpeechSynthesis/GetRivaSynthesisConfig", HEALTH_CHECK)
-"""Without a key. Pipecat and LiveKit call the first without theirs, and Pipecat stops using a server that refuses."""
+"""Methods that need no key. Pipecat and LiveKit call the first without theirs; Pipecat leaves a server that refuses."""
 _BEARER = "bearer"
 
 

@@ -24,7 +24,7 @@ from gateway.errors import AccessError, GatewayError, UploadTooLargeError
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/healthz", "/readyz")
 """Paths that need no key for reading: probes, the interface's description, and the page, which asks for the key."""
 OPEN_FOLDER = "/web/"
-"""The page's parts."""
+"""Path of the web page's files, which need no key."""
 _OPEN_METHODS = ("GET", "HEAD")
 _METHODS = ("GET", "POST", "DELETE", "HEAD")
 _BEARER = "bearer"

@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 MAX_WORD_CHARACTERS = 200
 _QUERY = re.compile(r"(?<=[^\s\"'?])\?[^\s\"']+")
-"""Of a path or URL, in any message."""
+"""The query of a path or URL in any message."""
 _KEY_IN_TEXT = re.compile(rf"{re.escape(KEY_PREFIX)}[\w-]+")
 _LONG_WORD = re.compile(rf"(?<=\S{{{MAX_WORD_CHARACTERS}}})\S+")
 _SERVERS = ("uvicorn", "websockets", "h11", "asyncio")
@@ -200,7 +200,7 @@ def _limit(name: str, value: str, where: str) -> float | int | None:
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""A changed file is seen this much later at most."""
+"""Pause in seconds between two looks at the keys file."""
 
 _Stamp = tuple[int, int, int]
 

@@ -27,9 +27,9 @@ class TlsFiles:
     """PEM files, read at the start; new ones need a restart."""
 
     certificate: Path
-    """The server's certificate, and the certificates between it and its root."""
+    """File with the server's certificate and those between it and its root."""
     key: Path
-    """Its private key, without a password."""
+    """File with the certificate's private key, without a password."""
 
     def check(self) -> None:
         """See that they can be used.
@@ -46,7 +46,7 @@ class TlsFiles:
 
 
 KEYS_VARIABLE = "COSYDIT_API_KEYS"
-"""Environment: lines as in the file, or one line whose keys are separated by `; `."""
+"""Environment variable with keys: lines as in the file, or one line whose keys are separated by `; `."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,21 @@ class WireLimits:
     """Limits on what one peer may send at once, in every dialect; each dialect has smaller limits of its own."""
 
     max_upload_bytes: int = 32 * 1024 * 1024
-    """Of an HTTP body, recordings of voices included."""
+    """Most bytes of an HTTP body, recordings of voices included."""
     max_socket_message_bytes: int = 4 * 1024 * 1024
-    """Of a WebSocket message; room for a voice prompt in base64."""
+    """Most bytes of a WebSocket message; room for a voice prompt in base64."""
     max_grpc_message_bytes: int = 64 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
-    """Of an HTTP request, its first line included."""
+    """Most bytes of an HTTP request's head, its first line included."""
     max_connections: int = 1024
-    """While so many are open, WebSockets among them, HTTP requests are refused; gRPC calls above as many are too."""
+    """Most open connections, WebSockets among them; further HTTP requests are refused. gRPC calls have the same
+    bound."""
     max_connections_per_peer: int = 768
-    """Connections of one address."""
+    """Most connections of one address."""
     head_timeout_s: float = 10.0
-    """For the head of an HTTP request, from the connection or its first byte."""
+    """Seconds for the head of an HTTP request, from the connection or its first byte."""
     body_timeout_s: float = 30.0
-    """For the body, and a second more for each 16 KiB of it."""
+    """Seconds for the body, plus one second for each 16 KiB of it."""
 
     def check_room(self, dialect_bytes: int, option: str) -> None:
         """Refuse to start where a dialect's own limit could never be reached.
@@ -85,18 +86,18 @@ class AccessSettings:
     """Which callers may come in, from where, and with which limits."""
 
     keys_file: Path | None = None
-    """See `keys`; read again when it changes."""
+    """File of API keys, see `keys`; read again when it changes."""
     fixed_keys: tuple[ApiKey, ...] = ()
-    """Of the environment."""
+    """API keys of the environment variable."""
     is_insecure: bool = False
-    """Whether anyone may call from anywhere, said in so many words."""
+    """Whether the operator allows anyone to call from anywhere."""
     limits: CallerLimits = field(default_factory=CallerLimits)
-    """Of a key whose line names none; without keys, of each address."""
+    """Limits of a key whose line names none; without keys, of each address."""
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which a gateway without keys answers on a loopback address, beside localhost and addresses."""
+    """Host names of a gateway without keys on a loopback address, beside localhost and addresses."""
     trusted_proxies: tuple[str, ...] = ()
-    """Whose word on where a request comes from is taken."""
+    """Proxies whose header for the caller's address is believed."""
     tls: TlsFiles | None = None
     wire: WireLimits = field(default_factory=WireLimits)
 

@@ -21,7 +21,7 @@ from gateway.dialects.openai import request as openai_request
 from gateway.dialects.speech_ws import socket as speech_ws
 
 WEBSOCKET = "WEBSOCKET"
-"""Used in place of an HTTP method."""
+"""Value of `method` for a WebSocket."""
 DOCUMENT_PATH = "/openapi.json"
 
 
@@ -41,7 +41,7 @@ class Form:
     """A multipart/form-data body."""
 
     texts: Mapping[str, str]
-    """Field -> meaning."""
+    """Text fields of the form -> meaning."""
     files: Mapping[str, str]
     required: tuple[str, ...]
 
@@ -56,15 +56,15 @@ class Endpoint:
     summary: str
     body: type[BaseModel] | Form | None = None
     query: Mapping[str, str] = field(default_factory=dict)
-    """Option of the URL -> meaning; none must be given."""
+    """Option of the URL -> meaning; all are optional."""
     media_types: tuple[str, ...] = ("application/json",)
-    """Of the answer."""
+    """Media types of the answer."""
     example: Any = None
-    """Of an answer in JSON; its types are those of every answer."""
+    """Example of an answer in JSON; every answer has the same types."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Of the answer -> meaning."""
+    """Header of the answer -> meaning."""
     speaks: bool = False
-    """Whether it asks both services."""
+    """Whether the endpoint asks both services."""
 
 
 SPEECH_HEADERS = {
@@ -322,4 +322,4 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         example={"voice_creation": True, "max_recording_bytes": 10485760},
     ),
 )
-"""All but the files that the pages are made of."""
+"""All endpoints, except the files of the pages."""

@@ -38,11 +38,11 @@ from gateway.telemetry.telemetry import Telemetry
 logger = logging.getLogger(__name__)
 
 DEFAULT_GRPC_PORT = 50051
-"""Where Riva's clients look."""
+"""Default port; Riva's clients expect it."""
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_GRACE_S = 10.0
 MAX_PENDING_CALLS = 16384
-"""Many times what a busy moment leaves; each is a few KiB, and is refused with a reason when its turn comes."""
+"""Most calls that wait for the event loop, each a few KiB; each is refused with a reason when its turn comes."""
 _PING_INTERVAL_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
 _SERVICES = (tts_grpc.SERVICE_NAME, riva_grpc.SERVICE_NAME)
@@ -62,7 +62,7 @@ class GrpcSettings:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_GRPC_PORT
-    """0 takes any that is free."""
+    """Port to listen on; 0 takes any free port."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     """Largest request message accepted."""
     grace_s: float = DEFAULT_GRACE_S
@@ -70,9 +70,9 @@ class GrpcSettings:
     health_interval_s: float = 2.0
     """Pause between looks at whether the gateway can speak."""
     max_calls: int | None = None
-    """At once; None is unlimited."""
+    """Most calls at once; None is unlimited."""
     tls: TlsFiles | None = None
-    """None: in the clear."""
+    """Certificate and key; None: no TLS."""
     shares_port: bool = False
     """Whether other processes of this gateway serve the same port."""
 

@@ -22,9 +22,9 @@ class Call:
 
     dialect: str
     span: Span = field(default_factory=lambda: NULL_SPAN)
-    """Of the whole call."""
+    """Trace span of the whole call."""
     is_told: bool = False
-    """Whether the pipeline has told of speech, or of a refusal, on behalf of the call."""
+    """Whether the pipeline has reported speech or a refusal for the call."""
 
 
 _call: ContextVar[Call | None] = ContextVar("call", default=None)

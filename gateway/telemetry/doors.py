@@ -14,7 +14,7 @@ from servicekit.tracing import TRACEPARENT
 
 _ERRORS_FROM = 400
 _MAX_PATH_CHARACTERS = 200
-"""Of a path in a span's name; ours are shorter."""
+"""Most characters of a path in a span's name; ours are shorter."""
 
 
 class TelemetryMiddleware:
@@ -74,7 +74,7 @@ _HTTP_OF = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
-"""As refusals at the HTTP door are counted; anything else is 500."""
+"""Status of the HTTP door that counts the same refusal; anything else is 500."""
 
 
 class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]

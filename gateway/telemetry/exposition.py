@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 1.0
 MAX_SILENCE_S = 15.0
-"""Longer than any pause of a loop that is merely busy."""
+"""Seconds without a sign of the event loop after which it counts as dead: longer than a busy loop's pauses."""
 
 
 class Pulse(Protocol):
@@ -133,9 +133,9 @@ def metrics_port(registry: CollectorRegistry, heartbeat: Pulse, host: str, port:
 
 
 MAX_CONNECTIONS = 32
-"""Of the metrics port, each with a thread; scrapers and probes need a few."""
+"""Most connections of the metrics port, each with a thread; scrapers and probes need a few."""
 PEER_TIMEOUT_S = 5.0
-"""For each read and write of a connection there."""
+"""Seconds for each read and write of a connection there."""
 
 
 class _Handler(WSGIRequestHandler):

@@ -37,11 +37,11 @@ class Outcome(str, Enum):
     CANCELLED = "cancelled"
     """The caller left."""
     INVALID = "invalid"
-    """The caller's mistake (4xx)."""
+    """The caller made a mistake (4xx)."""
     REFUSED = "refused"
-    """Not now (429): a limit, or no room."""
+    """A limit was reached, or there was no room (429)."""
     FAILED = "failed"
-    """Our fault, or a service's (5xx)."""
+    """This gateway or a service failed (5xx)."""
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
@@ -97,7 +97,7 @@ def underrun_s(slack_s: float) -> float:
 PREFIX = "cosydit_gateway"
 FIRST_AUDIO_BUCKETS_S = (0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 SLACK_BUCKETS_S = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""At or below 0 the listener ran dry. As values may be negative there is no `_sum`."""
+"""Buckets of a listener's slack; at or below 0 playback ran dry. As values may be negative there is no `_sum`."""
 
 
 class GatewayMetrics:

@@ -45,7 +45,7 @@ class ReplicaFacts(Protocol):
 
 
 Snapshot = Callable[[], Sequence[ReplicaFacts]]
-"""Of one router; called from any thread, so it must only read."""
+"""Returns the facts of one router; called from any thread, so it must only read."""
 
 
 def watch_replicas(registry: CollectorRegistry, *snapshots: Snapshot) -> None:

@@ -24,7 +24,7 @@ class TelemetrySettings:
     """How the gateway is watched."""
 
     metrics_port: int | None = None
-    """A port for GET /metrics and GET /livez, on the same host, without keys or TLS. None: the HTTP door has /metrics,
+    """Port for GET /metrics and GET /livez, on the same host, without keys or TLS. None: the HTTP door has /metrics,
     unless callers need API keys: those identify callers, and a metrics scraper has none. There is no /livez then."""
     otlp_endpoint: str | None = None
     """Base URL of an OTLP/HTTP receiver; None: no traces."""
@@ -82,7 +82,7 @@ class Telemetry:
 
     metrics: GatewayMetrics
     observer: Observer
-    """For the pipeline."""
+    """Receives the pipeline's events."""
     counting: MetricsObserver
     tracer: Tracer = NULL_TRACER
 
