@@ -17,7 +17,7 @@ from servicekit.clock import SystemClock
 from servicekit.logs import TEXT_FORMAT, LogFormat, ProcessFilter, configure_logging
 
 PARENT = 0
-"""Number of the parent in logs; its workers count from 1."""
+"""The parent's number in logs; its workers count from 1."""
 
 
 def main() -> int:

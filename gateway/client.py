@@ -35,11 +35,11 @@ class SpeechTiming:
     """When the audio of one text came."""
 
     ttfa_s: float
-    """From sending the request to its first audio."""
+    """Seconds from sending the request to its first audio."""
     total_s: float
     audio_s: float
     warning: str | None = None
-    """What the door said of the text, if anything."""
+    """The server's warning about the text, if any."""
 
     @property
     def rtf(self) -> float:

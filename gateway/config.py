@@ -47,7 +47,7 @@ from llm_service.prompt import LengthLimits
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024
 DEFAULT_DRAIN_TIMEOUT_S = 60.0
 HTTP_GRACE_S = 10
-"""Seconds that answers may take to be sent once the doors close; streams have ended before, see `shutdown`."""
+"""Seconds that answers may take to be sent once the doors close; `shutdown` has ended streams before."""
 _UNBOUNDED = 0
 _KEEP = "keep"
 _AUTO = "auto"
@@ -63,47 +63,47 @@ class GatewayConfig:
     tokenizer_dir: Path
     """The LLM's tokenizer directory (tokenizer.json)."""
     voices_dir: Path
-    """<name>.wav and <name>.txt for each voice."""
+    """Folder with <name>.wav and <name>.txt for each voice."""
     host: str = "127.0.0.1"
     port: int = 8080
     grpc_port: int | None = DEFAULT_GRPC_PORT
-    """On the same host; None: no gRPC."""
+    """Port of gRPC on the same host; None: no gRPC."""
     wyoming: WyomingSettings | None = None
-    """None: no Wyoming door."""
+    """Settings of the Wyoming door; None: no Wyoming door."""
     run_ahead_s: float = DEFAULT_RUN_AHEAD_S
-    """See `gateway.delivery.pacing.Pacer`."""
+    """Seconds of audio sent ahead, see `gateway.delivery.pacing.Pacer`."""
     reader_timeout_s: float = DEFAULT_READER_TIMEOUT_S
-    """Of HTTP and gRPC, see `gateway.dialects.common.answers.sent`."""
+    """Seconds to wait for a reader of HTTP or gRPC, see `gateway.dialects.common.answers.sent`."""
     llm_url: str = "http://127.0.0.1:8000"
-    """One replica or several, see `gateway.routing.discovery`."""
+    """URL of the LLM server; one replica or several, see `gateway.routing.discovery`."""
     llm_backend: LLMBackend = LLMBackend.EMBEDDED
     llm_prompt_form: PromptForm = PromptForm.TOKENS
     llm_sampling_probe: ProbeMode | None = None
-    """What is done about an LLM server that ignores the repetition penalty; None: see `sampling_probe`."""
+    """Action if an LLM server ignores the repetition penalty; None: see `sampling_probe`."""
     llm_model: str | None = None
-    """Name to ask the LLM server for; None takes the first it lists."""
+    """Name of the LLM server's model; None takes the first it lists."""
     llm_max_speech_tokens: int = LengthLimits().max_speech_tokens
-    """Bound of one answer, whatever the text's length (25 a second)."""
+    """Most tokens of one answer, whatever the text's length (25 a second)."""
     llm_pace: float = DEFAULT_PACE
-    """See `gateway.llm.token_client.TokenStreamClient`."""
+    """Speed of LLM answers, see `gateway.llm.token_client.TokenStreamClient`."""
     token2wav_url: str = "127.0.0.1:8001"
-    """As llm_url."""
+    """Address of token2wav, in the form of `llm_url`."""
     warm_up_voice: str = DEFAULT_VOICE
     max_text_characters: int = DEFAULT_MAX_TEXT_CHARACTERS
     segment_letters: int | None = None
-    """Of what the LLM speaks at once; None: what its checkpoint says, else the front end's own bounds."""
+    """Letters that the LLM speaks at once; None: the checkpoint's bound, else the front end's own bounds."""
     carry_tokens: int | None = None
-    """Speech tokens (25 Hz) of the segments before that the LLM goes on from, at most; None: as above."""
+    """Most speech tokens (25 Hz) of earlier segments that the LLM goes on from; None: as above."""
     checkpoint_file: Path | None = None
-    """checkpoint.json; None: see `servicekit.checkpoint_file.find_declaration`, asked of `tokenizer_dir`."""
+    """Path of checkpoint.json; None: see `servicekit.checkpoint_file.find_declaration`, asked of `tokenizer_dir`."""
     leading_silence_s: float | None = DEFAULT_KEPT_S
-    """Silence that stays before the first sound of a speech, at most; None: all of it."""
+    """Most seconds of silence before the first sound of a speech; None: all silence stays."""
     speech_guard: GuardMode = GuardMode.MEND
-    """What is done where speech leaves its text."""
+    """Action when speech leaves its text."""
     refuses_foreign: bool = False
     """Whether text in a language that the checkpoint does not declare is refused; else it is spoken with a warning."""
     refuses_styles: bool = False
-    """Whether an instruction on how to speak is refused where the checkpoint takes none; else it is left alone."""
+    """Whether an instruction on how to speak is refused where the checkpoint takes none; else it is ignored."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     voices: VoiceSettings = field(default_factory=VoiceSettings)
     lexicons: LexiconSettings = field(default_factory=LexiconSettings)
@@ -113,11 +113,11 @@ class GatewayConfig:
     token2wav_deadlines: Token2WavDeadlines = field(default_factory=Token2WavDeadlines)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     processes: int = 1
-    """That serve the ports together."""
+    """Number of processes that serve the ports together."""
     drain_delay_s: float = 0.0
-    """From a stop signal on, requests are still taken for so long while /readyz says no already."""
+    """Seconds after a stop signal in which requests are still taken while /readyz already says no."""
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
-    """Then streams under way may take so long to end."""
+    """Seconds after that in which streams under way may end."""
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
     @property

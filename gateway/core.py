@@ -42,9 +42,9 @@ class RegisteredVoice:
     """A voice as token2wav knows it."""
 
     voice_id: str
-    """Content hash of the prompt's samples."""
+    """The voice's id: a content hash of the prompt's samples."""
     prompt_speech_tokens: tuple[int, ...]
-    """0..6560, 25 Hz; what the LLM continues from."""
+    """Speech tokens of the prompt, 0..6560, 25 Hz; the LLM continues from them."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class Utterance:
     spoken_tokens: tuple[int, ...] = ()
     """Speech tokens 0..6560 of `text` that an LLM spoke before it was lost; the answer goes on from there."""
     instruction: str = ""
-    """How to speak `text`, for checkpoints that take one; empty: none."""
+    """Instruction on how to speak `text`, for checkpoints that take one; empty: none."""
     head_start_tokens: int = 0
-    """Tokens of `text` that are waited for; those after them have time until the listener has heard these."""
+    """First tokens of `text`, which the caller waits for; later ones have time until the listener has heard these."""
     coming_text: ComingText | None = None
-    """What follows `text`, to be spoken in one answer with it while it is written; None: nothing."""
+    """Text after `text`, spoken in the same answer while it is still being written; None: nothing."""
     taken_text: tuple[str, ...] = ()
     """Pieces that were taken from `coming_text` before; it goes on behind them."""
     fills: tuple[int, ...] = ()

@@ -303,12 +303,12 @@ class WireStatus:
     """The codes of one error in each protocol."""
 
     code: str
-    """Machine-readable name."""
+    """Machine-readable name of the error."""
     http: int
     grpc: str
     """Name of the gRPC status code."""
     triton: ErrorCode
-    """What an error response of the drop-in Triton model starts with."""
+    """Code that an error response of the drop-in Triton model begins with."""
 
     @property
     def openai_type(self) -> str:
@@ -408,7 +408,7 @@ _PUBLIC: dict[type[GatewayError], str] = {
     VoiceFileError: "the voice's file is damaged; create the voice again",
 }
 _TOLD_WHOLE = (EmptySpeechError, VoiceStoreFullError, VoiceRateError, VoiceOutdatedError)
-"""Below those of `_PUBLIC`, and about what the caller sent."""
+"""Errors whose own text is told although a base class is in `_PUBLIC`: it is about what the caller sent."""
 
 
 def public_text(error: BaseException) -> str:

@@ -18,15 +18,16 @@ from servicekit.checkpoint_file import CheckpointDeclaration
 from servicekit.clock import Clock
 
 DEFAULT_READER_TIMEOUT_S = 120.0
-"""Much longer than a WebSocket's: players of files stop reading while they have minutes of audio ahead. The stream
-holds its slots at both services until then."""
+"""Default for HTTP and gRPC: players of files stop reading while they have minutes of audio ahead. The stream holds its
+slots at both services until then."""
 DEFAULT_MAX_CONTEXTS = 16
-"""ElevenLabs allows 5; ours also counts contexts that still speak after their client has turned away from them."""
+"""Default number of contexts: ElevenLabs allows 5; ours includes contexts that still speak after their client has left
+them."""
 DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024
-"""Far more text than may wait to be spoken, in any script."""
+"""Default bound of a message: far more text than may wait to be spoken, in any script."""
 DEFAULT_IDLE_TIMEOUT_S = 30.0
 DEFAULT_SEND_TIMEOUT_S = 30.0
-"""Shorter than the WebSocket server's keepalive, which closes the connection without an error message."""
+"""Default for WebSockets: shorter than the server's keepalive, which closes the connection without an error message."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class Host:
     executor: Executor
     """Threads for codecs that take time."""
     encode_text: Callable[[str], list[int]]
-    """The LLM's tokenizer; counts what a text costs."""
+    """The LLM's tokenizer; counts the tokens of a text."""
     default_format: AudioFormat = AudioFormat.WAV
-    """Of OpenAI requests that name no format."""
+    """Format of OpenAI requests that name none."""
     limits: HostLimits = field(default_factory=HostLimits)
     declaration: CheckpointDeclaration = field(default_factory=CheckpointDeclaration)
-    """What the checkpoint says of itself."""
+    """The checkpoint's declaration of itself."""
     routes: Routes | None = None
     """The replicas behind the pipeline; None where the pipeline speaks to fixed services."""
     shutdown: Shutdown | None = None

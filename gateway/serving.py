@@ -26,7 +26,7 @@ from servicekit.clock import SystemClock
 from servicekit.process import exempt_startup_objects, failing_plainly, take_turns_often
 
 KEEP_ALIVE_S = 75
-"""Longer than clients' pools keep an idle connection (httpx: 5 s), so that none is used just as it is closed."""
+"""Seconds that an idle connection is kept: longer than clients' pools (httpx: 5 s), which must close first."""
 
 
 def serve(config: GatewayConfig, worker: Worker | None) -> int:

@@ -34,7 +34,7 @@ class CodecSettings:
     encoder_options: Mapping[str, str]
     container_options: Mapping[str, str] = field(default_factory=dict)
     is_valid_empty: bool = False
-    """Whether players take a file without a single frame."""
+    """Whether players accept a file without a single frame."""
 
 
 CODEC_SETTINGS: Mapping[AudioFormat, CodecSettings] = {

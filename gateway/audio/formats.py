@@ -63,7 +63,7 @@ class OutputFormat:
     audio_format: AudioFormat
     sample_rate_hz: int = SAMPLE_RATE_HZ
     bit_rate_kbps: int | None = None
-    """None: the format's own, which is the only one where nothing is thrown away."""
+    """Thousand bits a second; None: the format's own, the only one for formats without loss."""
 
     def __post_init__(self) -> None:
         self._check_sample_rate()
@@ -157,10 +157,10 @@ RIVA_ENCODINGS: Mapping[str, AudioFormat] = {
     "OGGOPUS": AudioFormat.OPUS,
     "ALAW": AudioFormat.ALAW,
 }
-"""Names of the values of nvidia.riva.AudioEncoding."""
+"""Formats by the names of nvidia.riva.AudioEncoding's values."""
 
 DEFAULT_ELEVENLABS_FORMAT = "mp3_44100_128"
-"""What ElevenLabs sends where no `output_format` is given."""
+"""Format that ElevenLabs sends if no `output_format` is given."""
 
 _ELEVENLABS_WITHOUT_BIT_RATE = {
     "pcm": AudioFormat.PCM,

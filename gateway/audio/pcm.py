@@ -16,7 +16,7 @@ from gateway.core import FloatArray
 PCM16_BYTES = 2
 PCM16_FULL_SCALE = 32767
 UNKNOWN_LENGTH = 0xFFFFFFFF
-"""Written where a length belongs that is not known yet; players then read to the end."""
+"""Length in a header whose data is not complete yet; players then read to the end."""
 _FMT_CHUNK_BYTES = 16
 _FORMAT_PCM = 1
 _MONO = 1

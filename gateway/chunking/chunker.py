@@ -20,11 +20,11 @@ class TokenChunk:
     """Tokens that go to token2wav in one push."""
 
     index: int
-    """0, 1, 2, ... within the stream."""
+    """Number of the chunk in the stream, from 0."""
     start: int
-    """Position of the first token in the stream."""
+    """Position of the chunk's first token in the stream."""
     token_ids: tuple[int, ...]
-    """0..6560; unless last, the final 3 are look-ahead and come again in the next chunk."""
+    """Tokens 0..6560; unless last, the final 3 are look-ahead and come again in the next chunk."""
     is_last: bool
 
     @property

@@ -15,9 +15,9 @@ from gateway.chunking.pace import HELD_BACK_S, Pace
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 CAUTION = 1.25
-"""What is not under way yet is taken to last so many times longer than expected."""
+"""Factor on the expected time of work that has not begun."""
 MARGIN_S = 0.05
-"""And so much: the way to the listener, and what a scheduler adds."""
+"""Seconds added for the way to the listener and for the scheduler."""
 SUSTAINED_SHARE = 0.9
 """A hop sustains playback if token2wav is busy with it for at most this share of its audio."""
 
@@ -28,9 +28,9 @@ class Outlook:
 
     pace: Pace
     tokens_pending: float
-    """Received and not yet sent, look-ahead included."""
+    """Tokens received and not sent yet, look-ahead included."""
     last_hop_tokens: int = 0
-    """0: nothing was sent yet."""
+    """Tokens of the latest hop; 0: nothing was sent yet."""
 
     def ready_in_s(self, hop: int) -> float:
         """Until the LLM has sent the hop and its look-ahead, in whole messages."""

@@ -17,17 +17,17 @@ from servicekit.clock import Clock
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 HELD_BACK_S = 0.16
-"""The vocoder keeps the newest 8 frames (50 a second) for its joins, so the first chunk speaks so much less."""
+"""Audio in seconds that the vocoder holds back: the newest 8 frames (50 a second), for its joins."""
 _BOOK_DECAY = 0.98
-"""What one more chunk leaves of the weight of those before: about the newest 50 count."""
+"""Factor on the weight of earlier chunks at each new one: about the newest 50 count."""
 _OUTLIER = 4.0
-"""A chunk counts as at most so many times the expected cost, so that one stall does not spoil the line."""
+"""Most times the expected cost that one chunk counts, so that one stall does not spoil the estimate."""
 _SPREADS = 2.0
-"""Mean relative deviations kept above the line."""
+"""Margin of the estimate in mean relative deviations."""
 _SLOPE_PRIOR_TOKENS2 = 25.0
 """Weight of the assumption that half of a cost is fixed, against the variance of chunk sizes seen."""
 _OWN_CHUNKS = 3
-"""A stream's newest chunks, of which none may have been dearer than the estimate."""
+"""Number of a stream's newest chunks, none of which may have cost more than the estimate."""
 _RATE_PRIOR_TOKENS = 4.0
 """Weight of other streams' token rate against the tokens of this one."""
 _RATE_WINDOW_S = 1.0
@@ -53,9 +53,9 @@ class ChunkCost:
 
 
 PRIOR_COST = ChunkCost(fixed_s=0.25, per_token_s=0.003)
-"""Until a chunk has been measured: slower than the original runtime's 165-230 ms for 18 tokens on a large GPU."""
+"""Cost until a chunk was measured: slower than the original runtime's 165-230 ms for 18 tokens on a large GPU."""
 PRIOR_TOKEN_RATE_HZ = 2.0 * TOKEN_RATE_HZ
-"""Until a stream has been measured: twice as fast as speech."""
+"""Token rate until a stream was measured: twice as fast as speech."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Pace:
     burst_tokens: int = 1
     """Most tokens that the LLM sent in one message lately."""
     cost: ChunkCost = PRIOR_COST
-    """Cautious estimate."""
+    """Cautious estimate of a chunk's cost."""
     free_in_s: float = 0.0
-    """Until token2wav has answered every chunk under way, by estimate."""
+    """Estimated seconds until token2wav has answered every chunk under way."""
     dry_in_s: float = float("inf")
-    """Until the listener has played all audio delivered and under way; inf before the first chunk."""
+    """Seconds until the listener has played all audio delivered and under way; inf before the first chunk."""
 
 
 @dataclass

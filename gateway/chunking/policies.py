@@ -17,24 +17,24 @@ from gateway.errors import ConfigError
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 DEFAULT_HOP_TOKENS = 15
-"""600 ms: the original runtime's token_hop_len."""
+"""Default tokens of a hop, 600 ms: the original runtime's token_hop_len."""
 DEFAULT_MAX_HOP_TOKENS = 100
-"""4 s: one chunk never holds up other streams for longer than it takes to make so much audio."""
+"""Default bound of a hop, 4 s, so that no chunk delays other streams by more than its own computation."""
 MIN_HOP_TOKENS = 4
-"""160 ms: with a shorter first chunk the vocoder has less than it holds back for its joins."""
+"""Fewest tokens of a hop, 160 ms: the vocoder holds back more than a shorter first chunk has."""
 MIN_AUDIBLE_FIRST_HOP_TOKENS = MIN_HOP_TOKENS + 1
-"""The shortest first chunk from which the vocoder gives any sound."""
+"""Fewest tokens of a first chunk from which the vocoder gives any sound."""
 GROWTH_BASE_TOKENS = TOKEN_RATE_HZ
-"""The second exponential hop: 1 s."""
+"""Tokens of the second exponential hop: 1 s."""
 _DOUBLE_AHEAD = 4
 _SINGLE_AHEAD = 2
 _GROWTH = 2
-"""A deadline hop is at most so many times the one before: with an LLM far ahead, listeners' slack grows as fast."""
+"""Most times longer than the one before that a deadline hop may be: the listener's slack grows no faster."""
 _REHEARSED_CHUNKS = 12
-"""How far a first hop is tried out; doubling reaches any usual bound before."""
+"""Number of chunks simulated to judge a first hop; doubling reaches any usual bound before."""
 POLICY_NAMES = ("exponential", "equal", "time_based", "deadline")
 DEFAULT_POLICY = "deadline"
-"""What every published figure was taken with."""
+"""The default policy; every published figure was taken with it."""
 UNMEASURED = Pace()
 
 
@@ -44,15 +44,15 @@ class ChunkProgress:
 
     chunks_sent: int
     tokens_sent: int
-    """Look-ahead not counted."""
+    """Tokens sent so far, look-ahead not counted."""
     tokens_pending: int
-    """Received and not yet sent, look-ahead included."""
+    """Tokens received and not sent yet, look-ahead included."""
     elapsed_s: float
     """Seconds since the request began."""
     last_hop_tokens: int = 0
-    """0 before the first chunk."""
+    """Tokens of the latest hop; 0 before the first chunk."""
     hop_considered: int | None = None
-    """What the policy answered when it was last asked for this very chunk."""
+    """The policy's previous answer for this very chunk; None: not asked before."""
     pace: Pace = UNMEASURED
     """Measured speed of the LLM and of token2wav, and the listener's slack; only `deadline` looks at it."""
 
@@ -81,7 +81,7 @@ class ExponentialChunks:
 
     first_hop_tokens: int = DEFAULT_HOP_TOKENS
     max_hop_tokens: int | None = DEFAULT_MAX_HOP_TOKENS
-    """None: unbounded, as the original runtime."""
+    """Most tokens of a hop; None: unbounded, as the original runtime."""
 
     def next_hop(self, progress: ChunkProgress) -> int:
         """Double with every chunk sent."""
@@ -141,7 +141,7 @@ class DeadlineChunks:
     """
 
     first_hop_tokens: int | None = None
-    """None: chosen from the measured speed, at most `hop_tokens`."""
+    """Tokens of the first hop; None: chosen from the measured speed, at most `hop_tokens`."""
     hop_tokens: int = DEFAULT_HOP_TOKENS
     """Most tokens of a chosen first hop, and of a hop whose audio will be late whatever its length."""
     max_hop_tokens: int = DEFAULT_MAX_HOP_TOKENS
@@ -194,13 +194,13 @@ class ChunkSettings:
     """The settings a policy is made from, under the original runtime's names."""
 
     dynamic_chunk_strategy: str = DEFAULT_POLICY
-    """exponential, equal, time_based or deadline."""
+    """Name of the chunk policy: exponential, equal, time_based or deadline."""
     token_hop_len: int = DEFAULT_HOP_TOKENS
     """Tokens (25 Hz) per hop of `equal`, the unit of `time_based`, the bound of what `deadline` chooses first."""
     token_hop_len_first: int | None = None
     """Tokens of the first hop; None: 15, but with `deadline` chosen from the measured speed."""
     token_hop_len_max: int | None = DEFAULT_MAX_HOP_TOKENS
-    """Bound of one hop in tokens; None is unbounded."""
+    """Most tokens of one hop; None is unbounded."""
 
     def __post_init__(self) -> None:
         if self.dynamic_chunk_strategy not in POLICY_NAMES:

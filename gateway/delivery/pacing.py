@@ -23,10 +23,10 @@ from servicekit.clock import Clock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 
 DEFAULT_RUN_AHEAD_S = 2.0
-"""Outlasts the stalls of a mobile network; an interruption that can't be seen wastes no more."""
+"""Default audio ahead in seconds: outlasts a mobile network's stalls, and wastes little at an interruption."""
 
 _SHORTEST_WAIT_S = 1e-3
-"""Less is not worth a sleep, and may be too little to move a clock."""
+"""Shortest sleep in seconds; less may be too little to move a clock."""
 
 
 class Pacer:
@@ -59,7 +59,7 @@ class Pacer:
 
 
 FRAME_S = 0.1
-"""Longest piece sent at once: a cancel comes at most so late, and messages stay far below any limit."""
+"""Length in seconds of the longest piece sent at once: bounds a cancel's delay and a message's size."""
 _FRAME_SAMPLES = round(FRAME_S * SAMPLE_RATE_HZ)
 
 
@@ -92,7 +92,7 @@ class Delivery:
         self._pacer = pacer
         self._speed = speed
         self.generated_samples = 0
-        """At 24 kHz and normal speed, as all counts here."""
+        """Samples made so far; all samples here count at 24 kHz and normal speed."""
         self.sent_samples = 0
         self.sent_characters = 0
         """Position in the text up to which its speech was sent."""

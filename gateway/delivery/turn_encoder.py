@@ -9,7 +9,7 @@ from gateway.audio import AsyncEncoder, AudioFormat, OutputFormat, open_encoder
 from gateway.core import FloatArray
 
 _HEADERLESS = (AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW)
-"""Samples and nothing else, so that the audio of several turns can be joined whatever encoder made each."""
+"""Formats without a header: the audio of several turns can be joined whatever encoder made each."""
 
 
 class TurnEncoder:

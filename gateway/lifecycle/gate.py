@@ -24,7 +24,7 @@ class Routes:
     llm: RoutedSpeechLM
     token2wav: RoutedToken2Wav
     lag: LoopLag = field(default_factory=LoopLag)
-    """Of the event loop; counts while the routes are open."""
+    """Measures the lag of the event loop while the routes are open."""
 
     def start(self) -> None:
         """Begin to look for replicas and to probe them, inside the running event loop."""
@@ -68,7 +68,7 @@ class Gate:
         self._caller = caller
         slots = token2wav.fleet.replicas.all_slots
         self.capacity = Capacity(llm.fleet.settings, clock, llm.speed, token2wav.speed, slots)
-        """The state of this process alone; unused if another `source` is given."""
+        """State of this process alone; unused if another `source` is given."""
         self._source = source or self.capacity
         self._speaking = 0
         self._waited_for = 0

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_TEXT = "One day the old river rose, and the small boat, tied to the pier, went down the long valley to the sea."
 PROBE_TOKENS = 150
-"""Of an answer that are looked at: 6 s."""
+"""Tokens of the probe's answer: 6 s."""
 SHORT_TEXT = "Hi."
 NO_PENALTY, STRONG_PENALTY = 1.0, 5.0
 SEED = 1
@@ -33,9 +33,9 @@ class ProbeMode(str, Enum):
     REFUSE = "refuse"
     """The gateway does not become ready."""
     WARN = "warn"
-    """The log says so."""
+    """The log has a warning."""
     OFF = "off"
-    """It is not asked."""
+    """The server is not probed."""
 
 
 class SamplingProbe:

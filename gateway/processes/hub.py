@@ -34,7 +34,7 @@ from servicekit.timeouts import timeout
 logger = logging.getLogger(__name__)
 
 METRICS_PATIENCE_S = 1.0
-"""How long to wait for one worker's metrics; after that its last ones are used."""
+"""Seconds to wait for one worker's metrics; after that its last ones are used."""
 Streams = Mapping[str, int]
 """Address of a token2wav replica -> streams open there."""
 
@@ -49,7 +49,7 @@ class _Seat:
     texts: dict[str, int] = field(default_factory=dict)
     """Caller -> characters accepted and not spoken yet."""
     metrics: Families = field(default_factory=list)
-    """As it told them last."""
+    """The metrics that the worker sent last."""
     is_open: bool = False
     is_warm: bool = False
 

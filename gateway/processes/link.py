@@ -36,9 +36,9 @@ class Given:
     """The answer to a call."""
 
     answer: Any = None
-    """As JSON can say it."""
+    """The answer, of types that JSON has."""
     release: Callable[[bool], None] | None = None
-    """Gives back what the caller holds from now on; told whether it was held as long as it was needed."""
+    """Gives back what the caller holds; its argument tells whether the caller held it as long as it was needed."""
 
 
 Handler = Callable[..., Awaitable[Given]]

@@ -18,14 +18,14 @@ from prometheus_client.samples import Sample
 from gateway.telemetry.metrics import PREFIX
 
 Families = list[list[Any]]
-"""Name, kind, text and samples of each metric; a sample is its name, labels and value. As JSON can say it."""
+"""Name, kind, text and samples of each metric; a sample is its name, labels and value, of types that JSON has."""
 _LASTING = ("counter", "histogram")
 _FIRST = (f"{PREFIX}_replicas",)
-"""Where one process speaks for all."""
+"""Metrics taken from one process, which speaks for all."""
 _LEAST = (f"{PREFIX}_replica_free_slots", "process_start_time_seconds")
 _GREATEST = (f"{PREFIX}_replica_step_seconds",)
 _CREATED = "_created"
-"""End of the samples that say when something began to be counted."""
+"""Ending of the samples that tell when counting began."""
 _PATIENCE_S = 5.0
 
 

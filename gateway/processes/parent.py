@@ -31,14 +31,14 @@ from servicekit.timeouts import timeout
 logger = logging.getLogger(__name__)
 
 WORKER_VARIABLE = "COSYDIT_GATEWAY_WORKER"
-"""Environment of a worker: NUMBER:DESCRIPTOR of its end of the socket pair."""
+"""Environment variable of a worker: NUMBER:DESCRIPTOR of its end of the socket pair."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-"""Before a worker is started again; twice as long each time, until it has settled."""
+"""Seconds before a worker is started again: the pause doubles each time, until the worker has settled."""
 SETTLED_S = 60.0
 MAX_FAILED_STARTS = 5
-"""The gateway ends after one worker has ended so many times before it opened its doors."""
+"""Number of ends of one worker before it opened its doors, after which the gateway ends."""
 METRICS_INTERVAL_S = 5.0
-"""Within which the counts of a worker are noted, so that they outlive it."""
+"""Seconds between two notes of a worker's counts, which outlive it."""
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -115,7 +115,7 @@ class _Parent:
         self._clock = clock
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._stops = 0
-        """Signals that asked to end."""
+        """Number of signals that asked to end."""
         self._was_interrupted = False
         self._stopping = asyncio.Event()
         self._has_opened = False

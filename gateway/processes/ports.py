@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gateway.errors import ConfigError
 
 Address = tuple[int, tuple[object, ...]]
-"""Family, and what `bind` takes."""
+"""Address family, and the argument of `bind`."""
 
 
 def reserve_port(host: str, port: int, option: str) -> list[socket.socket]:

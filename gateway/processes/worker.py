@@ -32,9 +32,9 @@ from servicekit.timeouts import running_meanwhile
 logger = logging.getLogger(__name__)
 
 TELL_INTERVAL_S = 0.02
-"""Within which the other processes know what changed here, where nothing asks for it sooner."""
+"""Seconds until other processes know of a change here, unless something asks for it sooner."""
 SLOW_TICKS = 5
-"""So many of these until they are told what changes all the time and is of no haste."""
+"""Number of `TELL_INTERVAL_S` between reports of values that change all the time."""
 
 
 class Worker:
@@ -221,7 +221,7 @@ class _Told:
 @dataclass(eq=False)
 class _HeldPlace(Place):
     number: int
-    """Under which the parent holds it."""
+    """The parent's number of the place."""
 
 
 class WorkerPlaces:
