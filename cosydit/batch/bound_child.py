@@ -12,7 +12,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""Of <linux/prctl.h>; what it sets outlives exec."""
+"""Option of prctl, from <linux/prctl.h>; what it sets outlives exec."""
 
 
 def main() -> None:

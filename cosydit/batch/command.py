@@ -145,7 +145,7 @@ RAW_COLUMNS = (
     "write_s",
     "written_s",
 )
-"""Of a row of results.jsonl; times in seconds, counted from when the first utterance was begun."""
+"""Columns of a row of results.jsonl; times in seconds, counted from when the first utterance was begun."""
 
 
 def raw_samples(results: Path, report: BatchReport) -> dict[str, Any]:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 3.0
 RETRY_AFTER_S = 1.0
-"""Between two tries at a service that says that it is full."""
+"""Seconds between two tries at a service that says that it is full."""
 _EXCERPT_CHARACTERS = 300
 _HTTP_OK = 200
 _BUSY = (429, 503)

@@ -38,9 +38,9 @@ class SpokenRow:
     """An utterance as it comes back from a worker."""
 
     result: Mapping[str, Any]
-    """Its line of results.jsonl."""
+    """The utterance's line of results.jsonl."""
     encoded: bytes
-    """Its audio file."""
+    """The utterance's audio file."""
 
 
 @dataclass(frozen=True)

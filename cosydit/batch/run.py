@@ -26,7 +26,7 @@ LOG_FILE = "batch.log"
 SUMMARY_FILE = "summary.json"
 FAILURES_FILE = "failures.jsonl"
 WATCHED_PAUSE_S, LOGGED_PAUSE_S = 0.1, 30.0
-"""Between two looks of the progress line."""
+"""Seconds between two updates of the progress line: on a terminal, and in a log."""
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Work = Callable[[BatchSettings, Ledger, Sequence[SpeechInput], BatchReport, OnRow], None]

@@ -14,7 +14,8 @@ from llm_service.config import LLMBackend
 from servicekit.clock import Clock
 
 LEAST_BATCHES_AHEAD = 4
-"""Batches of the larger stage that the LLM may be ahead of token2wav: what batches of like length are chosen from."""
+"""Batches of the larger stage that the LLM may be ahead of token2wav, which chooses batches of like length from
+them."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class BatchPlan:
     """How a batch is worked through."""
 
     batch_size: int
-    """Utterances that the LLM works on at once."""
+    """Most utterances that the LLM works on at once."""
     token2wav_batch_size: int
-    """Utterances that token2wav works on at once."""
+    """Most utterances that token2wav works on at once."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    """With the utterance's name it seeds the utterance, so that a resumed batch gives what a whole one gives."""
+    """Seeds each utterance together with its name, so that a resumed batch gives the same audio as a whole one."""
     warm_up: int = 0
-    """Utterances spoken and dropped before the clock starts: services do some work at first only."""
+    """Utterances spoken and dropped before the clock starts: services do some work only once."""
 
     @property
     def utterances_ahead(self) -> int:
@@ -42,9 +43,9 @@ class BatchVoice:
     """One prompt, made ready before anything is spoken."""
 
     voice_id: str
-    """token2wav's own name of it."""
+    """token2wav's name of the voice."""
     prompt_tokens: tuple[int, ...]
-    """0..6560, 25 Hz."""
+    """Speech tokens of the prompt, 0..6560, 25 Hz."""
     prompt: Path | bytes
     """The audio file or its bytes, to make the voice again if token2wav has dropped it."""
 
@@ -57,10 +58,10 @@ class TokenisedUtterance:
     voice: BatchVoice
     seed: int
     token_ids: tuple[int, ...]
-    """0..6560."""
+    """Speech tokens, 0..6560."""
     finish_reason: str | None
     llm_began_s: float
-    """Seconds after the first utterance was begun."""
+    """Seconds from the beginning of the first utterance."""
     llm_s: float
 
 
@@ -70,7 +71,7 @@ class Failure:
 
     utt: str
     stage: str
-    """input, voices, llm, token2wav, write, or worker (several machines)."""
+    """Stage that failed: input, voices, llm, token2wav, write, or worker (several machines)."""
     reason: str
 
 
@@ -82,18 +83,18 @@ class BatchReport:
     done_before: int = 0
     done: int = 0
     audio_s: float = 0.0
-    """Of this run."""
+    """Seconds of audio made in this run."""
     wall_s: float = 0.0
-    """From the first utterance begun to the last one written; voices and the services' start are not in it."""
+    """Seconds from the first utterance begun to the last one written, without voices and the services' start."""
     voices: int = 0
-    """Prompts that were made ready."""
+    """Number of prompts that were made ready."""
     voices_s: float = 0.0
-    """Wall time that took, before everything else."""
+    """Seconds that the voices took, before everything else."""
     stage_busy_s: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds in which it worked on at least one utterance."""
     failures: list[Failure] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
-    """Utterances whose worker ended before it had answered and that another one was given."""
+    """Utterances that another worker got because theirs ended before it had answered."""
 
     @property
     def rtf(self) -> float | None:
@@ -180,22 +181,22 @@ class LLMSettings:
 
     backend: LLMBackend
     model_dir: Path
-    """Hugging Face layout; its tokenizer counts text tokens."""
+    """Folder in Hugging Face layout; its tokenizer counts text tokens."""
     url: str | None
-    """A running service; None starts one."""
+    """URL of a running service; None starts one."""
     model: str | None = None
-    """Name to ask for; None takes the first listed."""
+    """Name of the service's model; None takes the first listed."""
     form: PromptForm = PromptForm.TOKENS
     engine_dir: Path | None = None
-    """trtllm: a built engine, for a service started here."""
+    """Folder of a built TensorRT-LLM engine, for a service started here."""
     kv_cache_free_gpu_memory_fraction: float | None = None
-    """For a service started here; None leaves its default."""
+    """Share of free GPU memory for keys and values of a service started here; None leaves its default."""
     service: Mapping[str, str] = field(default_factory=dict)
     """More settings of a service started here, by the names of `llm_service`."""
     max_speech_tokens: int = 2048
-    """Longest answer, 25 a second."""
+    """Most tokens of one answer, 25 a second."""
     is_normalized: bool = True
-    """Whether texts are cleaned and numbers become words."""
+    """Whether texts are normalised: cleaned, with numbers as words."""
     ready_timeout_s: float = 600.0
     answer_timeout_s: float = 600.0
 
@@ -205,9 +206,9 @@ class Token2WavSettings:
     """Where speech tokens become audio."""
 
     model_dir: Path | None
-    """In this process, from this checkpoint."""
+    """Checkpoint of token2wav in this process; None: `url` is used."""
     url: str | None
-    """host:port of a running Triton's gRPC service. Exactly one of the two."""
+    """host:port of a running Triton's gRPC service; None: `model_dir` is used."""
     chunk_tokens: int | None = None
     """Tokens of an utterance spoken in one step; None takes what suits the runner best."""
     engine: Mapping[str, str] = field(default_factory=dict)
@@ -219,11 +220,11 @@ class RaySettings:
     """Several machines."""
 
     address: str
-    """Of a running Ray cluster; `local` starts one on this machine for the batch."""
+    """Address of a running Ray cluster; `local` starts one on this machine for the batch."""
     workers: int | None = None
-    """None: one for every machine."""
+    """Number of workers; None: one for every machine."""
     rows_per_task: int | None = None
-    """Utterances that a worker is given at once, and that are lost with it; None: what keeps its stages busy."""
+    """Utterances that a worker gets at once, all lost if it ends; None: enough to keep its stages busy."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class LeadingSilence:
         self._begin = 0
         self._was_loud = False
         self.seconds: float | None = None
-        """Of silence before the first sound; None: none was heard."""
+        """Seconds of silence before the first sound; None: no sound yet."""
 
     def feed(self, samples: npt.NDArray[np.float32]) -> None:
         """Take the next samples, [N] in -1..1."""

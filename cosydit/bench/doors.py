@@ -26,7 +26,7 @@ _ASK_FINAL = "triton_enable_empty_final_response"
 _HTTP_OK = 200
 _PCM16_SCALE = 32768.0
 PIECES_OF_A_CHUNK_S = 0.005
-"""HTTP cuts a chunk of the gateway's into pieces; those that follow each other faster than this are one chunk."""
+"""Longest pause in seconds within one chunk of the gateway, which HTTP cuts into pieces."""
 
 OnSamples = Callable[[str, FloatArray], None]
 """Takes a request's id and a piece of its audio: [N] float32 in +-1 at 24 kHz."""
@@ -40,7 +40,7 @@ class SpeechJob:
     reference: FloatArray | None
     """[N] mono float32 in +-1 at 16 kHz; None leaves the voice to the server."""
     voice: str | None = None
-    """Name that the gateway knows; None takes the door's own."""
+    """Name of a voice that the gateway knows; None takes the door's own."""
 
     @property
     def utt(self) -> str:
@@ -55,7 +55,7 @@ class DoorOptions:
     url: str
     """host:port for Triton's gRPC service, http://host:port for the gateway."""
     timeout_s: float
-    """Longest silence of the server."""
+    """Longest silence of the server in seconds."""
     on_samples: OnSamples | None = None
 
 

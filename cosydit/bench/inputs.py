@@ -23,7 +23,7 @@ _MANIFEST_FIELDS = 4
 _SAMPLES = "english.txt"
 _FILE_KINDS = {".jsonl": "json"}
 _SAVED_DATASET, _SAVED_SPLITS = "dataset_info.json", "dataset_dict.json"
-"""What `save_to_disk` leaves in a directory of one split, and of several."""
+"""Files that `save_to_disk` leaves in a directory of one split, and of several."""
 _UTT_KEYS = ("utt", "id")
 _TEXT_KEYS = ("text", "target_text")
 _WAV_KEYS = ("prompt_wav", "prompt_audio")

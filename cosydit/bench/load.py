@@ -35,15 +35,15 @@ class LoadPlan:
     """How much load, and when."""
 
     num_tasks: int = 1
-    """Callers that each send their next request when the last has ended."""
+    """Callers, each of which sends its next request when its last one has ended."""
     requests: int = 1
     """Requests measured; the jobs are repeated as often as it takes."""
     warm_up: int = 0
-    """Requests sent before, by the same callers, and not measured."""
+    """Requests that the same callers send before, not measured."""
     requests_per_s: float | None = None
     """Open loop: requests arrive at random (Poisson) at this rate, however many are under way."""
     seed: int = 0
-    """Of the random arrivals."""
+    """Seed of the random arrivals."""
 
 
 class LoadGenerator(Generic[JobT]):

@@ -10,9 +10,9 @@ from cosydit.bench.types import AudioArrival, LoadResult, RequestRecord
 
 PERCENTILES = (50, 90, 95, 99)
 START_BUFFERS_S = (0.0, 0.05, 0.1)
-"""How long a player waits after the first audio before it starts."""
+"""Seconds that a player waits after the first audio before it starts."""
 _TOLERANCE_S = 1e-6
-"""Below a sample's duration: rounding, not silence."""
+"""Gap in seconds that counts as rounding: less than a sample's duration."""
 _WHOLE = 100
 
 
@@ -32,9 +32,9 @@ class Underrun:
     """What a listener would have heard of late audio."""
 
     gaps: int
-    """Times that playback ran dry."""
+    """Number of times that playback ran dry."""
     short_s: float
-    """Seconds of silence in all."""
+    """Seconds of silence of all gaps."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Summary:
     audio_s: float
     """Seconds of audio of the requests that ended well."""
     ttfa_s: Distribution | None
-    """None where no request has the quantity."""
+    """Seconds to first audio; None if no request has it."""
     second_chunk_s: Distribution | None
     total_s: Distribution | None
     rtf: Distribution | None

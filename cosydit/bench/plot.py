@@ -16,7 +16,7 @@ _MAX_TIMELINES = 60
 SIZE_INCHES = (11, 8)
 _WHOLE = 100
 _WEBP = {"quality": 60, "method": 6}
-"""For pictures that are kept in the repository: a quarter of a PNG."""
+"""Settings for pictures that are kept in the repository: a quarter of a PNG's size."""
 
 
 def draw_latencies(path: Path, title: str, records: Sequence[RequestRecord]) -> None:

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 METRICS_PREFIX = "cosydit_"
 SETTLE_S = 1.0
-"""Our metrics are published four times a second; so long a pause makes the last ones visible."""
+"""Pause in seconds until our last metrics are visible; they are published four times a second."""
 _TIMEOUT_S = 5.0
 _HTTP_OK = 200
 _GAUGE = "gauge"
@@ -36,7 +36,7 @@ class ServerSnapshot:
     triton: dict[str, Any] | None
     metrics: MetricsSnapshot | None
     notes: tuple[str, ...]
-    """Why something is missing."""
+    """Reasons why figures are missing."""
 
 
 class ServerProbe:

@@ -59,9 +59,9 @@ class Mode(str, Enum):
     """How the drop-in model was assembled."""
 
     STREAMING = "streaming"
-    """DECOUPLED_MODE=True: chunks."""
+    """Audio comes in chunks (DECOUPLED_MODE=True)."""
     OFFLINE = "offline"
-    """DECOUPLED_MODE=False: one whole waveform."""
+    """Audio comes as one whole waveform (DECOUPLED_MODE=False)."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class BenchSettings:
     """host:port for Triton, http://host:port for the gateway."""
     model: str
     voice: str
-    """Voice of the HTTP door; the Triton door sends references."""
+    """Name of the voice for the HTTP door; the Triton door sends references."""
     plan: LoadPlan
     timeout_s: float
     triton_url: str | None
-    """Where to ask for Triton's statistics; None leaves them out."""
+    """URL of Triton's statistics; None leaves them out."""
     metrics_url: str | None
-    """Where to ask for our metrics; None leaves them out."""
+    """URL of our metrics; None leaves them out."""
     log_dir: Path
     is_audio_kept: bool = False
     is_plot_drawn: bool = True

@@ -21,7 +21,7 @@ class SpeechInput:
     prompt_text: str | None = None
     """Transcript of the prompt; None if the server is to use its own voice."""
     prompt: Path | bytes | None = None
-    """Audio file of the voice: where it lies, or its bytes. None: the server's own voice."""
+    """Audio file of the voice: its path or its bytes. None: the server's own voice."""
     voice: str | None = None
     """Name of a voice of the checkpoint, where the row has no prompt of its own."""
 
@@ -31,7 +31,7 @@ class BadRow:
     """A row of an input list that can't be used."""
 
     utt: str
-    """Its name, or `row N` if it has none."""
+    """Name of the utterance, or `row N` if it has none."""
     reason: str
     """What was got, what was expected and where."""
 
@@ -46,7 +46,7 @@ class AudioArrival:
     at_s: float
     """Seconds from sending the request."""
     audio_s: float
-    """Its own duration in seconds; more than 0."""
+    """The piece's duration in seconds, more than 0."""
 
 
 @dataclass
@@ -56,17 +56,17 @@ class RequestRecord:
     request_id: str
     utt: str
     sent_s: float
-    """Seconds from the start of the run; in an open loop when it was due, whenever it was sent."""
+    """Seconds from the start of the run; in an open loop the time when the request was due."""
     is_warm_up: bool = False
     arrivals: list[AudioArrival] = field(default_factory=list)
     total_s: float = 0.0
-    """From sending the request to its end."""
+    """Seconds from sending the request to its end."""
     error: str | None = None
-    """Why it failed; None if it did not."""
+    """Reason of the failure; None if there was none."""
     dispatch_s: float = 0.0
-    """From `sent_s` to when it was really sent; 0 in a closed loop."""
+    """Seconds from `sent_s` to when the request was really sent; 0 in a closed loop."""
     silence_s: float | None = None
-    """Silence before the first sound; None where nobody listened for it, or nothing was heard."""
+    """Seconds of silence before the first sound; None if nobody listened for it, or no sound came."""
 
     @property
     def is_ok(self) -> bool:
@@ -99,10 +99,10 @@ class LoadResult:
     """A finished run."""
 
     records: list[RequestRecord]
-    """In the order in which they ended, without the warm-up."""
+    """Requests in the order in which they ended, without the warm-up."""
     warm_up: list[RequestRecord]
     wall_s: float
-    """From the first request sent to the last one ended, warm-up excluded."""
+    """Seconds from the first request sent to the last one ended, warm-up excluded."""
 
 
 def count(text: str) -> int:

@@ -43,7 +43,7 @@ class Figure:
     value: float
     unit: str = ""
     bound: str = ""
-    """Such as `at most 3`; empty for a figure that is only told."""
+    """The figure's bound, such as `at most 3`; empty if it has none."""
     is_within: bool = True
 
     def describe(self) -> str:
@@ -91,7 +91,7 @@ class Findings:
 
 
 CheckFunction = Callable[[Any, Findings], None]
-"""Takes a `CheckContext` and what to write into."""
+"""Function of a check: takes a `CheckContext` and the `Findings` to write into."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,16 @@ class Check:
 
     area: str
     name: str
-    """Unique within the area; may have parts between slashes."""
+    """Name of the check, unique within the area; may have parts between slashes."""
     run: CheckFunction
     page: str
-    """File below docs/, with an anchor, that says how to mend it."""
+    """File below docs/, with an anchor, that says what to do about a failure."""
     timeout_s: float = 300.0
     shares: str = ""
-    """Checks of one name share what they open, and stand together; empty: those of the same area and folder do."""
+    """Common name of checks that use the same opened parts; empty: all of the same area and folder share them."""
 
     fault: str = ""
-    """Planted by the self-test while the check runs; empty for none."""
+    """Fault that the self-test plants while the check runs; empty for none."""
 
     @property
     def group(self) -> str:
@@ -134,7 +134,7 @@ class Outcome:
     result: Result
     seconds: float
     reason: str = ""
-    """Why it failed or was not run."""
+    """Reason why the check failed or was not run."""
     page: str = ""
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
@@ -195,18 +195,18 @@ class Plan:
     out_dir: Path
     work_dir: Path
     device: str
-    """cpu or cuda, for token2wav and our own LLM engine."""
+    """Device for token2wav and our own LLM engine: cpu or cuda."""
     is_short: bool = False
-    """Of everything the least that can still find a fault."""
+    """Whether every check does as little as can still find a fault."""
     golden_dir: Path | None = None
     manifest: Path | None = None
-    """Sentences to listen to, in the form of Seed-TTS."""
+    """File of sentences to listen to, in the form of Seed-TTS."""
     load_s: float = 300.0
     load_streams: int = 4
     is_audible: bool = True
-    """False: the weights are random, so that nothing is to be understood."""
+    """Whether speech can be understood; False: the weights are random."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Of the model repository, as `cosydit serve --set` takes them."""
+    """Settings of the model repository, as `cosydit serve --set` takes them."""
 
     @property
     def is_gpu(self) -> bool:
@@ -235,7 +235,7 @@ AREAS: dict[str, Callable[[Any, Plan], list[Check]]] = {
     "quality": lambda module, plan: module.checks(),
     "load": lambda module, plan: module.checks(),
 }
-"""Modules of this package, and how each is asked for its checks."""
+"""Modules of this package, and the call that returns each one's checks."""
 _PAGE = "troubleshooting.md"
 
 

@@ -21,7 +21,7 @@ from servicekit.file_sums import WEIGHT_SUFFIXES, check_files, sums_path
 AREA = "checkpoint"
 PAGE = "checkpoints.md"
 _ROUNDING = 0.01
-"""Of the largest value: bfloat16 keeps 8 bits."""
+"""Tolerance as a share of the largest value: bfloat16 keeps 8 bits."""
 
 
 def checks() -> list[Check]:

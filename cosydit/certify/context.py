@@ -41,7 +41,7 @@ VOICE = "default"
 AUDIO_FOLDER = "audio"
 KBIT_PER_S = 32
 _FIRST_PORT, _PORTS = 21_000, 9_000
-"""Below the ports that Linux gives to outgoing connections."""
+"""Ports to use, below those that Linux gives to outgoing connections: the first, and how many."""
 
 
 class CheckContext:
@@ -58,9 +58,9 @@ class CheckContext:
             on_service: told of each process group that is started, so that others can end it if we can't.
         """
         self.plan = plan
-        """Replaced while a fault of the checkpoint is planted."""
+        """What is certified; replaced while a fault of the checkpoint is planted."""
         self.fault = ""
-        """What is planted now; empty for nothing."""
+        """Fault that is planted now; empty for none."""
         self.clock = clock or SystemClock()
         self._on_service = on_service
         self._opened = ExitStack()

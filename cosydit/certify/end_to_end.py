@@ -38,12 +38,12 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 AREA = "end-to-end"
 PAGE = "troubleshooting.md"
 STACK = "stack"
-"""What the checks that need the whole system share."""
+"""Name for `shares` of all checks that need the whole system."""
 READY_TIMEOUT_S = 600.0
 TIMEOUT_S = 120.0
 TEXT, SHORT_TEXT = TEXTS[0], "The boat crossed the bay."
 LEAST_TOKENS_A_LETTER, MOST_TOKENS_A_LETTER = 0.7, 4.0
-"""25 Hz speech tokens; English takes about 1.6."""
+"""Bounds of 25 Hz speech tokens for each letter; English takes about 1.6."""
 LONGEST_SILENCE_S = 1.5
 LARGEST_SILENT_SHARE = 0.6
 LARGEST_CLIPPED_SHARE = 0.001
@@ -66,7 +66,7 @@ class RunningStack:
     ready_s: float
     wyoming_port: int
     chosen: list[str]
-    """What was chosen for this host, a line each."""
+    """Settings chosen for this host, a line each."""
 
     @property
     def options(self) -> StackOptions:

@@ -23,7 +23,7 @@ class Fault:
     check: str
     """Path of the check that must fail."""
     said: str
-    """What its reason must say."""
+    """Text that the check's reason must contain."""
 
 
 WRONG_FILE = "a wrong weight in a file"

@@ -29,7 +29,7 @@ IMPORT_TIMEOUT_S = 180.0
 MIN_DRIVERS = (((13, 0), 580), ((12, 0), 525), ((11, 8), 520))
 """CUDA release and later -> the least driver branch for Linux, by NVIDIA's table of minor version compatibility."""
 MIN_CAPABILITY = 8.0
-"""The fused kernels and bfloat16 need Ampere."""
+"""Least compute capability: the fused kernels and bfloat16 need Ampere."""
 MIN_SHM_MIB = 64
 MIN_FREE_GIB = 6.0
 """Free GPU memory beyond the weights: pool, graphs, voices and two CUDA contexts."""

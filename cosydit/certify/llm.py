@@ -46,15 +46,15 @@ PAGE = "llm.md"
 START_TIMEOUT_S = 600.0
 REQUEST_TIMEOUT_S = 120.0
 GREEDY_TOKENS, SHORT_GREEDY_TOKENS = 12, 6
-"""Asked one by one for each text."""
+"""Number of tokens asked one by one for each text."""
 GREEDY_ANSWER_TOKENS = 48
 TOLERATED_GAP = 1.0
-"""Logits by which a choice may lie below the float32 model's best: half precision turns near ties round."""
+"""Logits by which a choice may be below the float32 model's best: half precision changes near ties."""
 LEAST_EQUAL = 0.75
 """Share of choices that must be the float32 model's own."""
 SHIFTS = range(-4, 5)
 LEAST_MARGIN = 0.5
-"""Logits by which the bias must decide between two tokens: more than half precision turns round."""
+"""Logits by which the bias must decide between two tokens: more than half precision changes."""
 LITTLE_PENALTY, MUCH_PENALTY = 1.0, 5.0
 EXACT_TOKENS = 40
 AT_ONCE, SHORT_AT_ONCE = 64, 8
@@ -105,7 +105,7 @@ class Server:
     encoder: TextEncoder
     model: str
     voice: Utterance
-    """With the voice's transcript and tokens; its text is replaced."""
+    """An utterance with the voice's transcript and tokens; its text is replaced."""
     ready_s: float
 
     @property
@@ -187,9 +187,9 @@ class Question:
     """A prompt, and what the float32 model answers."""
 
     prompt: list[int]
-    """LLM ids."""
+    """Prompt as LLM ids."""
     logits: FloatArray
-    """[rows] after it."""
+    """Logits after the prompt, [rows]."""
 
 
 def check_token_offset(context: CheckContext, found: Findings, backend: LLMBackend) -> None:

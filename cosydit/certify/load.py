@@ -22,7 +22,7 @@ AREA = "load"
 PAGE = "operation.md"
 SAMPLE_EVERY_S = 1.0
 MOST_GROWTH_SHARE, MOST_GROWTH_MIB = 0.05, 64.0
-"""Of memory between the second quarter of the run and the last; more than both is a leak."""
+"""Most growth of memory between the second quarter of the run and the last; more than both is a leak."""
 _MIB = 1024 * 1024
 _PCM16_BYTES = 2
 _GPU_QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
@@ -37,7 +37,7 @@ def checks() -> list[Check]:
 class _Samples:
     ttfa_s: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    """Seconds of audio a second, of each answer."""
+    """Seconds of audio a second, for each answer."""
     failures: list[str] = field(default_factory=list)
     resident_mib: list[float] = field(default_factory=list)
     gpu_mib: list[float] = field(default_factory=list)

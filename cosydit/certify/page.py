@@ -20,7 +20,7 @@ DOCUMENTATION = "docs/"
 _COLOURS = {Result.PASS: "#1a7f37", Result.FAIL: "#cf222e", Result.NOT_RUN: "#6e7781"}
 _PLOT_INCHES = (7, 2.6)
 _MANY_BARS = 4
-"""Figures of one unit that are drawn as bars."""
+"""Number of figures of one unit from which they are drawn as bars."""
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1f2328 }
 table { border-collapse: collapse; width: 100% } td, th { border-bottom: 1px solid #d0d7de; padding: .3rem .5rem;

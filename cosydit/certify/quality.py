@@ -38,9 +38,9 @@ AREA = "quality"
 PAGE = "performance.md"
 SENTENCES, SHORT_SENTENCES = 20, 2
 MOST_WORD_ERRORS = 0.25
-"""Of pocketsphinx, which is the weakest: it misses 9 % of the demo voice's words and 5 % of its source's."""
+"""Bound for pocketsphinx, the weakest recogniser: it misses 9 % of the demo voice's words and 5 % of its source's."""
 LEAST_SIMILARITY = 0.5
-"""Cosine of the speaker embeddings of speech and prompt, mean."""
+"""Least mean cosine of the speaker embeddings of speech and prompt."""
 KEPT_AUDIO = 5
 _PCM16_SCALE = 32768.0
 

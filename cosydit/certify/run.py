@@ -35,7 +35,7 @@ LOG_FILE = "certify.log"
 TAIL_BYTES = 3000
 TAIL_LINES = 20
 STOP_TIMEOUT_S = 60.0
-"""That the process of the checks may take to stop its services."""
+"""Seconds in which the process of the checks must stop its services."""
 
 PATH_WIDTH = 30
 FAULTS_FOLDER = "faults"

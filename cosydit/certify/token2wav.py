@@ -56,13 +56,13 @@ GPU_TOLERANCE = 1e-2
 """Largest error of mel and wave on a GPU: its sums run in another order, and the solver's ten steps multiply that."""
 GOLDEN_STEPS = 10
 LARGEST_DISTANCE = 0.15
-"""Mean absolute difference of log-mels (natural log) between the served form and float32 on the CPU."""
+"""Largest mean absolute difference of log-mels (natural log) between the served form and float32 on the CPU."""
 ROUNDING_TYPE, ROUNDING_MARGIN = "bfloat16", 1.25
-"""Random weights turn the least rounding into another sound: what this type costs on the CPU bounds them instead."""
+"""With random weights the least rounding makes another sound, so this type's error on the CPU gives the bound."""
 SPOKEN_TOKENS, SHORT_SPOKEN_TOKENS = 75, 40
 CHUNK_TOKENS = TOKEN_BUCKETS[0]
 MOST_SEMITONES, MOST_DECIBELS = 1.0, 3.0
-"""Mean differences of pitch and loudness between chunks and one piece."""
+"""Largest mean differences of pitch and loudness between chunks and one piece."""
 PROMPT_SECONDS = (3.0, 8.0, MAX_PROMPT_SECONDS)
 SHORT_PROMPT_SECONDS = (3.0,)
 LEAST_EQUAL_TOKENS = 0.95

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 120.0
 API_KEY_VARIABLE = "COSYDIT_API_KEY"
-"""Environment, as a key on the command line would show in the list of processes."""
+"""Environment variable of the API key: on the command line the list of processes would show it."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 LOCK_FOLDER = Path("deploy")
 DEFAULT_LOCK = LOCK_FOLDER / "models.lock.json"
-"""Of Step-Audio2's checkpoint."""
+"""Lock file of Step-Audio2's checkpoint."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

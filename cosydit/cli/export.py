@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_CHECK_LIMIT = 3200
 PRECISIONS = ("float32", "float16", "bfloat16")
 _UNREPORTED = ("run", "out", "report")
-"""Arguments that say nothing of how a figure came about."""
+"""Arguments left out of the report, as they do not influence its figures."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _ONLY_OWNER = 0o600
 _DIGEST_DIGITS = 12
-"""Of a digest, to tell keys apart."""
+"""Digits shown of a digest, to tell keys apart."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

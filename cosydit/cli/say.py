@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_TEXT = "Ready."
 ONE_STREAM = ("--rows-per-forward", "1")
-"""Of the LLM on a CPU: nobody else will ask it."""
+"""Options of the LLM on a CPU for a single caller."""
 FEW_STREAMS = {"BLS_INSTANCE_NUM": "1", "TRITON_MAX_BATCH_SIZE": "1", "max_streams": "4"}
-"""Of the model repository, for the same reason: a small pool and few programs are ready sooner."""
+"""Settings of the model repository for a single caller: a small pool and few programs are ready sooner."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

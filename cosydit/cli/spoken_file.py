@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PCM16_BYTES = 2
 PROGRESS_AFTER_S = 2.0
-"""Short speech is over before a line would be read."""
+"""Seconds before the progress line appears: short speech ends before anybody could read one."""
 _BAR = "{desc}: {n:.1f} s of audio in {elapsed}{postfix}"
 
 

@@ -100,7 +100,7 @@ MIB = 1024**2
 MIN_PYTHON = (3, 10)
 MAX_PYTHON = (3, 12)
 MIN_SHM_BYTES = 64 * MIB
-"""Ten processes of cosyvoice2_dit and the feature models fit; Docker's default /dev/shm is just this."""
+"""Least size of /dev/shm for ten processes of cosyvoice2_dit and the feature models; Docker's default is just this."""
 COMMAND_TIMEOUT_S = 20.0
 
 _LIBPYTHON = "shared libpython"

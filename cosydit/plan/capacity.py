@@ -18,7 +18,7 @@ from typing import Any
 DEFAULT_HEADROOM = 0.3
 DEFAULT_UNDERRUN_RATIO = 0.01
 _ROUNDING = 1e-9
-"""Of a number of units: what floating point may add to a whole one."""
+"""Tolerance of a number of units: floating point may add so much to a whole one."""
 _FILES = Path(__file__).parent
 _PREFIX, _SUFFIX = "capacity_", ".json"
 
@@ -35,7 +35,7 @@ class CapacityPoint:
     """Listeners that hear speech at the same time."""
     ttfa_p95_ms: float
     underrun_ratio: float
-    """Of the utterances that were begun at the first sample, those that ran dry."""
+    """Share of utterances that ran dry when playback began at the first sample."""
     is_held: bool = True
     """Whether no request was refused or failed, and requests did not pile up."""
 
@@ -45,10 +45,10 @@ class Arrangement:
     """Some GPUs and how they are shared out."""
 
     llm_gpus: int
-    """0: both services are on each of the `token2wav_gpus`."""
+    """GPUs of the LLM; 0: both services are on each of the `token2wav_gpus`."""
     token2wav_gpus: int
     kind: str
-    """`measured` or `simulated`."""
+    """Origin of the figures: `measured` or `simulated`."""
     source: str
     points: tuple[CapacityPoint, ...]
 
@@ -64,10 +64,10 @@ class Curves:
 
     gpu: str
     token2wav_alone: str
-    """In words: what token2wav alone was measured to serve."""
+    """Sentence on what token2wav alone was measured to serve."""
     arrangements: tuple[Arrangement, ...]
     listeners_a_gateway: int
-    """Of one gateway process."""
+    """Listeners that one gateway process serves."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Demand:
 
     listeners: int
     p95_ms: float
-    """Of the time to first audio."""
+    """Bound of the time to first audio's 95th percentile in milliseconds."""
     headroom: float = DEFAULT_HEADROOM
-    """Share of what the GPUs could serve that stays free, for bursts and lost replicas."""
+    """Share of the GPUs' capacity that stays free, for bursts and lost replicas."""
     underrun_ratio: float = DEFAULT_UNDERRUN_RATIO
 
 
@@ -90,7 +90,7 @@ class Proposal:
     capacity: float
     """Listeners of one arrangement that stay under the bound."""
     is_end_of_curve: bool
-    """The bound would allow more than any point has; the last point was taken."""
+    """Whether the bound would allow more than any point has; the last point was taken."""
     units: int
 
     @property

@@ -17,7 +17,7 @@ from token2wav_service.runtime.tensorrt.manifest import (
 )
 
 SERVED_GRAPHS = ("estimator_chunk", "vocoder")
-"""Those that `runner=tensorrt` uses. It needs the first; fused kernels stand in for an engine of the second."""
+"""The graphs that `runner=tensorrt` uses. It needs the first; fused kernels stand in for an engine of the second."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class EngineReport:
     name: str
     graph: str
     problems: tuple[str, ...]
-    """Why it can't be used here; empty if it can."""
+    """Reasons why the engine can't be used here; empty if it can."""
     note: str = ""
-    """Worth knowing of one that fits."""
+    """Remark on an engine that fits."""
 
 
 def report_engines(token2wav_dir: Path, host: GpuHost) -> list[EngineReport]:

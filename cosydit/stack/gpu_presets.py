@@ -13,19 +13,20 @@ from pathlib import Path
 
 GB = 1_000_000_000
 STREAM_BYTES = 70_470_340
-"""Of the pool, for one stream at full size; `bytes_per_stream` of benchmarks/results/h200_engine.json."""
+"""Bytes of the pool for one stream at full size; `bytes_per_stream` of benchmarks/results/h200_engine.json."""
 LONGEST_VOICE_BYTES = 612_480_000
-"""Of a voice with a prompt of 18 s: 170,133,352 bytes for 5 s (`voice_bytes`, the same file), times 18 / 5."""
+"""Bytes of a voice with a prompt of 18 s: 170,133,352 for 5 s (`voice_bytes`, the same file), times 18 / 5."""
 CONTEXT_BYTES = 600_000_000
-"""Of CUDA's context and libraries in one process; estimated."""
+"""Bytes of CUDA's context and libraries in one process; estimated."""
 TOKEN2WAV_BYTES = 4_500_000_000
-"""Of token2wav's models, feature models and captured programs at full size; estimated, with room to spare."""
+"""Bytes of token2wav's models, feature models and captured programs at full size; estimated, with room to spare."""
 LLM_BYTES = 2_000_000_000
-"""Of the LLM's weights, captured steps and working memory at full size; estimated."""
+"""Bytes of the LLM's weights, captured steps and working memory at full size; estimated."""
 SERVED_TYPE = "float16"
-"""Of token2wav's flow on a GPU. The LLM computes in its checkpoint's own half type, bfloat16 for the official one."""
+"""Type of token2wav's flow on a GPU. The LLM computes in its checkpoint's own half type, bfloat16 for the official
+one."""
 OFFLINE_LLM_SHARE = 0.35
-"""Of memory, for the LLM of an offline batch: its token2wav has a small pool."""
+"""Share of memory for the LLM of an offline batch, whose token2wav has a small pool."""
 STREAM_INTERVAL = 4
 """Tokens in one event of vLLM."""
 
@@ -37,7 +38,7 @@ class LLMRoom:
     slots: int
     """Requests that run together."""
     memory_share: float
-    """Of free memory for the keys and values; vLLM: of all memory, weights included."""
+    """Share of free memory for the keys and values; vLLM: of all memory, weights included."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,19 @@ class GpuPreset:
 
     name: str
     least_mib: int
-    """Memory of the smallest GPU it is for; its kinds have a little less than their name says."""
+    """Memory in MiB of the smallest GPU of the preset; GPUs have a little less than their name says."""
     max_streams: int
     step_streams: int
     """Streams in one step of token2wav (TRITON_MAX_BATCH_SIZE)."""
     voice_cache_bytes: int
     llm: Mapping[str, LLMRoom]
-    """By backend."""
+    """Settings of the LLM by backend."""
     batch_size: int
-    """Of an offline batch: utterances in the LLM at once."""
+    """Utterances of an offline batch in the LLM at once."""
     token2wav_batch_size: int
-    """Of an offline batch."""
+    """Utterances of an offline batch in token2wav at once."""
     source: str
-    """Where the numbers come from."""
+    """Origin of the numbers."""
 
     @property
     def memory(self) -> str:
@@ -95,7 +96,7 @@ PRESETS = (
     GpuPreset("80gb", 79_000, 480, 64, 16 * GB, _rooms(LLMRoom(512, 0.15), 64, 0.15), 256, 64, "computed; not run"),
     GpuPreset("141gb", 140_000, 1000, 64, 20 * GB, _rooms(LLMRoom(1024, 0.15), 64, 0.15), 256, 64, "run on an H200"),
 )
-"""By memory, ascending. With one voice of 18 s each fits its smallest GPU; with a full cache of voices, too."""
+"""Presets by memory, ascending. With one voice of 18 s each fits its smallest GPU; with a full cache of voices, too."""
 
 
 def preset_for(memory_mib: int) -> GpuPreset:
@@ -106,7 +107,7 @@ def preset_for(memory_mib: int) -> GpuPreset:
 
 WRITTEN = "Written by `python -m cosydit.stack.gpu_presets`."
 BASE_PRESET = "80gb"
-"""Whose values stand in deploy/k8s/base and are the defaults of deploy/compose."""
+"""Preset whose values are in deploy/k8s/base and are the defaults of deploy/compose."""
 _COMMAND_PATH = "/spec/template/spec/containers/0/command"
 _KUSTOMIZATION = """\
 # {written} The base with the settings of token2wav for a GPU, or a share of one, with {memory}.

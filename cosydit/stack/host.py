@@ -28,12 +28,12 @@ from servicekit.gpu_host import AUTO, CPU, CUDA, DEVICES, GpuFacts, default_devi
 logger = logging.getLogger(__name__)
 
 CONVERTED_FOLDER = "llm_converted"
-"""In the working directory: the LLM's form that vLLM and TensorRT-LLM serve without loss."""
+"""Folder of the working directory with the LLM in the form that vLLM and TensorRT-LLM serve without loss."""
 CONVERTED_TYPE = "bfloat16"
 ALONE = {"vllm": ("256", "0.8"), "trtllm": ("256", "0.8")}
-"""Slots and memory share of an LLM that has a GPU to itself, by backend; the embedded one's own defaults mean that."""
+"""Slots and memory share, by backend, of an LLM that has a GPU to itself; the embedded one has such defaults."""
 ROUGHLY_ALL = 0.93
-"""A GPU with less than this share free has another user, and its settings are chosen for what is free."""
+"""Share of free memory below which a GPU has another user; settings are then chosen for what is free."""
 
 ChooseBackend = Callable[[Path, bool], LLMBackend]
 
@@ -43,9 +43,9 @@ class Host:
     """The host that settings are chosen for."""
 
     gpus: tuple[GpuFacts, ...] = ()
-    """That may be used; none: the services run on the CPU."""
+    """GPUs that may be used; none: the services run on the CPU."""
     choose: ChooseBackend = field(default=partial(choose_backend, can_convert=True), repr=False)
-    """What `auto` means for a checkpoint's LLM: given its directory, and whether there is a GPU."""
+    """Chooses the backend for `auto`, from the LLM's directory and whether there is a GPU."""
 
 
 def find_host(device: str) -> Host:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 PROGRAM = "nvidia-cuda-mps-control"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 SYSTEM_PIPES = Path("/tmp/nvidia-mps")
-"""Where CUDA looks for the daemon when nothing names another place."""
+"""Folder where CUDA looks for the daemon if no other is named."""
 ANSWER_TIMEOUT_S = 10.0
 
 Control = Callable[[Sequence[str], str, Mapping[str, str]], bool]
@@ -37,9 +37,9 @@ class MpsUse:
     """How this host's MPS is used."""
 
     note: str
-    """For a person: what was found or done."""
+    """Message to the user: what was found or done."""
     pipes: Path | None = None
-    """What CUDA_MPS_PIPE_DIRECTORY must be for the services; None: there is no daemon."""
+    """Value of CUDA_MPS_PIPE_DIRECTORY for the services; None: there is no daemon."""
     is_ours: bool = False
     """Whether the daemon was started here, and must be stopped here."""
 

@@ -41,12 +41,12 @@ class ServiceSpec:
     name: str
     command: Sequence[str]
     ready_url: str
-    """Answers 200 when the service can work."""
+    """URL that answers 200 when the service can work."""
     log_path: Path
     env: Mapping[str, str] | None = None
-    """Added to our own environment."""
+    """Variables added to our own environment."""
     stop_timeout_s: float = DEFAULT_STOP_TIMEOUT_S
-    """What it may take to end when asked to, before its group is killed."""
+    """Seconds that the process may take to end when asked to, before its group is killed."""
 
 
 class ServiceProcess:
@@ -57,7 +57,7 @@ class ServiceProcess:
         self._clock = clock or SystemClock()
         self._process: subprocess.Popen[bytes] | None = None
         self._group: int | None = None
-        """While it may have members."""
+        """Id of the process group while it may have members."""
 
     @property
     def pid(self) -> int:

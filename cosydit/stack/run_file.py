@@ -23,9 +23,9 @@ class RunRecord:
     """Where one running `serve` is reached; all are URLs."""
 
     gateway: str | None
-    """None: it runs without one."""
+    """URL of the gateway; None: no gateway runs."""
     metrics: Mapping[str, Sequence[str]]
-    """gateway, token2wav and llm -> pages of metrics."""
+    """Service (gateway, token2wav or llm) -> URLs of its metrics."""
 
 
 @contextmanager

@@ -34,11 +34,11 @@ LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
 """The LLM server that may share the CPU with token2wav."""
 STOP_MARGIN_S = 10.0
-"""Beyond the longest that the gateway takes to stop, by its own account."""
+"""Seconds beyond the gateway's own longest time to stop."""
 LLM_METRICS = {"trtllm": "/prometheus/metrics"}
-"""Where servers of the LLM have them that don't have them at /metrics."""
+"""Path of the metrics by backend, where it is not /metrics."""
 REPLICA_PORT_STEP = 10
-"""Between the ports of one token2wav server and those of the next."""
+"""Distance between the ports of one token2wav server and those of the next."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Ports:
     triton_metrics: int = 8002
     gateway: int = 8080
     gateway_grpc: int = 50051
-    """0: none."""
+    """Port of the gateway's gRPC; 0: none."""
     llm_grpc: int = 8100
-    """The stream of tokens, which our own engine has on a GPU."""
+    """Port of the token stream, which our own engine has on a GPU."""
 
     @property
     def triton(self) -> TritonPorts:
@@ -84,24 +84,24 @@ class StackOptions:
 
     checkpoint: CheckpointLayout
     work_dir: Path
-    """Logs and the assembled model repository go here."""
+    """Folder for logs and the assembled model repository."""
     ports: Ports = Ports()
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the model repository beyond where things are, by name."""
+    """Further settings of the model repository, by name."""
     ready_timeout_s: float = 300.0
     llm_backend: str = "embedded"
     llm_model_dir: Path | None = None
-    """What the backend serves, if that is not the checkpoint's own LLM; the tokenizer is always the checkpoint's."""
+    """Folder of the LLM to serve, if not the checkpoint's own; the tokenizer is always the checkpoint's."""
     llm_options: Sequence[str] = ()
     """Further arguments of `python -m llm_service`."""
     gateway_options: Sequence[str] = ()
     """Further arguments of `python -m gateway`."""
     replicas: tuple[TritonPorts, ...] = ()
-    """More Triton servers, for the gateway alone: they hold nothing but token2wav_dit."""
+    """Ports of more Triton servers, which serve token2wav_dit alone and only the gateway."""
     llm_gpu: str | None = None
-    """As CUDA_VISIBLE_DEVICES names it; None: whatever is visible to us."""
+    """GPU of the LLM, in the form of CUDA_VISIBLE_DEVICES; None: all that are visible."""
     token2wav_gpus: Sequence[str] = ()
-    """Of the Triton servers in turn, from the first on again when there are more servers; none: as above."""
+    """GPUs of the Triton servers in turn, used again if there are more servers; none: all that are visible."""
 
     @property
     def llm_url(self) -> str:

@@ -46,14 +46,14 @@ class RestartPolicy:
     """When a service is started again, and when it counts as lost."""
 
     first_delay_s: float = 1.0
-    """Before the first new start; doubled with every further one, until the service has settled."""
+    """Seconds before the first new start; doubled at each further one, until the service has settled."""
     longest_delay_s: float = 30.0
     ready_timeout_s: float = 300.0
-    """For a started service to become ready."""
+    """Seconds in which a started service must become ready."""
     max_failed_starts: int = 5
-    """A service that failed to become ready so many times in a row is lost, though it is still tried."""
+    """Failed starts in a row after which a service counts as lost, though it is still tried."""
     settled_s: float = 60.0
-    """After so long without an end a service's earlier ends are forgotten."""
+    """Seconds without an end after which a service's earlier ends are forgotten."""
 
     def delay_s(self, restarts: int) -> float:
         """Return the pause before a start, after so many others."""

@@ -29,7 +29,7 @@ class Scrape:
     """One page of metrics."""
 
     at_s: float
-    """When it was read, on a clock that only differences of matter."""
+    """Time when the page was read, in seconds; only differences have a meaning."""
     samples: Mapping[str, Mapping[Labels, float]]
     """Sample name -> labels -> value."""
 
@@ -146,7 +146,7 @@ class Picture:
     token2wav: Sequence[Service]
     llm: Sequence[Service]
     title: str = ""
-    """Stands above all, e.g. the time and the window."""
+    """Line above all, e.g. the time and the window."""
 
 
 class Follower:

@@ -19,9 +19,9 @@ _BAD_MISSES = 0.01
 _FULL_SLOTS = 0.9
 _MANY_WAITING = 4
 _TWO_DIGITS, _THREE_DIGITS = 10, 100
-"""From here on a figure is written as a whole number."""
+"""Values from which figures with two and three digits are written as whole numbers."""
 _LEAST = 0.0001
-"""Smaller figures are written as 0, as more of them would need an exponent."""
+"""Figures below this are written as 0, as more digits would need an exponent."""
 # Each server of the LLM has its own names: the embedded one, vLLM, trtllm-serve.
 _WAITING = ("cosydit_llm_requests_waiting", "vllm:num_requests_waiting", "trtllm_num_requests_waiting")
 _RUNNING = ("cosydit_llm_requests_running", "vllm:num_requests_running", "trtllm_num_requests_running")

@@ -14,11 +14,11 @@ class CheckpointLayout:
     """The three parts of a checkpoint."""
 
     token2wav_dir: Path
-    """flow.yaml, flow.pt, hift.pt and the two ONNX files."""
+    """Folder with flow.yaml, flow.pt, hift.pt and the two ONNX files."""
     llm_dir: Path
-    """The speech-token LLM in Hugging Face layout, with its tokenizer."""
+    """Folder of the speech-token LLM in Hugging Face layout, with its tokenizer."""
     voices_dir: Path
-    """<name>.wav and <name>.txt."""
+    """Folder with <name>.wav and <name>.txt of each voice."""
 
     @classmethod
     def under(cls, directory: Path) -> CheckpointLayout:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = "models.lock.json"
 RECORD_NAME = ".downloaded.json"
-"""In a checkpoint directory: which parts are complete, and at which commit."""
+"""File in a checkpoint directory that lists the complete parts and their commits."""
 
 _COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
 
@@ -37,15 +37,15 @@ class ModelSource:
 
     name: str
     repositories: tuple[tuple[HubName, str], ...]
-    """Hub and owner/name, the preferred first; the next one is asked when a hub does not have it."""
+    """Hub and owner/name, the preferred first; the next one is asked if a hub does not have it."""
     patterns: tuple[str, ...]
-    """Files to fetch."""
+    """Patterns of the files to fetch."""
     subdirectory: str
-    """Where in the checkpoint directory the repository's root belongs."""
+    """Folder of the checkpoint directory for the repository's files."""
 
 
 _ORIGINALS_FILES = ("*.yaml", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v*.onnx", "spk2info.pt")
-"""What is used of the original's own repositories; its compiled graphs and its form of the LLM are not fetched."""
+"""Files used of the original's own repositories; its compiled graphs and its form of the LLM are not fetched."""
 OFFICIAL_MODELS = (
     ModelSource("llm", ((HubName.HUGGINGFACE, "yuekai/cosyvoice2_llm"),), ("*",), "llm"),
     ModelSource(

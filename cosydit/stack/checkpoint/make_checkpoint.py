@@ -32,9 +32,9 @@ class CheckpointSize(str, Enum):
     """How large the models are."""
 
     SMALL = "small"
-    """For tests and for seeing the whole path run: about 50 MB."""
+    """Sizes for tests and for trying the whole path: about 50 MB."""
     OFFICIAL = "official"
-    """The official sizes, for measuring speed: about 2 GB. Its LLM's answers always run to their bound."""
+    """Official sizes, for measuring speed: about 2 GB. The LLM's answers always have their greatest length."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from token2wav_service.features.prompt_models import OnnxSpeechTokenizer, Speake
 
 _PROBE_SECONDS = 0.5
 _PROBE_TOKENS = 13
-"""ceil of 50 log-mel frames / 4."""
+"""Tokens of the probe: ceil of 50 log-mel frames / 4."""
 
 _Check = tuple[str, Callable[[], object]]
 
@@ -41,7 +41,7 @@ class PartReport:
 
     name: str
     problem: str | None
-    """None when it loads and answers as it should."""
+    """What is wrong; None when it loads and answers as it should."""
 
 
 def verify_checkpoint(directory: Path, family: Family | None = None) -> list[PartReport]:
