@@ -30,7 +30,7 @@ from servicekit.tracing import ENDPOINT_VARIABLE
 EXIT_USAGE = 2
 MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_BELOW_NORMAL = "1"
-"""Of our own engine under MPS: where both services wait for the GPU, token2wav's kernels go first."""
+"""Priority of our own engine under MPS: where both services wait for the GPU, token2wav's kernels go first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -196,7 +196,7 @@ def _tensor_names(path: Path) -> Iterable[str]:
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
-"""As the format allows."""
+"""Most bytes of a safetensors header, as the format allows."""
 HEAD_BIAS = "lm_head.bias"
 
 ARCHITECTURE = "SpeechQwen2ForCausalLM"

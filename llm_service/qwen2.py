@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 ROPE_THETA = 1e6
-"""Of the official model."""
+"""Base of the rotary positions in the official model."""
 NORM_EPSILON = 1e-6
 DECODER_PREFIX = "model."
-"""Of the decoder's tensors in a Hugging Face checkpoint."""
+"""Beginning of the decoder's tensor names in a Hugging Face checkpoint."""
 EMBEDDING = "model.embed_tokens.weight"
 SHOWN_NAMES = 3  # of wrong tensors, in an error
 

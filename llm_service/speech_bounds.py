@@ -22,13 +22,13 @@ class SpeechBounds:
     """None bounds nothing beyond what the asking side has as its own."""
 
     segment_letters: int | None = None
-    """About the longest text of one answer."""
+    """Letters of about the longest text of one answer."""
     carry_tokens: int | None = None
     """Most speech tokens (25 Hz) of earlier answers that the next one goes on from; 0: none."""
     silent_tokens: tuple[int, ...] | None = None
     """Speech tokens 0..6560 that sound as silence."""
     follows_text: bool | None = None
-    """False: the weights are random, so no answer is better than another."""
+    """Whether speech follows the text; False: the weights are random, so no answer is better than another."""
 
     def __post_init__(self) -> None:
         least = {"segment_letters": 1, "carry_tokens": 0}

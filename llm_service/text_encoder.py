@@ -40,9 +40,9 @@ _SPEECH_TOKEN = re.compile(r"<\|s_\d+\|>")
 _VOWELS = "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW".split()
 _CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH".split()
 STRESSES = ("", "0", "1", "2")
-"""Behind a vowel: unmarked, none, primary, secondary."""
+"""Stress marks behind a vowel: unmarked, none, primary, secondary."""
 CMU_PHONES = tuple(sorted([*_CONSONANTS, *(vowel + stress for vowel in _VOWELS for stress in STRESSES)]))
-"""84: 24 consonants, and 15 vowels in four forms."""
+"""The 84 phones: 24 consonants, and 15 vowels in four forms."""
 PINYIN_PARTS = tuple(
     (
         "a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn iàng iào iá ián iáng iáo iè ié iòng "
@@ -53,9 +53,9 @@ PINYIN_PARTS = tuple(
         "ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ"
     ).split()
 )
-"""176: initials, and finals with the mark of their tone or without one."""
+"""The 176 parts: initials, and finals with the mark of their tone or without one."""
 PHONEME_TOKENS = tuple(f"[{part}]" for part in (*CMU_PHONES, *PINYIN_PARTS))
-"""260, in the order of their ids."""
+"""The 260 phoneme tokens, in the order of their ids."""
 
 
 def acting_tags(declaration: CheckpointDeclaration) -> tuple[str, ...]:

@@ -80,15 +80,15 @@ class SpeechVocabulary:
     closing_tokens: tuple[str, ...]
     """The head's rows behind the speech tokens, in order: each of them ends an answer."""
     eos_token: str
-    """Of these, the one that the model is trained to end with."""
+    """The closing token that the model is trained to end with."""
     outer_tokens: tuple[str, ...]
     """Control tokens behind the head's rows, in order."""
     table_rows: int
     """Rows of the embedding table: the vocabulary rounded up to a multiple of 128."""
     fill_token: str = "<|eos3|>"
-    """Of the closing tokens, the one that asks for text where text comes while speech is drawn."""
+    """The closing token that asks for more text when text comes while speech is drawn."""
     instruction: str = ""
-    """What stands before every prompt's text, followed by `<|endofprompt|>`; empty for none."""
+    """Text before every prompt's text, followed by `<|endofprompt|>`; empty for none."""
 
     @property
     def head_rows(self) -> int:
@@ -163,7 +163,7 @@ class SpeechVocabulary:
 
 
 ENDOFTEXT_ID = 151643
-"""The first of the text tokenizer's special tokens, in every family."""
+"""LLM id of the first special token of the text tokenizer, in every family."""
 UNUSED_ROWS = range(6565, 6761)
 """Head rows of CosyVoice3 that mean nothing; its Hugging Face form calls them `<|s_6565|>` and so on."""
 COSYVOICE2 = SpeechVocabulary("cosyvoice2", 151663, END_TOKENS, END_TOKENS[0], (SOS_TOKEN, TASK_TOKEN), 158336)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 GPU_DEVICE = "cuda"
 PROBE_TIMEOUT_S = 180.0
-"""TensorRT-LLM takes tens of seconds to import on a cold disk."""
+"""Seconds for a probe: TensorRT-LLM takes tens of seconds to import on a cold disk."""
 SHOWN_BYTES = 300
 _GPU_COMMAND = ("nvidia-smi", "-L")
 _PROBE_COMMAND = (PROGRAM, "--help")

@@ -25,8 +25,8 @@ from servicekit.files import write_text
 PROGRAM = "trtllm-serve"
 TENSORRT = "tensorrt"
 PENALTY_SAMPLER = "TRTLLMSampler"
-"""The default sampler of these releases accepts penalties and ignores them (TensorRT-LLM's issue 9442); this one
-applies them. Later releases apply them in the default one. The gateway asks in any case (`--llm-sampling-probe`)."""
+"""Sampler that applies penalties; the default one of these releases ignores them (TensorRT-LLM's issue 9442). Later
+releases apply them in the default one. The gateway asks in any case (`--llm-sampling-probe`)."""
 _PENALTY_SAMPLER_FROM, _PENALTY_SAMPLER_UNTIL = (1, 1), (1, 3)
 INSTALL = "install TensorRT-LLM (pip install tensorrt_llm) or run in the image nvcr.io/nvidia/tensorrt-llm/release"
 

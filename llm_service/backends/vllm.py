@@ -15,7 +15,7 @@ GRAPH_TOKENS = 512
 """Tokens of the largest step that runs as CUDA graphs. A step that a prompt enters has about 200. Beyond vLLM's own
 bound, twice the batch, kernels are launched one by one: such a step takes five times as long, for everybody in it."""
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-"""Unless given otherwise: this runner samples on the GPU, seeds and penalties included."""
+"""Variables set unless the user sets them: this runner samples on the GPU, seeds and penalties included."""
 INSTALL = "install it with: pip install vllm (needs a GPU)"
 
 

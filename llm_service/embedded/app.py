@@ -41,9 +41,10 @@ from servicekit.tracing import NULL_TRACER, TRACEPARENT, Tracer
 logger = logging.getLogger(__name__)
 
 FIXED_BODY_BYTES = 64 * 1024
-"""For everything beside the prompt; 16 stop strings of 256 characters take 48 KiB at most."""
+"""Most bytes of a request beside the prompt; 16 stop strings of 256 characters take 48 KiB at most."""
 BODY_BYTES_PER_TOKEN = 32
-"""Of the longest prompt: an id takes 8, a spelled speech token 10, a word of text with escapes up to 24."""
+"""Bytes for each token of the longest prompt: an id takes 8, a spelled speech token 10, a word with escapes up to
+24."""
 SEED_BITS = 63
 RETRY_AFTER_S = "1"
 HTTP_CLIENT_CLOSED_REQUEST = 499

@@ -26,9 +26,9 @@ from llm_service.vocab import SpeechVocabulary
 TEXT_BLOCK_TOKENS = 5
 SPEECH_BLOCK_TOKENS = 15
 MAX_SPEECH_PER_TEXT_TOKEN = 20
-"""Of the whole answer once its text is known, as for texts that are whole from the begin."""
+"""Most speech tokens of the answer for each text token, as for texts that are whole from the beginning."""
 _PLACES_BESIDE_SPEECH = 2
-"""In the cache, beside text and speech: for task_id, and for the next token drawn."""
+"""Positions in the cache beside text and speech: for task_id, and for the next token drawn."""
 WHOLE_TEXT = "the answer's text was whole when it began; only interleaved answers take more"
 
 
@@ -37,9 +37,9 @@ class InterleavedPrompt:
     """How a prompt of an answer whose text is still to come is laid out: begin, transcript, speech."""
 
     begin_tokens: int
-    """sos, and the instruction up to and including its end mark, where the family has one."""
+    """Tokens of sos, and of the instruction with its end mark where the family has one."""
     transcript_tokens: int
-    """Text of the voice's prompt; what is spoken follows it. All behind is the prompt's speech."""
+    """Tokens of the voice's transcript; the prompt's speech follows it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Feed:
 
     token_ids: tuple[int, ...]
     draws: bool
-    """Whether a token is drawn behind them; else text must come first."""
+    """Whether a token is drawn after these ids; if not, text must come first."""
 
 
 class Interleaver:
@@ -89,7 +89,7 @@ class Interleaver:
         self._continued_speech = len(drawn_speech)
         self._positions = positions
         self.fed_tokens = 0
-        """In the cache: all that `take` has returned."""
+        """Tokens in the cache: all that `take` has returned."""
         self._unfed = list(prompt_ids[: prompt.begin_tokens])
         self._text = deque(prompt_ids[prompt.begin_tokens : transcript_end])
         self._speech = deque(speech)
@@ -98,7 +98,7 @@ class Interleaver:
         self.is_closed = False
         """Whether all text is fed, so that the answer may end."""
         self.text_tokens = 0
-        """That came to be spoken; the transcript does not count."""
+        """Text tokens to be spoken so far, without the transcript."""
 
     @property
     def can_go_on(self) -> bool:

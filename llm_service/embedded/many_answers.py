@@ -28,7 +28,7 @@ _MS = 1000.0
 ReadRequest = Callable[[Any], tuple[GenerationRequest, Span]]
 """Reads a `NumberedRequest`; raises InvalidGenerationError."""
 StatusOf = Callable[[EngineError], int]
-"""Number of gRPC's status for an error."""
+"""Returns gRPC's number of the status for an error."""
 
 
 def speech_ids(token_ids: tuple[int, ...], llm_ids: range) -> list[int]:
@@ -44,7 +44,7 @@ class _Answer:
     request_id: str
     trace: GenerationTrace
     timer: asyncio.TimerHandle | None = None
-    """Of its deadline."""
+    """Timer of the answer's deadline; None: no deadline."""
 
     def end(self, error: EngineError | None = None) -> None:
         """Note that it has ended."""

@@ -17,7 +17,7 @@ MAX_TEMPERATURE = 10.0
 MAX_REPETITION_PENALTY = 10.0
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 MAX_COUNT = (1 << 31) - 1
-"""Of tokens or rows; what engines hold such numbers in."""
+"""Most tokens or rows that a request may name, within the engines' integers."""
 
 TokenId = Annotated[int, Field(ge=0, lt=max(each.table_rows for each in VOCABULARIES))]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]

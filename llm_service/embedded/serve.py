@@ -36,7 +36,8 @@ WARM_UP_TOKENS = 4
 WARM_UP_TIMEOUT_S = 300.0
 SHUTDOWN_TIMEOUT_S = 5
 SWITCH_INTERVAL_S = 0.00002
-"""Of Python's threads: with the default of 5 ms the engine's thread would wait so long behind one that serves HTTP."""
+"""Seconds between switches of Python's threads: by default the engine's thread would wait 5 ms for one that serves
+HTTP."""
 CPU_TYPE = "float32"
 TRACE_SERVICE = "cosydit-llm"
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = "tts_api.llm.v1.SpeechTokenService"
 LEAST_PRIORITY = 10
 MAX_SCALE = 10.0
-"""Of temperature and repetition penalty."""
+"""Largest temperature and largest repetition penalty."""
 MAX_TOKENS_PER_S = 1e6
 SEED_BITS = 63
 BREATH_S = 0.0001
@@ -51,7 +51,7 @@ not held up by its own messages. A call alone does not notice it."""
 MANY_ANSWERS = 8
 GRACE_S = 5.0
 MAX_MESSAGE_BYTES = 1 << 20
-"""A prompt of 100,000 ids takes 300 KB."""
+"""Most bytes of a message; a prompt of 100,000 ids takes 300 KB."""
 _PING_INTERVAL_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
 _add: Callable[[Any, Any], None] = stubs.add_SpeechTokenServiceServicer_to_server  # the stubs have no types

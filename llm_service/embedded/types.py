@@ -21,7 +21,7 @@ class Buckets:
 
     bounds: tuple[float, ...] = ()
     counts: tuple[int, ...] = (0,)
-    """Of each bound, cumulative; the last one counts all values."""
+    """Values at or below each bound, cumulative; the last one counts all values."""
     total: float = 0.0
     """Sum of the values."""
 

@@ -25,7 +25,7 @@ class EventPacking:
     """How many tokens one output carries: fewer and larger events cost less CPU."""
 
     single_tokens: int = 20
-    """The first so many come one by one: the first audio waits for them, and has at most 18."""
+    """First tokens that are sent one by one: the first audio waits for them, and has at most 18."""
     most_tokens: int = 16
     longest_wait_s: float = 0.05
 
@@ -179,11 +179,11 @@ class Next(Enum):
     """The next step of an answer whose text comes while it is spoken."""
 
     TEXT = auto()
-    """Nothing before more text is there."""
+    """The answer waits for more text."""
     PROMPT = auto()
-    """Tokens that stand in `prompt`."""
+    """The answer reads the tokens in `prompt`."""
     DECODE = auto()
-    """The token that was drawn last, which the device has."""
+    """The answer goes on from the token drawn last, which the device has."""
 
 
 class InterleavedAnswer(Answer):

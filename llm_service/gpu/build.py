@@ -31,7 +31,7 @@ PROMPT_ROWS = (64, 128, 192, 256, 512, 1024, 2048)
 CPU_PROMPT_ROWS = (8, 32, 128)
 DRAWS = 64
 LEAST_RECENT = 16
-"""The kernels take powers of two."""
+"""Shortest list of recent tokens; the kernels take powers of two."""
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ from servicekit.clock import Clock
 logger = logging.getLogger(__name__)
 
 MAX_WINDOW_TOKENS = 256
-"""Of repetition-aware sampling: the device looks at all of it in one go."""
+"""Longest window of repetition-aware sampling; the device reads all of it at once."""
 UNBOUNDED = np.iinfo(np.int32).max
-"""Tokens of an answer whose length is looked at when a token is read."""
+"""Length for the device of an answer whose real length is checked when a token is read."""
 
 
 @dataclass(frozen=True)

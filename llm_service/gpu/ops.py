@@ -27,13 +27,13 @@ KEY_BLOCK = 128
 ATTENTION_STAGES = 2
 ATTENTION_WARPS = 4
 LEAST_DOT = 16
-"""Rows of the smallest product a tensor core makes; the query heads of one key head are padded to it."""
+"""Rows of the smallest product of a tensor core; the query heads of one key head are padded to it."""
 PARTS, SILU, BIASED = 0, 1, 2
 SAMPLER_WARPS = 8
 
 OVERLAP_ROWS = 64
-"""Up to so many rows a step waits for weights and launches, not for sums: kernels start while the one before them ends,
-and products fetch their weights before their turn. Beyond, that takes room from the kernel that runs."""
+"""Rows up to which a step waits for weights and launches, not for sums: kernels start while the one before them ends,
+and products fetch their weights before their turn. With more rows that takes room from the kernel that runs."""
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -65,7 +65,7 @@ _TILES = (
     (1 << 31, Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(128, 256, 64, 8, 3)),
 )
 INTERPRETED = Tile(16, 512, 256, 4, 1)
-"""For the interpreter, which pays for every program and every operation, not for their sizes."""
+"""Tile for the interpreter, whose time depends on the number of programs and operations, not on their sizes."""
 
 
 def parts_of(channels: int) -> int:

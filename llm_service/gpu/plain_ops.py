@@ -21,7 +21,7 @@ _PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_ROUNDS = 10
 _WORD = (1 << 32) - 1
 _UNIT = np.float32(4.6566127342e-10)
-"""Just under 2 to the -31: of 31 random bits, a number from 0 on and below 1."""
+"""Just under 2 to the -31: turns 31 random bits into a number from 0 on and below 1."""
 
 
 def embed(

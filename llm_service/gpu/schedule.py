@@ -29,19 +29,19 @@ class SchedulePolicy:
     """What the scheduler goes by."""
 
     first_tokens: int = 32
-    """A stream is young until it has so many: the first window of token2wav, and some more."""
+    """Number of tokens up to which a stream is young: the first window of token2wav, and some more."""
     max_lead_s: float = 5.0
-    """A stream further ahead gives way while others wait."""
+    """Seconds ahead of playback beyond which a stream gives way while others wait."""
     free_rows: int = 64
-    """A step of so many rows takes little longer than one of a single row: up to here nobody gives way."""
+    """Rows up to which a step takes little longer than with one row, so that nobody gives way."""
     piece_tokens: int = 256
-    """Prompt tokens of a step while streams past their first tokens run: what these wait for in between."""
+    """Prompt tokens of a step while streams past their first tokens run, which wait for the step."""
     burst_piece_tokens: int = 2048
     """Prompt tokens of a step otherwise."""
     aging_s: float = 5.0
-    """A request that has waited so long goes one priority up."""
+    """Seconds of waiting after which a request's priority rises by one."""
     early_tokens: float = 8.0
-    """A stream takes part in others' steps until it is so far ahead of its own pace."""
+    """Tokens ahead of its own pace up to which a stream takes part in others' steps."""
 
 
 class Waiting(Protocol):

@@ -15,12 +15,12 @@ from torch import Tensor
 PAGE_TOKENS = 64
 """Tokens of a page of keys and values."""
 FIXED_WORDS = 16
-"""Integers of a beginning answer before its recent tokens; see `AnswerStart.words`."""
+"""Integers before the recent tokens in the data that begin an answer; see `AnswerStart.words`."""
 NUMBERS = 4
 SEEN, BANNED, CLOSING = 1, 2, 4
-"""Bits of a slot's flag for each head row: spoken or heard before; impossible; impossible before min_tokens."""
+"""Bits of each head row in a slot's flags: spoken or heard before; impossible; impossible before min_tokens."""
 NOBODY = -1
-"""In a slot's list of recent tokens: none."""
+"""Mark of an empty place in a slot's list of recent tokens."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int32]
 
 STEPS_AT_ONCE = 3
-"""Sets of host buffers: one step runs, one is launched behind it, one is being read."""
+"""Number of host buffer sets: one step runs, one is launched behind it, one is being read."""
 ROWS_PER_DRAW = 16
 LEAST_DRAWS = 8
 

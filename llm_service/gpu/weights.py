@@ -32,7 +32,7 @@ class SpeechIds:
 
     first_id: int
     rows: int
-    """Of the speech head: speech tokens, then end tokens."""
+    """Rows of the speech head: speech tokens, then end tokens."""
     end_rows: tuple[int, ...]
     """Head rows that end an answer."""
 
