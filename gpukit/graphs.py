@@ -14,7 +14,7 @@ import torch
 WARM_UP_RUNS = 2
 
 ErrorMode = Literal["global", "thread_local", "relaxed"]
-"""Which CUDA calls break a capture: those of all threads, or of the capturing one alone. CUDA's own names."""
+"""Which threads' CUDA calls break a capture: those of all threads, or of the capturing one alone. CUDA's own names."""
 
 
 def own_stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 LINE_BYTES = 128
-"""Of the L2 cache."""
+"""Bytes of a line of the L2 cache."""
 
 
 @triton.jit

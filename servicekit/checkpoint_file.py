@@ -34,18 +34,19 @@ class CheckpointDeclaration(BaseModel):
 
     version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
     name: str | None = Field(default=None, max_length=200)
-    """For people."""
+    """Name of the checkpoint for people."""
     family: FamilyName = "step_audio2"
-    """Of token2wav's models."""
+    """Family of token2wav's models."""
     languages: tuple[str, ...] | None = None
-    """That the LLM has learnt to speak: primary subtags of BCP 47 in lower case. None: nobody knows, and nothing is
-    refused or warned of."""
+    """Languages that the LLM has learnt to speak: primary subtags of BCP 47 in lower case. None: unknown, and nothing
+    is refused or warned of."""
     tags: tuple[str, ...] | None = None
     """Inline tags that the LLM acts on, such as `[breath]`; None: those of CosyVoice2."""
     instruct: InstructForm | None = None
-    """How an instruction stands before a text: with `<|endofprompt|>` between them. None: the LLM takes none."""
+    """Form of an instruction in the prompt: before the text, with `<|endofprompt|>` between them. None: the LLM takes
+    none."""
     phonemes: PhonemeForm | None = None
-    """How phonemes stand in a text: as CMU phones and pinyin in brackets. None: the LLM reads words only."""
+    """Form of phonemes in a text: CMU phones and pinyin in brackets. None: the LLM reads words only."""
 
     @field_validator("languages")
     @classmethod

@@ -23,9 +23,9 @@ DEFAULT_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.5
 _READ_TIMEOUT_S = 3.0
 _MAX_FAILURES = 3
-"""Answers in a row that make no sense, such as 404: nothing there has such metrics. Silence does not count."""
+"""Unusable answers in a row, such as 404, after which no metrics are expected there. Silence does not count."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
-"""Name, labels, value; a timestamp may follow."""
+"""A metric's sample: name, labels, value; a timestamp may follow."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

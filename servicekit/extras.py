@@ -42,7 +42,7 @@ class Source:
     """What this package was installed from."""
 
     requirement: str
-    """As pip takes it, without extras: a folder or a wheel file."""
+    """Requirement for pip, without extras: a folder or a wheel file."""
     is_repository: bool
 
 

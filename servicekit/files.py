@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 PART_SUFFIX = ".part"
-"""Of a file that is being written; one left behind belongs to a process that died."""
+"""Ending of a file that is being written; one left behind belongs to a process that died."""
 
 
 def write_text(path: Path, text: str) -> None:

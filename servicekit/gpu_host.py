@@ -19,12 +19,12 @@ from pathlib import Path
 MIB = 1024**2
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 DEVICES = (AUTO, CPU, CUDA)
-"""What a user may ask for."""
+"""Devices that a user may ask for."""
 DEVICE_VARIABLE = "COSYDIT_DEVICE"
 COMPILERS = ("gcc", "clang", "cc")
 MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 MPS_CONTROL = "control"
-"""The daemon's socket among its pipes."""
+"""Name of the daemon's socket in the folder of its pipes."""
 _ROOT_UID = 0
 QUERY_TIMEOUT_S = 20.0
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap", "mig.mode.current")
@@ -45,11 +45,11 @@ class GpuFacts:
 
     name: str
     memory_mib: int
-    """All of it, in MiB."""
+    """Whole memory in MiB."""
     free_mib: int
-    """Of it, when it was asked; of a slice the same as `memory_mib`, for the driver does not tell."""
+    """Free memory in MiB when asked; for a slice `memory_mib`, as the driver does not tell."""
     driver: str
-    """Version, such as 580.95.05."""
+    """Version of the driver, such as 580.95.05."""
     capability: tuple[int, int]
     """Compute capability."""
     is_slice: bool = False

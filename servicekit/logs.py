@@ -13,10 +13,10 @@ from datetime import datetime, timezone
 from enum import Enum
 
 FORMAT_VARIABLE = "COSYDIT_LOG_FORMAT"
-"""Environment: `text` or `json`."""
+"""Environment variable of the log format: `text` or `json`."""
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FACTS = ("request_id", "stream_id", "trace_id", "caller", "process_number")
-"""Attributes of records that stand in JSON lines when they are there."""
+"""Attributes of records that JSON lines show if they are set."""
 
 
 class LogFormat(str, Enum):

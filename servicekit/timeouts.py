@@ -25,7 +25,7 @@ __all__ = ["LoopLag", "Patience", "Timeout", "expire", "patient_timeout", "runni
 
 TICK_S = 0.1
 MAX_EXTENSIONS = 4.0
-"""A wait takes at most so many times its limit longer because the service serves others."""
+"""Most times its limit that a wait is extended because the service serves others."""
 
 
 def expire(limit: Timeout) -> None:
@@ -56,7 +56,7 @@ class LoopLag:
     def __init__(self) -> None:
         """Count nothing yet."""
         self.total_s = 0.0
-        """Never goes down."""
+        """Seconds in all; the value never falls."""
         self._timer: asyncio.TimerHandle | None = None
         self._stood_still_s = float("-inf")
 

@@ -14,7 +14,8 @@ from servicekit.extras import install_command
 from servicekit.tracing.span import NULL_TRACER, TRACEPARENT, Tracer
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
-"""Environment: base URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; OpenTelemetry's own name."""
+"""Environment variable of the base URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; OpenTelemetry's own
+name."""
 _traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 

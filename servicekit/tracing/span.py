@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 TRACEPARENT = "traceparent"
-"""Name of the HTTP header, the gRPC metadata and the Triton request parameter."""
+"""Name of the HTTP header, of the gRPC metadata and of the Triton request parameter."""
 
 Attribute = str | int | float | bool
 
