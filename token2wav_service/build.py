@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 MAX_PROMPT_FRAMES = 900
-"""18 s, the longest prompt that is accepted."""
+"""Frames of the longest prompt that is accepted, 18 s."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

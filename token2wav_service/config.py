@@ -16,7 +16,7 @@ class HistoryPolicy(str, Enum):
     """Which earlier frames a chunk may attend to."""
 
     UPSTREAM = "upstream"
-    """As the original runtime truncates; streams end at 100 s of prompt and audio."""
+    """History as the original runtime truncates it; streams end at 100 s of prompt and audio."""
     PROMPT_AND_RECENT = "prompt_and_recent"
     """The whole prompt and the newest frames: constant memory and cost for any length."""
     AUTO = "auto"
@@ -45,10 +45,10 @@ class Parity(str, Enum):
     """How a block-masked flow (CosyVoice2's, CosyVoice3's) computes a stream's chunks."""
 
     NONE = "none"
-    """Under the mask that the models were trained to stream with; what complete blocks leave behind is kept."""
+    """The mask that the models were trained to stream with; results of complete blocks are kept."""
     UPSTREAM = "upstream"
-    """As the original runtime serves them, for comparisons: every chunk computes the whole prefix again, its estimator
-    unmasked, and the last one without any mask. Cost grows with the square of the length."""
+    """The original runtime's way, for comparisons: every chunk computes the whole prefix again, its estimator unmasked,
+    and the last one without any mask. Cost grows with the square of the length."""
 
 
 class RunnerKind(str, Enum):
@@ -57,22 +57,22 @@ class RunnerKind(str, Enum):
     AUTO = "auto"
     """`slots` on a CUDA device, `packed` on a CPU for the families whose estimator is a DiT, else `torch`."""
     TORCH = "torch"
-    """The plain modules, on any device and under every policy."""
+    """Plain modules, on any device and under every policy."""
     PACKED = "packed"
-    """The plain modules' arithmetic for CPU cores, without padding, and with each stream's keys and values in place."""
+    """Arithmetic of the plain modules for CPU cores, without padding, with each stream's keys and values in place."""
     SLOTS = "slots"
     """Fused kernels and CUDA graphs over a fixed pool; history `prompt_and_recent`."""
     TENSORRT = "tensorrt"
-    """As `slots`, the DiT in a TensorRT engine that was built beforehand; not run where this is developed."""
+    """`slots` with the DiT in a TensorRT engine that was built beforehand; not run where this is developed."""
 
 
 class SourcePhase(str, Enum):
     """How the harmonic source starts in each vocoder call."""
 
     CONTINUOUS = "continuous"
-    """Goes on where the previous call ended."""
+    """The phase goes on where the previous call ended."""
     UPSTREAM = "upstream"
-    """Restarts at zero, which makes the phase jump after every overlap."""
+    """The phase restarts at zero and so jumps after every overlap."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class SynthesisPolicy:
     ode_steps: int = 10
     """Euler steps of the flow's solver."""
     parity: Parity = Parity.NONE
-    """Of a block-masked flow: `upstream` computes chunks as the original does, for comparisons; `runner=torch`."""
+    """Chunks of a block-masked flow: `upstream` computes them as the original does, for comparisons; needs
+    `runner=torch`."""
 
 
 @dataclass(frozen=True)
@@ -103,23 +104,23 @@ class Token2WavConfig:
     dtype: str = "float32"
     """dtype of the flow; of the vocoder, only products are ever smaller than float32."""
     max_batch_size: int = 16
-    """Streams in one step at most."""
+    """Most streams in one step."""
     batch_window_us: int = 0
     """Microseconds a step waits for more streams to join it."""
     max_streams: int = 64
-    """Open streams at most; one more is refused."""
+    """Most open streams; one more is refused."""
     max_chunk_tokens: int = 1500
-    """Tokens (25 Hz) in one chunk at most: a minute of audio."""
+    """Most tokens (25 Hz) in one chunk: a minute of audio."""
     voice_cache_bytes: int = 512 * MIB
     idle_timeout_s: float = 60.0
-    """An open stream that gets no chunk for so long is aborted; above 0, finite."""
+    """Seconds without a chunk after which an open stream is aborted; above 0, finite."""
     runner: RunnerKind = RunnerKind.AUTO
     engines_dir: Path | None = None
-    """TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir."""
+    """Folder of TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir."""
     tensorrt_contexts: int = 64
-    """Execution contexts of one graph at most; every size that is prepared keeps one."""
+    """Most TensorRT execution contexts; every size that is prepared keeps one."""
     tensorrt_prompt_frames: tuple[int, ...] = (300, 900)
-    """Mel frames (50 Hz) that a batch's prompts are padded to, the first that fits, ascending; longer prompts run in
+    """Mel frames (50 Hz), ascending, to which a batch's prompts are padded, the first that fits; longer prompts run in
     the fused kernels."""
     tensorrt_vocoder: str = "float32"
     """Precision of the vocoder's engine, float32 (with TF32 products) or float16; without such an engine, fused kernels

@@ -28,32 +28,33 @@ from enum import Enum
 TOKEN2WAV_MODEL = "token2wav_dit"
 DROP_IN_MODEL = "cosyvoice2_dit"
 DROP_IN_MODELS = {"flow.yaml": DROP_IN_MODEL, "cosyvoice2.yaml": "cosyvoice2", "cosyvoice3.yaml": "cosyvoice3"}
-"""What the original runtime calls the drop-in for each family, by the file that describes the family's flow."""
+"""File that describes a family's flow -> the original runtime's name of the drop-in."""
 LLM_MODEL = "tensorrt_llm"
-"""What the original's run.sh calls the LLM inside Triton."""
+"""Name of the LLM inside Triton in the original's run.sh."""
 ORIGINAL_MODELS = {
     "cosyvoice2": {"token2wav_of_cosyvoice2": "token2wav", LLM_MODEL: LLM_MODEL},
     "cosyvoice3": {"token2wav_of_cosyvoice3": "token2wav", "vocoder_of_cosyvoice3": "vocoder"},
 }
-"""By the drop-in's name: templates of the models that the original's run.sh and run_cosyvoice3.sh offer beside it, and
-what they are called there. A name means another contract in each, so a repository holds those of one family."""
+"""Drop-in's name -> templates of the models that the original's run.sh and run_cosyvoice3.sh offer beside it, with the
+original's names. A name means another contract in each, so a repository holds those of one family."""
 AUDIO_TOKENIZER_MODEL = "audio_tokenizer"
 SPEAKER_EMBEDDING_MODEL = "speaker_embedding"
 
 SPEECH_VOCAB_SIZE = 6561
-"""Speech tokens are 0..6560 (finite scalar quantisation, 3 levels in 8 dimensions)."""
+"""Number of speech tokens: 0..6560 (finite scalar quantisation, 3 levels in 8 dimensions)."""
 TOKEN_RATE_HZ = 25
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_TOKEN = SAMPLE_RATE_HZ // TOKEN_RATE_HZ
 PROMPT_SAMPLE_RATE_HZ = 16_000
 MAX_PROMPT_SECONDS = 18.0
-"""900 mel frames: with 100 frames of history the most that the estimator's engines are built for."""
+"""Seconds of the longest prompt: 900 mel frames, with 100 of history the most that the estimator's engines are built
+for."""
 LOOKAHEAD_TOKENS = 3
-"""A chunk that is not the last carries this many tokens of context beyond those it speaks."""
+"""Tokens of context at the end of every chunk but the last, which it does not speak."""
 CHUNK_SIZES_TOKENS = (15, 25, 50, 100)
 """Spoken tokens of the chunks that token2wav batches best on a GPU: any other costs as much as the next larger one."""
 DEFAULT_PRIORITY = 10
-"""Priority classes are 1 (first) to 10, as Triton counts them."""
+"""Default priority class; classes are 1 (first) to 10, as Triton counts them."""
 
 
 class Operation(str, Enum):
@@ -89,23 +90,23 @@ class ServerStatus:
     """How busy a token2wav server is; what a caller with several servers chooses by."""
 
     max_streams: int
-    """Slots: open streams at most."""
+    """Most open streams: the number of slots."""
     open_streams: int
-    """Of all callers."""
+    """Open streams of all callers."""
     ready_streams: int
-    """Of these, with a chunk that the next step could run."""
+    """Open streams with a chunk that the next step could run."""
     max_batch_size: int
-    """Streams in one step at most."""
+    """Most streams in one step."""
     steps: int
-    """Run since the start."""
+    """Steps run since the start."""
     step_seconds: float | None
-    """Mean of the newest steps; None before the first."""
+    """Mean seconds of the newest steps; None before the first."""
     audio_seconds_per_second: float | None
-    """Audio that the newest steps made in each second of theirs; None before the first."""
+    """Seconds of audio for each second of the newest steps; None before the first."""
     is_draining: bool
-    """Finishes its streams and takes no new ones."""
+    """Whether the server finishes its streams and takes no new ones."""
     hop_multiple: int = 1
-    """Every chunk but a stream's first and last should speak a multiple of so many tokens: a block of its mask."""
+    """Tokens of one block of the mask; every chunk but a stream's first and last should speak a multiple of it."""
 
     def to_json(self) -> str:
         """Write it for the wire."""
@@ -138,7 +139,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "float | None": (int, float, type(None)),
 }
-"""What JSON may hold for each kind of `ServerStatus`'s fields."""
+"""JSON's types for each kind of `ServerStatus`'s fields."""
 
 
 def encode_error(code: ErrorCode, message: str) -> str:

@@ -18,7 +18,8 @@ from token2wav_service.errors import CapacityError, InvalidRequestError, Token2W
 from token2wav_service.types import AudioChunk, FloatArray, StreamOptions, StreamSummary, TokenChunk, VoicePrompt
 
 DEFAULT_CHUNK_TOKENS = 500
-"""Utterances of up to 20 s are made in one piece; longer ones bound the memory of a step."""
+"""Default tokens of a chunk: up to 20 s are made in one piece; longer utterances are cut, which bounds a step's
+memory."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,14 @@ class OfflineUtterance:
     """All speech tokens of one utterance and the voice to say them in."""
 
     name: str
-    """Comes back with the audio; unique among the utterances given together."""
+    """Name that the audio carries; unique among the utterances given together."""
     token_ids: tuple[int, ...]
-    """0..6560."""
+    """Speech tokens, 0..6560."""
     prompt: VoicePrompt | Callable[[], VoicePrompt]
-    """The voice, or what loads it; loaded only if it must be made."""
+    """Prompt of the voice, or a function that loads it if it must be made."""
     options: StreamOptions = field(default_factory=StreamOptions)
     voice_id: str | None = None
-    """The prompt's, if it was registered before: spares hashing it for every utterance."""
+    """Id of the prompt's voice, if it was registered before: spares hashing it for every utterance."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class OfflineSpeech:
     outcome: FloatArray | Token2WavError
     """[N] float32 in +-1 at 24 kHz, or why there is none."""
     summary: StreamSummary | None
-    """None if no stream was opened."""
+    """Summary of the stream; None if no stream was opened."""
 
 
 def synthesize_all(

@@ -50,11 +50,11 @@ class StreamOptions:
     """What a caller may choose when a stream opens."""
 
     seed: int = 0
-    """Seeds all noise of the stream."""
+    """Seed of all noise of the stream."""
     priority: int = DEFAULT_PRIORITY
     """Scheduling class, 1 (first) to 10."""
     trace_id: str | None = None
-    """For the log."""
+    """Trace id for the log."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class ChunkTiming:
 
     accepted_s: float
     started_s: float
-    """Of its step."""
+    """Time when the chunk's step began."""
     ended_s: float
     batch_size: int
-    """Streams in the step."""
+    """Number of streams in the step."""
 
     @property
     def queue_s(self) -> float:
@@ -94,7 +94,7 @@ class AudioChunk:
     """[N] float32 in +-1 at 24 kHz."""
     is_last: bool
     timing: ChunkTiming | None = None
-    """How it was made; None where nobody measured."""
+    """Times of the chunk's way; None if nobody measured."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ class EngineStats:
     voices: int
     voice_bytes: int
     state_bytes: int
-    """Held by open streams, beyond what they share with their voices."""
+    """Bytes that open streams hold, beyond what they share with their voices."""
     steps: int
     batch_size_histogram: dict[int, int]
     """Streams in a step -> steps of that size."""
@@ -128,13 +128,13 @@ class EngineStats:
     finished: int
     aborted: int
     slots: int
-    """Streams that may be open at once."""
+    """Most streams that may be open at once."""
     queued_chunks: int
-    """Accepted, and not in a step yet."""
+    """Chunks that were accepted and are not in a step yet."""
     deadline_misses: int
-    """Chunks that came after their listener ran dry by the engine's own fault, see `PlaybackDeadline`."""
+    """Chunks whose listener ran dry before they came, by the engine's own fault; see `PlaybackDeadline`."""
     voice_hits: int
-    """Looked up and found in the cache."""
+    """Voices that were looked up and found in the cache."""
     voice_misses: int
-    """Looked up and computed, or not found."""
+    """Voices that were looked up and computed, or not found."""
     voice_evictions: int

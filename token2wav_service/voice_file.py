@@ -19,7 +19,7 @@ from safetensors.numpy import save
 FORMAT = "cosydit.voice"
 FORMAT_VERSION = "1"
 FRAMES_PER_TOKEN = 2
-"""Mel frames (50 Hz) to a speech token (25 Hz)."""
+"""Mel frames (50 Hz) for each speech token (25 Hz)."""
 
 _HEADER_LENGTH_BYTES = 8
 _METADATA = "__metadata__"
@@ -39,7 +39,7 @@ class VoiceFile:
     """Everything in such a file."""
 
     model_version: str
-    """Of the checkpoint whose feature models made the voice."""
+    """Version of the checkpoint whose feature models made the voice."""
     prompt_tokens: npt.NDArray[np.int32]
     """[T] speech tokens of the prompt, 25 Hz."""
     prompt_mel: npt.NDArray[np.float32]
@@ -49,7 +49,7 @@ class VoiceFile:
     audio: bytes = b""
     """The recording as it was uploaded, to make the voice again for another model; empty if it was not kept."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Further entries of the header; their keeper's."""
+    """Further entries of the header, for whoever keeps the file."""
 
 
 def encode_voice_file(voice: VoiceFile) -> bytes:

@@ -23,7 +23,7 @@ SPEAKER_ENCODER = SPEAKER_ENCODER_FILE
 IGNORED_FILES = ("flow.decoder.estimator*.onnx", "flow.decoder.estimator*.plan", "flow.encoder*.zip")
 """The original's compiled graphs: this service runs flow.pt itself."""
 FEATURE_CODE_VERSION = 1
-"""Raised when our own front end (resampling, mel, cutting to length) makes other numbers from the same prompt."""
+"""Version of our own front end (resampling, mel, cutting to length); raised when its numbers for a prompt change."""
 
 
 class Family(str, Enum):
@@ -47,7 +47,7 @@ class FamilyFiles:
     """Names in a checkpoint directory that differ between families."""
 
     description: str
-    """YAML with the models' sizes; its name tells the family."""
+    """Name of the YAML file with the models' sizes; it tells the family."""
     speech_tokenizer: str
     mel_high_hz: float = FLOW_HIGH_HZ
     """Upper edge of the filters of the prompt's mel."""

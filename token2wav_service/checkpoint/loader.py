@@ -70,7 +70,7 @@ FLOW_YAML = Family.STEP_AUDIO2.files.description
 SPEECH_TOKENIZER = Family.STEP_AUDIO2.files.speech_tokenizer
 HIFT_CONFIG = "hift_config.json"
 CAUSAL_LOOKAHEAD_FRAMES = 4
-"""What CosyVoice3's vocoder looks ahead where its description does not say."""
+"""Frames that CosyVoice3's vocoder looks ahead if its description does not say."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 OPSET = 13
 IR_VERSION = 8
-"""Old enough for every ONNX Runtime from 1.18 on."""
+"""ONNX version of the file, old enough for every ONNX Runtime from 1.18 on."""
 
 _FBANK_BINS = 80
 _EMBEDDING_SIZE = 192
 _SPEAKER_HIDDEN = 64
 _FBANK_SCALE = 0.3
-"""Mean-subtracted log energies have a standard deviation near 3; the tanh wants about 1."""
+"""Scale for the tanh, which wants about 1: mean-subtracted log energies have a standard deviation near 3."""
 
 _LOG_MEL_BINS = 128
 _FRAMES_PER_TOKEN = 4

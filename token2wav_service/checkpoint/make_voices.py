@@ -22,7 +22,7 @@ PEAK = 0.5
 
 _SYLLABLE_SECONDS = 0.2
 _PAUSE_EVERY = 5
-"""Syllables: every fifth is silent."""
+"""Every so many syllables one is silent."""
 _HARMONICS_BELOW_HZ = 7000.0
 _FORMANT_WIDTH_HZ = 180.0
 _BREATH = 0.003

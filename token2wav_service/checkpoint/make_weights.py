@@ -23,7 +23,7 @@ _PITCH_HZ = 150.0
 _PITCH_SPREAD_HZ = 40.0
 _RESIDUAL_GAIN = 0.3
 _SOURCE_GAIN = 4.0
-"""The source's amplitude is near 0.1; this lets the pitch be heard in the noise."""
+"""Gain of the source, whose amplitude is near 0.1, so that the pitch is heard in the noise."""
 _MAGNITUDE_GAIN, _PHASE_GAIN = 0.25, 2.0
 _LOG_MAGNITUDES = (0.5, -2.0)
 """Bias from the lowest to the highest bin of the vocoder's spectrum; sets the loudness, darker than white."""
@@ -33,7 +33,7 @@ _VELOCITY_BIASES = {
     "decoder.estimator.final_proj.bias",
     "decoder.estimator.proj_out.bias",
 }
-"""Of the estimators' last layers."""
+"""Biases of the estimators' last layers."""
 
 
 def random_flow_state(config: AnyFlowConfig, seed: int) -> dict[str, Tensor]:

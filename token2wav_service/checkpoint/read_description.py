@@ -20,7 +20,7 @@ from token2wav_service.errors import CheckpointError
 
 _REFERENCE = re.compile(r"<([^<>]+)>")
 _MAX_DEPTH = 20
-"""References that lead to references, at most."""
+"""Most references that lead to further references."""
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

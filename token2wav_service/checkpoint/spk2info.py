@@ -46,9 +46,9 @@ class OriginalVoice:
     speaker_embedding: npt.NDArray[np.float32]
     """[192]."""
     transcript: str | None
-    """What the prompt says; None where only its token ids are known."""
+    """Text of the prompt; None if only its token ids are known."""
     transcript_ids: tuple[int, ...]
-    """The transcript in the LLM's text tokens, where the file has nothing else."""
+    """Transcript in the LLM's text tokens, if the file has nothing else."""
 
 
 @dataclass(frozen=True)

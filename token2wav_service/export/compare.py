@@ -30,18 +30,19 @@ MIN_SNR_DB = {Precision.FLOAT32: 90.0, Precision.FLOAT16: 50.0, Precision.BFLOAT
 """The least agreement with float32 that every output of a graph must reach."""
 
 NOTHING_IN_COMMON_DB = -1000.0
-"""Where a ratio has no meaning: not numbers, or an error where nothing should be. Finite, so that JSON can hold it."""
+"""Value where a ratio has no meaning: not numbers, or an error where nothing should be. Finite, so that JSON can hold
+it."""
 
 
 class Executor(str, Enum):
     """The program that computed the compared side."""
 
     ONNX_RUNTIME = "onnxruntime"
-    """The exported file."""
+    """ONNX Runtime ran the exported file."""
     ONNX_REFERENCE = "onnx reference"
-    """The exported file, slowly."""
+    """ONNX's slow reference evaluator ran the exported file."""
     PYTORCH = "pytorch"
-    """The module that was exported."""
+    """PyTorch ran the module that was exported."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,15 @@ class Sweep:
 
     streams: tuple[int, ...] = (1, 3, 64)
     frames: tuple[int, ...] = (2, 50, 200)
-    """Of a chunk, of a whole utterance and of the vocoder's input; even."""
+    """Frames of a chunk, of a whole utterance and of the vocoder's input; even."""
     history: tuple[int, ...] = (1, 120, 1000)
     """Padded history frames, of the prompt and the window together."""
     largest: int = 3200
-    """Streams times frames at most: beyond it, a CPU takes too long and finds nothing new."""
+    """Largest product of streams and frames: beyond it, a CPU takes too long and finds nothing new."""
 
 
 REFERENCE_SWEEP = Sweep(streams=(1, 3), frames=(2, 10), history=(1, 8))
-"""ONNX's evaluator gathers from at most 32 columns."""
+"""Sizes for ONNX's evaluator, which gathers from at most 32 columns."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Comparison:
     output: str
     max_abs: float
     snr_db: float | None
-    """None where nothing differs."""
+    """Signal to error ratio in dB; None where nothing differs."""
 
     @property
     def passed(self) -> bool:

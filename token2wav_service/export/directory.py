@@ -44,7 +44,7 @@ class ExportOptions:
     """What to export."""
 
     precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
-    """Of the flow's graphs."""
+    """Precisions of the flow's graphs."""
     vocoder_precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
     """Of the vocoder's convolutions."""
     graphs: tuple[str, ...] = ALL_GRAPHS
@@ -58,10 +58,10 @@ class ExportTask:
     spec: GraphSpec
     path: Path
     sources: tuple[Path, ...]
-    """The checkpoint's files that it is made from."""
+    """Files of the checkpoint that it is made from."""
     key: str
     is_done: bool
-    """True when the file is there, made from the same things."""
+    """Whether the file exists already, made from the same things."""
 
 
 class ExportDirectory:

@@ -15,7 +15,7 @@ from token2wav_service.errors import ExportError
 from token2wav_service.graphs.spec import GraphSpec
 
 PACKAGES = ("cosydit", "torch", "onnx", "onnxscript")
-"""Whose versions are recorded."""
+"""Packages whose versions are recorded."""
 KEYED_PACKAGES = ("torch", "onnxscript")
 """Packages whose versions may change the exported files."""
 
@@ -27,16 +27,16 @@ class Manifest:
     graph: str
     precision: str
     opset: int
-    """Of the default operator set."""
+    """Version of the default operator set."""
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file."""
     size_bytes: int
     key: str
-    """Of everything the file depends on; an equal key means that it need not be made again."""
+    """Hash of everything the file depends on; with an equal key it need not be made again."""
     sources: Mapping[str, str]
     """SHA-256 of the checkpoint's files that it was made from, by name."""
     versions: Mapping[str, str]
-    """Packages it was made with."""
+    """Versions of the packages it was made with."""
     description: Mapping[str, Any]
     """The graph's inputs, outputs and profiles."""
 

@@ -26,7 +26,7 @@ from token2wav_service.export.samples import sample_inputs
 from token2wav_service.graphs.spec import DType, GraphSpec, Precision, TensorSpec
 
 OPSETS = {Precision.FLOAT32: 18, Precision.FLOAT16: 18, Precision.BFLOAT16: 22}
-"""The oldest that has every operator we need in the precision: bfloat16 convolutions came with 22."""
+"""Oldest operator set with every operator we need in the precision: bfloat16 convolutions came with 22."""
 _ELEMENT_TYPES = {
     DType.FLOAT32: TensorProto.FLOAT,
     DType.FLOAT16: TensorProto.FLOAT16,
@@ -220,7 +220,7 @@ _GROUPS = {
 ELEMENT_TYPES = {name: types for types, names in _GROUPS.items() for name in names.split()}
 """Element types of each operator's data input."""
 _DATA_INPUT = {"Where": 1}
-"""Which input holds the data, where it is not the first."""
+"""Index of the input that holds the data, where it is not the first."""
 
 
 def check_operators(model: ModelProto) -> None:

@@ -30,9 +30,9 @@ from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.vocoder.hift import HiFT
 
 RUNNABLE = (Precision.FLOAT32, Precision.FLOAT16)
-"""What ONNX Runtime's CPU provider computes; it has no bfloat16 products."""
+"""Precisions that ONNX Runtime's CPU provider computes; it has no bfloat16 products."""
 WINDOW_COLUMNS = 100
-"""History columns given as the stream's window, where there are that many; the rest goes in as its prompt."""
+"""Most history columns given as the stream's window; the rest goes in as its prompt."""
 
 
 class OnnxGraph:

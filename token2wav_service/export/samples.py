@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from token2wav_service.graphs.spec import DType, GraphSpec, TensorSpec
 
 SMALLEST_VOCABULARY = 512
-"""Token ids are drawn below it, whatever the model's vocabulary."""
+"""Bound of the random token ids, whatever the model's vocabulary."""
 _FLOATS = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
 
 
@@ -54,7 +54,7 @@ def _history(axis: str) -> Callable[[tuple[int, ...], Mapping[str, int], Generat
 
 
 _LENGTH_AXES = ("spoken_tokens", "whole_tokens", "mel_frames", "chunk_frames", "whole_frames")
-"""What `lengths` counts is the first of these that a graph has."""
+"""Axes that `lengths` may count, in this order: the first one that a graph has."""
 _SPECIAL: dict[str, Callable[[tuple[int, ...], Mapping[str, int], Generator], Tensor]] = {
     "lengths": _lengths,
     "is_last": lambda shape, _, generator: _is_last(shape[0]),

@@ -18,20 +18,20 @@ from token2wav_service.errors import InvalidPromptError
 from token2wav_service.types import FloatArray
 
 MIN_PROMPT_SECONDS = 0.12
-"""Three speech tokens, the flow's look-ahead."""
+"""Seconds of the shortest prompt: three speech tokens, the flow's look-ahead."""
 MAX_FILE_BYTES = 32 * 1024 * 1024
-"""More than 18 s in stereo, 96 kHz, 64-bit float."""
+"""Most bytes of a file: more than 18 s in stereo, 96 kHz, 64-bit float."""
 
 _MAX_CHANNELS = 8
 _MIN_RATE_HZ, _MAX_RATE_HZ = 4_000, 192_000
 _SILENCE_PEAK = 1e-3
-"""-60 dB: the loudest deviation from the mean of what still counts as silence."""
+"""Largest deviation from the mean that still counts as silence: -60 dB."""
 _MAX_PEAK = 2.0
-"""Decoders overshoot 1 a little; beyond this the samples are integers that nobody scaled."""
+"""Largest sample: decoders overshoot 1 a little; beyond this the samples are integers that nobody scaled."""
 _STREAMED_WAV_BYTES = 0x7FFF_0000
-"""Writers that can't seek back declare a length from here up; it says nothing."""
+"""Length in a header, from which on it has no meaning: writers that can't seek back put it there."""
 _ESTIMATED_LENGTH_FORMATS = frozenset({"MP3", "MPEG"})
-"""Their headers only estimate the length, so a shorter body is no sign of damage."""
+"""Formats whose headers only estimate the length, so a shorter body is no sign of damage."""
 
 
 def load_prompt_audio(data: bytes, max_seconds: float = MAX_PROMPT_SECONDS) -> FloatArray:
@@ -187,7 +187,7 @@ def _too_long(seconds: float, max_seconds: float) -> InvalidPromptError:
 
 
 _ORIGINAL, _NEW = 2, 3
-"""16 kHz : 24 kHz, reduced."""
+"""Ratio of the sample rates 16 kHz and 24 kHz, reduced."""
 _LOWPASS_ZEROS = 6
 """Zero crossings of the sinc on each side."""
 _ROLLOFF = 0.99

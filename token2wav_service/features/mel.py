@@ -17,7 +17,7 @@ from token2wav_service.types import FloatArray
 
 FLOW_MEL_BINS = 80
 FLOW_WINDOW_SAMPLES = 1920
-"""80 ms; also the FFT's length."""
+"""Samples of the window and of the FFT, 80 ms."""
 FLOW_HOP_SAMPLES = 480
 FLOW_HIGH_HZ = 8000.0
 """Upper edge of the filters, but for CosyVoice3, whose filters reach 12 kHz."""
@@ -54,12 +54,12 @@ def flow_mel_filters(high_hz: float = FLOW_HIGH_HZ) -> FloatArray:
 
 S3_MEL_BINS = 128
 S3_WINDOW_SAMPLES = 400
-"""25 ms; also the FFT's length."""
+"""Samples of the window and of the FFT, 25 ms."""
 S3_HOP_SAMPLES = 160
 
 _POWER_FLOOR = 1e-10
 _DYNAMIC_RANGE = 8.0
-"""log10 units kept below the loudest value."""
+"""Range kept below the loudest value, in log10 units."""
 _OFFSET, _SCALE = 4.0, 4.0
 
 

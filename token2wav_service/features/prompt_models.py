@@ -25,7 +25,7 @@ SPEECH_TOKENIZER_FILE = "speech_tokenizer_v2_25hz.onnx"
 SPEAKER_ENCODER_FILE = "campplus.onnx"
 EMBEDDING_SIZE = 192
 MAX_SECONDS = 30.0
-"""The speech tokenizer's positions end here."""
+"""Longest audio in seconds: the speech tokenizer's positions end there."""
 _ERRORS_ONLY = 3
 
 

@@ -50,7 +50,7 @@ SPEECH_TOKENIZER = "speech_tokenizer_v2_25hz"
 FLOW_GRAPHS = (ESTIMATOR_CHUNK, ESTIMATOR_WHOLE, ENCODER_CHUNK, ENCODER_WHOLE)
 VOCODER_GRAPHS = (F0_PREDICTOR, VOCODER)
 GIVEN_GRAPHS = (SPEAKER_ENCODER, SPEECH_TOKENIZER)
-"""Taken from the checkpoint as they are."""
+"""Graphs taken from the checkpoint as they are."""
 
 
 def describe_graphs(

@@ -21,9 +21,9 @@ from token2wav_service.errors import ExportError
 VOCODER_OVERLAP_FRAMES = 8
 """Mel frames of the previous call that every vocoder call of a stream begins with."""
 FBANK_FRAMES_PER_MEL_FRAME = 2
-"""The prompt models count at 100 Hz, mel frames at 50 Hz."""
+"""Prompt models' frames (100 Hz) for each mel frame (50 Hz)."""
 SHORTEST_FBANK_FRAMES = 10
-"""Of the shortest prompt that is taken, 120 ms."""
+"""Frames of the shortest prompt that is accepted, 120 ms."""
 MEL_FRAMES_PER_TOKEN = 2
 
 
@@ -83,7 +83,7 @@ class ShapeSettings:
     window_frames: AxisRange = AxisRange(1, 100, 100)
     """Earlier frames of the stream itself that the estimator sees; with the prompt's, 1000 at most."""
     conformer_window_frames: AxisRange = AxisRange(1, 250, 250)
-    """The same for the encoder, whose history is the prompt's frames and these."""
+    """Earlier frames of the stream itself that the encoder sees, beside the frames of the prompt."""
     whole_streams: AxisRange = AxisRange(1, 4, 16)
     """Whole utterances in one batch."""
     whole_frames: AxisRange = AxisRange(2, 750, 2000)

@@ -34,7 +34,7 @@ class Precision(str, Enum):
 
 
 Dim = int | str
-"""A fixed size, or the name of an axis."""
+"""Size of a dimension: a fixed number, or the name of an axis."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def is_decoupled(model_config_json: str) -> bool:
 
 
 DRAIN_FLAG_VARIABLE = "COSYDIT_DRAIN_FLAG"
-"""Environment variable with the file's path; while the file is there, the server drains."""
+"""Environment variable with the path of a file; while the file exists, the server drains."""
 
 
 def read_drain_flag(environment: Mapping[str, str]) -> Callable[[], bool]:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 FLOW_TOLERANCE = 1e-4
-"""Mel, hidden frames and caches, max abs, fp32 on a CPU."""
+"""Largest absolute error of mel, hidden frames and caches, fp32 on a CPU."""
 F0_TOLERANCE_HZ = 2e-3
 SOURCE_TOLERANCE = 1e-3
 DECODE_TOLERANCE = 1e-4
-"""Waveform from given mel and source."""
+"""Largest absolute error of the waveform from given mel and source."""
 INJECTED_TOLERANCE = 1e-3
-"""Streamed waveform with the source injected."""
+"""Largest absolute error of the streamed waveform with the source injected."""
 FEATURE_TOLERANCE = 1e-3
 WAVE_SNR_DB = 45.0
-"""Waveform end to end: the vocoder amplifies phase errors, so max abs says little."""
+"""Least ratio of the waveform end to end: the vocoder amplifies phase errors, so max abs says little."""
 
 
 @dataclass(frozen=True)

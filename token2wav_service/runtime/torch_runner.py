@@ -27,7 +27,7 @@ class TorchVoice(Generic[P]):
 
     prompt: P
     speaker: Tensor
-    """[192] on the models' device."""
+    """[192] raw speaker embedding on the models' device."""
 
     @property
     def frames(self) -> int:
@@ -46,7 +46,7 @@ class TorchState(Generic[P, F, A]):
 
     voice: TorchVoice[P]
     flow: F | None
-    """None before the first chunk."""
+    """State of the flow; None before the first chunk."""
     vocoder: A
 
     @property

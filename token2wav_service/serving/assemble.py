@@ -47,9 +47,9 @@ class AppliedSetting:
     name: str
     value: str
     is_given: bool
-    """False: the default."""
+    """Whether the user gave the value; False: it is the default."""
     places: tuple[str, ...]
-    """The config fields it set."""
+    """Config fields that the setting changed."""
 
 
 def assemble(output: Path, given: Mapping[str, str], templates: Path = TEMPLATES) -> list[AppliedSetting]:

@@ -19,9 +19,9 @@ from token2wav_service.python_backend.server_process import read_parameters
 from token2wav_service.types import FloatArray, IntArray
 
 MIN_SAMPLES = 400
-"""One window of the speaker encoder's spectrum, 25 ms."""
+"""Fewest samples: one window of the speaker encoder's spectrum, 25 ms."""
 MAX_SAMPLES = 30 * PROMPT_SAMPLE_RATE_HZ
-"""Where the speech tokenizer's positions end."""
+"""Most samples: the speech tokenizer's positions end there."""
 
 
 class FeatureExtractor(Protocol):

@@ -38,16 +38,16 @@ from token2wav_service.python_backend.server_process import read_parameters
 from token2wav_service.types import FloatArray
 
 TOKEN_OFFSET = 151_663
-"""What CosyVoice2's clients add to speech tokens: their place in the LLM's vocabulary."""
+"""Number that CosyVoice2's clients add to speech tokens: their place in the LLM's vocabulary."""
 SPK2INFO_FILE = "spk2info.pt"
 DEFAULT_ENTRY = "001"
-"""The voice in it of requests to CosyVoice2's `token2wav` that bring none."""
+"""Voice in spk2info.pt for requests to CosyVoice2's `token2wav` without a voice."""
 HELD_BACK_FRAMES = 8
-"""Mel frames of CosyVoice3 whose audio a call that is not the last does not give."""
+"""Mel frames of CosyVoice3 whose audio is held back until the last call."""
 MAX_STATES = 256
-"""Streams whose vocoder state is kept; of more, the one that was silent longest is forgotten."""
+"""Most streams whose vocoder state is kept; beyond them, the one that was silent longest is forgotten."""
 SEED = 0
-"""Of the vocoder's noise: requests of one stream must agree on it."""
+"""Seed of the vocoder's noise: requests of one stream must agree on it."""
 
 
 class WholePass:

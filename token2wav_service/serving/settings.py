@@ -30,7 +30,7 @@ LLM_BACKENDS = ("embedded", "vllm", "trtllm")
 PROMPT_FORMS = ("tokens", "chat")
 CHUNK_STRATEGIES = ("exponential", "equal", "time_based", "deadline")
 MIN_HOP_TOKENS = 4
-"""A shorter first chunk gives the vocoder less than it holds back for its joins."""
+"""Fewest tokens of a first chunk: with fewer the vocoder has less than it holds back for its joins."""
 
 
 class SettingsError(ValueError):
@@ -73,10 +73,10 @@ class Setting:
     name: str
     help: str
     check: Callable[[str], str]
-    """Returns the value in the form that is stored; raises ValueError saying what was expected."""
+    """Returns the value in the form that is stored; raises ValueError with what was expected."""
     targets: tuple[Parameter | Field, ...]
     default: str | None = None
-    """None: unset unless given."""
+    """Default value; None: unset unless given."""
     is_required: bool = False
 
 
@@ -220,10 +220,10 @@ def _as_text(value: object) -> str | None:
 _ORIGINAL_MODELS = tuple(
     template for templates in ORIGINAL_MODELS.values() for template in templates if template != LLM_MODEL
 )
-"""Those that load the checkpoint's models."""
+"""Models that load the checkpoint's models."""
 _FEATURE_MODELS = (AUDIO_TOKENIZER_MODEL, SPEAKER_EMBEDDING_MODEL)
 _MAX_INSTANCES = 256
-"""More processes than any host serves; catches a slip of the keyboard."""
+"""Most processes of a model: more than any host serves, so that a slip of the keyboard is caught."""
 
 _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
     Setting(

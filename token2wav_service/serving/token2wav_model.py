@@ -47,7 +47,7 @@ LEASE_POLL_INTERVAL_S = 0.05
 METRICS_INTERVAL_S = 0.25
 _DECODER_THREADS = 2
 _MAX_PENDING_DECODINGS = 32
-"""Prompts' files that are being decoded or wait for it; one more is refused. As many as the engine takes voices."""
+"""Most prompt files that are being decoded or wait for it, as many as the engine takes voices; one more is refused."""
 
 
 class StreamEngine(Protocol):

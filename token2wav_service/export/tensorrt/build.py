@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_NAME = ".build.lock"
 LOCK_TIMEOUT_S = 4 * 3600.0
-"""A build takes minutes to an hour; a longer wait has another cause."""
+"""Seconds to wait for another build, which takes minutes to an hour; a longer wait has another cause."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class BuildResult:
 
     manifest: EngineManifest
     was_built: bool
-    """False if a fitting engine was there."""
+    """Whether the engine was built now; False if a fitting one was there."""
 
 
 def ensure_engine(

@@ -23,10 +23,10 @@ from token2wav_service.runtime.tensorrt.contexts import run_once
 from token2wav_service.runtime.tensorrt.manifest import Certificate, CertifiedCase, OutputError
 
 MIN_SNR_DB: Mapping[str, float] = {"float32": 55.0, "float16": 45.0, "bfloat16": 30.0}
-"""What an engine has to reach, by precision. Products have 11 (TF32 in float32 engines, float16) or 8 bits (bfloat16);
-an overflow or a wrong mask leaves less than 20 dB."""
+"""Least signal to error ratio of an engine, by precision. Products have 11 (TF32 in float32 engines, float16) or 8 bits
+(bfloat16); an overflow or a wrong mask leaves less than 20 dB."""
 MAX_SNR_DB = 300.0
-"""Stands for no error at all."""
+"""Ratio that stands for no error at all."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -36,9 +36,9 @@ class Case:
     """Inputs to measure at."""
 
     sizes: Mapping[str, int]
-    """Of the graph's axes."""
+    """Sizes of the graph's axes."""
     inputs: Tensors
-    """By name, in the engine's own types."""
+    """Inputs by name, in the engine's own types."""
 
 
 class ReferenceCertifier:
@@ -88,7 +88,7 @@ def _error(name: str, got: Tensor, expected: Tensor) -> OutputError:
 
 
 SEEDS = (0, 1)
-"""Of the inputs at each size."""
+"""Seeds of the inputs at each size."""
 
 
 def make_certifier(model_dir: Path, onnx: Path, device: torch.device) -> ReferenceCertifier:

@@ -35,9 +35,9 @@ class CacheSpec:
 
     name: str
     shape: tuple[int, ...]
-    """Without a batch; 0 on the time axis."""
+    """Shape without a batch; 0 on the time axis."""
     batch_axis: int
-    """Where a batch's axis stands in the tensor of many streams."""
+    """Position of the batch's axis in the tensor of many streams."""
     time_axis: int | None = None
     """Axis of `shape` that grows, time ascending; None where the size is fixed."""
     columns_per_token: int = 0
@@ -49,7 +49,7 @@ class Past:
     """What earlier chunks of each row left, padded to one batch (aligned to the right on time)."""
 
     caches: Caches
-    """As `BlockFlow.state_specs` describes them, with the batch's axis."""
+    """Caches as `BlockFlow.state_specs` describes them, with the batch's axis."""
     tokens: Tensor
     """[B] tokens per row that the growing caches hold."""
     first_tokens: Tensor
@@ -65,11 +65,11 @@ class BlockMask:
 
 
 STREAMING = BlockMask()
-"""What the models were trained to stream with."""
+"""Mask that the models were trained to stream with."""
 UNMASKED = BlockMask(encoder=False, estimator=False)
-"""Whole utterances, every frame seeing all others."""
+"""Mask for whole utterances, every frame seeing all others."""
 UNMASKED_ESTIMATOR = BlockMask(encoder=True, estimator=False)
-"""What the original's exported estimators compute."""
+"""Mask that the original's exported estimators compute."""
 
 
 class BlockFlow(nn.Module, ABC):

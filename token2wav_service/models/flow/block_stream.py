@@ -33,14 +33,14 @@ from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 
 PROMPT_SEED = 0
-"""A voice's noise is the same for every stream, so that its blocks can be shared."""
+"""Seed of a prompt's noise, the same for every stream, so that its blocks can be shared."""
 NOISE_FRAMES = 15_000
 """Columns (300 s with the prompt) of the original's noise buffer."""
 NOISE_SEED = 0
 EXACT_TOKENS = 750
-"""Prompt and audio (30 s) up to which history policy `auto` keeps every block."""
+"""Tokens of prompt and audio (30 s) up to which history policy `auto` keeps every block."""
 MAX_STARTS = 2
-"""States that a voice keeps for streams to start from: first chunks of other lengths modulo a block want others."""
+"""Most states of a voice for streams to start from: they differ by the first chunk's length modulo a block."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class BlockState:
 
     prompt_tokens: int
     first_token: int
-    """A: tokens whose blocks are complete; the caches hold no others."""
+    """A: number of tokens whose blocks are complete; the caches hold no others."""
     end_token: int
-    """E of the last chunk: tokens whose mel was given out."""
+    """E of the last chunk: number of tokens whose mel was given out."""
     pending: Tensor
     """[E - A] int64 token ids that the next chunk computes again."""
     cond: Tensor
     """[80, F] the prompt's mel from frame `stride A` on; empty once A is past the prompt."""
     caches: Caches
-    """As the flow's `state_specs` describes them, without a batch."""
+    """Caches as the flow's `state_specs` describes them, without a batch."""
 
     @property
     def num_bytes(self) -> int:
@@ -71,17 +71,18 @@ class BlockVoice:
     """A voice's prompt, and what streams start from, by how much of the prompt's start was left away."""
 
     tokens: Tensor
-    """[T] int64."""
+    """[T] int64 tokens of the prompt."""
     mel: Tensor
-    """[2 T, 80]."""
+    """[2 T, 80] mel of the prompt."""
     speaker: Tensor
     """[192] raw speaker embedding."""
     frames: int
     """Mel frames (50 Hz) of the whole prompt."""
     num_bytes: int
-    """Memory it holds when it has all its starts."""
+    """Bytes of memory with all its starts."""
     starts: dict[int, BlockState] = field(default_factory=dict)
-    """Tokens left away -> state; at most `MAX_STARTS`, the oldest is dropped. Changed by `begin` alone."""
+    """Number of prompt tokens left away -> state; at most `MAX_STARTS`, the oldest is dropped. Changed by `begin`
+    alone."""
 
 
 Row = FlowInput[BlockState]
@@ -92,13 +93,13 @@ class _Span:
     """What one row computes: absolute positions in tokens."""
 
     first: int
-    """A."""
+    """A: the first token that is computed."""
     start: int
     """The first token whose mel is given out."""
     end: int
-    """E."""
+    """E: the token behind the last whose mel is given out."""
     committed: int
-    """Where the last complete block ends; at least A."""
+    """End of the last complete block; at least A."""
 
 
 class BlockStreamFlow:

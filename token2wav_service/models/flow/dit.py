@@ -18,7 +18,7 @@ from token2wav_service.models.flow.cfm import EstimatorHistory
 TIME_FEATURES = 256
 TIME_SCALE = 1000.0
 MODULATIONS = 9
-"""shift, scale and gate, for attention, MLP and convolution."""
+"""Number of modulations: shift, scale and gate, for attention, MLP and convolution."""
 
 
 class DiT(nn.Module):

@@ -23,7 +23,7 @@ from token2wav_service.models.causal import (
 from token2wav_service.models.config import EncoderConfig
 
 LAYER_NORM_EPS = 1e-12
-"""Of the blocks' own norms; embed and after_norm use 1e-5."""
+"""Epsilon of the blocks' own norms; embed and after_norm use 1e-5."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EncoderPlans:
 
 
 MATRIX_DIMS = 2
-"""Of a table of distances that is the same for every row of the batch."""
+"""Dimensions of a table of distances that is the same for every row of the batch."""
 
 
 class _Embed(nn.Module):

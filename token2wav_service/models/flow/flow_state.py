@@ -26,7 +26,7 @@ class FlowState:
     """
 
     prompt_frames: int
-    """P, an even number."""
+    """P, the frames of the prompt, an even number."""
     frames: int
     """Absolute frames so far, prompt included."""
     token_kv: Tensor

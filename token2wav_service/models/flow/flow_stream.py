@@ -18,7 +18,7 @@ from token2wav_service.models.noise import NoiseDomain, counter_normal
 from token2wav_service.models.streaming import FlowInput
 
 PROMPT_SEED = 0
-"""A voice's noise is the same for every stream, so that its state can be shared."""
+"""Seed of a prompt's noise, the same for every stream, so that its state can be shared."""
 UPSTREAM_NOISE_FRAMES = 30_000
 UPSTREAM_NOISE_SEED = 0
 

@@ -11,7 +11,7 @@ from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 
 UPSTREAM_RECENT_FRAMES = 100
 UPSTREAM_LIMIT_FRAMES = 5000
-"""Prompt and audio (100 s) that the original's position table holds."""
+"""Frames of prompt and audio (100 s) that the original's position table holds."""
 
 Labels = npt.NDArray[np.int64]
 """Absolute frame numbers: 0..P-1 the prompt's, then the stream's own."""

@@ -22,7 +22,7 @@ CONV_GROUPS = 16
 LEFT_CONTEXT = CONV_KERNEL - 1
 """Columns that each of the two position convolutions sees before its own."""
 MODULATIONS = 6
-"""shift, scale and gate, for attention and feed-forward."""
+"""Number of modulations: shift, scale and gate, for attention and feed-forward."""
 ROTARY_BASE = 10000.0
 
 

@@ -28,9 +28,9 @@ class CausalVocoderState:
     """What the causal vocoder remembers of one stream; never changed in place."""
 
     mel_tail: Tensor
-    """[80, at most 4] frames that wait for the ones behind them."""
+    """[80, at most 4] mel frames that wait for those behind them."""
     floats: Tensor
-    """See `CausalState`, without a batch."""
+    """The floats of `CausalState`, without a batch."""
     doubles: Tensor
     frames: int = 0
     """Frames decoded so far."""

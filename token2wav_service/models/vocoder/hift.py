@@ -53,7 +53,7 @@ class F0Predictor(nn.Module):
 M = TypeVar("M", bound=nn.Module)
 
 FINAL_LEAKY_SLOPE = 0.01
-"""Of the activation before conv_post; the stages use the configured slope."""
+"""Slope of the activation before conv_post; the stages use the configured slope."""
 MAX_MAGNITUDE = 100.0
 
 

@@ -16,7 +16,7 @@ from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.vocoder.masking import hold_last
 
 SINE_AMPLITUDE_RATIO = 3.0
-"""Unvoiced noise has a third of the sine's amplitude."""
+"""Amplitude of the sine divided by that of unvoiced noise."""
 
 
 class HarmonicSource(nn.Module):

@@ -24,7 +24,7 @@ OVERLAP_FRAMES = 8
 
 
 MAX_PADDED_WORK = 1.5
-"""Padding is real work without a mask in hardware: rows of very different lengths run apart."""
+"""Most work of a padded batch relative to no padding; rows of very different lengths run apart."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class VocoderState:
     """What the vocoder remembers of one stream; never changed in place."""
 
     mel_tail: Tensor
-    """[80, at most 8] frames to be vocoded again."""
+    """[80, at most 8] mel frames to be vocoded again."""
     frames: int = 0
-    """Frames taken in so far, the tail's included."""
+    """Mel frames taken in so far, the tail's included."""
     source_tail: Tensor | None = None
     """[3840] source samples under the tail; None before the first vocoder call."""
     speech_tail: Tensor | None = None
-    """[3840] samples held back."""
+    """[3840] samples of audio held back."""
     phase: Tensor | None = None
-    """[H] radians of the source at the tail's right edge."""
+    """[H] radians of the source's phase at the tail's right edge."""
 
     @property
     def num_bytes(self) -> int:

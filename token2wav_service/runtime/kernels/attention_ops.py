@@ -12,10 +12,10 @@ from token2wav_service.runtime.kernels import attention_kernels as kernels
 
 LOG2_E = 1.4426950408889634
 QUERY_BLOCK = 64
-"""Whole warp groups of Hopper: 32 took up to twice as long."""
+"""Queries of a program: whole warp groups of Hopper; 32 took up to twice as long."""
 KEY_BLOCK = 64
 POSITIONS_KEY_BLOCK = 32
-"""Scores of positions take registers, too."""
+"""Keys of a block with positions, whose scores take registers, too."""
 ENOUGH_BLOCKS = 100
 """Blocks of a launch that keep a GPU of 132 multiprocessors busy; with fewer the keys are split."""
 
@@ -28,9 +28,9 @@ class KeyPlaces:
     prompts: Tensor
     """Addresses of the voices' keys and values, each [planes, P, 2D]."""
     prompt_lengths: Tensor
-    """P."""
+    """P, the length of each row's prompt."""
     generated: Tensor
-    """Columns of each stream before this chunk, prompt not counted."""
+    """Columns of each stream before this chunk, without the prompt."""
     lengths: Tensor
     """Valid columns of this chunk."""
 

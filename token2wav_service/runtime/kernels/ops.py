@@ -15,7 +15,7 @@ from token2wav_service.runtime.kernels import kernels
 
 ELEMENTS = 1024
 PREFETCH_ROWS = 128
-"""With more rows, products take long enough to fetch their weights themselves."""
+"""Rows up to which weights are prefetched: longer products have time to fetch them themselves."""
 PREFETCH_BLOCK = 512
 
 

@@ -20,7 +20,7 @@ from token2wav_service.runtime.kernels import vocoder_kernels as kernels
 ELEMENTS = 1024
 MAX_BRANCHES = 3
 ENOUGH_BLOCKS = 200
-"""Blocks of a launch that keep a GPU of 132 multiprocessors busy; smaller tiles are taken below."""
+"""Blocks of a launch that keep a GPU of 132 multiprocessors busy; with fewer, smaller tiles are taken."""
 SAME_PAD = -1
 SPECTRUM_CHANNELS = 32
 """Channels that a spectrum is padded to with zeros."""
@@ -32,9 +32,9 @@ class Activation:
 
     kind: int
     alpha: Tensor | None = None
-    """[branches, C] float32, of a snake."""
+    """[branches, C] float32 alpha of a snake; None for other kinds."""
     slope: float = 0.0
-    """Of a leaky ReLU."""
+    """Slope of a leaky ReLU."""
 
     def apply(self, value: Tensor) -> Tensor:
         """Return what the kernel makes of [branches, B, N, C] float32."""
@@ -51,11 +51,11 @@ class Convolution:
     """Packed weights of one convolution, or of up to three whose results stand side by side."""
 
     weight: Tensor
-    """[taps of all branches, C_in, C_out]."""
+    """Weights [taps of all branches, C_in, C_out]."""
     bias: Tensor
     """[branches, C_out] float32."""
     taps: tuple[int, ...]
-    """Of each branch."""
+    """Number of taps of each branch."""
     dilation: int = 1
     stride: int = 1
     pad: int = SAME_PAD
@@ -248,11 +248,11 @@ class Phases:
     """A source's phase at frames, radians."""
 
     at_frames: Tensor
-    """[B, H, T] at the frames' centres."""
+    """[B, H, T] phase at the frames' centres."""
     step: Tensor
-    """[B, H, T] over a frame."""
+    """[B, H, T] change of the phase over a frame."""
     offset: Tensor
-    """[B, H] what to add so that the phase goes on where the previous chunk's ended."""
+    """[B, H] offset that continues the phase from the previous chunk's end."""
 
 
 def integrate_pitch(
@@ -295,7 +295,7 @@ class SourceMerge:
     """How sines and noise become one channel."""
 
     weight: Tensor
-    """[H] float32."""
+    """[H] float32 weights of the sines."""
     bias: Tensor
     """[1] float32."""
     amplitude: float
@@ -415,11 +415,11 @@ class Fades:
     """How a chunk's first samples are joined to those that the previous one held back."""
 
     has_speech: Tensor
-    """[B] not 0 where there was a previous chunk."""
+    """[B] not 0 if there was a previous chunk."""
     slots: Tensor
-    """[B]."""
+    """[B] slots of the rows."""
     held: Tensor
-    """[slots, overlap] float32."""
+    """[slots, overlap] float32 samples held back."""
     window: Tensor
     """[2 overlap] float32, rising, then falling."""
 

@@ -25,7 +25,7 @@ class BlockPoolSizes:
     recent_frames: int
     """Newest mel frames kept beside the prompt's; rounded up to whole blocks."""
     max_prompt_frames: int
-    """Longest prompt, mel frames."""
+    """Mel frames of the longest prompt."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class BlockBatch:
     solver_prompts: Tensor
     """Addresses of the shared prompts' solver keys and values, each [n, L, 2, H, P, 2D]."""
     token_prompts: Tensor
-    """Addresses of the conformer blocks', each [L1, h, P/2, 2d]; 0 without a conformer."""
+    """Addresses of the conformer blocks' prompt keys and values, each [L1, h, P/2, 2d]; 0 without a conformer."""
     frame_prompts: Tensor
-    """Addresses of the up-blocks', each [L2, h, P, 2d]; 0 without a conformer."""
+    """Addresses of the up-blocks' prompt keys and values, each [L2, h, P, 2d]; 0 without a conformer."""
     shared_frames: Tensor
     """P: mel frames of the prompt's blocks that the voice's streams share."""
     prompt_frames: Tensor
     """Mel frames of the prompt."""
     first_frames: Tensor
-    """A: where the chunk's first frame stands, after the last complete block."""
+    """A: position of the chunk's first frame, after the last complete block."""
     skipped: Tensor
     """Mel frames at the chunk's start that were given out before, or are the prompt's."""
     committed: Tensor
@@ -52,14 +52,14 @@ class BlockBatch:
     generated: Tensor
     """Mel frames of each stream that were given out before this chunk."""
     num_tokens: Tensor
-    """Valid tokens, look-ahead included."""
+    """Valid tokens of the chunk, look-ahead included."""
     is_last: Tensor
-    """1 or 0."""
+    """1 for a stream's last chunk, else 0."""
     seeds: Tensor
     mel_tails: Tensor
     """Mel frames that the vocoder keeps."""
     has_speech: Tensor
-    """1 where the vocoder has run before."""
+    """1 if the vocoder has run before, else 0."""
 
 
 class BlockRow(NamedTuple):
@@ -99,9 +99,9 @@ class BlockStreamPool:
     """State of streams."""
 
     slots: int
-    """S, the scratch slot included."""
+    """S: number of slots, the scratch slot included."""
     solver: SolverPool
-    """As the flow's solver allocated it."""
+    """Solver's history, allocated by the flow's solver."""
     conformer: ConformerPool | None
     lookahead_tail: Tensor
     """[S, C, 2]."""
@@ -110,7 +110,7 @@ class BlockStreamPool:
     cond: Tensor
     """[S, K, 80] the prompt's mel behind its shared blocks."""
     vocoder: Any
-    """What the vocoder allocated."""
+    """State of the vocoder, allocated by it."""
 
     @property
     def bytes_per_stream(self) -> int:

@@ -40,7 +40,7 @@ class BlockSlotVoice:
 
     prompt: BlockVoice
     speaker: Tensor
-    """[80] projected."""
+    """[80] projected speaker vector."""
 
     @property
     def frames(self) -> int:
@@ -60,15 +60,15 @@ class BlockSlotState:
     voice: BlockSlotVoice
     slot: int
     num_bytes: int
-    """Memory of the slot."""
+    """Bytes of the slot."""
     start: BlockState | None = None
-    """What the stream started from, whose blocks are read as long as it lives; None before its first chunk."""
+    """State that the stream started from, whose blocks are read as long as it lives; None before its first chunk."""
     first_token: int = 0
-    """Tokens whose blocks are complete."""
+    """Number of tokens whose blocks are complete."""
     end_token: int = 0
-    """Tokens whose mel was given out, or is the prompt's."""
+    """Number of tokens whose mel was given out, or is the prompt's."""
     pending: tuple[int, ...] = ()
-    """Token ids between the two, which the next chunk computes again."""
+    """Token ids from `first_token` to `end_token`, which the next chunk computes again."""
     generated: int = 0
     """Mel frames that were given out."""
     vocoder: VocoderProgress = field(default_factory=VocoderProgress)
@@ -85,7 +85,7 @@ class _Span:
     """The first token whose mel is given out."""
     end: int
     committed: int
-    """Where the last complete block ends."""
+    """End of the last complete block."""
 
 
 class BlockSlotRunner:

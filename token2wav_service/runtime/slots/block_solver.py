@@ -19,13 +19,13 @@ class BlockSolverBatch:
     """The rows of this step, in mel frames; tensors [B] int64 on the device."""
 
     places: KeyPlaces
-    """Of the keys: shared prompt, ring, and the chunk's valid frames."""
+    """Places of the keys: shared prompt, ring, and the chunk's valid frames."""
     first_frames: Tensor
-    """Where each row's first column stands, counted from the prompt's start."""
+    """Position of each row's first column, counted from the prompt's start."""
     committed: Tensor
     """Frames of the chunk that complete blocks; they join the ring."""
     block: int
-    """Frames of a block."""
+    """Number of frames of a block."""
 
 
 class BlockSolver(Protocol):
@@ -61,9 +61,9 @@ class HeadedRows:
 
     def __init__(self, layers: int, rows: int, heads: int, dim: int, like: Tensor) -> None:
         self.qkv = like.new_empty(layers, rows, 3 * heads * dim)
-        """[L, 2BT, 3 H D]."""
+        """[L, 2BT, 3 H D] queries, keys and values."""
         self.attended = like.new_empty(rows, heads * dim)
-        """[2BT, H D]."""
+        """[2BT, H D] result of the attention."""
         self._heads = heads
 
     def attend(self, step: int, layer: int, batch: BlockSolverBatch, pool: SolverPool, frames: int) -> Tensor:

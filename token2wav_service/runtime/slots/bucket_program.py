@@ -84,7 +84,7 @@ class BucketProgram:
         self.streams = streams
         self.prompt_size = prompt_size
         self.mel: Tensor | None = None
-        """[B, F, 80] of the latest run."""
+        """[B, F, 80] mel of the latest run."""
         self._flow = flow
         self._vocoder = vocoder
         self._graph_memory = graph_memory

@@ -24,10 +24,10 @@ from token2wav_service.runtime.kernels.vocoder_kernels import LEAKY
 from token2wav_service.runtime.slots.vocoder_network import pack_convolution
 
 OUTER_EPS = 1e-5
-"""Of the norms around the blocks."""
+"""Epsilon of the norms around the blocks."""
 LOOKAHEAD_SLOPE = 0.01
 ALIGNMENT = 8
-"""Distances are padded to a multiple, so that products read whole vectors."""
+"""Multiple that distances are padded to, so that products read whole vectors."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BlockMasking:
     """Of a chunk whose queries see no further than their own block."""
 
     tokens: int
-    """Tokens of a block."""
+    """Number of tokens of a block."""
     committed: Tensor
     """[B] tokens of the chunk whose blocks are complete after it; no others are kept."""
 

@@ -44,7 +44,7 @@ class SolverBatch:
     """Addresses of the voices' keys and values, each [n, L, 2, H, P, 2D]."""
     prompt_lengths: Tensor
     generated: Tensor
-    """Frames of each stream before this chunk, prompt not counted."""
+    """Frames of each stream before this chunk, without the prompt."""
     lengths: Tensor
     """Valid frames of this chunk."""
     prompt_size: int = 0
@@ -222,7 +222,7 @@ class _PackedBlock:
 
 
 WEIGHTS = ("qkv_weight", "proj_weight", "conv1_weight", "conv2_weight", "fc1_weight", "fc2_weight")
-"""In the order in which a block reads them."""
+"""Names of a block's weights, in the order in which it reads them."""
 
 
 def _pack_blocks(dit: DiT, dtype: torch.dtype) -> list[_PackedBlock]:

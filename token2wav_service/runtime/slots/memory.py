@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 GB = 1e9
 GRAPH_STREAMS = 24
-"""Slots whose memory is kept free for programs when a smaller pool is named: 1.7 GB at full size."""
+"""Number of slots whose memory stays free for programs when a smaller pool is named: 1.7 GB at full size."""
 
 
 CACHE_SHARE = 0.9
-"""Of what is left, for voices."""
+"""Share of the memory left that voices may take."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class MemoryNeed:
 
     streams: int
     stream_bytes: int
-    """Of one slot of the pool."""
+    """Bytes of one slot of the pool."""
     voice_bytes: int
-    """Of one voice with the longest prompt that is accepted."""
+    """Bytes of one voice with the longest prompt that is accepted."""
     prompt_bytes: int = 0
-    """Of the buffers in which prompts are run."""
+    """Bytes of the buffers in which prompts are run."""
 
     @property
     def pool_bytes(self) -> int:

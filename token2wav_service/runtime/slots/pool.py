@@ -18,7 +18,7 @@ from token2wav_service.models.vocoder.vocoder_stream import OVERLAP_FRAMES
 from token2wav_service.runtime.slots.fused_solver import CONVOLUTIONS, SolverPool
 
 SCRATCH_SLOT = 0
-"""Padding rows of a batch work here; it is never handed out."""
+"""Slot that padding rows of a batch use; it is never given to a stream."""
 
 
 class SlotAllocator:
@@ -72,7 +72,7 @@ class PoolSizes:
     conformer_recent: int
     """Newest mel frames kept for the conformer, an even number."""
     max_prompt_frames: int
-    """Longest prompt, mel frames."""
+    """Mel frames of the longest prompt."""
 
 
 @dataclass(frozen=True)

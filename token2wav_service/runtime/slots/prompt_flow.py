@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_TOKENS = 64
 GROWTH = 1.3
-"""From one padded length to the next: a prompt is padded by less than this."""
+"""Ratio of a padded length to the one before: a prompt is padded by less than this."""
 ALIGNMENT_TOKENS = 8
 
 
@@ -77,7 +77,7 @@ class PromptFlow:
             window=self._zeros(*self._kv_shape, 1, 2 * d.head_dim),
             tails=self._zeros(1, solver.steps, d.depth, CONVOLUTIONS, 2, 2, d.hidden_size),
         )
-        """Of a stream that has none: no columns, silent tails. Read only."""
+        """History of a stream that has none: no columns, silent tails. Read only."""
         # A stream of its own for capturing, too: cuBLAS has its working memory by stream, and steps run meanwhile.
         self._stream = own_stream(self.device)
         self._graph_memory = graph_memory(self.device)
@@ -190,14 +190,14 @@ class _PromptProgram:
 
     def __init__(self, owner: PromptFlow, size: int) -> None:
         self.size = size
-        """Tokens."""
+        """Tokens of the padded prompt."""
         mel = owner.flow.config.output_size
         self.tokens = torch.zeros(1, size + owner.lookahead, dtype=torch.int64, device=owner.device)
         self.cond = torch.zeros(1, size * owner.stride, mel, dtype=owner.dtype, device=owner.device)
         self.speaker = torch.zeros(1, mel, dtype=owner.dtype, device=owner.device)
         self.lengths = torch.ones(1, dtype=torch.int64, device=owner.device)
         self.tails: Tensor | None = None
-        """[1, n, L, 2, 2, 2, C] of the latest run."""
+        """[1, n, L, 2, 2, 2, C] tails of the latest run."""
         self._owner = owner
         self._graph: torch.cuda.CUDAGraph | None = None
 

@@ -45,7 +45,7 @@ class RotarySolver:
             """[n, L, 6, C] float32."""
             final = affine_float(dit.norm_out.linear, condition)
             self.final_modulations = final.view(steps, 2, config.dim)
-            """Scale, then shift."""
+            """Scale, then shift, of the final norm at each step."""
             weight, self.in_bias = pack_linear(dit.input_embed.proj, dtype)
             mel = config.mel_dim
             self.x_weight, self.constant_weight = weight[:, :mel].contiguous(), weight[:, mel:].contiguous()

@@ -30,22 +30,22 @@ class SlotBatch:
     solver_prompts: Tensor
     """Addresses of the voices' solver keys and values, each [n, L, 2, H, P, 2D]."""
     token_prompts: Tensor
-    """Addresses of the conformer blocks', each [L1, h, P/2, 2d]."""
+    """Addresses of the conformer blocks' prompt keys and values, each [L1, h, P/2, 2d]."""
     frame_prompts: Tensor
-    """Addresses of the up-blocks', each [L2, h, P, 2d]."""
+    """Addresses of the up-blocks' prompt keys and values, each [L2, h, P, 2d]."""
     prompt_frames: Tensor
-    """P, even."""
+    """P, the mel frames of each prompt, even."""
     generated: Tensor
     """Mel frames of each stream before this chunk."""
     num_tokens: Tensor
-    """Valid tokens, look-ahead included."""
+    """Valid tokens of the chunk, look-ahead included."""
     is_last: Tensor
-    """1 or 0."""
+    """1 for a stream's last chunk, else 0."""
     seeds: Tensor
     mel_tails: Tensor
     """Mel frames in the vocoder's tail, 0..8."""
     has_speech: Tensor
-    """1 where the vocoder has run before."""
+    """1 if the vocoder has run before, else 0."""
 
 
 class SlotRow(NamedTuple):

@@ -40,7 +40,7 @@ class SlotVoice:
     solver_tails: Tensor
     """[n, L, 2 convolutions, 2 cfg, 2 columns, C]."""
     speaker: Tensor
-    """[80] projected."""
+    """[80] projected speaker vector."""
 
     @property
     def frames(self) -> int:
@@ -60,7 +60,7 @@ class SlotState:
     voice: SlotVoice
     slot: int
     num_bytes: int
-    """Memory of the slot."""
+    """Bytes of the slot."""
     generated: int = 0
     vocoder: VocoderProgress = field(default_factory=VocoderProgress)
     is_broken: bool = False

@@ -9,11 +9,12 @@ from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS
 
 STREAM_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 TOKEN_BUCKETS = (*CHUNK_SIZES_TOKENS[:-1], CHUNK_SIZES_TOKENS[-1] + LOOKAHEAD_TOKENS)
-"""Spoken tokens (25 Hz) of a chunk; a last one speaks its look-ahead too. Longer chunks run without a graph."""
+"""Spoken tokens (25 Hz) of the chunks with a program; a last one speaks its look-ahead too. Longer chunks run without a
+graph."""
 STEP_TOKENS = 1024
-"""Streams times tokens in one step at most. Larger steps are hardly cheaper a stream, and new streams wait for them."""
+"""Most streams times tokens in one step. Larger steps are hardly cheaper a stream, and new streams wait for them."""
 FULL_SHARE = 0.75
-"""A batch that fills less of its program leaves the rest to the next step and takes the next smaller program."""
+"""Share of a program that a batch must fill; else the rest waits for the next step and a smaller program runs."""
 
 
 def stream_buckets_up_to(most: int) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ class UNetSolver:
         with torch.inference_mode():
             embedded = functional.mish(float_copy(unet.time_mlp)(grid[:-1].to(self.device)))
             self.times = torch.stack([affine_float(stage.resnet.mlp[1], embedded) for stage in stages], 1)
-            """[n, stages, C] float32."""
+            """[n, stages, C] float32 projections of the time for each resnet."""
             self.stages = [_PackedStage(stage, dtype) for stage in stages]
             final: Any = unet.final_block
             self.down_conv, self.up_conv = (shifted_weight(stages[i].conv, dtype) for i in (0, -1))

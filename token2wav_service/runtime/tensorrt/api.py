@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 SUPPORTED_MAJORS = (10, 11)
 KEPT_ERRORS = 20
-"""Of TensorRT's own messages, the newest are put into the error that a failed build raises."""
+"""Number of TensorRT's newest messages in the error that a failed build raises."""
 
 
 class TensorRT:
@@ -147,7 +147,7 @@ class Engine:
         self.activation_bytes = max(
             engine.get_device_memory_size_for_profile_v2(index) for index in range(engine.num_optimization_profiles)
         )
-        """Memory that one running context needs beside its tensors, under the largest profile."""
+        """Bytes that one running context needs beside its tensors, under the largest profile."""
 
     def new_context(self) -> Context:
         """Make a context without activation memory.

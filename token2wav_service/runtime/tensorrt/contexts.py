@@ -19,7 +19,7 @@ from token2wav_service.runtime.tensorrt.api import Context, Engine
 from token2wav_service.runtime.tensorrt.types import Shape
 
 ALIGNMENT_BYTES = 256
-"""Of activation memory, as TensorRT asks for."""
+"""Alignment of activation memory, as TensorRT asks for."""
 
 
 class ContextPool:

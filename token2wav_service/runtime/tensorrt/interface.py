@@ -201,9 +201,9 @@ class TensorRTModule(Protocol):
 
     __version__: str
     ILogger: Any
-    """A class to derive from."""
+    """TensorRT's class to derive a logger from."""
     IProgressMonitor: Any
-    """A class to derive from."""
+    """TensorRT's class to derive a progress monitor from."""
     Builder: MakeBuilder
     OnnxParser: MakeParser
     Runtime: MakeRuntime

@@ -41,7 +41,7 @@ class Buckets:
     streams: Sequence[int] = STREAM_BUCKETS
     tokens: Sequence[int] = TOKEN_BUCKETS
     step_tokens: int = STEP_TOKENS
-    """Streams times tokens at most."""
+    """Most streams times tokens in one step."""
 
 
 @dataclass(frozen=True)

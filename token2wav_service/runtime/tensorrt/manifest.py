@@ -27,9 +27,9 @@ from token2wav_service.graphs.spec import ShapeRange
 ENGINE_SUFFIX = ".engine"
 MANIFEST_SUFFIX = ".json"
 ENGINES_FOLDER = "engines"
-"""Where engines lie in a checkpoint's token2wav folder, unless they are told to lie elsewhere."""
+"""Folder of the engines in a checkpoint's token2wav folder, unless another is named."""
 _NAME_DIGITS = 12
-"""Of a hash, in a file's name; the manifest holds all."""
+"""Digits of a hash in a file's name; the manifest holds all."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class EngineKey:
 
     graph: str
     precision: str
-    """float32, float16 or bfloat16."""
+    """Type of the products: float32, float16 or bfloat16."""
     architecture: str
-    """Of the GPU, such as sm90."""
+    """Architecture of the GPU, such as sm90."""
     tensorrt: str
-    """Full version."""
+    """Full version of TensorRT."""
     onnx_sha256: str
-    """Of the graph and its external data."""
+    """Hash of the graph and its external data."""
     recipe_sha256: str
-    """Of the profiles and the builder's options."""
+    """Hash of the profiles and the builder's options."""
 
     @property
     def stem(self) -> str:
@@ -69,7 +69,7 @@ class OutputError:
 
     output: str
     snr_db: float
-    """Signal to error ratio."""
+    """Signal to error ratio in dB."""
     worst: float
     """Largest absolute difference."""
 
@@ -79,7 +79,7 @@ class CertifiedCase:
     """The errors at one set of sizes."""
 
     sizes: Mapping[str, int]
-    """Of the graph's axes."""
+    """Sizes of the graph's axes."""
     outputs: tuple[OutputError, ...]
 
 
@@ -128,10 +128,10 @@ class GpuHost:
     """What an engine has to fit."""
 
     architecture: str | None
-    """None without a GPU."""
+    """Architecture of the GPU; None without a GPU."""
     gpu_name: str | None
     tensorrt: str | None
-    """None where it is not installed."""
+    """Version of TensorRT; None if it is not installed."""
 
 
 def misfits(manifest: EngineManifest, directory: Path, host: GpuHost) -> list[str]:

@@ -33,7 +33,7 @@ class BuildOptions:
     """How hard the builder tries."""
 
     optimization_level: int = 3
-    """0 (fastest build) to 5 (fastest engine)."""
+    """Builder's effort: 0 (fastest build) to 5 (fastest engine)."""
     workspace_bytes: int | None = None
     """GPU memory that a kernel may use beside its inputs and outputs; None leaves all of it."""
 
@@ -45,7 +45,7 @@ class BuiltPlan:
     plan: bytes
     """The serialized engine."""
     timing_cache: bytes
-    """To give to the next build."""
+    """Cache of kernel timings for the next build."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EngineTensor:
 
     name: str
     dtype: str
-    """As numpy and torch name it."""
+    """Element type by its name in numpy and torch."""
     is_input: bool
 
 

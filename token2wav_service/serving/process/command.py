@@ -18,11 +18,11 @@ MIB = 1024 * 1024
 SHM_REGION_BYTES = MIB
 """First size of a model process's shared memory, and its growth step: the least the python backend takes."""
 DEFAULT_DRAIN_TIMEOUT_S = 20.0
-"""For open streams, before the server is told to stop."""
+"""Seconds for open streams before the server is told to stop."""
 DEFAULT_EXIT_TIMEOUT_S = 10
 _STUB_TIMEOUT_S = 120
 _KEEPALIVE_TIME_MS = 30_000
-"""Ping a silent client after this long: a vanished host must not hold a stream."""
+"""Milliseconds of silence after which a client is pinged: a vanished host must not hold a stream."""
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
 
@@ -36,7 +36,7 @@ class ServerOptions:
     grpc_port: int = DEFAULT_GRPC_PORT
     metrics_port: int = DEFAULT_METRICS_PORT
     exit_timeout_s: int = DEFAULT_EXIT_TIMEOUT_S
-    """How long a stopping server waits for requests under way."""
+    """Seconds that a stopping server waits for requests under way."""
     otlp_endpoint: str | None = None
     """Base URL of an OTLP/HTTP receiver, for Triton's own spans of requests that come with a traceparent."""
 

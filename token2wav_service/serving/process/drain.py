@@ -15,7 +15,7 @@ from token2wav_service.serving.process.server import TritonProcess
 
 POLL_INTERVAL_S = 0.2
 SETTLE_S = 0.6
-"""The count is published four times a second; a stream that was opened just before the flag must be in it."""
+"""Seconds until the count includes a stream opened just before the flag; it is published four times a second."""
 _PROBE_TIMEOUT_S = 2.0
 _NO_STREAMS = 0
 _OPEN_STREAMS = re.compile(r"^cosydit_token2wav_open_streams(?:\{.*\})? (\S+)$", re.MULTILINE)

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 FAILURES_TO_END = 3
-"""So many looks in a row must find the server unable to work before it is ended."""
+"""Number of failed looks in a row after which the server is ended."""
 ANSWER_TIMEOUT_S = 10.0
-"""For the model's status, which costs it next to nothing; a machine under full load is late, but not so late."""
+"""Seconds for the model's status, which costs it next to nothing; more than a machine under full load needs."""
 _PROC = Path("/proc")
 _STUB_NAME = "triton_python_backend_stub"
 _SHOWN_CHARACTERS = 200

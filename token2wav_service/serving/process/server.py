@@ -45,17 +45,18 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SHM_HEADROOM_BYTES = 16 * MIB
-"""Room for regions to grow: several prompts of 18 s (1.2 MB each) and chunks of audio in flight."""
+"""Bytes for regions to grow: several prompts of 18 s (1.2 MB each) and chunks of audio in flight."""
 _SHM_DIR = Path("/dev/shm")
 _WORK_PREFIX = "cosydit-triton-"
 _LOCK_FILE = "lock"
 _PRIVATE_MODE = 0o600
-"""Callers' voices and texts are in it. Triton makes it readable for everybody, whatever the umask says."""
+"""Mode of shared memory, which holds callers' voices and texts. Triton lets everybody read it, whatever the umask
+says."""
 _STOP_MARGIN_S = 5.0
-"""What the server may take beyond its own exit timeout before it is killed."""
+"""Seconds beyond the server's own exit timeout after which it is killed."""
 _DRAIN_FLAG = "draining"
 _PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
+"""Option of prctl, from linux/prctl.h."""
 _POLL_INTERVAL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
 _LOG_TAIL_LINES = 25
@@ -98,7 +99,7 @@ class TritonProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir: Path | None = None
         self.shm_prefix = ""
-        """Of the names of the server's folder and shared memory; empty before `start`."""
+        """Beginning of the names of the server's folder and shared memory; empty before `start`."""
         self._lock: int | None = None
 
     @property
