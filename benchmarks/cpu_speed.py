@@ -54,7 +54,7 @@ SENTENCES = (
     "A small dog ran across the street, and every car stopped to let it pass.",
     "In the morning the train was late, but nobody on the platform seemed to mind.",
 )
-"""For one caller: 4 to 6 s each."""
+"""Sentences for one caller: 4 to 6 s each."""
 SHORT_SENTENCES = (
     *(
         "The boat came home to the harbour at dawn.",
@@ -73,7 +73,7 @@ SHORT_SENTENCES = (
     ),
     *("Two men carried the long table.", "The teacher wrote a short note.", "Our neighbour sold the old car."),
 )
-"""For many callers: about 2.5 s each."""
+"""Sentences for many callers: about 2.5 s each."""
 
 
 @dataclass
@@ -85,10 +85,10 @@ class Speech:
     total_s: float
     audio_s: float
     stalled_s: float
-    """What a playback that began with the first sample had to wait."""
+    """Seconds that a playback which began with the first sample had to wait."""
     pcm: bytes = field(repr=False)
     refused: int = 0
-    """Times that the caller was refused before."""
+    """Number of times that the caller was refused before."""
 
 
 @dataclass
@@ -98,12 +98,12 @@ class Samples:
     rtf: list[float] = field(default_factory=list)
     ttfa_s: list[float] = field(default_factory=list)
     cpu_s_per_audio_s: list[float] = field(default_factory=list)
-    """CPU time of all its processes, one caller; a busy neighbour changes it less than the clock."""
+    """CPU seconds of all processes, one caller; a busy neighbour changes them less than the clock's."""
     many_audio_s_per_s: list[float] = field(default_factory=list)
     many_cpu_s_per_audio_s: list[float] = field(default_factory=list)
     many_ttfa_s: list[float] = field(default_factory=list)
     many_stalled_share: list[float] = field(default_factory=list)
-    """Answers whose playback had to wait, of each round's."""
+    """Share of each round's answers whose playback had to wait."""
     many_refused: list[int] = field(default_factory=list)
     """Requests of each round that were refused with 429; their callers asked again a second later."""
 

@@ -41,25 +41,25 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
 
 FIRST_CHUNK_TOKENS = 18
 SECOND_CHUNK_TOKENS = 28
-"""One second and the look-ahead; a block of the block-masked flows."""
+"""Tokens of the second chunk: one second and the look-ahead; a block of the block-masked flows."""
 WARM_UP_RUNS = 3
 PROMPT_S = 5.0
 LISTENER_BUFFER_S = 1.0
 RAMP_STREAMS_PER_S = 150.0
 LISTENERS, BLOCK_LISTENERS = [500, 600, 700, 750, 800], [100, 150, 200, 250, 300]
-"""A stream of a block-masked flow takes 0.2 GB."""
+"""Numbers of listeners to try; a stream of a block-masked flow takes 0.2 GB."""
 COST_S = 60
-"""Of the stream whose every chunk is timed."""
+"""Seconds of the stream whose every chunk is timed."""
 QUICK_RUNS, QUICK_COST_S, QUICK_STREAMS = 10, 10, 32
 LEAST_MEL_SNR_DB = 20.0
-"""Of the programs against the plain modules in float32: what a wrong kernel makes stays below 10."""
+"""Least ratio of the programs' mel to the plain modules' in float32: a wrong kernel makes less than 10."""
 BATCH_STREAMS = (1, 4, 16, 64, 128)
 BATCH_TOKENS = (15 + LOOKAHEAD_TOKENS, 25 + LOOKAHEAD_TOKENS, 50 + LOOKAHEAD_TOKENS)
 BATCH_RUNS = 10
 ODE_STEPS, CFG_HALVES, FRAMES_A_TOKEN = 10, 2, 2
 MEL_RATE_HZ = 50
 PEAK_FLOPS, PEAK_BYTES_PER_S = 790e12, 4.3e12
-"""What one H200 was seen to do: half-precision matrix products on random data, and copies."""
+"""Measured peaks of one H200: half-precision matrix products on random data, and copies."""
 BYTES_A_WEIGHT = 2
 CLOCK = SystemClock()
 

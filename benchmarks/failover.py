@@ -20,7 +20,7 @@ from cosydit.stack.stack import LocalStack, Ports, StackOptions, TritonPorts
 from token2wav_service.serving.process.server import free_ports
 
 BOUND_DB = 45.0
-"""As for every waveform of this system, end to end."""
+"""Least ratio of every waveform, end to end."""
 TEXTS = (
     "The first caller asks for the time of the next train to the coast.",
     "A second voice reads the weather, and it will rain in the afternoon.",

@@ -30,11 +30,11 @@ from token2wav_service.serving.process.server import free_ports
 
 HOST = "127.0.0.1"
 GRPC = "grpc"
-"""Our own engine's stream of tokens."""
+"""The stream of tokens of our own engine."""
 VOICE = "default"
 READY_TIMEOUT_S, TIMEOUT_S = 60.0, 60.0
 WARM_UP = (10.0, 2.0)
-"""Requests a second, seconds."""
+"""Requests a second and seconds of the warm-up."""
 _MS = 1000.0
 _MEDIAN, _TAIL = 50, 99
 
@@ -46,15 +46,16 @@ class GatewayCost:
     requests_per_s: float
     requests: int
     loop_s: float
-    """CPU seconds of the event loop's thread, a request; of all processes that serve."""
+    """CPU seconds a request of the event loop's thread, of all processes that serve."""
     others_s: float
-    """CPU seconds of all their other threads, a request."""
+    """CPU seconds a request of all their other threads."""
     ttfa_p50_s: float
     ttfa_p99_s: float
     ttfa_worst_s: float
-    """The services keep a steady pace, so that what lies above the median is the gateway's and the host's."""
+    """Worst time to first audio. The services keep a steady pace: what lies above the median is the gateway's and the
+    host's."""
     parent_s: float = 0.0
-    """CPU seconds of the parent of several processes, a request."""
+    """CPU seconds a request of the parent of several processes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

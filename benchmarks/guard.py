@@ -54,7 +54,7 @@ from token2wav_service.features.audio import resample_poly
 DEFAULT_OUT = Path("benchmarks/results/guard_cpu.json")
 VOICE = "default"
 _CHUNKS = FixedChunks(125, 125)
-"""Long chunks cost least here; which tokens they hold does not depend on them."""
+"""Long chunks, which cost least; they do not change which tokens are spoken."""
 _PCM16_SCALE = 32767.0
 _JUDGED = (
     f"bad: more than {WORST_ERROR_RATE:.0%} of the words are heard wrong, of the source engine's own audio not more; "

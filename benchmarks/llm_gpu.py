@@ -38,7 +38,7 @@ FIDELITY_STEPS = 10_000
 SAMPLES = 400
 ONE_BY_ONE = EventPacking(single_tokens=1 << 30)
 KEPT_UP_SHARE = 0.999
-"""Of the streams of a capacity run, so that one stutter of the machine does not decide."""
+"""Share of a capacity run's streams that must keep up, so that one stutter of the machine does not decide."""
 
 
 def main() -> int:

@@ -36,9 +36,9 @@ from servicekit.clock import SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 
 ANSWER_TOKENS = 200
-"""8 s."""
+"""Tokens of an answer, 8 s."""
 PROMPT_TOKENS = 125
-"""5 s."""
+"""Tokens of a prompt, 5 s."""
 SAMPLES_A_TOKEN = SAMPLE_RATE_HZ // TOKEN_RATE_HZ
 NOISE_PEAK = 0.1
 TEXT = "A sentence of about eight seconds, as a list of texts may hold some hundreds of."

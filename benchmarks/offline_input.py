@@ -21,7 +21,7 @@ from llm_service.text_encoder import load_text_encoder
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 SPREAD = 0.2
-"""The longest speech is so much longer than the mean, and the shortest so much shorter."""
+"""Share by which the longest speech is longer than the mean, and the shortest shorter."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -57,7 +57,7 @@ RESULTS = Path(__file__).parent / "results"
 MODEL = RESULTS / "cost_model_h200.json"
 FIT_CLOSED, FIT_OPEN = (1, 16, 32, 64), (12.0, 20.0, 32.0)
 FIT_OPEN_S, FIT_OPEN_TAIL_S = 30.0, 3.0
-"""Of an open loop's arrivals are simulated, and of these the last ones not looked at."""
+"""Seconds of an open loop's arrivals that are simulated, and the last ones of them that are left out."""
 FIT_BURSTS = (50,)
 CURVES = RESULTS.parents[1] / "cosydit/plan/capacity_h200.json"
 ARRANGEMENTS = (
@@ -65,7 +65,7 @@ ARRANGEMENTS = (
     (GPUs(llm=1, token2wav=2), (100, 200, 300, 350, 375, 400, 425, 450, 475)),
     (GPUs(llm=1, token2wav=3), (100, 200, 300, 350, 375, 400, 425, 450, 475)),
 )
-"""Listeners to try, close to each other where the waiting time begins to rise."""
+"""Arrangements, and the numbers of listeners to try: close to each other where the waiting time begins to rise."""
 FLEET_PLOT = "fleet.webp"
 LISTENERS = (500, 550, 600, 650, 700, 750, 800)
 LISTEN_S = 12.0
@@ -133,7 +133,7 @@ class _SimulatedFigures:
 
     plans: tuple[RunPlan, ...]
     heads: Mapping[str, int | None]
-    """See `_plans_to_fit`."""
+    """Number of first requests to take of each run; see `_plans_to_fit`."""
 
     def __call__(self, model: CostModel, seed: int) -> dict[str, dict[str, float]]:
         runs = simulate_plans(model, self.plans, FIT_BURSTS, seed)

@@ -38,9 +38,9 @@ SAMPLE_EVERY_S = 5.0
 IDLE_WITHIN_S = 30.0
 _POLL_S = 0.1
 _SETTLE_S = REST_AFTER_S + 2.0
-"""After the last work: token2wav returns memory then."""
+"""Seconds after the last work, in which token2wav returns memory."""
 VOICE_CACHE_BYTES = 128 * 2**20
-"""A quarter of the default: the soak is to see a full cache long before its end."""
+"""Bytes of the voice cache, a quarter of the default: the soak is to see a full cache long before its end."""
 _GAUGES = (
     *("cosydit_gateway_streams", "cosydit_token2wav_open_streams", "cosydit_token2wav_state_bytes"),
     *("cosydit_llm_requests_running", "cosydit_llm_requests_waiting"),
@@ -55,12 +55,12 @@ class Watched:
     began_s: float = field(default_factory=time.monotonic)
     moments_s: list[float] = field(default_factory=list)
     samples: list[dict[str, Usage]] = field(default_factory=list)
-    """At every moment."""
+    """Usage at every moment."""
     quiet_s: list[float] = field(default_factory=list)
     quiet: list[dict[str, Usage]] = field(default_factory=list)
-    """After every round, when nothing was under way."""
+    """Usage after every round, when nothing was under way."""
     left: list[float] = field(default_factory=list)
-    """Streams, requests and bytes of state after each round: all gauges together."""
+    """Sum of all gauges after each round: streams, requests and bytes of state."""
 
     def groups(self) -> list[str]:
         """Return all groups of processes that there were."""

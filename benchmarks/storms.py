@@ -38,13 +38,13 @@ from token2wav_service.serving.process.server import free_ports
 HOST = "127.0.0.1"
 LOUD, QUIET = "storm-loud-key-0123456789", "storm-quiet-key-0123456789"
 READY_TIMEOUT_S, END_S = 60.0, 600.0
-"""A storm's last streams have so long to end: only what hangs takes longer, however slow the machine."""
+"""Seconds until the services are ready, and for a storm's last streams: only what hangs takes longer."""
 SPEECH_S = 5.0
-"""Of an answer: as long as the doors' text takes, so that the gateway's guard has nothing to mend."""
+"""Seconds of an answer: as long as the doors' text takes, so that the gateway's guard has nothing to mend."""
 DEFAULT_RETRY_S = 5.0
-"""Where a refusal does not say when to come back."""
+"""Seconds until the next try if a refusal does not name them."""
 QUIET_EVERY_S = 2.0
-"""The quiet key's callers come one after another, in the mean so far apart: they use an eighth of the capacity."""
+"""Mean seconds between the quiet key's callers, one after another: they use an eighth of the capacity."""
 FLOOD_TIMES = 16
 MAX_CONNECTIONS = 8192
 _P95 = 95
@@ -56,15 +56,15 @@ class Tally:
 
     ended: int = 0
     failed: list[str] = field(default_factory=list)
-    """Let in, and not spoken to the end."""
+    """Requests that were admitted and not spoken to the end."""
     refused: int = 0
     without_retry: int = 0
     returns: int = 0
-    """Of callers who were refused and came back when they were told to."""
+    """Requests of callers who were refused and came back when they were told to."""
     kept: int = 0
-    """Of these, let in."""
+    """Returned requests that were admitted."""
     speech_s: float = 0.0
-    """Heard while the storm lasted."""
+    """Seconds of speech heard while the storm lasted."""
     first_s: list[float] = field(default_factory=list)
 
 
@@ -77,7 +77,7 @@ class Storm:
     callers: int
     seconds: float
     goodput: float
-    """Speech heard by callers against what the LLM can make in that time."""
+    """Share of the speech that the LLM can make in that time which callers heard."""
     ended: int
     failed: int
     refused: int
@@ -88,7 +88,7 @@ class Storm:
     quiet_worst_s: float | None = None
     failures: tuple[str, ...] = ()
     cpu_s: dict[str, float] = field(default_factory=dict)
-    """CPU time of gateway, services and callers while it lasted; they share the machine."""
+    """CPU seconds of gateway, services and callers while the storm lasted; they share the machine."""
 
 
 class Callers:
@@ -162,7 +162,7 @@ class Stage:
 
 
 _TIMES = slice(11, 13)
-"""In user mode and in the kernel, behind the name in /proc/PID/stat."""
+"""Fields of user and kernel time, counted behind the name in /proc/PID/stat."""
 
 
 def _stat(pid: int) -> list[str]:

@@ -36,7 +36,7 @@ class Evidence:
     prediction: Path
     """JSON of `benchmarks.simulate predict`."""
     model: Path
-    """JSON of `benchmarks.simulate fit`: what it predicted with."""
+    """JSON of `benchmarks.simulate fit`, which the prediction was made with."""
     measured: Path
     """Directory of `benchmarks.end_to_end`."""
 

@@ -29,7 +29,7 @@ _HTTP_OK, _HTTP_TOO_MANY, _HTTP_UNAVAILABLE = 200, 429, 503
 _SHOWN_FAILURES = 5
 _BACK_OFF_S = 1.0
 _LONGEST = 3
-"""Sentences of a text."""
+"""Most sentences of a text."""
 
 # The stubs have no types.
 _stub: Callable[[Any], Any] = tts_service_pb2_grpc.TextToSpeechServiceStub
@@ -43,7 +43,7 @@ class Tally:
     refused: int = 0
     failed: int = 0
     failures: list[str] = field(default_factory=list)
-    """The first few."""
+    """Texts of the first few failures."""
 
 
 class Churn:

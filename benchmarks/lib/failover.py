@@ -22,7 +22,7 @@ TIMEOUT_S = 120.0
 _PCM_PEAK = 32767.0
 _HTTP_OK = 200
 EXACT_DB = 999.0
-"""Said where two signals are equal to the bit."""
+"""Ratio written where two signals are equal to the bit."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Heard:
 
     seed: int
     samples: npt.NDArray[np.float32]
-    """[N] in +-1 at 24 kHz; what came until the end or the failure."""
+    """[N] audio in +-1 at 24 kHz, until the end or the failure."""
     seconds: float
     longest_pause_s: float
-    """Between two pieces of audio."""
+    """Longest pause between two pieces of audio in seconds."""
     error: str | None = None
-    """What went wrong; None if it is whole."""
+    """What went wrong; None if the audio is whole."""
 
 
 class Callers:
@@ -48,7 +48,7 @@ class Callers:
         self._texts = texts
         self._voice = voice
         self.first_audio = asyncio.Event()
-        """Set when any caller has heard something."""
+        """Set when any caller has received audio."""
 
     async def all_once(self, count: int) -> list[Heard]:
         """Let so many callers speak at the same time, once each."""
@@ -186,15 +186,15 @@ class StepReport:
     lost: int
     """Requests that did not get their whole audio."""
     different: int
-    """Requests whose audio is further from the unbroken run's than the bound, or of another length."""
+    """Requests whose audio differs from the unbroken run's by more than the bound, or in length."""
     worst_snr_db: float
-    """Of those with the unbroken run's number of samples."""
+    """Worst ratio of the requests with the unbroken run's number of samples."""
     longest_pause_s: float
     slowest_s: float
     failovers: int
     """Streams and answers that another replica, or the same one later, went on with."""
     errors: tuple[str, ...]
-    """The first few."""
+    """Texts of the first few errors."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""

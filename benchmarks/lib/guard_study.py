@@ -15,9 +15,9 @@ from demo_voice.ears.study import Heard
 
 WORST_ERROR_RATE = 0.5
 LONGEST_SHARE, SHORTEST_SHARE = 1.6, 0.6
-"""Of the source engine's own audio of the text."""
+"""Bounds of an answer's length, as shares of the source engine's own audio of the text."""
 SLACK_S = 0.6
-"""Silence at the ends, which differs."""
+"""Seconds of silence at the ends, which differs."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class SpokenSegment:
     text: str
     seed: int
     token_ids: tuple[int, ...]
-    """0..6560."""
+    """Speech tokens, 0..6560."""
     finish_reason: str
-    """`stop`, `length`, or `broken off` by the guard."""
+    """Why the answer ended: `stop`, `length`, or `broken off` by the guard."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class GuardRow:
     kind: str
     text: str
     spoken_text: str
-    """Normalised: what the errors are counted against."""
+    """Normalised text, which the errors are counted against."""
     segments: tuple[SpokenSegment, ...]
     audio_s: float
     heard: Heard
     source_s: float
-    """Of the source engine's audio of the spoken text."""
+    """Seconds of the source engine's audio of the spoken text."""
     source: Heard | None
-    """What the recogniser made of that; None where the text was heard well, so that it does not matter."""
+    """What the recogniser heard in the source engine's audio; None if the text was heard well."""
     notes: tuple[str, ...] = ()
-    """What the guard saw, and what became of it."""
+    """Troubles that the guard saw, and their outcomes."""
 
     @property
     def is_misheard(self) -> bool:

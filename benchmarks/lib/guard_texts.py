@@ -27,7 +27,7 @@ class GuardText:
     """One text of the study."""
 
     number: int
-    """Its place in the list, which is its seed too."""
+    """Position of the text in the list, which is its seed too."""
     kind: str
     text: str
 

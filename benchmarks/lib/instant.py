@@ -16,7 +16,7 @@ from gateway.voices.registry import VoiceRegistry
 from token2wav_service.contract import DEFAULT_PRIORITY, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 
 _SPEECH_TOKENS = 50
-"""Two seconds: a first chunk as in earnest, and more after it."""
+"""Tokens of an answer, two seconds: a first chunk of real size, and more after it."""
 _LOUDNESS = 0.1
 
 

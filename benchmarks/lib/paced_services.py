@@ -37,7 +37,7 @@ from token2wav_service.contract import (
 )
 
 Tensors = dict[str, npt.NDArray[Any]]
-"""By name; BYTES are object arrays of bytes."""
+"""Tensors by name; BYTES are object arrays of bytes."""
 
 
 def read_tensors(request: Any) -> Tensors:
@@ -82,13 +82,13 @@ def stream_response(request_id: str, tensors: Mapping[str, npt.NDArray[Any]], is
 
 HOST = "127.0.0.1"
 SPEECH_S, TOKENS_AN_EVENT = 8.0, 4
-"""Of an answer; in turns of so many tokens."""
+"""Seconds of an answer, and tokens of one event."""
 EVENT_S = 0.012
-"""Between two events: 3 ms a token, as measured at 10 callers of one H200."""
+"""Seconds between two events: 3 ms a token, as measured at 10 callers of one H200."""
 STEP_S = 0.01
-"""From a window to its audio."""
+"""Seconds from a window to its audio."""
 TOKEN_STEP_S, SINGLE_TOKENS, PACK_TOKENS = 0.0015, 20, 16
-"""Of the stream of tokens: a step at 100 answers, tokens that come one by one, and tokens of later packs."""
+"""Seconds of a step at 100 answers, number of tokens sent one by one, and tokens of later packs."""
 PROMPT_TOKENS = 125
 _STATUS = ServerStatus(400, 0, 0, 64, 0, None, None, is_draining=False)
 

@@ -12,7 +12,7 @@ from statistics import median
 from token2wav_service.serving.process.health import is_model_process
 
 MOST_GROWTH_SHARE, MOST_GROWTH_MIB = 0.05, 64.0
-"""Of a group's memory; more than both is a leak."""
+"""Most growth of a group's memory; more than both is a leak."""
 MOST_MORE_THREADS, MOST_MORE_DESCRIPTORS = 4, 16
 _KIB_A_MIB = 1024
 
@@ -22,7 +22,7 @@ class Usage:
     """Of one process, or of several that do the same."""
 
     memory_mib: float = 0.0
-    """Its own: what it has written, without files and shared memory."""
+    """Memory that the process itself has written, without files and shared memory."""
     threads: int = 0
     descriptors: int = 0
 

@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 
 Heard = Callable[[float], None]
-"""Told of each piece of audio when it comes: its seconds."""
+"""Gets the seconds of each piece of audio when it comes."""
 Ask = Callable[[str, str, Heard], Awaitable[None]]
 """Asks with an API key for a text and returns at its end; raises RefusedError."""
 
@@ -148,4 +148,4 @@ DOORS: dict[str, Callable[[Ports], Any]] = {
     "riva": _grpc_door(_riva, lambda answer: bytes(answer.audio)),
     "socket": _socket,
 }
-"""Opens a client of each door; gives an `Ask`."""
+"""Door -> opens a client of it and gives an `Ask`."""

@@ -37,7 +37,7 @@ REQUESTS_A_CALLER = 5
 OPEN_S = 36.0
 _WARM_UP_BURSTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DIGITS = 6
-"""Times are kept to the microsecond."""
+"""Digits of times, which are kept to the microsecond."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class RunPlan:
     """One run of a sweep."""
 
     name: str
-    """File name without suffix, and the row in tables."""
+    """Name of the file without suffix, and of the row in tables."""
     load: LoadPlan
     voices: tuple[str, ...]
-    """Taken at random; of a run of unseen voices each once, in this order."""
+    """Voices taken at random; in a run of unseen voices each once, in this order."""
     is_unseen: bool = False
     is_audible: bool = False
-    """The client listens for the first sound, as `tts_bench` does."""
+    """Whether the client listens for the first sound, as `tts_bench` does."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SweepLoad:
     open_s: float = OPEN_S
     """Seconds of arrivals."""
     requests_a_caller: int = REQUESTS_A_CALLER
-    """Of a closed loop, which has LEAST_REQUESTS at least."""
+    """Requests of each caller in a closed loop, which has LEAST_REQUESTS at least."""
     audible_per_s: tuple[float, ...] = ()
     """Requests a second of runs that listen for the first sound."""
 

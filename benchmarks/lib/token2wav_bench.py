@@ -39,9 +39,9 @@ class Play:
 
     wall_s: float
     window_s: list[float]
-    """Engine: time of each step. Triton: time from a window's push to its audio."""
+    """Seconds. Engine: of each step. Triton: from a window's push to its audio."""
     audio_s: float
-    """Over all streams."""
+    """Seconds of audio over all streams."""
 
 
 class Player(Protocol):
@@ -71,13 +71,13 @@ class CaseFigures:
 
     case: BenchCase
     audio_s: float
-    """Of all streams together."""
+    """Seconds of audio of all streams together."""
     batched_runs_s: list[float]
-    """Each repeat with all streams side by side."""
+    """Seconds of each repeat with all streams side by side."""
     one_by_one_runs_s: list[float]
-    """Each repeat with the same streams alone, one after the other."""
+    """Seconds of each repeat with the same streams alone, one after the other."""
     window_s: Distribution | None
-    """Of the batched runs; see `Play.window_s`."""
+    """Times of the batched runs; see `Play.window_s`."""
 
     @property
     def batched_s(self) -> float:

@@ -36,11 +36,11 @@ class Answer:
     """What one caller heard."""
 
     text: int
-    """Number of its text, which is its seed too."""
+    """Number of the request's text, which is its seed too."""
     status: int
-    """Of HTTP; 0: none came."""
+    """Status of HTTP; 0: none came."""
     pcm: bytes
-    """16-bit samples at 24 kHz."""
+    """Audio received: 16-bit samples at 24 kHz."""
     seconds: float
     error: str | None
     """What went wrong; None if the answer ended as HTTP's should."""

@@ -26,7 +26,7 @@ class Setting(str, Enum):
     ONE = "one"
     """One stand-in of each service."""
     THREE = "three"
-    """Three of each."""
+    """Three stand-ins of each service."""
     REAL = "real"
     """The product's own services: one LLM and three token2wav servers."""
 
@@ -47,9 +47,9 @@ _REAL = (
 )
 _PROCESS_SHARE = 0.24
 _MOMENTS_S = {Setting.ONE: (0.1, 1.3), Setting.THREE: (0.1, 1.3), Setting.REAL: (1.0, 5.0)}
-"""While callers listen."""
+"""Earliest and latest time of a fault, while callers listen."""
 _PATIENCE_S = {Setting.ONE: 1.5, Setting.THREE: 4.5, Setting.REAL: 6.0}
-"""The longest that somebody stands still."""
+"""Longest duration of a fault in seconds."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Fault:
     boundary: Boundary
     kind: str
     target: int
-    """Number of the replica, where all have as much to do; else the one that has most is hurt."""
+    """Number of the replica if all have as much to do; else the busiest one is hurt."""
     at_s: float
-    """After its callers have begun."""
+    """Seconds from the beginning of the callers to the fault."""
     seconds: float
-    """How long it lasts; of a kill: until the process is started again."""
+    """Seconds that the fault lasts; for a kill: until the process is started again."""
 
     @property
     def is_process(self) -> bool:

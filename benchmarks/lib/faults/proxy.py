@@ -21,9 +21,9 @@ class Direction(str, Enum):
     """Which way bytes go."""
 
     UP = "up"
-    """To the service."""
+    """Bytes to the service."""
     DOWN = "down"
-    """From it."""
+    """Bytes from the service."""
 
 
 class FaultyProxy:

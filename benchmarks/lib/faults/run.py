@@ -17,7 +17,7 @@ from benchmarks.lib.faults.world import World, failovers_of, until_ready
 
 CALLERS = 4
 FREE_WITHIN_S = 10.0
-"""Later than this, state counts as stuck."""
+"""Seconds after which state that is not freed counts as stuck."""
 _FREE_LIMIT_S = 30.0
 _RECOVERY_LIMIT_S = 60.0
 _POLL_S = 0.05
@@ -37,16 +37,16 @@ class FaultReport:
     is_process: bool
     requests: int
     refused: int
-    """Told at once that there is no room, or nobody who could speak."""
+    """Requests refused at once, as there was no room or no live service."""
     lost: int
-    """Admitted, and without their whole audio."""
+    """Requests admitted that did not get their whole audio."""
     crossed: int
-    """Whose samples, up to where they ended, were others than without the fault."""
+    """Requests whose samples, up to their end, differed from those without the fault."""
     slowest_s: float
     free_s: float | None
-    """From the end of the last caller to the end of all state; None: never."""
+    """Seconds from the end of the last caller to the end of all state; None: never."""
     recovered_s: float | None
-    """From then to the next speech; None: never."""
+    """Seconds from then to the next speech; None: never."""
     failovers: int
     """Streams and answers that went on elsewhere, or were asked for again."""
     errors: tuple[str, ...]

@@ -44,7 +44,7 @@ from token2wav_service.serving.process.server import free_ports
 
 READY_TIMEOUT_S = 120.0
 BOUND_DB = 45.0
-"""Of the real services' audio against the unbroken run's."""
+"""Least ratio of the real services' audio to the unbroken run's."""
 _POLL_S, _READ_S = 0.05, 2.0
 _STREAMS = "cosydit_gateway_streams"
 _FAILOVERS = "cosydit_gateway_failovers_total"
@@ -52,7 +52,7 @@ _OPEN_STREAMS = "cosydit_token2wav_open_streams"
 _LLM_REQUESTS = ("cosydit_llm_requests_running", "cosydit_llm_requests_waiting")
 _CRAWL_BYTES_PER_S = 4000.0
 _DEADLINES = ("--llm-first-token-timeout-s", "3", "--llm-token-timeout-s", "2.5", "--token2wav-chunk-timeout-s", "3")
-"""Shorter than the defaults, so that a campaign sees them pass."""
+"""Deadlines shorter than the defaults, so that they pass during a campaign."""
 _GATEWAY = ("--wyoming-port", "0", "--dynamic-chunk-strategy", "exponential", "--admission-wait-s", "10")
 
 

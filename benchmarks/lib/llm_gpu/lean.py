@@ -31,7 +31,7 @@ PROMPT_TOKENS = 165
 TENTH = 10
 CALL_TIMEOUT_S = 60.0
 SWITCH_INTERVAL_S = 0.00002
-"""As the service sets it."""
+"""Switch interval of Python's threads, as the service sets it."""
 
 
 def serve() -> None:

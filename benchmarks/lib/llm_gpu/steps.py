@@ -20,9 +20,9 @@ PROMPT_TOKENS = 165
 CONTEXT = 400
 """Position of the steps that are timed."""
 WINDOW_TOKENS = 512
-"""Of an answer, before it is begun anew."""
+"""Most tokens of an answer before it is begun anew."""
 REFERENCE_TOKENS = 8192
-"""Of one reference pass: bounds its memory."""
+"""Tokens of one reference pass: bounds its memory."""
 
 
 class StepBench:

@@ -100,7 +100,7 @@ def worst_errors(runs: Sequence[ComparedRun]) -> dict[str, float]:
 
 DRAWS = 5
 RunFigures = dict[str, dict[str, float]]
-"""By the run's name, as `run_figures` has them."""
+"""Figures by the run's name, as `run_figures` returns them."""
 
 
 def drawn_figures(

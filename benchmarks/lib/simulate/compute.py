@@ -49,7 +49,7 @@ class Slowdown:
     fixed: float
     by_load: float
     relief: float = 0.0
-    """What fills the GPU by itself has less to lose."""
+    """Weight of a job's own load: a job that fills the GPU by itself loses less."""
     light_load: float = 0.0
     light: float = 0.0
 

@@ -24,7 +24,7 @@ class StepCost:
     fixed_s: float
     per_stream_s: float
     per_token_s: float
-    """Of every stream."""
+    """Seconds for each token of every stream."""
 
     def of(self, streams: int, tokens: int) -> float:
         """Return the seconds of a program, padding included."""
@@ -36,29 +36,29 @@ class LLMCost:
     """The LLM server: a process that talks and one that steps."""
 
     request_s: float
-    """The talking process, for every request."""
+    """Seconds of the talking process for every request."""
     message_s: float
-    """The talking process, for every message of tokens."""
+    """Seconds of the talking process for every message of tokens."""
     step_fixed_s: float
-    """One step, whatever runs in it."""
+    """Seconds of one step, whatever runs in it."""
     step_per_request_s: float
-    """More for every running request."""
+    """Further seconds of a step for every running request."""
     prompt_step_s: float
-    """More for a step that prompts enter, if it runs as CUDA graphs."""
+    """Further seconds of a step that prompts enter, if it runs as CUDA graphs."""
     eager_step_s: float
-    """More for one that has too many tokens for that: its kernels are launched one by one."""
+    """Further seconds of a step with too many tokens for CUDA graphs: its kernels are launched one by one."""
     prefill_per_token_s: float
-    """More for every prompt token that enters in the step."""
+    """Further seconds of a step for every prompt token that enters."""
     prompt_tokens: int = 190
-    """5 s of the voice at 25 Hz, its transcript and 60 letters of text."""
+    """Tokens of a prompt: 5 s of the voice at 25 Hz, its transcript and 60 letters of text."""
     graph_tokens: int = GRAPH_TOKENS
-    """In a step that runs as CUDA graphs at most: what the launcher asks vLLM for."""
+    """Most tokens of a step that runs as CUDA graphs: what the launcher asks vLLM for."""
     max_batched_tokens: int = 8192
-    """Prompt tokens in one step at most: vLLM's default on such GPUs."""
+    """Most prompt tokens in one step: vLLM's default on such GPUs."""
     max_requests: int = 64
-    """Running at once; others wait. `--max-batch-size`."""
+    """Most requests that run at once; others wait. `--max-batch-size`."""
     step_spread: float = 0.2
-    """Of a step's time: standard deviation of its logarithm."""
+    """Standard deviation of the logarithm of a step's time."""
     stream_interval: int = 4
     """Tokens in a message after the first, which has one. `--stream-interval`."""
 
@@ -69,19 +69,19 @@ class Token2WavCost:
 
     step: StepCost
     open_s: float
-    """From asking for a stream to having it."""
+    """Seconds from asking for a stream to having it."""
     push_s: float
-    """From sending a window to its being ready to run."""
+    """Seconds from sending a window to its being ready to run."""
     answer_s: float
-    """The engine's thread, for every chunk it hands back."""
+    """Seconds of the engine's thread for every chunk it hands back."""
     around_s: float = 0.001
-    """The engine's thread, for every step, in a server that has other things to do."""
+    """Seconds of the engine's thread for every step, in a server that has other things to do."""
     stream_s: float = 0.0
-    """... and for every stream in it."""
+    """Further seconds of the engine's thread for every stream in the step."""
     step_spread: float = 0.05
-    """Of a step's time on the GPU: standard deviation of its logarithm."""
+    """Standard deviation of the logarithm of a step's time on the GPU."""
     voice_s: float = 0.2
-    """Making a voice that was never seen."""
+    """Seconds to make a voice that was never seen."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class GatewayCost:
 
     request_s: float
     message_s: float
-    """For every message of the LLM."""
+    """Seconds for every message of the LLM."""
     chunk_s: float
-    """For every chunk of audio."""
+    """Seconds for every chunk of audio."""
     latency_s: float = 0.0
-    """All ways between processes that a first audio takes, from the caller and back, without keeping anyone else."""
+    """Seconds of all ways between processes that a first audio takes, from the caller and back; they occupy nobody."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class CostModel:
     token2wav: Token2WavCost
     gateway: GatewayCost
     llm_slowdown: Slowdown
-    """Beside a token2wav step on the same GPU."""
+    """Slowdown of the LLM beside a token2wav step on the same GPU."""
     token2wav_slowdown: Slowdown
-    """Beside the LLM on the same GPU."""
+    """Slowdown of token2wav beside the LLM on the same GPU."""
 
     @property
     def slowdowns(self) -> dict[str, Slowdown]:

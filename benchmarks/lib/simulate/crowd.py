@@ -40,17 +40,17 @@ class CrowdPlan:
     """Who listens, from when on, and to what."""
 
     steps: tuple[LoadStep, ...]
-    """Ascending in time; the crowd only grows."""
+    """Steps, ascending in time; the crowd only grows."""
     seconds: float
-    """No utterance is asked for after that; those under way are heard to their end."""
+    """Seconds until the last utterance may be asked for; those under way are heard to their end."""
     ramp_s: float = 10.0
-    """New listeners of a step come evenly over so long."""
+    """Seconds over which a step's new listeners come evenly."""
     least_letters: int = 60
     most_letters: int = 180
-    """Of an utterance: 4 to 12 s."""
+    """Most letters of an utterance: 4 to 12 s."""
     voices: int = 16
     patience_s: float = 1.0
-    """A refused listener asks again after so long."""
+    """Seconds after which a refused listener asks again."""
     seed: int = 0
 
     @property
@@ -74,7 +74,7 @@ class Crowd:
         self._clock = clock
         self._began_s = clock.now()
         self.records: list[RequestRecord] = []
-        """Of requests that have ended, in that order; refused ones are not among them."""
+        """Records of requests that have ended, in that order, without refused ones."""
         self.refused = 0
         self.listeners = 0
 

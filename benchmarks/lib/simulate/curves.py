@@ -25,11 +25,11 @@ from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import BenchmarkError, RequestRecord
 
 LISTENERS_A_GATEWAY = 250
-"""One gateway process for so many: its own queue must not be what is measured."""
+"""Listeners for each gateway process, few enough that its own queue is not what is measured."""
 POINT_DRAWS = 3
 LEAST_HEARING_RATIO = 0.95
-"""Of the listeners, while a load is held: with utterances of 8 s they wait 0.4 s on average, and any longer only where
-requests pile up."""
+"""Least share of listeners that hear speech while a load is held: with utterances of 8 s they wait 0.4 s on average,
+and any longer only where requests pile up."""
 _MS = 1000.0
 
 
@@ -38,16 +38,16 @@ class CapacityPoint:
     """One load and what its listeners got."""
 
     listeners: float
-    """Measured: seconds of audio that were asked for a second. Simulated: who listen, one utterance after another."""
+    """Measured: seconds of audio asked for in a second. Simulated: listeners, each with one utterance after another."""
     ttfa_p50_ms: float
     ttfa_p95_ms: float
     underrun_ratio: float
-    """Of the utterances that were begun at the first sample, those that ran dry."""
+    """Share of utterances that ran dry when playback began at the first sample."""
     hearing_ratio: float
-    """Of the listeners, those who hear speech at a time. Who waits asks for nothing, so that a queue does not grow for
+    """Share of listeners that hear speech at a time. A waiting one asks for nothing, so that a queue does not grow for
     ever in a simulation; 1 where requests come whether or not those before were served."""
     is_held: bool
-    """Nobody was refused, nothing failed, and requests did not pile up."""
+    """Whether nobody was refused, nothing failed, and requests did not pile up."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from token2wav_service.types import TokenChunk, VoiceFeatures, VoicePrompt
 FRAMES_PER_TOKEN = 2
 FRAME_SAMPLES = 480
 HELD_FRAMES = 8
-"""What the vocoder holds back for its joins."""
+"""Frames that the vocoder holds back for its joins."""
 VOICE_BYTES, STREAM_BYTES = 170_000_000, 70_000_000
 PROMPT_TOKENS = 125
 _LONGEST_S = 120

@@ -27,7 +27,7 @@ from token2wav_service.runtime.slots.step_shapes import StepShapes
 
 Figures = Mapping[str, float]
 Simulate = Callable[[CostModel, int], Mapping[str, Figures]]
-"""The figures of every run, by its name; the number is the seed of its draws."""
+"""Returns the figures of every run, by its name; the number is the seed of its draws."""
 FloatArray = npt.NDArray[np.float64]
 
 PARAMETERS = (
@@ -45,30 +45,31 @@ PARAMETERS = (
     "llm_slowdown.fixed",
     "llm_slowdown.by_load",
 )
-"""Fitted end to end; all are positive and searched by their logarithms. Of what stands around token2wav's steps only
-the handing back of a chunk (`answer_s`) is among them. The rest, and what these steps lose beside the LLM, was read off
-a log of them: the GPU is the same on every host, and where a fit may change these, it makes up with them for what is
-slow elsewhere, and the load at which token2wav falls behind is off."""
+"""Parameters fitted end to end; all are positive and searched by their logarithms. Of the work around token2wav's steps
+only the handing back of a chunk (`answer_s`) is fitted. The rest, and the slowdown of these steps beside the LLM, was
+read off a log: the GPU is the same on every host, and a fit of them would make up for what is slow elsewhere and
+misplace the load at which token2wav falls behind."""
 HEARD_S = (1.0, 3.0, 6.0)
-"""Seconds of audio whose coming is compared, beside the first."""
+"""Seconds of audio whose arrival is compared, beside the first."""
 WEIGHTS = {"ttfa_p50": 2.0, "audio_s_per_s": 2.0, "total_p50": 2.0, "total_p95": 0.5}
-"""Of the figures that a simulation is for and that chance moves little; the others count once."""
+"""Weights of the figures that a simulation is for and that chance changes little; the others have weight 1."""
 PRIOR_WEIGHT = 0.1
-"""Of a parameter that is e times off its first guess, beside a figure that is off by its whole: keeps those in bounds
-that the runs hardly tell."""
+"""Weight of a parameter that differs from its first guess by a factor of e, beside a figure that is off by its whole:
+bounds parameters that the runs hardly determine."""
 UNDERRUN_RATIO = "underrun_ratio"
 FINALISTS, FINAL_SEEDS = 8, (1, 2)
-"""The best of a search owe something to chance: which of them is best is for other draws to say."""
+"""Number of the best of a search that are compared again, and the seeds for that: the search's own draws favoured
+them."""
 ROUND = 16
 """Simulations between two looks at them."""
 _RADIUS, _NEARER, _LEAST_RADIUS = 0.2, 0.75, 0.08
-"""Standard deviation of a change, in logarithms: in the first round, from one to the next, at least."""
+"""Standard deviation of a change, in logarithms: in the first round, its factor from round to round, its least."""
 _NEAR = 3.0
-"""Radii from the centre, a parameter, at which a simulation counts little for the plane."""
+"""Radii from the centre, in one parameter, beyond which a simulation counts little for the plane."""
 _NOISE, _SLOPE = 0.07, 0.5
-"""Of a miss: what chance adds, and what a parameter e times as large may."""
+"""Share of a miss that chance may add, and that a parameter e times as large may."""
 _LONGEST = 0.5
-"""Way between two rounds, in logarithms of each parameter."""
+"""Longest way between two rounds, in logarithms of each parameter."""
 
 
 @dataclass(frozen=True)

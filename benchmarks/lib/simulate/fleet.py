@@ -41,11 +41,11 @@ from gateway.voices.registry import VoiceRegistry
 from token2wav_service.contract import TOKEN_RATE_HZ
 
 LETTERS_PER_S = 15.0
-"""Of speech: what an utterance's length follows."""
+"""Letters spoken in a second, which give an utterance's length."""
 SAMPLE_INTERVAL_S = 1.0
 _FIRST_PORT = 8001
 _SETTLE_S = 3.0
-"""Before the first listener: every gateway has probed every replica."""
+"""Seconds before the first listener, in which every gateway probes every replica."""
 
 
 @dataclass(frozen=True)
@@ -54,28 +54,28 @@ class FleetPlan:
 
     crowd: CrowdPlan
     token2wav: int = 64
-    """Servers, a GPU each."""
+    """Number of token2wav servers, a GPU each."""
     llms: int = 20
-    """Servers, a GPU each."""
+    """Number of LLM servers, a GPU each."""
     gateways: int = 40
-    """Processes; listeners are spread over them evenly."""
+    """Number of gateway processes; listeners are spread over them evenly."""
     max_streams: int = MAX_STREAMS
-    """Of a token2wav server."""
+    """Most streams of a token2wav server."""
     lost_at_s: tuple[float, ...] = ()
-    """When a token2wav server is lost: the first, the second, ..."""
+    """Times when token2wav servers are lost: the first, the second, ..."""
     returns_after_s: float | None = 20.0
-    """Until a lost one is there again; None: never."""
+    """Seconds until a lost server is back; None: never."""
     llm_lost_at_s: tuple[float, ...] = ()
-    """When an LLM server is lost; it does not come back."""
+    """Times when LLM servers are lost; they do not come back."""
     rolling_update_at_s: float | None = None
-    """When the token2wav servers begin to be restarted, some at once, until all are."""
+    """Time when the restarts of all token2wav servers begin, some at once."""
     restarted_at_once: int = 4
     grace_s: float = 30.0
-    """A restarted server's streams may go on so long."""
+    """Seconds in which a restarted server's streams may go on."""
     start_s: float = 15.0
-    """From the start of a token2wav process to its being ready."""
+    """Seconds from the start of a token2wav process to its being ready."""
     seed: int = 0
-    """Of the draws of the steps' times and of the routers; the crowd has its own."""
+    """Seed of the steps' times and of the routers' draws; the crowd has its own."""
 
 
 @dataclass
@@ -84,11 +84,11 @@ class FleetSample:
 
     at_s: float
     listeners: int
-    """Who have begun to listen."""
+    """Listeners who have begun."""
     streams: list[int]
-    """Open at each token2wav server."""
+    """Open streams at each token2wav server."""
     busy_s: list[float]
-    """That each token2wav server has spent in steps so far; one that is under way counts when it has ended."""
+    """Seconds that each token2wav server has spent in steps; a step counts when it has ended."""
     llm_running: int
     llm_waiting: int
 
@@ -99,7 +99,7 @@ class FleetRun:
 
     records: list[RequestRecord]
     refused: int
-    """Asked to come back later."""
+    """Requests that were told to come back later."""
     failovers: int
     """Streams that went on at another token2wav server."""
     llm_failovers: int

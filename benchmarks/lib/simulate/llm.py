@@ -24,7 +24,7 @@ from token2wav_service.contract import SPEECH_VOCAB_SIZE
 
 STOP = "stop"
 LengthOf = Callable[[Utterance], int]
-"""Speech tokens of a whole utterance."""
+"""Returns the speech tokens of a whole utterance."""
 
 
 @dataclass(eq=False)
@@ -32,9 +32,9 @@ class _Request:
     gateway: SerialProcess
     tokens: int
     spoken: int
-    """Before, by a server that was lost."""
+    """Tokens that a lost server spoke before."""
     messages: asyncio.Queue[SpeechTokenDelta | None] = field(default_factory=asyncio.Queue)
-    """None says that the server is gone."""
+    """Messages; None says that the server is gone."""
     made: int = 0
     ends_at_step: int = -1
     is_closed: bool = False

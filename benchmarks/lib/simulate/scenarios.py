@@ -12,15 +12,15 @@ from cosydit.bench.metrics import distribution, playback_underrun
 
 _MS = 1000.0
 _LOST_SHARE = 16
-"""One token2wav server in so many is lost at once."""
+"""Share of token2wav servers lost at once: one in so many."""
 _STEP_SHARES = ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0))
-"""Moments as shares of the time, listeners as shares of all."""
+"""Steps: moments as shares of the time, listeners as shares of all."""
 _EVENT_SHARE = 0.5
 _UPDATE_AT_S = 12.0
 _DRAIN_S = 3.0
 _RESTARTED_SHARE = 4
 _START_S = 12.8
-"""Measured on an H200: `start_s` of benchmarks/results/h200_engine.json."""
+"""Seconds of a start measured on an H200: `start_s` of benchmarks/results/h200_engine.json."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Token2WavServer:
         self._make = make
         self._process: ModelledToken2Wav | None = None
         self.busy_s = 0.0
-        """In steps, of all processes that are gone."""
+        """Seconds in steps, of all processes that are gone."""
 
     @property
     def process(self) -> ModelledToken2Wav:

@@ -31,7 +31,7 @@ from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.voices.registry import VoiceRegistry
 
 SPEECH_TOKENS = 200
-"""Of every request: random weights speak until `--llm-max-speech-tokens`, 8 s."""
+"""Speech tokens of every request: random weights speak until `--llm-max-speech-tokens`, 8 s."""
 WARM_UP_BURST = 128
 VOICES = tuple(["default", "second", *(f"voice-{number:03d}" for number in range(62))])
 

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _OBJECTS_A_COLLECTION = 100_000
-"""Thousands of tasks live long: looking through them at every 700 new objects takes most of a run's time."""
+"""New objects between two collections: the usual 700 would take most of a run's time, as thousands of tasks live
+long."""
 
 
 class StandstillError(RuntimeError):
