@@ -31,7 +31,7 @@ class RoutingSettings:
     failover_s: float = 30.0
     """Most seconds that a stream under way stands still while it looks for another replica."""
     restart_wait_s: float = 120.0
-    """The same if its service has no other replica: time for that one to be started again."""
+    """Most seconds of that stand-still if the service has no other replica, so that it must be started again."""
     max_failovers: int = 3
     """Most times that one stream is built anew, and that one answer of the LLM is asked for anew."""
     voice_file_cache_bytes: int = 64 * MIB

@@ -82,7 +82,7 @@ class GraphSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[Profile, ...]
-    """At least one; sizes outside all of them are not promised to work."""
+    """Ranges of sizes, at least one; sizes outside all of them are not promised to work."""
     derived: Mapping[str, DerivedAxis] = field(default_factory=dict)
     """Axes whose sizes follow from the others'."""
 
