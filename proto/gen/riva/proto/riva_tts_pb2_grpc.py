@@ -31,7 +31,7 @@ if _version_not_supported:
 
 
 class RivaSpeechSynthesisStub(object):
-    """Speaks.
+    """Speaks texts.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class RivaSpeechSynthesisStub(object):
 
 
 class RivaSpeechSynthesisServicer(object):
-    """Speaks.
+    """Speaks texts.
     """
 
     def Synthesize(self, request, context):
@@ -69,14 +69,14 @@ class RivaSpeechSynthesisServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SynthesizeOnline(self, request_iterator, context):
-        """Speaks one text after the other, each request's in turn, and answers while it speaks.
+        """Speaks the text of one request after the other, and answers while it speaks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRivaSynthesisConfig(self, request, context):
-        """Tells which voices there are.
+        """Lists the voices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,7 +109,7 @@ def add_RivaSpeechSynthesisServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RivaSpeechSynthesis(object):
-    """Speaks.
+    """Speaks texts.
     """
 
     @staticmethod

@@ -31,12 +31,12 @@ if _version_not_supported:
 
 
 class SpeechTokenServiceStub(object):
-    """Draws speech tokens. Ending a call early, in whatever way, frees all that it used; a call whose deadline passes ends
-    with DEADLINE_EXCEEDED.
+    """Draws speech tokens. A call that ends early, for whatever reason, frees everything that it used. A call whose
+    deadline passes ends with DEADLINE_EXCEEDED.
 
     A call that fails ends with a status whose message says what was got, what was expected and what to do:
-    INVALID_ARGUMENT for a request that can never run, RESOURCE_EXHAUSTED when too many wait, UNAVAILABLE when the engine is
-    not running, INTERNAL when the answer failed.
+    INVALID_ARGUMENT for a request that can never run, RESOURCE_EXHAUSTED when too many wait, UNAVAILABLE when the engine
+    is not running, INTERNAL when the answer failed.
     """
 
     def __init__(self, channel):
@@ -58,12 +58,12 @@ class SpeechTokenServiceStub(object):
 
 
 class SpeechTokenServiceServicer(object):
-    """Draws speech tokens. Ending a call early, in whatever way, frees all that it used; a call whose deadline passes ends
-    with DEADLINE_EXCEEDED.
+    """Draws speech tokens. A call that ends early, for whatever reason, frees everything that it used. A call whose
+    deadline passes ends with DEADLINE_EXCEEDED.
 
     A call that fails ends with a status whose message says what was got, what was expected and what to do:
-    INVALID_ARGUMENT for a request that can never run, RESOURCE_EXHAUSTED when too many wait, UNAVAILABLE when the engine is
-    not running, INTERNAL when the answer failed.
+    INVALID_ARGUMENT for a request that can never run, RESOURCE_EXHAUSTED when too many wait, UNAVAILABLE when the engine
+    is not running, INTERNAL when the answer failed.
     """
 
     def Generate(self, request, context):
@@ -74,9 +74,9 @@ class SpeechTokenServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GenerateMany(self, request_iterator, context):
-        """Draws many answers over one stream, for callers that have many at a time: a message brings what is ready of all of
-        them. Answers begin and are cancelled by number; one that fails says so in its part, and the others go on. Ending the
-        stream frees all of them.
+        """Draws many answers over one stream. Each message of the server carries the tokens that are ready of all answers.
+        The caller begins and cancels answers by number. If one fails, its part has the failure and the others go on. The
+        end of the stream frees all of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,12 +104,12 @@ def add_SpeechTokenServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SpeechTokenService(object):
-    """Draws speech tokens. Ending a call early, in whatever way, frees all that it used; a call whose deadline passes ends
-    with DEADLINE_EXCEEDED.
+    """Draws speech tokens. A call that ends early, for whatever reason, frees everything that it used. A call whose
+    deadline passes ends with DEADLINE_EXCEEDED.
 
     A call that fails ends with a status whose message says what was got, what was expected and what to do:
-    INVALID_ARGUMENT for a request that can never run, RESOURCE_EXHAUSTED when too many wait, UNAVAILABLE when the engine is
-    not running, INTERNAL when the answer failed.
+    INVALID_ARGUMENT for a request that can never run, RESOURCE_EXHAUSTED when too many wait, UNAVAILABLE when the engine
+    is not running, INTERNAL when the answer failed.
     """
 
     @staticmethod

@@ -31,7 +31,7 @@ if _version_not_supported:
 
 
 class TextToSpeechServiceStub(object):
-    """Speaks. Ending a call early, in whatever way, frees all that it used.
+    """Speaks texts. A call that ends early, for whatever reason, frees everything that it used.
 
     A call that fails ends with a status whose message says what was got, what was expected and what to do; its trailing
     metadata has `error-code`, a name such as `text_too_long`, and `error-param`, the field at fault if it is known.
@@ -61,14 +61,14 @@ class TextToSpeechServiceStub(object):
 
 
 class TextToSpeechServiceServicer(object):
-    """Speaks. Ending a call early, in whatever way, frees all that it used.
+    """Speaks texts. A call that ends early, for whatever reason, frees everything that it used.
 
     A call that fails ends with a status whose message says what was got, what was expected and what to do; its trailing
     metadata has `error-code`, a name such as `text_too_long`, and `error-param`, the field at fault if it is known.
     """
 
     def Synthesize(self, request, context):
-        """Speaks a text that is there whole: SpeechStarted, SpeechAudio any number of times, SpeechFinished.
+        """Speaks a complete text. Answers: SpeechStarted, SpeechAudio any number of times, SpeechFinished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +117,7 @@ def add_TextToSpeechServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TextToSpeechService(object):
-    """Speaks. Ending a call early, in whatever way, frees all that it used.
+    """Speaks texts. A call that ends early, for whatever reason, frees everything that it used.
 
     A call that fails ends with a status whose message says what was got, what was expected and what to do; its trailing
     metadata has `error-code`, a name such as `text_too_long`, and `error-param`, the field at fault if it is known.
