@@ -35,7 +35,7 @@ def combine(directories: Sequence[Path]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.combine", description=__doc__)
-    parser.add_argument("directories", nargs="+", type=Path, help="--log-dir of finished runs")
+    parser.add_argument("directories", nargs="+", type=Path, help="directories that finished runs had as --log-dir")
     args = parser.parse_args(argv)
     try:
         print(combine(args.directories), end="")

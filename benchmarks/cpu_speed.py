@@ -308,9 +308,11 @@ def _rounded(samples: dict[str, list[float]]) -> dict[str, list[float]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_speed", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--commit", default=BASE_COMMIT, help="to compare with (default %(default)s)")
-    parser.add_argument("--rounds", type=count, default=5, help="of both loads, on both trees (default %(default)s)")
-    parser.add_argument("--callers", type=count, default=12, help="at once (default %(default)s)")
+    parser.add_argument("--commit", default=BASE_COMMIT, help="commit to compare with (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=count, default=5, help="number of rounds of both loads, on both trees (default %(default)s)"
+    )
+    parser.add_argument("--callers", type=count, default=12, help="number of callers at once (default %(default)s)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default %(default)s)")
     return parser
 

@@ -31,8 +31,10 @@ _TAIL = 90
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dialect_overhead", description=__doc__)
-    parser.add_argument("--requests", type=count, default=50, help="requests a dialect")
-    parser.add_argument("--warm-up", type=count, default=5, help="requests a dialect that don't count")
+    parser.add_argument("--requests", type=count, default=50, help="number of requests for each dialect")
+    parser.add_argument(
+        "--warm-up", type=count, default=5, help="number of requests for each dialect that do not count"
+    )
     parser.add_argument("--out", type=Path, help="JSON to write")
     args = parser.parse_args(argv)
     samples_s = asyncio.run(measure(args.requests, args.warm_up))

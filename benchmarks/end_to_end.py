@@ -121,33 +121,57 @@ def _row(run: FinishedRun) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway (default %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="directory of the runs' samples")
-    parser.add_argument("--closed", type=int, nargs="*", default=[1, 4, 10, 16, 32, 64, 128], help="callers")
-    parser.add_argument("--open", type=float, nargs="*", default=[5, 10, 20, 32], help="requests a second (Poisson)")
-    audible = "requests a second (Poisson), timed from dispatch to the first audible sample as tts_bench does"
+    parser.add_argument("--url", default="http://127.0.0.1:8080", help="URL of the gateway (default %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="directory for the runs' samples")
+    parser.add_argument(
+        "--closed",
+        type=int,
+        nargs="*",
+        default=[1, 4, 10, 16, 32, 64, 128],
+        help="numbers of callers of the closed loops",
+    )
+    parser.add_argument(
+        "--open",
+        type=float,
+        nargs="*",
+        default=[5, 10, 20, 32],
+        help="rates of the open loops, in requests a second (Poisson)",
+    )
+    audible = "rates in requests a second (Poisson), timed from dispatch to the first audible sample as tts_bench does"
     parser.add_argument("--audible", type=float, nargs="*", default=[], help=audible)
     add_run_lengths(parser)
-    parser.add_argument("--voices", type=int, default=64, help="voices in use, known before (default %(default)s)")
-    parser.add_argument("--unseen", type=int, default=20, help="voices never used before, one request each")
     parser.add_argument(
-        "--warm-up-burst", type=int, default=128, help="largest burst sent before (default %(default)s)"
+        "--voices", type=int, default=64, help="number of voices in use, known before (default %(default)s)"
     )
-    parser.add_argument("--no-warm-up", action="store_true", help="the services are warm already")
+    parser.add_argument("--unseen", type=int, default=20, help="number of voices never used before, one request each")
     parser.add_argument(
-        "--limit-s", type=float, default=480.0, help="start no run later than this (default %(default)s)"
+        "--warm-up-burst",
+        type=int,
+        default=128,
+        help="requests of the largest burst in the warm-up (default %(default)s)",
     )
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="longest silence (default %(default)s)")
-    parser.add_argument("--setting", default="{}", help="JSON of what is served, kept with the samples")
+    parser.add_argument("--no-warm-up", action="store_true", help="skip the warm-up: the services are warm already")
+    parser.add_argument(
+        "--limit-s", type=float, default=480.0, help="seconds after which no run starts (default %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=120.0, help="longest silence of the server in seconds (default %(default)s)"
+    )
+    parser.add_argument("--setting", default="{}", help="JSON that describes what is served, kept with the samples")
     parser.add_argument("--commit", default=None, help="commit of the code that runs (default: as git says)")
     return parser
 
 
 def add_run_lengths(parser: argparse.ArgumentParser) -> None:
     """Add how long the runs of a sweep are."""
-    parser.add_argument("--open-s", type=float, default=OPEN_S, help="seconds of arrivals (default %(default)s)")
     parser.add_argument(
-        "--requests-a-caller", type=int, default=REQUESTS_A_CALLER, help="of closed loops (default %(default)s)"
+        "--open-s", type=float, default=OPEN_S, help="seconds of arrivals in an open loop (default %(default)s)"
+    )
+    parser.add_argument(
+        "--requests-a-caller",
+        type=int,
+        default=REQUESTS_A_CALLER,
+        help="requests of each caller in a closed loop (default %(default)s)",
     )
 
 

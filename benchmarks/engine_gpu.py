@@ -68,19 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
-    parser.add_argument("--dtype", default="float16", help="of the flow (default %(default)s)")
-    parser.add_argument("--runs", type=int, default=50, help="runs of each first-chunk measurement")
+    parser.add_argument("--dtype", default="float16", help="dtype of the flow (default %(default)s)")
+    parser.add_argument("--runs", type=int, default=50, help="number of runs of each first-chunk measurement")
     parser.add_argument(
-        "--first-chunk", type=int, nargs="*", default=[1, 4, 8, 16, 32, 64], help="simultaneous streams"
+        "--first-chunk", type=int, nargs="*", default=[1, 4, 8, 16, 32, 64], help="numbers of simultaneous streams"
     )
     parser.add_argument(
-        "--listeners", type=int, nargs="*", help=f"numbers to try, ascending (default {LISTENERS} or {BLOCK_LISTENERS})"
+        "--listeners",
+        type=int,
+        nargs="*",
+        help=f"numbers of listeners to try, ascending (default {LISTENERS} or {BLOCK_LISTENERS})",
     )
-    parser.add_argument("--listen-s", type=float, default=12.0, help="seconds each number is held")
     parser.add_argument(
-        "--family", type=Family, choices=list(Family), default=Family.STEP_AUDIO2, help="whose flow and vocoder"
+        "--listen-s", type=float, default=12.0, help="seconds for which each number of listeners is held"
     )
-    parser.add_argument("--quick", action="store_true", help="few programs and runs, no listeners; under a minute")
+    parser.add_argument(
+        "--family",
+        type=Family,
+        choices=list(Family),
+        default=Family.STEP_AUDIO2,
+        help="family of the flow and the vocoder",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="measure few programs and runs and no listeners, in less than a minute"
+    )
     parser.add_argument("--commit", default=None, help="commit of the code that runs (default: as git says)")
     args = parser.parse_args(argv)
     if args.listeners is None:

@@ -82,11 +82,15 @@ _COLUMNS = ("name", "requests", "lost", "different", "worst_snr_db", "longest_pa
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (small random)")
-    parser.add_argument("--callers", type=int, default=24, help="at the same time (default %(default)s)")
-    parser.add_argument("--servers", type=int, default=3, help="token2wav servers (default %(default)s)")
-    parser.add_argument("--work-dir", type=Path, help="logs and repositories (a temporary one)")
-    parser.add_argument("--out", type=Path, help="JSON file of the results")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: a small random one)"
+    )
+    parser.add_argument(
+        "--callers", type=int, default=24, help="number of callers at the same time (default %(default)s)"
+    )
+    parser.add_argument("--servers", type=int, default=3, help="number of token2wav servers (default %(default)s)")
+    parser.add_argument("--work-dir", type=Path, help="directory for logs and repositories (default: a temporary one)")
+    parser.add_argument("--out", type=Path, help="JSON to write")
     return parser
 
 

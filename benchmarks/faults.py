@@ -119,16 +119,23 @@ def _rows(reports: Sequence[FaultReport]) -> list[tuple[str, ...]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--faults", type=int, default=FAULTS, help="how many (default %(default)s)")
+    parser.add_argument("--faults", type=int, default=FAULTS, help="number of faults (default %(default)s)")
     parser.add_argument(
-        "--real", type=int, default=REAL_FAULTS, help="so many of them with the product's own services (%(default)s)"
+        "--real",
+        type=int,
+        default=REAL_FAULTS,
+        help="number of them with the product's own services (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=1, help="equal seeds draw equal campaigns (default %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on with the campaign that the journal holds")
-    parser.add_argument("--journal", type=Path, default=DEFAULT_JOURNAL, help="reports so far (default %(default)s)")
-    parser.add_argument("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (the demo voice)")
-    parser.add_argument("--work-dir", type=Path, help="logs and repositories (a temporary one)")
-    parser.add_argument("--out", type=Path, help="JSON file of the results")
+    parser.add_argument("--resume", action="store_true", help="continue the campaign in the journal")
+    parser.add_argument(
+        "--journal", type=Path, default=DEFAULT_JOURNAL, help="file of the reports so far (default %(default)s)"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
+    )
+    parser.add_argument("--work-dir", type=Path, help="directory for logs and repositories (default: a temporary one)")
+    parser.add_argument("--out", type=Path, help="JSON to write")
     return parser
 
 

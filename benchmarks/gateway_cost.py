@@ -152,11 +152,17 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_cost", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--checkpoint", type=Path, help="its tokenizer and voices are used (the demo voice)")
-    parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 16], help="requests a second")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals at each rate (default %(default)s)")
-    parser.add_argument("--llm", choices=[GRPC, "vllm"], default=GRPC, help="how tokens come (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=1, help="of the gateway (default %(default)s)")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="checkpoint whose tokenizer and voices are used (default: the demo voice)"
+    )
+    parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 16], help="rates in requests a second")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="seconds of arrivals at each rate (default %(default)s)"
+    )
+    parser.add_argument(
+        "--llm", choices=[GRPC, "vllm"], default=GRPC, help="interface of the LLM stand-in (default %(default)s)"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="number of gateway processes (default %(default)s)")
     parser.add_argument("--out", type=Path, help="JSON to write")
     return parser
 

@@ -274,9 +274,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory with llm/, token2wav/ and voices/")
-    parser.add_argument("--engines", type=Path, help="unpacked source engine (default: the installed flite)")
-    parser.add_argument("--limit", type=count, default=None, help="first texts only (default: all)")
-    parser.add_argument("--audio-dir", type=Path, help="keep the audio of each text as WAV (default: none is kept)")
+    parser.add_argument(
+        "--engines", type=Path, help="directory of the unpacked source engine (default: the installed flite)"
+    )
+    parser.add_argument("--limit", type=count, default=None, help="number of first texts to speak (default: all)")
+    parser.add_argument("--audio-dir", type=Path, help="directory for a WAV of each text (default: none is kept)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default %(default)s)")
     return run(parser.parse_args(argv))
 

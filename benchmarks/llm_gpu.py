@@ -44,12 +44,12 @@ KEPT_UP_SHARE = 0.999
 def main() -> int:
     """Measure; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
-    parser.add_argument("--commit", default=None, help="of the code that runs, where there is no repository")
-    parser.add_argument("--fidelity-steps", type=int, default=FIDELITY_STEPS, help="at each number of rows")
-    parser.add_argument("--capacity", type=int, nargs="*", default=[1500, 2000, 2500], help="streams to try")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each run under load")
-    parser.add_argument("--parts", nargs="*", default=["greedy", "lean", "steps", "load"], help="what to measure")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
+    parser.add_argument("--commit", default=None, help="commit of the code that runs, where there is no repository")
+    parser.add_argument("--fidelity-steps", type=int, default=FIDELITY_STEPS, help="steps at each number of rows")
+    parser.add_argument("--capacity", type=int, nargs="*", default=[1500, 2000, 2500], help="numbers of streams to try")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each run under load")
+    parser.add_argument("--parts", nargs="*", default=["greedy", "lean", "steps", "load"], help="parts to measure")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)

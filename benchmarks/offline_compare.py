@@ -116,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.offline_compare", description=__doc__, allow_abbrev=False
     )
     add_options(parser)
-    parser.add_argument("--turns", type=count, default=DEFAULT_TURNS, help="of both ways (default %(default)s)")
+    parser.add_argument(
+        "--turns", type=count, default=DEFAULT_TURNS, help="number of turns of both ways (default %(default)s)"
+    )
     return parser
 
 

@@ -74,11 +74,11 @@ def measure(model_dir: Path, prompt_wav: Path, tokens: int, seed: int) -> list[D
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; prints a table and, with --json, writes the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model-dir", type=Path, required=True, help="token2wav checkpoint directory")
-    parser.add_argument("--prompt-wav", type=Path, required=True, help="voice prompt")
-    parser.add_argument("--tokens", type=int, default=200, help="speech tokens, 25 Hz (default %(default)s)")
+    parser.add_argument("--model-dir", type=Path, required=True, help="directory of the token2wav checkpoint")
+    parser.add_argument("--prompt-wav", type=Path, required=True, help="audio file of the voice prompt")
+    parser.add_argument("--tokens", type=int, default=200, help="number of speech tokens, 25 Hz (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--json", type=Path, help="JSON to write the rows into, too")
     args = parser.parse_args(argv)
     rows = measure(args.model_dir, args.prompt_wav, args.tokens, args.seed)
     print(f"{'history':20}{'schedule':14}{'mean |d|':>10}{'rms':>10}   (log-mel, natural log)")

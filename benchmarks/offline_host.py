@@ -139,13 +139,23 @@ async def _serve(app: web.Application, announce: Callable[[int], None]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offline_host", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--llm-model-name-or-path", type=Path, required=True, help="for its tokenizer")
-    parser.add_argument("--voice", type=Path, required=True, help="audio file of a prompt")
-    parser.add_argument("--utterances", type=count, default=512, help="of 8 s each (default %(default)s)")
-    parser.add_argument("--batch-size", type=count, default=256, help="requests under way (default %(default)s)")
-    parser.add_argument("--token2wav-batch-size", type=count, default=64, help="default %(default)s")
-    parser.add_argument("--format", choices=sorted(FORMATS), default="wav", help="default %(default)s")
-    parser.add_argument("--profile", action="store_true", help="print where the main thread's time went")
+    parser.add_argument(
+        "--llm-model-name-or-path", type=Path, required=True, help="directory of the LLM, for its tokenizer"
+    )
+    parser.add_argument("--voice", type=Path, required=True, help="audio file of the prompt")
+    parser.add_argument(
+        "--utterances", type=count, default=512, help="number of utterances, of 8 s each (default %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=count, default=256, help="number of requests under way (default %(default)s)"
+    )
+    parser.add_argument(
+        "--token2wav-batch-size", type=count, default=64, help="utterances in token2wav (default %(default)s)"
+    )
+    parser.add_argument(
+        "--format", choices=sorted(FORMATS), default="wav", help="format of the audio (default %(default)s)"
+    )
+    parser.add_argument("--profile", action="store_true", help="print a profile of the main thread")
     return parser
 
 

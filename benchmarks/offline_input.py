@@ -68,11 +68,17 @@ def _text(encoder: TextEncoder, tokens: int, rng: random.Random) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offline_input", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--llm-model-name-or-path", type=Path, required=True, help="for its tokenizer")
-    parser.add_argument("--voices-dir", type=Path, required=True, help="of <name>.wav and <name>.txt")
-    parser.add_argument("--voices", type=count, default=64, help="in use, in turn (default %(default)s)")
-    parser.add_argument("--rows", type=count, default=512, help="default %(default)s")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of speech in a row (default %(default)s)")
+    parser.add_argument(
+        "--llm-model-name-or-path", type=Path, required=True, help="directory of the LLM, for its tokenizer"
+    )
+    parser.add_argument(
+        "--voices-dir", type=Path, required=True, help="directory with <name>.wav and <name>.txt of each voice"
+    )
+    parser.add_argument("--voices", type=count, default=64, help="number of voices, used in turn (default %(default)s)")
+    parser.add_argument("--rows", type=count, default=512, help="number of rows (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="mean seconds of speech in a row (default %(default)s)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSONL to write")
     return parser
 

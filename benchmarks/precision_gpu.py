@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
-    parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"], help="to compare with float32")
+    parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"], help="dtypes to compare with float32")
     parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

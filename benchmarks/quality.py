@@ -167,18 +167,33 @@ def _known(value: float) -> float | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="gateway as it serves (default %(default)s)")
     parser.add_argument(
-        "--offline-url", default="http://127.0.0.1:8081", help="gateway of one chunk (default %(default)s)"
+        "--url", default="http://127.0.0.1:8080", help="URL of a gateway with its usual chunks (default %(default)s)"
+    )
+    parser.add_argument(
+        "--offline-url",
+        default="http://127.0.0.1:8081",
+        help="URL of a gateway that makes one chunk (default %(default)s)",
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory with token2wav/ and voices/")
-    parser.add_argument("--engines", type=Path, help="unpacked source engine (default: the installed flite)")
-    parser.add_argument("--voice", default=DEFAULT_VOICE, help="whose errors and speed count (default %(default)s)")
-    parser.add_argument("--sentences", type=count, default=100, help="of the held-out ones (default %(default)s)")
     parser.add_argument(
-        "--speaker-sentences", type=zero_or_more, default=30, help="in each other voice (default %(default)s)"
+        "--engines", type=Path, help="directory of the unpacked source engine (default: the installed flite)"
     )
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="longest silence (default %(default)s)")
+    parser.add_argument(
+        "--voice", default=DEFAULT_VOICE, help="voice whose errors and speed count (default %(default)s)"
+    )
+    parser.add_argument(
+        "--sentences", type=count, default=100, help="number of held-out sentences (default %(default)s)"
+    )
+    parser.add_argument(
+        "--speaker-sentences",
+        type=zero_or_more,
+        default=30,
+        help="number of sentences in each other voice (default %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=120.0, help="longest silence of the server in seconds (default %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default %(default)s)")
     return run(parser.parse_args(argv))
 

@@ -69,7 +69,7 @@ class InstantToken2Wav:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routing_overhead", description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file of the results")
+    parser.add_argument("--out", type=Path, help="JSON to write")
     args = parser.parse_args(argv)
     direct_s, routed_s = asyncio.run(_streams())
     added = {"stream_us": (routed_s - direct_s) / STREAMS * _US}

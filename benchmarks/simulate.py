@@ -292,18 +292,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_fit(commands: Any) -> None:
     parser = commands.add_parser("fit", help="find the cost model's parameters from measurements")
-    parser.add_argument("--gpu", default="h200", help="its name in the model (default %(default)s)")
+    parser.add_argument("--gpu", default="h200", help="name of the GPU in the model (default %(default)s)")
     _add_sources(parser)
     _add_load(parser, FIT_CLOSED, FIT_OPEN)
-    parser.add_argument("--guess", type=Path, help="JSON that an earlier `fit` wrote, to begin the search at")
-    parser.add_argument("--simulations", type=int, default=64, help="of the search (default %(default)s)")
+    parser.add_argument("--guess", type=Path, help="JSON of an earlier `fit`, where the search begins")
+    parser.add_argument(
+        "--simulations", type=int, default=64, help="number of simulations of the search (default %(default)s)"
+    )
     _add_processes(parser)
     parser.add_argument("--out", type=Path, default=MODEL, help="JSON to write (default %(default)s)")
     parser.set_defaults(run=run_fit)
 
 
 def _add_compare(commands: Any) -> None:
-    parser = commands.add_parser("compare", help="simulate what was measured and say how far off it comes out")
+    parser = commands.add_parser("compare", help="simulate what was measured and print the errors")
     _add_sources(parser)
     _add_model(parser)
     _add_draws(parser)
@@ -325,13 +327,25 @@ def _add_fleet(commands: Any) -> None:
     size = FleetSize()
     parser = commands.add_parser("fleet", help="simulate many listeners over many replicas")
     _add_model(parser)
-    parser.add_argument("--scenario", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS), help="default: all")
-    parser.add_argument("--listeners", type=int, default=size.listeners, help="at once (default %(default)s)")
-    parser.add_argument("--token2wav", type=int, default=size.token2wav, help="servers (default %(default)s)")
-    parser.add_argument("--llms", type=int, default=size.llms, help="servers (default %(default)s)")
-    parser.add_argument("--gateways", type=int, default=size.gateways, help="processes (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=size.seconds, help="simulated (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "simulated_fleet", help="directory: a JSON a scenario")
+    parser.add_argument(
+        "--scenario",
+        nargs="*",
+        choices=list(SCENARIOS),
+        default=list(SCENARIOS),
+        help="scenario to simulate (default: all)",
+    )
+    parser.add_argument(
+        "--listeners", type=int, default=size.listeners, help="number of listeners at once (default %(default)s)"
+    )
+    parser.add_argument("--token2wav", type=int, default=size.token2wav, help="token2wav servers (default %(default)s)")
+    parser.add_argument("--llms", type=int, default=size.llms, help="LLM servers (default %(default)s)")
+    parser.add_argument(
+        "--gateways", type=int, default=size.gateways, help="number of gateway processes (default %(default)s)"
+    )
+    parser.add_argument("--seconds", type=float, default=size.seconds, help="simulated seconds (default %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "simulated_fleet", help="directory for a JSON of each scenario"
+    )
     parser.add_argument("--no-plot", action="store_true", help="write no PNG (it needs matplotlib)")
     parser.set_defaults(run=run_fleet)
 
@@ -340,7 +354,7 @@ def _add_curves(commands: Any) -> None:
     parser = commands.add_parser("curves", help="write the points that `cosydit plan` reads")
     _add_sources(parser)
     _add_model(parser)
-    seconds = "simulated for each point, the first ten of which listeners come in (default %(default)s)"
+    seconds = "simulated seconds for each point; listeners come in the first ten (default %(default)s)"
     parser.add_argument("--seconds", type=float, default=40.0, help=seconds)
     _add_draws(parser, POINT_DRAWS)
     parser.add_argument("--out", type=Path, default=CURVES, help="JSON to write (default %(default)s)")
@@ -364,12 +378,22 @@ def _add_draws(parser: argparse.ArgumentParser, draws: int = DRAWS) -> None:
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--processes", type=int, default=1, help="that simulate at once (default %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="number of processes that simulate at once (default %(default)s)"
+    )
 
 
 def _add_load(parser: argparse.ArgumentParser, callers: Sequence[int], rates: Sequence[float]) -> None:
-    parser.add_argument("--callers", type=int, nargs="*", default=list(callers), help="of the closed loops")
-    parser.add_argument("--rates", type=float, nargs="*", default=list(rates), help="requests a second (Poisson)")
+    parser.add_argument(
+        "--callers", type=int, nargs="*", default=list(callers), help="numbers of callers of the closed loops"
+    )
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="*",
+        default=list(rates),
+        help="rates of the open loops, in requests a second (Poisson)",
+    )
 
 
 if __name__ == "__main__":

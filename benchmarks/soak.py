@@ -199,13 +199,19 @@ def _draw(path: Path, watched: Watched) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of all rounds together (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="3 at least (default %(default)s)")
-    parser.add_argument("--callers", type=int, default=4, help="at the same time (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="draws who does what (default %(default)s)")
-    parser.add_argument("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (the demo voice)")
-    parser.add_argument("--work-dir", type=Path, help="logs and repositories (a temporary one)")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write; the plot lies beside it")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="minutes of all rounds together (default %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds, at least 3 (default %(default)s)")
+    parser.add_argument(
+        "--callers", type=int, default=4, help="number of callers at the same time (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of what the callers do (default %(default)s)")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
+    )
+    parser.add_argument("--work-dir", type=Path, help="directory for logs and repositories (default: a temporary one)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write; the plot is written beside it")
     return parser
 
 

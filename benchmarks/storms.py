@@ -322,16 +322,23 @@ def _draw(path: Path, done: dict[str, Storm]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.storms", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--checkpoint", type=Path, help="its tokenizer and voices are used (the demo voice)")
-    parser.add_argument("--capacity", type=float, default=20.0, help="seconds of speech a second (default %(default)s)")
-    parser.add_argument("--times", type=float, nargs="+", default=[1, 4, 16, 64], help="the capacity")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each storm (default %(default)s)")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="checkpoint whose tokenizer and voices are used (default: the demo voice)"
+    )
+    parser.add_argument(
+        "--capacity", type=float, default=20.0, help="capacity in seconds of speech a second (default %(default)s)"
+    )
+    parser.add_argument("--times", type=float, nargs="+", default=[1, 4, 16, 64], help="loads, in times the capacity")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of each storm (default %(default)s)")
     parser.add_argument("--doors", nargs="+", choices=tuple(DOORS), default=list(DOORS))
     parser.add_argument(
-        "--flood", action=argparse.BooleanOptionalAction, default=True, help="at last let one key flood (default: yes)"
+        "--flood",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let one key flood the gateway in the last storm (default: yes)",
     )
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write; the plot lies beside it")
-    parser.add_argument("--resume", action="store_true", help="keep the storms that OUT has already")
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write; the plot is written beside it")
+    parser.add_argument("--resume", action="store_true", help="keep the storms that are in OUT already")
     return parser
 
 

@@ -27,24 +27,38 @@ _PROMPT_S = 3.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option."""
-    parser.add_argument("--door", choices=("engine", "triton"), default="engine", help="default %(default)s")
+    parser.add_argument(
+        "--door", choices=("engine", "triton"), default="engine", help="interface to call (default %(default)s)"
+    )
     parser.add_argument("--model-dir", type=Path, help="checkpoint directory with flow.yaml (engine only)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine, e.g. device=cuda"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="setting of the engine, e.g. device=cuda; may be repeated",
     )
     parser.add_argument("--server-addr", default="127.0.0.1", help="Triton's host (default %(default)s)")
     parser.add_argument("--server-port", type=int, default=8001, help="Triton's gRPC port (default %(default)s)")
     parser.add_argument(
-        "--metrics-port", type=int, default=8002, help="Triton's metrics, 0: none (default %(default)s)"
+        "--metrics-port", type=int, default=8002, help="port of Triton's metrics; 0: no metrics (default %(default)s)"
     )
-    parser.add_argument("--batch-sizes", type=_counts, default=_BATCH_SIZES, help="streams side by side, e.g. 1,2,4,8")
+    parser.add_argument(
+        "--batch-sizes", type=_counts, default=_BATCH_SIZES, help="numbers of streams side by side, e.g. 1,2,4,8"
+    )
     parser.add_argument("--hops", type=_counts, default=_HOPS, help="tokens (25 Hz) per chunk, e.g. 15,25,50")
-    parser.add_argument("--stream-s", type=float, default=_STREAM_S, help="audio per stream (default %(default)s)")
-    parser.add_argument("--prompt", type=Path, help=f"audio of the voice (default: {_PROMPT_S:g} s of noise)")
-    parser.add_argument("--repeats", type=int, default=5, help="the median counts (default %(default)s)")
-    parser.add_argument("--warm-up", type=int, default=1, help="plays before, not measured (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the tokens (default %(default)s)")
-    parser.add_argument("--log-dir", type=Path, default=Path("bench-token2wav"), help="default %(default)s")
+    parser.add_argument(
+        "--stream-s", type=float, default=_STREAM_S, help="seconds of audio in each stream (default %(default)s)"
+    )
+    parser.add_argument("--prompt", type=Path, help=f"audio file of the voice (default: {_PROMPT_S:g} s of noise)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of repeats, of which the median counts (default %(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up", type=int, default=1, help="number of repeats before, not measured (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tokens (default %(default)s)")
+    parser.add_argument("--log-dir", type=Path, default=Path("bench-token2wav"), help="results (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

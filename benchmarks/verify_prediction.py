@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison and write it; returns 1 where a figure misses the aim, 2 where nothing can be compared."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verify_prediction", description=__doc__)
     parser.add_argument("--prediction", type=Path, default=PREDICTION, help="JSON of `predict` (default %(default)s)")
-    parser.add_argument("--model", type=Path, default=MODEL, help="JSON of `fit` that it is of (default %(default)s)")
+    parser.add_argument(
+        "--model", type=Path, default=MODEL, help="JSON of the `fit` behind the prediction (default %(default)s)"
+    )
     parser.add_argument("--measured", type=Path, required=True, help="directory of benchmarks.end_to_end")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     args = parser.parse_args(argv)

@@ -217,44 +217,52 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on")
-    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="port of the gRPC door; 0: none")
-    ahead = "seconds of audio sent before it is played, where callers' interruptions can't be seen; 0 is unbounded"
+    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="port of gRPC; 0: no gRPC")
+    ahead = "seconds of audio sent ahead of playback where the server can't see interruptions; 0: no bound"
     parser.add_argument("--run-ahead-s", type=_duration, default=DEFAULT_RUN_AHEAD_S, help=ahead)
-    reader = "seconds that a reader of HTTP or gRPC who stands still is waited for; then its answer is broken off"
+    reader = "seconds to wait for a client of HTTP or gRPC that stops reading; then its answer ends"
     parser.add_argument("--reader-timeout-s", type=_positive_float, default=DEFAULT_READER_TIMEOUT_S, help=reader)
-    parser.add_argument("--voices-dir", type=Path, required=True, help="directory of <name>.wav and <name>.txt")
+    parser.add_argument(
+        "--voices-dir", type=Path, required=True, help="directory with <name>.wav and <name>.txt of each voice"
+    )
     parser.add_argument("--warm-up-voice", default=DEFAULT_VOICE, help="voice of the warm-up synthesis")
     parser.add_argument(
-        "--max-text-characters", type=_positive_int, default=DEFAULT_MAX_TEXT_CHARACTERS, help="longest text accepted"
+        "--max-text-characters",
+        type=_positive_int,
+        default=DEFAULT_MAX_TEXT_CHARACTERS,
+        help="longest text accepted, in characters",
     )
-    segment = "about the letters that the LLM speaks at once, for models that know short texts only"
+    segment = "about how many letters the LLM speaks at once; for models trained on short texts"
     parser.add_argument("--segment-letters", type=_positive_int, default=None, help=segment)
     carry = "most speech tokens (25 Hz) of earlier segments that the LLM goes on from; 0: none"
     parser.add_argument("--carry-tokens", type=_non_negative_int, default=None, help=carry)
-    declared = "what the checkpoint can do; None: beside or above --tokenizer-dir"
+    declared = "file that says what the checkpoint can do; None: searched beside and above --tokenizer-dir"
     parser.add_argument("--checkpoint-file", type=Path, metavar="CHECKPOINT.JSON", default=None, help=declared)
-    foreign = "text in a language that the checkpoint does not declare is spoken with a warning, or refused"
+    foreign = "speak text in a language that the checkpoint does not declare with a warning, or refuse it"
     parser.add_argument("--undeclared-language", choices=(_WARN, _REFUSE), default=_WARN, help=foreign)
-    style = "instructions and styles that the checkpoint does not take are left alone, and named, or refused"
+    style = "ignore and report instructions and styles that the checkpoint does not take, or refuse them"
     parser.add_argument("--unsupported-style", choices=(_IGNORE, _REFUSE), default=_IGNORE, help=style)
-    silence = "milliseconds of silence that stay before the first sound of a speech, or keep (default %(default)s)"
+    silence = "most milliseconds of silence before the first sound of a speech; keep: all of it (default %(default)s)"
     parser.add_argument(
         "--leading-silence-ms", type=_leading_silence, metavar="MS", default=f"{_MS * DEFAULT_KEPT_S:g}", help=silence
     )
-    guard = "speech that leaves its text (loops, silence, too short, too long) is let be, told of, or spoken again"
+    guard = "what to do if speech loops, falls silent or is too short or long for its text: nothing, warn, speak again"
     modes = [mode.value for mode in GuardMode]
     parser.add_argument("--speech-guard", choices=modes, default=GatewayConfig.speech_guard.value, help=guard)
     parser.add_argument(
-        "--max-body-bytes", type=_positive_int, default=DEFAULT_MAX_BODY_BYTES, help="largest request body accepted"
+        "--max-body-bytes",
+        type=_positive_int,
+        default=DEFAULT_MAX_BODY_BYTES,
+        help="largest request body accepted, in bytes",
     )
     processes = (
-        "processes that serve the ports together, each with an event loop of its own; "
+        "number of processes that serve the ports together, each with its own event loop; "
         f"{_AUTO}: 1 on less than {MIN_CORES} cores, else a quarter of them, {MAX_AUTO} at most (default %(default)s)"
     )
     parser.add_argument("--processes", type=_processes, default="1", metavar="N", help=processes)
-    delay = "seconds that requests are still taken after a stop signal, with /readyz false: until nobody sends any"
+    delay = "seconds after a stop signal in which requests are still taken, while /readyz says no"
     parser.add_argument("--drain-delay-s", type=_duration, default=GatewayConfig.drain_delay_s, help=delay)
-    drain = "seconds that streams under way may then take to end"
+    drain = "seconds after --drain-delay-s in which streams under way may end"
     parser.add_argument("--drain-timeout-s", type=_duration, default=DEFAULT_DRAIN_TIMEOUT_S, help=drain)
     add_voice_options(parser)
     add_lexicon_options(parser)
@@ -271,36 +279,45 @@ def _add_llm_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("LLM service")
     default = GatewayConfig.llm_url
     group.add_argument(
-        "--llm-url", action="append", metavar="URL", help=f"scheme, host and port ({default} by default); {ADDRESSES}"
+        "--llm-url", action="append", metavar="URL", help=f"URL of the LLM server ({default} by default); {ADDRESSES}"
     )
-    group.add_argument("--llm-backend", choices=[b.value for b in LLMBackend], default="embedded", help="server there")
-    group.add_argument("--tokenizer-dir", type=Path, required=True, help="directory of the LLM's tokenizer.json")
     group.add_argument(
-        "--llm-prompt-form", choices=[f.value for f in PromptForm], default="tokens", help="chat: servers without ids"
+        "--llm-backend", choices=[b.value for b in LLMBackend], default="embedded", help="kind of the LLM server"
     )
-    group.add_argument("--llm-model", default=None, help="model name; by default the first that the server lists")
+    group.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with the LLM's tokenizer.json")
+    group.add_argument(
+        "--llm-prompt-form",
+        choices=[f.value for f in PromptForm],
+        default="tokens",
+        help="form of prompts; chat: for servers that take no token ids",
+    )
+    group.add_argument(
+        "--llm-model", default=None, help="name of the server's model; by default the first that it lists"
+    )
     group.add_argument(
         "--llm-sampling-probe",
         choices=[mode.value for mode in ProbeMode],
         default=None,
-        help="a server that ignores repetition_penalty: refuse to serve it, warn, or do not ask (default: refuse; off "
-        "with embedded)",
+        help="never become ready with a server that ignores repetition_penalty, warn, or do not test it (default: "
+        "refuse; off with embedded)",
     )
     limit = LengthLimits().max_speech_tokens
-    group.add_argument("--llm-max-speech-tokens", type=_positive_int, default=limit, help="most tokens (25 Hz) a text")
+    group.add_argument(
+        "--llm-max-speech-tokens", type=_positive_int, default=limit, help="most speech tokens (25 Hz) of one answer"
+    )
     group.add_argument(
         "--llm-pace",
         type=_pace,
         default=DEFAULT_PACE,
-        help="times the speed of speech at which our own engine on a GPU goes on with an answer once its first chunk "
-        "is there, which leaves the GPU to token2wav; 0: as fast as can be (default %(default)s)",
+        help="speed of our own engine on a GPU after an answer's first chunk, in times the speed of speech; a lower "
+        "speed leaves more of the GPU to token2wav; 0: as fast as possible (default %(default)s)",
     )
     limits = LLMDeadlines()
     for name, seconds, meaning in (
-        ("--llm-connect-timeout-s", limits.connect_s, "seconds to connect"),
-        ("--llm-first-token-timeout-s", limits.first_token_s, "seconds to the first token"),
-        ("--llm-token-timeout-s", limits.between_tokens_s, "seconds between tokens"),
-        ("--llm-total-timeout-s", limits.total_s, "seconds for one text"),
+        ("--llm-connect-timeout-s", limits.connect_s, "seconds to connect to the LLM server"),
+        ("--llm-first-token-timeout-s", limits.first_token_s, "seconds from a request to its first token"),
+        ("--llm-token-timeout-s", limits.between_tokens_s, "seconds between two messages of tokens"),
+        ("--llm-total-timeout-s", limits.total_s, "seconds for one answer"),
     ):
         group.add_argument(name, type=_positive_float, default=seconds, help=meaning)
 
@@ -311,23 +328,35 @@ def _add_token2wav_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--token2wav-url", action="append", metavar="ADDRESS", help=f"{where}; {ADDRESSES}")
     deadlines = Token2WavDeadlines()
     group.add_argument(
-        "--token2wav-register-timeout-s", type=_positive_float, default=deadlines.register_s, help="seconds for a voice"
+        "--token2wav-register-timeout-s",
+        type=_positive_float,
+        default=deadlines.register_s,
+        help="seconds to make a voice",
     )
     group.add_argument(
-        "--token2wav-chunk-timeout-s", type=_positive_float, default=deadlines.push_s, help="seconds for a chunk"
+        "--token2wav-chunk-timeout-s",
+        type=_positive_float,
+        default=deadlines.push_s,
+        help="seconds from a chunk of tokens to its audio",
     )
     group.add_argument(
         "--dynamic-chunk-strategy",
         choices=POLICY_NAMES,
         default=DEFAULT_POLICY,
-        help="how chunks grow (default %(default)s)",
+        help="how the length of chunks grows (default %(default)s)",
     )
-    group.add_argument("--token-hop-len", type=int, default=DEFAULT_HOP_TOKENS, help="tokens (25 Hz) per chunk")
+    group.add_argument("--token-hop-len", type=int, default=DEFAULT_HOP_TOKENS, help="tokens (25 Hz) of a chunk")
     group.add_argument(
-        "--token-hop-len-first", type=int, default=None, help="tokens in the first chunk; None: 15, deadline chooses"
+        "--token-hop-len-first",
+        type=int,
+        default=None,
+        help="tokens (25 Hz) of the first chunk; None: 15, but the strategy deadline chooses",
     )
     group.add_argument(
-        "--token-hop-len-max", type=int, default=DEFAULT_MAX_HOP_TOKENS, help="most tokens in a chunk; 0 is unbounded"
+        "--token-hop-len-max",
+        type=int,
+        default=DEFAULT_MAX_HOP_TOKENS,
+        help="most tokens (25 Hz) of a chunk; 0: no bound",
     )
 
 

@@ -120,11 +120,15 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     names = [AUTO, *(name.value for name in LLMBackend)]
-    what = "server; auto: trtllm on a GPU where it works, else embedded (default %(default)s)"
+    what = "server to start; auto: trtllm on a GPU where it works, else embedded (default %(default)s)"
     parser.add_argument("--backend", choices=names, default=LLMBackend.EMBEDDED.value, help=what)
-    parser.add_argument("--dry-run", action="store_true", default=False, help="print the command and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", default=False, help="print the command of the server and stop"
+    )
     formats = [each.value for each in LogFormat]
-    parser.add_argument("--log-format", choices=formats, help=f"text, or as {FORMAT_VARIABLE} says [embedded]")
+    parser.add_argument(
+        "--log-format", choices=formats, help=f"format of the log (default: {FORMAT_VARIABLE}, else text) [embedded]"
+    )
     spans = f"URL of an OTLP/HTTP receiver of spans; {ENDPOINT_VARIABLE} is the default [embedded]"
     parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
     for setting in SETTINGS:

@@ -48,12 +48,12 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("model_dir", "checkpoint in Hugging Face layout; for trtllm also a built engine directory"),
-    Setting("tokenizer_dir", "tokenizer directory (default: model_dir)"),
-    Setting("host", f"address to bind (default {LOOPBACK_HOST}; with --in-container {ALL_INTERFACES_HOST})"),
-    Setting("port", "port to bind, 0 for any free one with the embedded backend (default 8000)", int),
-    Setting("in_container", f"bind {ALL_INTERFACES_HOST} unless a host is given", bool),
-    Setting("max_batch_size", "requests that run together (default 64; embedded 8, on a GPU 1024)", int),
+    Setting("model_dir", "directory of the checkpoint in Hugging Face layout; for trtllm also of a built engine"),
+    Setting("tokenizer_dir", "directory of the tokenizer (default: model_dir)"),
+    Setting("host", f"address to listen on (default {LOOPBACK_HOST}; with --in-container {ALL_INTERFACES_HOST})"),
+    Setting("port", "port to listen on; with embedded 0 takes any free one (default 8000)", int),
+    Setting("in_container", f"listen on {ALL_INTERFACES_HOST} unless a host is given", bool),
+    Setting("max_batch_size", "most requests that run together (default 64; embedded 8, on a GPU 1024)", int),
     Setting(
         "kv_cache_free_gpu_memory_fraction",
         "share of free memory for the key-value cache (default 0.4); vllm: share of all GPU memory, weights included; "
@@ -62,22 +62,24 @@ SETTINGS = (
     ),
     Setting(
         "max_num_tokens",
-        "tokens of one step, prompts included (default: the server's own; embedded 8192)",
+        "most tokens of one step, prompts included (default: the server's own; embedded 8192)",
         int,
     ),
     Setting("max_seq_len", "longest prompt plus answer, in tokens (default: the server's own; embedded 4096)", int),
-    Setting("served_model_name", "name in /v1/models (default: the model directory's name)", str, _NAMED),
+    Setting("served_model_name", "name of the model in /v1/models (default: the model directory's name)", str, _NAMED),
     Setting(
         "stream_interval",
-        "tokens in one streamed event after the first, fewer and larger events cost the server less (default: its own)",
+        "tokens in one streamed event after the first; fewer, larger events cost the server less (default: its own)",
         int,
         _STREAMED,
     ),
-    Setting("engine_backend", "what trtllm-serve runs (default: its choice)", str, _TRTLLM, ("pytorch", "tensorrt")),
+    Setting(
+        "engine_backend", "engine that trtllm-serve runs (default: its choice)", str, _TRTLLM, ("pytorch", "tensorrt")
+    ),
     Setting("device", "torch device (default cpu)", str, _EMBEDDED),
     Setting(
         "engine",
-        "eager: plain torch (formerly called transformers), or graphs: CUDA graphs with the sampler inside "
+        "engine; eager: plain torch (formerly called transformers); graphs: CUDA graphs with the sampler inside "
         "(default: graphs on a GPU)",
         str,
         _EMBEDDED,
@@ -85,26 +87,33 @@ SETTINGS = (
     ),
     Setting(
         "dtype",
-        "computing type (default float32; of graphs on a GPU the checkpoint's own, float16 or bfloat16)",
+        "type of the computation (default float32; of graphs on a GPU the checkpoint's own, float16 or bfloat16)",
         str,
         _EMBEDDED,
         ("float32", "bfloat16", "float16"),
     ),
-    Setting("grpc_port", "port of the lean stream of tokens, 0 for any free one (default: none)", int, _EMBEDDED),
+    Setting("grpc_port", "port of the gRPC token stream; 0 takes any free one (default: none)", int, _EMBEDDED),
     Setting(
         "max_lead_s",
-        "engine of graphs: a stream so many seconds of speech ahead of its listener gives way while others wait "
+        "with engine graphs: seconds of speech ahead of its listener beyond which a stream yields to waiting ones "
         "(default 5)",
         float,
         _EMBEDDED,
     ),
-    Setting("num_threads", "torch threads (default: torch's choice)", int, _EMBEDDED),
+    Setting("num_threads", "number of torch threads (default: torch's choice)", int, _EMBEDDED),
     Setting(
-        "rows_per_forward", "rows of a decode forward, fixed, so that equal seeds agree (default 8)", int, _EMBEDDED
+        "rows_per_forward",
+        "fixed number of rows of a decode step, so that equal seeds give equal tokens (default 8)",
+        int,
+        _EMBEDDED,
     ),
-    Setting("max_queue_size", "requests that may wait for a slot; beyond it 429 (default 64)", int, _EMBEDDED),
-    Setting("ras_window", "last tokens that repetition-aware sampling looks at; 0 is off (default 10)", int, _EMBEDDED),
-    Setting("ras_tau", "... and redraws a token that fills this share of them (default 0.1)", float, _EMBEDDED),
+    Setting(
+        "max_queue_size", "most requests that wait for a slot; more are refused with 429 (default 64)", int, _EMBEDDED
+    ),
+    Setting(
+        "ras_window", "number of last tokens that repetition-aware sampling checks; 0: off (default 10)", int, _EMBEDDED
+    ),
+    Setting("ras_tau", "share of --ras-window from which a token is drawn again (default 0.1)", float, _EMBEDDED),
 )
 
 

@@ -108,12 +108,12 @@ def _read(url: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m servicekit.drain", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--url", required=True, help="of the metrics, such as http://127.0.0.1:8002/metrics")
+    parser.add_argument("--url", required=True, help="URL of the metrics, such as http://127.0.0.1:8002/metrics")
     parser.add_argument(
         "--metric",
         action="append",
         required=True,
-        help="gauge of what is under way, such as cosydit_token2wav_open_streams; repeatable: all must be 0",
+        help="gauge that counts work under way, such as cosydit_token2wav_open_streams; repeatable: all must be 0",
     )
     parser.add_argument(
         "--settle-s",
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds to wait first, while callers learn that this replica is leaving (default %(default)s)",
     )
     parser.add_argument(
-        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="seconds to wait at most (default %(default)s)"
+        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="most seconds to wait (default %(default)s)"
     )
     return parser
 

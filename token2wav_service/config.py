@@ -80,13 +80,17 @@ class SynthesisPolicy:
     """Settings that change the audio; their values `upstream` reproduce the original's numbers."""
 
     history: HistoryPolicy = HistoryPolicy.AUTO
+    """Earlier frames that a chunk sees: upstream, prompt_and_recent or auto."""
     estimator_recent_frames: int = 100
     """Newest mel frames (50 Hz) the DiT keeps beside the prompt; of a block-masked flow, rounded up to whole blocks."""
     conformer_recent_frames: int = 250
     """Newest mel frames (50 Hz) the conformer keeps beside the prompt; at least 2, one token's."""
     noise: NoiseSource = NoiseSource.COUNTER
+    """Source of the flow's noise: counter or upstream."""
     crossfade: Crossfade = Crossfade.NORMALISED
+    """Window that joins chunks: normalised or upstream."""
     source_phase: SourcePhase = SourcePhase.CONTINUOUS
+    """Start of the harmonic source in each call: continuous or upstream."""
     ode_steps: int = 10
     """Euler steps of the flow's solver."""
     parity: Parity = Parity.NONE
@@ -101,6 +105,7 @@ class Token2WavConfig:
     model_dir: Path
     """Directory with flow.yaml, flow.pt, hift.pt and the two ONNX files."""
     device: str = "cpu"
+    """Device that computes, such as cpu or cuda."""
     dtype: str = "float32"
     """dtype of the flow; of the vocoder, only products are ever smaller than float32."""
     max_batch_size: int = 16
@@ -112,9 +117,11 @@ class Token2WavConfig:
     max_chunk_tokens: int = 1500
     """Most tokens (25 Hz) in one chunk: a minute of audio."""
     voice_cache_bytes: int = 512 * MIB
+    """Most bytes of cached voices; the one used longest ago is dropped first."""
     idle_timeout_s: float = 60.0
     """Seconds without a chunk after which an open stream is aborted; above 0, finite."""
     runner: RunnerKind = RunnerKind.AUTO
+    """Program that computes batches: auto, torch, packed, slots or tensorrt."""
     engines_dir: Path | None = None
     """Folder of TensorRT engines, for runner `tensorrt`; None is `engines` in model_dir."""
     tensorrt_contexts: int = 64

@@ -50,15 +50,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--output-dir",
         type=Path,
         default=DEFAULT_OUTPUT_DIR,
-        help="audio, results.jsonl, summary.json, batch.log (default %(default)s)",
+        help="directory for audio, results.jsonl, summary.json and batch.log (default %(default)s)",
     )
-    output.add_argument("--format", choices=("wav", "flac"), default="wav", help="16-bit PCM, 24 kHz (default wav)")
     output.add_argument(
-        "--warm-up", type=zero_or_more, default=0, help="rows spoken and dropped before the clock starts (default 0)"
+        "--format",
+        choices=("wav", "flac"),
+        default="wav",
+        help="format of the audio files, 16-bit PCM, 24 kHz (default wav)",
     )
-    output.add_argument("--figures", type=Path, help="JSON of the run's raw times and the figures computed from them")
-    output.add_argument("--commit", help="commit of the code, for --figures where there is no git")
-    output.add_argument("--setting", default="{}", help="JSON of what is measured, kept with --figures")
+    output.add_argument(
+        "--warm-up",
+        type=zero_or_more,
+        default=0,
+        help="number of rows spoken and dropped before the clock starts (default 0)",
+    )
+    output.add_argument(
+        "--figures", type=Path, help="JSON to write, with the run's raw times and the figures computed from them"
+    )
+    output.add_argument("--commit", help="commit of the code in --figures, where there is no git")
+    output.add_argument("--setting", default="{}", help="JSON that describes what is measured, written into --figures")
     for name, reason in _REFUSED.items():
         parser.add_argument(name, action=_Refuse, reason=reason, help=argparse.SUPPRESS)
 
@@ -189,27 +199,31 @@ def _add_input_options(group: argparse._ArgumentGroup) -> None:
     source.add_argument(
         "input", nargs="?", type=Path, help="list of texts: CSV, JSONL, or one text a line; - is standard input"
     )
-    source.add_argument("--manifest-path", type=Path, help="lines of utt|prompt_text|prompt_wav|text")
+    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
     source.add_argument(
-        "--jsonl-path", type=Path, help="objects with text, and optionally utt, voice, prompt_wav, prompt_text"
+        "--jsonl-path",
+        type=Path,
+        help="file of JSON objects with text, and optionally utt, voice, prompt_wav, prompt_text",
     )
     source.add_argument(
         "--huggingface-dataset",
         help="dataset with id, target_text, prompt_text and prompt_audio: a name, or a local file or directory",
     )
-    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="of the dataset (default %(default)s)")
+    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
     group.add_argument(
-        "--as-written", action="store_true", help="speak texts without cleaning them and without number words"
+        "--as-written", action="store_true", help="do not normalise texts: no cleaning, no numbers as words"
     )
 
 
 def _add_voice_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--voice", help=f"of the checkpoint, for rows that name none (default {DEFAULT_VOICE})")
+    group.add_argument("--voice", help=f"voice of the checkpoint for rows that name none (default {DEFAULT_VOICE})")
     group.add_argument(
         "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
     )
-    group.add_argument("--prompt-speech-path", type=Path, help="one voice for all rows, in place of their own")
-    group.add_argument("--prompt-text", help="what is said in --prompt-speech-path")
+    group.add_argument(
+        "--prompt-speech-path", type=Path, help="audio file of one voice for all rows, in place of their own"
+    )
+    group.add_argument("--prompt-text", help="transcript of --prompt-speech-path")
 
 
 def _add_llm_options(group: argparse._ArgumentGroup) -> None:
@@ -219,58 +233,82 @@ def _add_llm_options(group: argparse._ArgumentGroup) -> None:
         type=_backend,
         default="auto",
         metavar="|".join(_BACKENDS),
-        help="auto: on a GPU trtllm where it works, else embedded; of a service at --llm-url: embedded (default "
+        help="LLM server; auto: on a GPU trtllm where it works, else embedded; for --llm-url: embedded (default "
         "%(default)s)",
     )
     group.add_argument(
         "--device",
         choices=DEVICES,
         default=default_device(),
-        help=f"of both parts; auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)",
+        help=f"device of LLM and token2wav; auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)",
     )
     group.add_argument(
         "--llm-model-name-or-path", type=Path, help="directory of the LLM and its tokenizer (default: of --checkpoint)"
     )
-    group.add_argument("--engine-dir", type=Path, help="trtllm: built engine for the service started here")
     group.add_argument(
-        "--llm-url", "--openai-api-base", type=_base_url, help="a running LLM service; left out, one is started here"
+        "--engine-dir", type=Path, help="trtllm: directory of a built engine, for a service started here"
     )
-    group.add_argument("--openai-model-name", help="model to ask for (default: the first that the service lists)")
-    group.add_argument("--llm-prompt-form", choices=("tokens", "chat"), default="tokens", help="chat: no ids there")
+    group.add_argument(
+        "--llm-url",
+        "--openai-api-base",
+        type=_base_url,
+        help="URL of a running LLM service (default: one is started here)",
+    )
+    group.add_argument("--openai-model-name", help="name of the service's model (default: the first that it lists)")
+    group.add_argument(
+        "--llm-prompt-form",
+        choices=("tokens", "chat"),
+        default="tokens",
+        help="form of prompts; chat: for servers that take no token ids",
+    )
     group.add_argument("--batch-size", type=count, help=f"utterances in the LLM at once ({_BY_MEMORY})")
     group.add_argument(
-        "--kv-cache-free-gpu-memory-fraction", type=float, help="for a service started here (default: the service's)"
+        "--kv-cache-free-gpu-memory-fraction",
+        type=float,
+        help="share of free memory for keys and values of a service started here (default: the service's)",
     )
     group.add_argument(
-        "--llm-set", action="append", default=[], metavar="NAME=VALUE", help="setting of a service started here"
+        "--llm-set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="setting of an LLM service started here; may be repeated",
     )
     group.add_argument(
         "--llm-max-speech-tokens",
         type=count,
         default=DEFAULT_MAX_SPEECH_TOKENS,
-        help="longest answer, 25 a second (default %(default)s)",
+        help="most speech tokens of one answer, 25 a second (default %(default)s)",
     )
-    group.add_argument("--temperature", type=float, default=0.8, help="default %(default)s")
-    group.add_argument("--top-p", type=float, default=0.95, help="default %(default)s")
-    group.add_argument("--top-k", type=int, default=50, help="default %(default)s")
-    group.add_argument("--seed", type=zero_or_more, default=0, help="with the utterance's name seeds each utterance")
+    group.add_argument("--temperature", type=float, default=0.8, help="sampling temperature (default %(default)s)")
+    group.add_argument("--top-p", type=float, default=0.95, help="nucleus sampling's share (default %(default)s)")
+    group.add_argument("--top-k", type=int, default=50, help="likeliest tokens that are kept (default %(default)s)")
+    group.add_argument(
+        "--seed", type=zero_or_more, default=0, help="seeds each utterance together with its name (default %(default)s)"
+    )
 
 
 def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
     where = group.add_mutually_exclusive_group()
     where.add_argument(
-        "--token2wav-path", type=Path, help="directory with flow.yaml: runs in this process (default: of --checkpoint)"
+        "--token2wav-path",
+        type=Path,
+        help="directory with flow.yaml, to run token2wav in this process (default: of --checkpoint)",
     )
     where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
     group.add_argument("--token2wav-batch-size", type=count, help=f"utterances in token2wav at once ({_BY_MEMORY})")
     group.add_argument(
-        "--token2wav-set", action="append", default=[], metavar="NAME=VALUE", help="engine setting, e.g. device=cuda"
+        "--token2wav-set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="setting of token2wav's engine, e.g. device=cuda; may be repeated",
     )
     group.add_argument(
         "--chunk-tokens",
         type=count,
-        help="longer utterances are made piecewise (default: 500 on a CPU; on a GPU and in a service 100, the largest "
-        "piece with a program of its own)",
+        help="tokens (25 Hz) of the pieces that longer utterances are made in (default: 500 on a CPU; on a GPU and in "
+        "a service 100, the largest piece with a program of its own)",
     )
 
 
@@ -279,9 +317,9 @@ def _add_ray_options(group: argparse._ArgumentGroup) -> None:
         "--ray",
         metavar="ADDRESS",
         help="spread the rows over a running Ray cluster (auto, or host:port), or over `local` workers; checkpoints "
-        "and prompts lie at equal paths on all machines, audio comes back here",
+        "and prompts must have equal paths on all machines; the audio is written here",
     )
-    group.add_argument("--ray-workers", type=count, help="default: one for every machine")
+    group.add_argument("--ray-workers", type=count, help="number of Ray workers (default: one for every machine)")
 
 
 def _llm_settings(args: argparse.Namespace) -> LLMSettings:

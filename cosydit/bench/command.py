@@ -33,31 +33,38 @@ CONNECT_TIMEOUT_S = 5.0
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option of the benchmark."""
     where = parser.add_argument_group("where")
-    where.add_argument("--door", choices=("triton", "http"), default="triton", help="way in (default %(default)s)")
+    where.add_argument(
+        "--door", choices=("triton", "http"), default="triton", help="protocol to use (default %(default)s)"
+    )
     where.add_argument("--server-addr", default="127.0.0.1", help="host of the services (default %(default)s)")
     where.add_argument(
         "--server-port", type=int, help=f"Triton's gRPC port (default {_GRPC_PORT}), or the gateway's ({_HTTP_PORT})"
     )
-    where.add_argument("--model-name", default=DEFAULT_MODEL, help="Triton model (default %(default)s)")
+    where.add_argument("--model-name", default=DEFAULT_MODEL, help="name of the Triton model (default %(default)s)")
     where.add_argument(
         "--mode",
         choices=("streaming", "offline"),
         default="streaming",
-        help="offline: the model was assembled with DECOUPLED_MODE=False (default %(default)s)",
+        help="mode of the model; offline: assembled with DECOUPLED_MODE=False (default %(default)s)",
     )
     where.add_argument(
         "--metrics-port",
         type=int,
         default=_METRICS_PORT,
-        help="Triton's metrics, 0 leaves them out (default %(default)s)",
+        help="port of Triton's metrics; 0: no metrics (default %(default)s)",
     )
     where.add_argument(
         "--triton-port",
         type=int,
         default=_GRPC_PORT,
-        help="with --door http: gRPC port to ask for statistics, 0: don't",
+        help="with --door http: gRPC port of Triton's statistics; 0: no statistics (default %(default)s)",
     )
-    where.add_argument("--timeout-s", type=_positive, default=_TIMEOUT_S, help="longest silence (default %(default)s)")
+    where.add_argument(
+        "--timeout-s",
+        type=_positive,
+        default=_TIMEOUT_S,
+        help="longest silence of the server in seconds (default %(default)s)",
+    )
     _add_input_options(parser.add_argument_group("what to say (default: bundled English sentences)"))
     _add_load_options(parser.add_argument_group("load"))
     _add_output_options(parser.add_argument_group("output"))
@@ -104,37 +111,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _add_input_options(group: argparse._ArgumentGroup) -> None:
     source = group.add_mutually_exclusive_group()
-    source.add_argument("--manifest-path", type=Path, help="lines of utt|prompt_text|prompt_wav|text")
+    source.add_argument("--manifest-path", type=Path, help="file with lines of utt|prompt_text|prompt_wav|text")
     source.add_argument("--huggingface-dataset", help="dataset with id, target_text, prompt_text and prompt_audio")
-    source.add_argument("--target-text", help="one text")
-    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="of the dataset (default %(default)s)")
-    group.add_argument("--reference-audio", type=Path, help="voice for the samples or --target-text (Triton only)")
-    group.add_argument("--reference-text", help="what is said in --reference-audio")
-    group.add_argument("--voices-dir", type=Path, help="directory of <name>.wav and <name>.txt to take the voice from")
-    group.add_argument("--voice", help="name in --voices-dir, or a voice that the gateway knows (default: default)")
+    source.add_argument("--target-text", help="one text to speak")
+    group.add_argument("--split-name", default=DEFAULT_SPLIT, help="split of the dataset (default %(default)s)")
+    group.add_argument(
+        "--reference-audio", type=Path, help="audio file of the voice for the samples or --target-text (Triton only)"
+    )
+    group.add_argument("--reference-text", help="transcript of --reference-audio")
+    group.add_argument(
+        "--voices-dir", type=Path, help="directory with <name>.wav and <name>.txt of each voice, to take the voice from"
+    )
+    group.add_argument(
+        "--voice", help="name of a voice in --voices-dir, or of one that the gateway knows (default: default)"
+    )
     group.add_argument(
         "--use-spk2info-cache",
         type=_boolean,
         default=False,
         metavar="True|False",
-        help="send no reference at all: the server speaks in its own default voice",
+        help="True: send no reference; the server speaks in its own default voice",
     )
 
 
 def _add_load_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--num-tasks", type=count, default=1, help="concurrent callers (default %(default)s)")
-    group.add_argument("--num-requests", type=count, help="requests measured (default: each text once)")
-    group.add_argument("--warm-up", type=zero_or_more, help="requests before, not measured (default: --num-tasks)")
+    group.add_argument("--num-tasks", type=count, default=1, help="number of concurrent callers (default %(default)s)")
+    group.add_argument("--num-requests", type=count, help="number of measured requests (default: each text once)")
+    group.add_argument(
+        "--warm-up", type=zero_or_more, help="number of requests before, not measured (default: --num-tasks)"
+    )
     group.add_argument("--request-rate", type=_positive, help="open loop: requests a second, at random times")
-    group.add_argument("--seed", type=int, default=0, help="of the random times (default %(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="seed of the random times (default %(default)s)")
 
 
 def _add_output_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--log-dir", type=Path, default=Path("bench-results"), help="where results go (default %(default)s)"
+        "--log-dir", type=Path, default=Path("bench-results"), help="directory for the results (default %(default)s)"
     )
     group.add_argument("--save-audio", action="store_true", help="write the audio under LOG_DIR/audio")
-    group.add_argument("--no-plot", action="store_true", help="leave the plot out (it needs matplotlib)")
+    group.add_argument("--no-plot", action="store_true", help="make no plot (it needs matplotlib)")
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -25,21 +25,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser("certify", help="check this host and a checkpoint whole, and write a certificate")
     parser.add_argument("--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: demo)")
-    parser.add_argument("--work-dir", type=Path, help="for what is made on the way (default: ~/.cache/cosydit)")
+    parser.add_argument("--work-dir", type=Path, help="directory for what the checks make (default: ~/.cache/cosydit)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of the certificate (default %(default)s)")
-    parser.add_argument("--only", action="append", default=[], metavar="AREA[/NAME]", help="run these checks alone")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="AREA[/NAME]", help="run only these checks; may be repeated"
+    )
     parser.add_argument("--list", action="store_true", help="list the checks and stop")
-    parser.add_argument("--resume", action="store_true", help="keep what passed in an earlier run into --out")
-    parser.add_argument("--self-test", action="store_true", help="short forms on the demo voice, then planted faults")
-    parser.add_argument("--device", choices=DEVICES, default=default_device(), help="default: a GPU, if any")
-    set_help = "a setting of token2wav's model repository, as of `cosydit serve`"
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the checks that passed in an earlier run into --out"
+    )
+    parser.add_argument(
+        "--self-test", action="store_true", help="run short checks on the demo voice, then with planted faults"
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, default=default_device(), help="device of both services (default: a GPU, if any)"
+    )
+    set_help = "setting of token2wav's model repository, as for `cosydit serve`"
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=set_help)
-    parser.add_argument("--golden", type=Path, metavar="DIR", help="golden vectors (default: the repository's)")
-    manifest = "sentences to listen to, lines of utt|prompt_text|prompt_wav|text (default: the demo voice's)"
+    parser.add_argument(
+        "--golden", type=Path, metavar="DIR", help="directory of golden vectors (default: the repository's)"
+    )
+    manifest = "file of sentences to listen to, lines of utt|prompt_text|prompt_wav|text (default: the demo voice's)"
     parser.add_argument("--manifest", type=Path, metavar="FILE", help=manifest)
     parser.add_argument("--load-s", type=float, default=300.0, help="seconds under load (default %(default)s)")
-    parser.add_argument("--load-streams", type=int, default=4, help="listeners under load (default %(default)s)")
-    parser.add_argument("--commit", help="of the code, where there is no git repository")
+    parser.add_argument(
+        "--load-streams", type=int, default=4, help="number of listeners under load (default %(default)s)"
+    )
+    parser.add_argument("--commit", help="commit of the code, where there is no git repository")
     parser.set_defaults(run=run)
 
 

@@ -31,14 +31,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "not run where it was developed. Every engine is compared with float32 before it is put into place.",
     )
     parser.add_argument("checkpoint", type=Path, help="directory with token2wav/, or a token2wav directory itself")
-    parser.add_argument("--onnx-dir", type=Path, help="what `cosydit export` wrote (default: onnx in token2wav/)")
-    parser.add_argument("--engines-dir", type=Path, help="where engines go (default: engines in token2wav/)")
+    parser.add_argument(
+        "--onnx-dir", type=Path, help="directory that `cosydit export` wrote (default: onnx in token2wav/)"
+    )
+    parser.add_argument("--engines-dir", type=Path, help="directory for the engines (default: engines in token2wav/)")
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=PRECISIONS,
         default=["float16"],
-        help="of the flow's graphs; the service's dtype (default float16)",
+        help="precisions of the flow's graphs, one equal to the service's dtype (default float16)",
     )
     parser.add_argument(
         "--vocoder-precision",
@@ -55,9 +57,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="graphs to build (default estimator_chunk and vocoder, those that runner=tensorrt uses)",
     )
     parser.add_argument(
-        "--optimization-level", type=int, choices=range(6), default=3, help="0 builds fastest, 5 tries hardest"
+        "--optimization-level",
+        type=int,
+        choices=range(6),
+        default=3,
+        help="effort of the builder; 0: fastest build, 5: fastest engine",
     )
-    parser.add_argument("--workspace-mib", type=int, help="GPU memory a kernel may use (default: all of it)")
+    parser.add_argument(
+        "--workspace-mib", type=int, help="MiB of GPU memory that a kernel may use (default: all of it)"
+    )
     parser.set_defaults(run=run)
 
 

@@ -16,40 +16,54 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make-random", help="write a complete random checkpoint; it speaks noise")
-    make.add_argument("directory", type=Path, help="where to write token2wav/, llm/ and voices/")
+    make.add_argument("directory", type=Path, help="directory to write token2wav/, llm/ and voices/ into")
     make.add_argument("--seed", type=_seed, default=0, help="equal seeds give equal files (default %(default)s)")
     make.add_argument(
         "--size",
         choices=("small", "official"),
         default="small",
-        help="official: the real sizes, about 2 GB, to measure speed; its speech always runs to the longest length",
+        help="size of the models; official: the real sizes, about 2 GB, to measure speed; its answers have full length",
     )
     _add_family(make, "step_audio2", "of the models (default %(default)s)")
-    make.add_argument("--numbered-voices", type=_seed, default=0, metavar="N", help="more voices, voice-000 and on")
-    make.add_argument("--voice-seconds", type=float, default=5.0, help="length of those (default %(default)s)")
+    make.add_argument(
+        "--numbered-voices",
+        type=_seed,
+        default=0,
+        metavar="N",
+        help="number of further voices, named voice-000 and so on",
+    )
+    make.add_argument("--voice-seconds", type=float, default=5.0, help="seconds of each of them (default %(default)s)")
     make.add_argument("--force", action="store_true", help="write over a directory that is not empty")
     make.set_defaults(run=_make_random)
-    demo = actions.add_parser("unpack-demo", help="unpack the bundled demo voice; does nothing if it lies there")
-    demo.add_argument("directory", type=Path, help="made if missing")
+    demo = actions.add_parser(
+        "unpack-demo", help="unpack the bundled demo voice; does nothing if it is unpacked already"
+    )
+    demo.add_argument("directory", type=Path, help="directory to unpack into; made if missing")
     demo.set_defaults(run=_unpack_demo)
     declare = actions.add_parser("declare", help="write checkpoint.json: what a checkpoint can do")
-    declare.add_argument("directory", type=Path, help="with token2wav/, llm/ and voices/")
-    declare.add_argument("--name", help="for people")
-    _add_family(declare, None, "left out, its description file says it")
-    unknown = "left out, what the file says now, else what the official checkpoint of its family knows"
-    declare.add_argument("--languages", metavar="LANGUAGE[,...]", help=f"such as en,zh; any: nobody knows; {unknown}")
-    declare.add_argument("--tags", metavar="TAG[,...]", help=f"such as [breath],[sigh]; none: no tags; {unknown}")
+    declare.add_argument("directory", type=Path, help="directory with token2wav/, llm/ and voices/")
+    declare.add_argument("--name", help="name of the checkpoint for people")
+    _add_family(declare, None, "family of the models; left out, its description file tells it")
+    unknown = "left out: as in the file now, else as for the family's official checkpoint"
+    declare.add_argument(
+        "--languages", metavar="LANGUAGE[,...]", help=f"languages of the LLM, such as en,zh; any: unknown; {unknown}"
+    )
+    declare.add_argument(
+        "--tags",
+        metavar="TAG[,...]",
+        help=f"tags that the LLM acts on, such as [breath],[sigh]; none: no tags; {unknown}",
+    )
     instruct = "endofprompt: the LLM takes an instruction before <|endofprompt|>; none: it takes none"
     declare.add_argument("--instruct", choices=("endofprompt", "none"), help=f"{instruct}; {unknown}")
     phonemes = "cosyvoice3: the LLM reads CMU phones and pinyin in brackets; none: it reads words only"
     declare.add_argument("--phonemes", choices=("cosyvoice3", "none"), help=f"{phonemes}; {unknown}")
     declare.set_defaults(run=_declare)
     seal = actions.add_parser("seal", help=f"list the SHA-256 of every weight in {SUMS_FILE}; services check it")
-    seal.add_argument("directory", type=Path, help="with token2wav/, llm/ and voices/")
+    seal.add_argument("directory", type=Path, help="directory with token2wav/, llm/ and voices/")
     seal.set_defaults(run=_seal)
     verify = actions.add_parser("verify", help="load every part of a checkpoint and say what is wrong with it")
-    verify.add_argument("directory", type=Path, help="what make-random wrote, or a token2wav directory alone")
-    _add_family(verify, None, "what it must be of; left out, its description file says it")
+    verify.add_argument("directory", type=Path, help="directory that make-random wrote, or a token2wav directory")
+    _add_family(verify, None, "family that it must have; left out, its description file tells it")
     verify.set_defaults(run=_verify)
 
 

@@ -33,20 +33,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser("client", help="speak one text through a running gateway or Triton")
     doors = parser.add_subparsers(dest="door", required=True, metavar="DOOR")
-    http = doors.add_parser("http", help=f"the gateway's POST /v1/audio/speech; {API_KEY_VARIABLE} may hold its key")
-    http.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway")
-    http.add_argument("--voice", default="default", help="name of a voice the gateway knows")
-    http.add_argument("--seed", type=int, default=None, help="makes the speech repeatable")
-    grpc = doors.add_parser("grpc", help="the drop-in Triton model")
+    http = doors.add_parser(
+        "http", help=f"use the gateway's POST /v1/audio/speech; {API_KEY_VARIABLE} may hold its key"
+    )
+    http.add_argument("--url", default="http://127.0.0.1:8080", help="URL of the gateway")
+    http.add_argument("--voice", default="default", help="name of a voice that the gateway knows")
+    http.add_argument("--seed", type=int, default=None, help="seed that makes the speech repeatable")
+    grpc = doors.add_parser("grpc", help="use the drop-in Triton model")
     grpc.add_argument("--url", default="127.0.0.1:8001", help="host:port of Triton's gRPC service")
-    grpc.add_argument("--model-name", default=DROP_IN_MODEL, help="cosyvoice2_dit, cosyvoice2 or cosyvoice3")
+    grpc.add_argument(
+        "--model-name", default=DROP_IN_MODEL, help="name of the model: cosyvoice2_dit, cosyvoice2 or cosyvoice3"
+    )
     grpc.add_argument("--reference-wav", type=Path, default=None, help="audio file of the voice to clone")
-    grpc.add_argument("--reference-text", default=None, help="what is said in the reference")
+    grpc.add_argument("--reference-text", default=None, help="transcript of the reference")
     for door in (http, grpc):
-        door.add_argument("--text", required=True, help="what to say")
+        door.add_argument("--text", required=True, help="text to speak")
         door.add_argument("--out", type=Path, required=True, help="WAV file to write (mono, 16 bit, 24 kHz)")
-        door.add_argument("--play", choices=("yes", "no"), default="no", help="play it as it comes (aplay or ffplay)")
-        door.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server")
+        door.add_argument(
+            "--play", choices=("yes", "no"), default="no", help="play the audio as it comes (aplay or ffplay)"
+        )
+        door.add_argument(
+            "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server in seconds"
+        )
     _add_triton_http(doors)
     http.set_defaults(run=run, speak=_http_speaker)
     grpc.set_defaults(run=run, speak=_triton_speaker)
@@ -55,15 +63,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_triton_http(doors: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the original's HTTP client, with the names of its options."""
     plain = doors.add_parser(
-        "triton-http", help="the drop-in Triton model over HTTP, assembled with DECOUPLED_MODE=False"
+        "triton-http", help="use the drop-in Triton model over HTTP, assembled with DECOUPLED_MODE=False"
     )
-    plain.add_argument("--server-url", dest="url", default="localhost:18000", help="Triton's HTTP service")
-    plain.add_argument("--model-name", default=DROP_IN_MODEL, help="cosyvoice2_dit, cosyvoice2 or cosyvoice3")
+    plain.add_argument("--server-url", dest="url", default="localhost:18000", help="host:port of Triton's HTTP service")
+    plain.add_argument(
+        "--model-name", default=DROP_IN_MODEL, help="name of the model: cosyvoice2_dit, cosyvoice2 or cosyvoice3"
+    )
     plain.add_argument("--reference-audio", dest="reference_wav", type=Path, help="audio file of the voice to clone")
-    plain.add_argument("--reference-text", help="what is said in the reference")
-    plain.add_argument("--target-text", dest="text", required=True, help="what to say")
+    plain.add_argument("--reference-text", help="transcript of the reference")
+    plain.add_argument("--target-text", dest="text", required=True, help="text to speak")
     plain.add_argument("--output-audio", dest="out", type=Path, default=Path("output.wav"), help="WAV file to write")
-    plain.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server")
+    plain.add_argument(
+        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="longest silence of the server in seconds"
+    )
     plain.set_defaults(run=run, speak=partial(_triton_speaker, is_http=True), play="no")
 
 

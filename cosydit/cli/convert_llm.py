@@ -46,57 +46,89 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_huggingface(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser("huggingface", help="write the converted form: a small head, its bias kept")
+    parser = actions.add_parser(
+        "huggingface", help="write the form that vLLM and TensorRT-LLM serve: a small head with its bias"
+    )
     _add_origin(parser)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the tensors (default %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors (default %(default)s)")
     parser.set_defaults(run=run, perform=_huggingface)
 
 
 def _add_trtllm(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser("trtllm", help="write a TensorRT-LLM checkpoint, cut into ranks and quantised")
     _add_origin(parser)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of what stays floating point")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="bfloat16", help="type of the tensors that are not quantised"
+    )
     for name, what in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context")):
-        parser.add_argument(f"--{name}-size", f"--{name}_size", type=int, default=1, help=f"{what} parallel GPUs")
+        parser.add_argument(
+            f"--{name}-size", f"--{name}_size", type=int, default=1, help=f"number of {what} parallel GPUs"
+        )
     parser.add_argument("--use-weight-only", "--use_weight_only", action="store_true", help="quantise the weights")
     kinds = [kind.value for kind in WeightOnly]
-    parser.add_argument("--weight-only-precision", "--weight_only_precision", choices=kinds, help="default int8")
-    parser.add_argument("--smoothquant", type=float, metavar="ALPHA", help="8-bit weights and activations; try 0.5")
-    parser.add_argument("--per-channel", "--per_channel", action="store_true", help="SmoothQuant: a scale a channel")
-    parser.add_argument("--per-token", "--per_token", action="store_true", help="SmoothQuant: a scale a token")
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help="SmoothQuant: texts, one a line")
-    parser.add_argument("--device", default="cpu", help="SmoothQuant: where activations are measured")
-    parser.add_argument("--workers", type=int, default=1, help="rank files made at the same time")
+    parser.add_argument(
+        "--weight-only-precision",
+        "--weight_only_precision",
+        choices=kinds,
+        help="type of the quantised weights (default int8)",
+    )
+    parser.add_argument(
+        "--smoothquant",
+        type=float,
+        metavar="ALPHA",
+        help="SmoothQuant's alpha, for 8-bit weights and activations; try 0.5",
+    )
+    parser.add_argument(
+        "--per-channel", "--per_channel", action="store_true", help="SmoothQuant: one scale for each channel"
+    )
+    parser.add_argument("--per-token", "--per_token", action="store_true", help="SmoothQuant: one scale for each token")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="SmoothQuant: file of texts, one a line")
+    parser.add_argument("--device", default="cpu", help="SmoothQuant: device on which activations are measured")
+    parser.add_argument("--workers", type=int, default=1, help="number of rank files made at the same time")
     parser.set_defaults(run=run, perform=_trtllm)
 
 
 def _add_build(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     limits = EngineLimits()
-    parser = actions.add_parser("build", help="build an engine of a TensorRT-LLM checkpoint with trtllm-build")
-    parser.add_argument("checkpoint", type=Path, help="what `trtllm` wrote")
-    parser.add_argument("directory", type=Path, help="where the engine goes")
-    parser.add_argument("--max-batch-size", type=int, default=limits.max_batch_size, help="requests")
-    parser.add_argument("--max-num-tokens", type=int, default=limits.max_num_tokens, help="tokens of one step")
-    parser.add_argument("--max-seq-len", type=int, help="prompt plus answer (default: the model's limit)")
+    parser = actions.add_parser("build", help="build an engine from a TensorRT-LLM checkpoint with trtllm-build")
+    parser.add_argument("checkpoint", type=Path, help="directory that `trtllm` wrote")
+    parser.add_argument("directory", type=Path, help="directory for the engine")
+    parser.add_argument(
+        "--max-batch-size", type=int, default=limits.max_batch_size, help="most requests that run together"
+    )
+    parser.add_argument("--max-num-tokens", type=int, default=limits.max_num_tokens, help="most tokens of one step")
+    parser.add_argument(
+        "--max-seq-len", type=int, help="most tokens of prompt plus answer (default: the model's limit)"
+    )
     parser.set_defaults(run=run, perform=_build)
 
 
 def _add_test(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser("test", help="ask a server and compare with the model it was made of")
+    parser = actions.add_parser("test", help="compare a server's answers with those of the model that it was made from")
     parser.add_argument("--backend", choices=[name.value for name in LLMBackend], required=True)
-    parser.add_argument("--model-dir", type=Path, required=True, help="engine or converted form, as served")
-    parser.add_argument("--source-dir", type=Path, help="Hugging Face form to compare with (default: --model-dir)")
-    parser.add_argument("--url", help="a server that runs already (default: one is started)")
-    parser.add_argument("--tolerance", type=float, default=1.0, help="logits a choice may lie below the best; try 2")
-    parser.add_argument("--ready-timeout-s", type=float, default=600.0, help="how long the server may take to start")
-    parser.add_argument("--certificate", type=Path, help="where the result goes (default: beside --model-dir)")
+    parser.add_argument(
+        "--model-dir", type=Path, required=True, help="directory of the engine or converted form that is served"
+    )
+    parser.add_argument(
+        "--source-dir", type=Path, help="directory of the Hugging Face form to compare with (default: --model-dir)"
+    )
+    parser.add_argument("--url", help="URL of a running server (default: one is started)")
+    parser.add_argument(
+        "--tolerance", type=float, default=1.0, help="logits by which a choice may be below the best; try 2"
+    )
+    parser.add_argument(
+        "--ready-timeout-s", type=float, default=600.0, help="seconds that the server may take to start"
+    )
+    parser.add_argument("--certificate", type=Path, help="file for the result (default: beside --model-dir)")
     parser.set_defaults(run=run, perform=_test)
 
 
 def _add_origin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="llm.pt, a directory with it, or a Hugging Face directory")
-    parser.add_argument("directory", type=Path, help="where the result goes; appears whole or not at all")
-    parser.add_argument("--qwen-dir", type=Path, help="Qwen2 config and tokenizer (default: CosyVoice-BlankEN)")
+    parser.add_argument("directory", type=Path, help="directory for the result; it appears complete or not at all")
+    parser.add_argument(
+        "--qwen-dir", type=Path, help="directory of Qwen2's config and tokenizer (default: CosyVoice-BlankEN)"
+    )
 
 
 def _huggingface(args: argparse.Namespace) -> int:

@@ -17,18 +17,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("download", help="fetch the official checkpoint at pinned revisions")
     parser.add_argument("directory", type=Path, nargs="?", help="checkpoint directory to fill")
     parser.add_argument(
-        "--family", choices=("step_audio2", "cosyvoice2", "cosyvoice3"), default="step_audio2", help="whose checkpoint"
+        "--family",
+        choices=("step_audio2", "cosyvoice2", "cosyvoice3"),
+        default="step_audio2",
+        help="family of the checkpoint",
     )
     parser.add_argument(
         "--lock",
         type=Path,
-        help="committed lock file (default: deploy/models.lock.json, of other families deploy/models.FAMILY.lock.json)",
+        help="lock file with the pinned commits (default: deploy/models.lock.json, of other families "
+        "deploy/models.FAMILY.lock.json)",
     )
     parser.add_argument(
         "--own-lock",
         type=Path,
-        help="used where that is missing, and written at first use with the newest commits (default: of the same name "
-        "in COSYDIT_HOME, else in ~/.cache/cosydit)",
+        help="lock file used if --lock is missing, written at first use with the newest commits (default: of the same "
+        "name in COSYDIT_HOME, else in ~/.cache/cosydit)",
     )
     parser.add_argument("--offline", action="store_true", help="touch no network: fail unless everything is there")
     parser.add_argument("--update-lock", action="store_true", help="ask the hubs for commits and write the lock file")

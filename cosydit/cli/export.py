@@ -24,27 +24,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand."""
     parser = subparsers.add_parser("export", help="write a checkpoint's models as ONNX files and compare them")
     parser.add_argument("checkpoint", type=Path, help="directory with token2wav/, or a token2wav directory itself")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write; what is there and fits is kept")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write; files there that fit are kept")
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=PRECISIONS,
         default=["float32"],
-        help="of the flow's graphs (default float32)",
+        help="precisions of the flow's graphs (default float32)",
     )
     parser.add_argument(
         "--vocoder-precision",
         nargs="+",
         choices=("float32", "float16"),
         default=["float32"],
-        help="of the vocoder's convolutions; its pitch predictor is always float32 (default float32)",
+        help="precisions of the vocoder's convolutions; its pitch predictor is always float32 (default float32)",
     )
     parser.add_argument("--only", nargs="+", metavar="GRAPH", help="graphs to write (default: all)")
     parser.add_argument(
-        "--shapes", type=Path, metavar="YAML", help="sizes to export for: profile: {axis: [min, opt, max]}"
+        "--shapes", type=Path, metavar="YAML", help="file of sizes to export for, as profile: {axis: [min, opt, max]}"
     )
     parser.add_argument("--check", action="store_true", help="compare every graph with PyTorch over a sweep of sizes")
-    parser.add_argument("--report", type=Path, metavar="JSON", help="write the comparison here, with the environment")
+    parser.add_argument(
+        "--report", type=Path, metavar="JSON", help="JSON to write, with the comparison and the environment"
+    )
     parser.add_argument(
         "--check-limit",
         type=int,

@@ -18,24 +18,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `keys`."""
     parser = subparsers.add_parser("keys", help="make, list and revoke API keys of the gateway's callers")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = actions.add_parser("new", help="make a key, keep its digest, show it once")
-    new.add_argument("name", help="whose it is; stands in logs")
+    new = actions.add_parser("new", help="make a key, store its digest and show the key once")
+    new.add_argument("name", help="name of the key's owner, shown in logs")
     new.add_argument(
-        "--file", type=Path, default=None, help="the gateway's --keys-file, to which the line is added; None: shown too"
+        "--file",
+        type=Path,
+        default=None,
+        help="the gateway's --keys-file, to which the line is added; left out, the line is only shown",
     )
     new.add_argument(
         "--limit",
         action="append",
         default=[],
         metavar="LIMIT=VALUE",
-        help="streams=, audio_s_per_hour=, audio_s_per_day= or unspoken_characters=; may be repeated",
+        help="limit: streams=, audio_s_per_hour=, audio_s_per_day= or unspoken_characters=; may be repeated",
     )
     new.set_defaults(run=run, act=_new)
     listing = actions.add_parser("list", help="list the names and limits of a file's keys")
     revoke = actions.add_parser(
-        "revoke", help="take a key out of the file; a running gateway refuses it a second later"
+        "revoke", help="remove a key from the file; a running gateway refuses it a second later"
     )
-    revoke.add_argument("name", help="whose it is")
+    revoke.add_argument("name", help="name of the key's owner")
     for action, act in ((listing, _list), (revoke, _revoke)):
         action.add_argument("--file", type=Path, required=True, help="the gateway's --keys-file")
         action.set_defaults(run=run, act=act)

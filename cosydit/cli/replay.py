@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("replay", help="replay golden vectors and report every output's error")
-    parser.add_argument("directory", type=Path, help="folder laid out like the golden set (a_dit, b_encoder, ...)")
+    parser.add_argument("directory", type=Path, help="folder with the golden set's layout (a_dit, b_encoder, ...)")
     parser.add_argument(
         "--exported",
         type=Path,

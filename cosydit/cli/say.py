@@ -35,10 +35,10 @@ FEW_STREAMS = {"BLS_INSTANCE_NUM": "1", "TRITON_MAX_BATCH_SIZE": "1", "max_strea
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("say", help="speak a text into a WAV file, through both services")
-    parser.add_argument("text", help="what to say")
-    parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="WAV to write (default %(default)s)")
-    parser.add_argument("--voice", default="default", help="a voice of the checkpoint (default %(default)s)")
-    parser.add_argument("--seed", type=int, help="repeats the same speech; drawn and printed if not given")
+    parser.add_argument("text", help="text to speak")
+    parser.add_argument("--out", type=Path, default=Path("speech.wav"), help="WAV file to write (default %(default)s)")
+    parser.add_argument("--voice", default="default", help="name of a voice of the checkpoint (default %(default)s)")
+    parser.add_argument("--seed", type=int, help="seed that repeats the same speech; drawn and printed if left out")
     add_stack_options(parser)
     parser.set_defaults(run=run)
 

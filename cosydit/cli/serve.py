@@ -31,43 +31,48 @@ _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("serve", help="start both services and the gateway, until interrupted")
     add_stack_options(parser)
-    parser.add_argument("--gateway-port", type=int, default=8080, help="gateway, HTTP (default %(default)s)")
+    parser.add_argument("--gateway-port", type=int, default=8080, help="HTTP port of the gateway (default %(default)s)")
     parser.add_argument(
-        "--gateway-grpc-port", type=int, default=50051, help="gateway, gRPC; 0: none (default %(default)s)"
+        "--gateway-grpc-port",
+        type=int,
+        default=50051,
+        help="gRPC port of the gateway; 0: no gRPC (default %(default)s)",
     )
-    processes = "of the gateway, on the same ports; auto: 1 without a GPU, else by the cores (default %(default)s)"
+    processes = "gateway processes on the same ports; auto: 1 without a GPU, else by the cores (default %(default)s)"
     parser.add_argument("--gateway-processes", default="auto", metavar="N", help=processes)
-    wyoming = "gateway, Wyoming (Home Assistant); 0: none (default: 10200 where it is free and no API keys are set)"
+    wyoming = "Wyoming port (Home Assistant); 0: no Wyoming (default: 10200 if it is free and no API keys are set)"
     parser.add_argument("--gateway-wyoming-port", type=int, default=None, metavar="N", help=wyoming)
     parser.add_argument(
         "--gateway-options",
         type=shlex.split,
         default=[],
         metavar="'OPTIONS'",
-        help="for the gateway; `python -m gateway --help` lists them",
+        help="options of the gateway; `python -m gateway --help` lists them",
     )
     parser.add_argument(
         "--token2wav-replicas",
         type=int,
         default=1,
         metavar="N",
-        help="Triton servers behind the gateway, each at the ports of the one before it plus 10 (default %(default)s)",
+        help="number of Triton servers; each one's ports are 10 above those of the one before (default %(default)s)",
     )
-    parser.add_argument("--llm-gpu", metavar="GPU", help="the LLM's, as CUDA_VISIBLE_DEVICES names it (default: any)")
+    parser.add_argument(
+        "--llm-gpu", metavar="GPU", help="GPU of the LLM, as CUDA_VISIBLE_DEVICES names it (default: any)"
+    )
     parser.add_argument(
         "--token2wav-gpus",
         type=lambda names: names.split(","),
         default=[],
         metavar="GPU[,GPU...]",
-        help="of the Triton servers in turn, in turn again when there are more servers (default: any)",
+        help="GPUs of the Triton servers in turn, used again if there are more servers (default: any)",
     )
     parser.add_argument(
         "--created-voices-dir",
         type=Path,
         metavar="DIR",
-        help="lets callers create voices, and keeps them there (default: they can't)",
+        help="directory for voices that callers create (default: callers can't create any)",
     )
-    parser.add_argument("--no-gateway", action="store_true", help="only the LLM service and Triton")
+    parser.add_argument("--no-gateway", action="store_true", help="start only the LLM service and Triton")
     parser.set_defaults(run=run)
 
 

@@ -30,34 +30,38 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=DEVICES,
         default=default_device(),
-        help=f"auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)",
+        help=f"device of both services; auto: the GPU where there is one (default: {DEVICE_VARIABLE}, else auto)",
     )
     parser.add_argument(
         "--llm-backend",
         choices=("auto", "embedded", "vllm", "trtllm"),
         default="auto",
-        help="what runs the LLM; auto: on a GPU trtllm where it works, else embedded (default %(default)s)",
+        help="LLM server; auto: on a GPU trtllm where it works, else embedded (default %(default)s)",
     )
     parser.add_argument(
         "--llm-options",
         type=shlex.split,
         default=[],
         metavar="'OPTIONS'",
-        help="for the LLM service; `python -m llm_service --help` lists them",
+        help="options of the LLM service; `python -m llm_service --help` lists them",
     )
-    parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
-    parser.add_argument("--llm-port", type=int, default=8000, help="LLM service, HTTP (default %(default)s)")
-    tokens = "LLM service on a GPU, stream of tokens (default %(default)s)"
+    parser.add_argument(
+        "--work-dir", type=Path, help="directory for logs and the model repository (default: ~/.cache/cosydit)"
+    )
+    parser.add_argument("--llm-port", type=int, default=8000, help="HTTP port of the LLM service (default %(default)s)")
+    tokens = "gRPC port of the LLM service's token stream, on a GPU (default %(default)s)"
     parser.add_argument("--llm-grpc-port", type=int, default=8100, help=tokens)
-    parser.add_argument("--triton-http-port", type=int, default=18000, help="Triton, HTTP (default %(default)s)")
-    parser.add_argument("--triton-grpc-port", type=int, default=8001, help="Triton, gRPC (default %(default)s)")
-    parser.add_argument("--triton-metrics-port", type=int, default=8002, help="Triton, metrics (default %(default)s)")
+    parser.add_argument("--triton-http-port", type=int, default=18000, help="HTTP port of Triton (default %(default)s)")
+    parser.add_argument("--triton-grpc-port", type=int, default=8001, help="gRPC port of Triton (default %(default)s)")
+    parser.add_argument(
+        "--triton-metrics-port", type=int, default=8002, help="port of Triton's metrics (default %(default)s)"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the model repository; `python -m token2wav_service.serving.assemble --help` lists them",
+        help="setting of the model repository; `python -m token2wav_service.serving.assemble --help` lists them",
     )
 
 

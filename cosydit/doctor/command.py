@@ -43,11 +43,13 @@ _NAME_WIDTH = 18
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("doctor", help="say what this machine has, what is missing, and what to do next")
-    parser.add_argument("--checkpoint", type=Path, help="checkpoint directory (default: the demo voice)")
-    parser.add_argument("--work-dir", type=Path, help="logs and the model repository (default: ~/.cache/cosydit)")
+    parser.add_argument("--checkpoint", type=Path, help="directory of the checkpoint (default: the demo voice)")
+    parser.add_argument(
+        "--work-dir", type=Path, help="directory for logs and the model repository (default: ~/.cache/cosydit)"
+    )
     for option, name, default in _PORT_OPTIONS:
-        parser.add_argument(option, dest=name, type=int, default=default, help="port to look at (default %(default)s)")
-    gpu = "try the GPU too, for about a minute: driver, kernels' compiler, imports, memory, MPS"
+        parser.add_argument(option, dest=name, type=int, default=default, help="port to check (default %(default)s)")
+    gpu = "also test the GPU, for about a minute: driver, kernels' compiler, imports, memory, MPS"
     parser.add_argument("--gpu", action="store_true", help=gpu)
     parser.set_defaults(run=run)
 

@@ -25,9 +25,13 @@ _EXIT_USAGE = 2
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("plan", help="say how many GPUs a number of listeners needs", description=__doc__)
-    parser.add_argument("--listeners", type=int, required=True, help="who hear speech at the same time")
-    parser.add_argument("--p95-ms", type=float, required=True, help="time to first audio that 95 %% stay under")
-    parser.add_argument("--gpu", default="h200", help=f"its kind: {', '.join(known_gpus())} (default %(default)s)")
+    parser.add_argument(
+        "--listeners", type=int, required=True, help="number of listeners who hear speech at the same time"
+    )
+    parser.add_argument(
+        "--p95-ms", type=float, required=True, help="milliseconds to first audio that 95 %% of requests must stay below"
+    )
+    parser.add_argument("--gpu", default="h200", help=f"kind of GPU: {', '.join(known_gpus())} (default %(default)s)")
     parser.add_argument(
         "--headroom",
         type=float,

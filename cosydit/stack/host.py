@@ -296,7 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work-dir", type=Path, required=True)
     parser.add_argument("--alone", action="store_true", help="the LLM has a GPU to itself")
     parser.add_argument("--servers-a-gpu", type=int, default=1, metavar="N", help="token2wav servers on each GPU")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="given by the user")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting that the user gave")
     return parser
 
 

@@ -142,7 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m cosydit.stack.mps", description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("start", "stop"))
-    parser.add_argument("--log-dir", type=Path, default=Path(tempfile.gettempdir()), help="start: logs go below it")
+    parser.add_argument(
+        "--log-dir", type=Path, default=Path(tempfile.gettempdir()), help="start: directory for the logs"
+    )
     args = parser.parse_args(argv)
     if args.action == "stop":
         stop_mps(MpsUse("", Path(os.environ.get(MPS_VARIABLE, own_pipes())), is_ours=True))

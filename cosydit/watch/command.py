@@ -24,12 +24,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         text = f"metrics of a {name} process; may be repeated (default: of a running `cosydit serve`, else {url})"
         parser.add_argument(f"--{name}", action="append", type=_metrics_url, metavar="URL", help=text)
     for option, default, text in (
-        ("--interval-s", DEFAULT_INTERVAL_S, "seconds between looks (%(default)s)"),
-        ("--window-s", DEFAULT_WINDOW_S, "seconds that rates are over (%(default)s)"),
+        ("--interval-s", DEFAULT_INTERVAL_S, "seconds between two updates (default %(default)s)"),
+        ("--window-s", DEFAULT_WINDOW_S, "seconds over which rates are taken (default %(default)s)"),
     ):
         parser.add_argument(option, type=_duration, metavar="SECONDS", default=default, help=text)
-    parser.add_argument("--work-dir", type=Path, help="of the running serve (default: ~/.cache/cosydit)")
-    parser.add_argument("--once", action="store_true", help="look once, at everything since the services' start")
+    parser.add_argument("--work-dir", type=Path, help="work directory of the running serve (default: ~/.cache/cosydit)")
+    parser.add_argument("--once", action="store_true", help="show the figures since the services' start once, and stop")
     parser.set_defaults(run=run)
 
 

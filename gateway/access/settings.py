@@ -142,48 +142,55 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     """Add what `access_settings` reads."""
     group = parser.add_argument_group("access")
     group.add_argument(
-        "--keys-file", type=Path, default=None, help=f"API keys, one a line; {KEYS_VARIABLE} may hold some too"
+        "--keys-file", type=Path, default=None, help=f"file of API keys, one a line; {KEYS_VARIABLE} may hold more"
     )
     group.add_argument(
-        "--insecure-no-keys", action="store_true", help="let anyone speak who can reach the address listened on"
+        "--insecure-no-keys", action="store_true", help="serve everyone who can reach the address, without keys"
     )
-    group.add_argument("--max-streams", type=_positive_int, default=None, help="spoken at once for a key or address")
+    group.add_argument(
+        "--max-streams",
+        type=_positive_int,
+        default=None,
+        help="most streams at once for a key, or for an address without keys",
+    )
     for window in ("hour", "day"):
         group.add_argument(
             f"--max-audio-s-per-{window}",
             type=_positive_float,
             default=None,
-            help=f"seconds of audio in any {window} for a key, or an address where there are no keys",
+            help=f"most seconds of audio in any {window} for a key, or for an address without keys",
         )
     group.add_argument(
         "--max-unspoken-characters",
         type=_positive_int,
         default=DEFAULT_UNSPOKEN_CHARACTERS,
-        help="text accepted on sockets and not spoken yet, for a key or address",
+        help="most characters accepted on sockets and not spoken yet, for a key or for an address without keys",
     )
     group.add_argument(
         "--allowed-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="whose web pages may call, such as https://app.example; may be repeated; * is all",
+        help="origin whose web pages may call, such as https://app.example; may be repeated; *: all",
     )
     group.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="under which a gateway on 127.0.0.1 without keys may be asked, beside localhost; may be repeated",
+        help="host name for a gateway on 127.0.0.1 without keys, beside localhost; may be repeated",
     )
     group.add_argument(
         "--trusted-proxy",
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="whose X-Forwarded-For and -Proto are believed; may be repeated; * is anyone's",
+        help="proxy whose X-Forwarded-For and -Proto are believed; may be repeated; *: all",
     )
-    group.add_argument("--tls-cert", type=Path, default=None, help="PEM file; HTTPS and gRPC over TLS")
-    group.add_argument("--tls-key", type=Path, default=None, help="PEM file of its private key")
+    group.add_argument(
+        "--tls-cert", type=Path, default=None, help="PEM file of the server's certificate, for HTTPS and gRPC over TLS"
+    )
+    group.add_argument("--tls-key", type=Path, default=None, help="PEM file of the certificate's private key")
     _add_wire_options(group)
 
 
@@ -221,17 +228,17 @@ def access_settings(args: argparse.Namespace, environment: Mapping[str, str]) ->
 def _add_wire_options(group: argparse._ArgumentGroup) -> None:
     limits = WireLimits()
     for name, default, meaning in (
-        ("--max-upload-bytes", limits.max_upload_bytes, "largest HTTP body of any kind"),
-        ("--max-socket-message-bytes", limits.max_socket_message_bytes, "largest WebSocket message"),
-        ("--max-grpc-message-bytes", limits.max_grpc_message_bytes, "largest gRPC request message"),
-        ("--max-header-bytes", limits.max_header_bytes, "largest head of an HTTP request"),
-        ("--max-connections", limits.max_connections, "open connections at which HTTP refuses more; most gRPC calls"),
-        ("--max-connections-per-peer", limits.max_connections_per_peer, "open HTTP connections of one address"),
+        ("--max-upload-bytes", limits.max_upload_bytes, "largest HTTP body of any kind, in bytes"),
+        ("--max-socket-message-bytes", limits.max_socket_message_bytes, "largest WebSocket message, in bytes"),
+        ("--max-grpc-message-bytes", limits.max_grpc_message_bytes, "largest gRPC request message, in bytes"),
+        ("--max-header-bytes", limits.max_header_bytes, "largest head of an HTTP request, in bytes"),
+        ("--max-connections", limits.max_connections, "most open HTTP connections; also most gRPC calls"),
+        ("--max-connections-per-peer", limits.max_connections_per_peer, "most open HTTP connections of one address"),
     ):
         group.add_argument(name, type=_positive_int, default=default, help=meaning)
     for name, seconds, meaning in (
-        ("--head-timeout-s", limits.head_timeout_s, "for the head of an HTTP request"),
-        ("--body-timeout-s", limits.body_timeout_s, "for an HTTP body, and a second more for each 16 KiB of it"),
+        ("--head-timeout-s", limits.head_timeout_s, "seconds for the head of an HTTP request"),
+        ("--body-timeout-s", limits.body_timeout_s, "seconds for an HTTP body, plus one for each 16 KiB of it"),
     ):
         group.add_argument(name, type=_positive_float, default=seconds, help=meaning)
 

@@ -186,11 +186,11 @@ def _load(file: Path, takes_phonemes: bool) -> NamedLexicon:
 def add_lexicon_options(parser: argparse.ArgumentParser) -> None:
     """Add what `lexicon_settings` reads."""
     group = parser.add_argument_group("pronunciation dictionaries")
-    operator = f"directory of <name>.json and <name>.pls; {DEFAULT_LEXICON} is applied to every text"
+    operator = f"directory of dictionaries <name>.json and <name>.pls; {DEFAULT_LEXICON} is applied to every text"
     group.add_argument("--lexicons-dir", type=Path, default=None, help=operator)
-    created = "keeps dictionaries that callers create; None: they can't"
+    created = "directory for dictionaries that callers create; None: callers can't create any"
     group.add_argument("--created-lexicons-dir", type=Path, default=None, help=created)
-    most = "most dictionaries kept; a tenth of them for one key"
+    most = "most created dictionaries; a tenth of them for one key"
     group.add_argument("--max-created-lexicons", type=_positive_int, default=DEFAULT_MAX_LEXICONS, help=most)
 
 

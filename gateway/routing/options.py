@@ -16,21 +16,21 @@ def add_routing_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replicas")
     defaults = RoutingSettings()
     for name, default, meaning in (
-        ("--probe-interval-s", defaults.probe_interval_s, "seconds between two looks at a replica"),
+        ("--probe-interval-s", defaults.probe_interval_s, "seconds between two probes of a replica"),
         ("--discovery-interval-s", defaults.discovery_interval_s, "seconds between two look-ups of a DNS name"),
-        ("--ejection-s", defaults.ejection_s, "seconds without new streams for a sick replica, doubled each time"),
-        ("--max-ejection-s", defaults.max_ejection_s, "and at most"),
-        ("--admission-wait-s", defaults.admission_wait_s, "seconds a request may wait for a slot; longer is refused"),
-        ("--least-speed", defaults.least_speed, "times real time for each stream, or no other one is let in; 0: any"),
-        ("--failover-s", defaults.failover_s, "seconds a stream may stand still while another replica is sought"),
-        ("--restart-wait-s", defaults.restart_wait_s, "the same where there is no other: until the only one is back"),
+        ("--ejection-s", defaults.ejection_s, "seconds without new streams for a failing replica, doubled each time"),
+        ("--max-ejection-s", defaults.max_ejection_s, "most seconds without new streams for a failing replica"),
+        ("--admission-wait-s", defaults.admission_wait_s, "most seconds that a request waits for a slot"),
+        ("--least-speed", defaults.least_speed, "times real time that each stream must get to admit more; 0: any"),
+        ("--failover-s", defaults.failover_s, "most seconds that a stream stands still until it has a new replica"),
+        ("--restart-wait-s", defaults.restart_wait_s, "most seconds of that if the service has no other replica"),
     ):
         group.add_argument(name, type=float, default=default, help=meaning)
     for name, count, meaning in (
-        ("--failures-to-eject", defaults.failures_to_eject, "failures in a row that make a replica sick"),
-        ("--max-waiting", defaults.max_waiting, "requests that wait for a slot"),
-        ("--max-failovers", defaults.max_failovers, "times in a row that a stream is rebuilt without new audio"),
-        ("--voice-file-cache-bytes", defaults.voice_file_cache_bytes, "voice files kept for replicas that lack them"),
+        ("--failures-to-eject", defaults.failures_to_eject, "failures in a row that end new streams for a replica"),
+        ("--max-waiting", defaults.max_waiting, "most requests that wait for a slot"),
+        ("--max-failovers", defaults.max_failovers, "most times in a row that a stream is rebuilt without new audio"),
+        ("--voice-file-cache-bytes", defaults.voice_file_cache_bytes, "bytes of voices kept for replicas without them"),
     ):
         group.add_argument(name, type=int, default=count, help=meaning)
 

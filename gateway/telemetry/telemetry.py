@@ -51,13 +51,15 @@ def add_telemetry_options(parser: argparse.ArgumentParser) -> None:
         "--metrics-port",
         type=int,
         default=None,
-        help="port of GET /metrics and GET /livez, for a network that callers can't reach; by default the HTTP door "
-        "has the metrics, and with API keys nobody",
+        help="port of GET /metrics and GET /livez, for a network that callers can't reach; by default the HTTP port "
+        "has /metrics, but not if API keys are set",
     )
     spans = f"URL of an OTLP/HTTP receiver of spans; {ENDPOINT_VARIABLE} is the default"
     group.add_argument("--otlp-endpoint", default=None, help=spans)
     formats = [each.value for each in LogFormat]
-    group.add_argument("--log-format", choices=formats, default=None, help=f"text, or as {FORMAT_VARIABLE} says")
+    group.add_argument(
+        "--log-format", choices=formats, default=None, help=f"format of the log; default: {FORMAT_VARIABLE}, else text"
+    )
 
 
 def telemetry_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> TelemetrySettings:

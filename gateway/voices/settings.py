@@ -83,28 +83,47 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("voices")
     limits, inline = VoiceLimits(), InlineVoiceLimits()
     group.add_argument(
-        "--created-voices-dir", type=Path, default=None, help="keeps voices that callers create; None: they can't"
+        "--created-voices-dir",
+        type=Path,
+        default=None,
+        help="directory for voices that callers create; None: callers can't create any",
     )
     for name, default, meaning in (
-        ("--max-created-voices", limits.max_voices, "most voices kept"),
-        ("--max-voice-bytes", limits.max_audio_bytes, "largest recording"),
-        ("--voice-creations-per-minute", limits.creations_per_minute, "most attempts of one caller to create a voice"),
-        ("--inline-voices-per-minute", inline.voices_per_minute, "most new voices that one caller's requests bring"),
-        ("--inline-voice-bytes-per-minute", inline.bytes_per_minute, "most bytes of their recordings"),
+        ("--max-created-voices", limits.max_voices, "most created voices"),
+        ("--max-voice-bytes", limits.max_audio_bytes, "largest recording, in bytes"),
+        (
+            "--voice-creations-per-minute",
+            limits.creations_per_minute,
+            "most attempts of one caller to create a voice in a minute",
+        ),
+        (
+            "--inline-voices-per-minute",
+            inline.voices_per_minute,
+            "most new voices in one caller's requests in a minute",
+        ),
+        (
+            "--inline-voice-bytes-per-minute",
+            inline.bytes_per_minute,
+            "most bytes of the recordings of such voices in a minute",
+        ),
     ):
         group.add_argument(name, type=_positive_int, default=default, help=meaning)
     group.add_argument(
-        "--voice-alias", action="append", default=[], metavar="ALIAS=VOICE", help="another name; may be repeated"
+        "--voice-alias",
+        action="append",
+        default=[],
+        metavar="ALIAS=VOICE",
+        help="another name for a voice; may be repeated",
     )
     group.add_argument(
         "--no-openai-voices",
         action="store_true",
-        help="don't deal the names of OpenAI's and Qwen3-TTS's voices out to the voices of --voices-dir",
+        help="do not give the voices of --voices-dir the names of OpenAI's and Qwen3-TTS's voices, too",
     )
     group.add_argument(
         "--share-created-voices",
         action="store_true",
-        help="let every API key speak in every created voice; by default in its own and in shared ones",
+        help="let every API key use every created voice; by default only its own and shared ones",
     )
 
 

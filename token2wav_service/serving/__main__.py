@@ -133,34 +133,40 @@ def _watched(process: TritonProcess, on_lost: Callable[[str], None]) -> Iterator
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m token2wav_service.serving", description=__doc__)
-    parser.add_argument("--model-repository", type=Path, required=True, help="folder made by the assembler")
+    parser.add_argument("--model-repository", type=Path, required=True, help="model repository that the assembler made")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         dest="settings",
         metavar="NAME=VALUE",
-        help="assemble the folder first with this setting, repeatable (names: the assembler's --help)",
+        help="setting to assemble the repository with first; may be repeated (names: the assembler's --help)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="default %(default)s")
-    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="default %(default)s")
-    parser.add_argument("--metrics-port", type=int, default=DEFAULT_METRICS_PORT, help="default %(default)s")
+    parser.add_argument("--http-port", type=int, default=DEFAULT_HTTP_PORT, help="HTTP port (default %(default)s)")
+    parser.add_argument("--grpc-port", type=int, default=DEFAULT_GRPC_PORT, help="gRPC port (default %(default)s)")
+    parser.add_argument(
+        "--metrics-port", type=int, default=DEFAULT_METRICS_PORT, help="port of the metrics (default %(default)s)"
+    )
     parser.add_argument(
         "--exit-timeout-s",
         type=int,
         default=DEFAULT_EXIT_TIMEOUT_S,
-        help="seconds a stopping server waits for requests under way (default %(default)s)",
+        help="seconds that a stopping server waits for requests under way (default %(default)s)",
     )
     parser.add_argument(
         "--drain-timeout-s",
         type=float,
         default=DEFAULT_DRAIN_TIMEOUT_S,
-        help="seconds that open streams may take to end after a stop signal; no new ones are taken, and a second "
-        "signal ends the wait; 0: none (default %(default)s)",
+        help="seconds after a stop signal in which open streams may end; no new ones are taken, and a second signal "
+        "ends the wait; 0: no wait (default %(default)s)",
     )
     formats = [each.value for each in LogFormat]
-    parser.add_argument("--log-format", choices=formats, help=f"of the models, not of the server; or {FORMAT_VARIABLE}")
+    parser.add_argument(
+        "--log-format",
+        choices=formats,
+        help=f"format of the models' log, not of the server's (default: {FORMAT_VARIABLE}, else text)",
+    )
     spans = f"URL of an OTLP/HTTP receiver of spans (default: {ENDPOINT_VARIABLE}, else none)"
     parser.add_argument("--otlp-endpoint", metavar="URL", help=spans)
     parser.add_argument("--dry-run", action="store_true", help="print the server's command and exit")

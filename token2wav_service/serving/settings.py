@@ -242,14 +242,14 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "BLS_INSTANCE_NUM",
-        "processes of cosyvoice2_dit",
+        "number of processes of cosyvoice2_dit",
         _integer(1, _MAX_INSTANCES),
         (Field(DROP_IN_MODEL, "instance_group[0].count", _set_instance_count),),
         default="10",
     ),
     Setting(
         "TRITON_MAX_BATCH_SIZE",
-        "streams in one token2wav step, and requests in one batch of the feature models",
+        "most streams in one token2wav step, and most requests in one batch of the feature models",
         _integer(1),
         (
             Parameter(TOKEN2WAV_MODEL, "max_batch_size"),
@@ -259,7 +259,7 @@ _ORIGINAL_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "MAX_QUEUE_DELAY_MICROSECONDS",
-        "time a step or batch waits for company, microseconds",
+        "microseconds that a step or batch waits for more streams or requests",
         _integer(0),
         (
             Parameter(TOKEN2WAV_MODEL, "batch_window_us"),
@@ -294,7 +294,7 @@ _ROUTE_SETTINGS = (
     ),
     Setting(
         SPK2INFO_SETTING,
-        "True: leave out audio_tokenizer and speaker_embedding: requests bring no reference and take default_voice",
+        "True: leave out audio_tokenizer and speaker_embedding; requests bring no reference and get default_voice",
         _boolean,
         (),
         default="False",
@@ -314,31 +314,42 @@ _DROP_IN_SETTINGS: tuple[Setting, ...] = (
     _drop_in("llm_api_base", "URL of the LLM service", _http_url, "http://localhost:8000", LLM_MODEL),
     _drop_in(
         "llm_backend",
-        "server behind that URL: " + ", ".join(LLM_BACKENDS),
+        "kind of the LLM service: " + ", ".join(LLM_BACKENDS),
         _one_of(*LLM_BACKENDS),
         "embedded",
         LLM_MODEL,
     ),
-    _drop_in("llm_prompt_form", "tokens, or chat for servers without token ids", _one_of(*PROMPT_FORMS), "tokens"),
     _drop_in(
-        "llm_model", "model name to ask the LLM service for; unset takes the first it lists", _text, None, LLM_MODEL
+        "llm_prompt_form",
+        "form of prompts: tokens, or chat for servers that take no token ids",
+        _one_of(*PROMPT_FORMS),
+        "tokens",
     ),
+    _drop_in("llm_model", "name of the LLM service's model; unset: the first that it lists", _text, None, LLM_MODEL),
     _drop_in("triton_grpc_address", "gRPC address of this Triton, host:port", _address, "localhost:8001"),
-    _drop_in("voices_dir", "folder of <name>.wav and <name>.txt, for requests that bring no voice", _folder),
     _drop_in(
-        "created_voices_dir", "folder of voice files, as `cosydit import-voices` writes them, for the same", _folder
+        "voices_dir", "folder with <name>.wav and <name>.txt of each voice, for requests that bring no voice", _folder
     ),
-    _drop_in("default_voice", "voice in these folders of such requests", _text, "default"),
+    _drop_in(
+        "created_voices_dir",
+        "folder of voice files that `cosydit import-voices` wrote, for such requests, too",
+        _folder,
+    ),
+    _drop_in("default_voice", "name of the voice in these folders for such requests", _text, "default"),
     _drop_in(
         "dynamic_chunk_strategy",
-        "how chunks grow: " + ", ".join(CHUNK_STRATEGIES),
+        "how the length of chunks grows: " + ", ".join(CHUNK_STRATEGIES),
         _one_of(*CHUNK_STRATEGIES),
         "deadline",
     ),
     _drop_in("token_hop_len", "tokens (25 Hz) of a chunk", _integer(MIN_HOP_TOKENS), "15"),
-    _drop_in("token_hop_len_first", "tokens of the first chunk; unset: 15, deadline chooses", _integer(MIN_HOP_TOKENS)),
-    _drop_in("token_hop_len_max", "most tokens in a chunk, 0 for no bound", _hop_bound, "100"),
-    _drop_in("requests_per_instance", "requests one process of cosyvoice2_dit serves at once", _integer(1), "4"),
+    _drop_in(
+        "token_hop_len_first",
+        "tokens (25 Hz) of the first chunk; unset: 15, but deadline chooses",
+        _integer(MIN_HOP_TOKENS),
+    ),
+    _drop_in("token_hop_len_max", "most tokens (25 Hz) of a chunk; 0: no bound", _hop_bound, "100"),
+    _drop_in("requests_per_instance", "requests that one process of cosyvoice2_dit serves at once", _integer(1), "4"),
 )
 
 SETTINGS: tuple[Setting, ...] = (

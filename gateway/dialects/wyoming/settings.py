@@ -42,20 +42,20 @@ class WyomingSettings:
 def add_wyoming_options(parser: argparse.ArgumentParser) -> None:
     """Add what `wyoming_settings` reads."""
     group = parser.add_argument_group("Wyoming (Home Assistant)")
-    port = f"port of the Wyoming door; 0: none. None: {DEFAULT_WYOMING_PORT} where it is free and no keys are set"
+    port = f"port of Wyoming; 0: no Wyoming; None: {DEFAULT_WYOMING_PORT} if it is free and no keys are set"
     group.add_argument("--wyoming-port", type=int, default=None, help=port)
-    group.add_argument("--wyoming-host", default=None, help="address of the Wyoming door to listen on; None: --host")
+    group.add_argument("--wyoming-host", default=None, help="address that Wyoming listens on; None: --host")
     group.add_argument(
         "--wyoming-language",
         action="append",
         default=[],
         metavar="TAG",
-        help="that every voice is listed with, such as en; may be repeated; none: that of each voice's transcript",
+        help="language listed for every voice, such as en; may be repeated; none: that of each voice's transcript",
     )
     group.add_argument(
         "--insecure-wyoming",
         action="store_true",
-        help="open the Wyoming door to anyone who reaches it, although API keys or TLS guard the other doors",
+        help="serve Wyoming to everyone who reaches it although API keys or TLS protect the other protocols",
     )
 
 

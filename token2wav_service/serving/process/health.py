@@ -165,8 +165,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the health check's options."""
     made = argparse.ArgumentParser(prog="python -m token2wav_service.serving.process.health", description=__doc__)
     address = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
-    made.add_argument("--address", default=address, help="host:port of Triton's HTTP (default %(default)s)")
-    made.add_argument("--timeout-s", type=float, default=ANSWER_TIMEOUT_S, help="for the answer (default %(default)s)")
+    made.add_argument("--address", default=address, help="host:port of Triton's HTTP service (default %(default)s)")
+    made.add_argument(
+        "--timeout-s", type=float, default=ANSWER_TIMEOUT_S, help="seconds to wait for the answer (default %(default)s)"
+    )
     return made
 
 
