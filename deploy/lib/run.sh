@@ -103,14 +103,23 @@ verb_test() {
   local status=0
   verb_install
   cd "$ROOT"
-  start_type_check
-  check_all_but_types
-  log "tests"
   # Tests start hundreds of processes. Each would compile the project's files anew where Python may not keep them compiled.
   unset PYTHONDONTWRITEBYTECODE
+  start_type_check
+  start_compiling_tests
+  check_all_but_types
+  wait "$COMPILE_PID" || true
+  log "tests"
   "$PYTHON" -m pytest --durations=30 --durations-min=1 "$@" || status=$?
   finish_type_check
   exit "$status"
+}
+
+# Has Python compile what the tests import, once: all workers begin at the same moment, and each would compile it. Sets
+# COMPILE_PID; errors are left to the tests.
+start_compiling_tests() {
+  "$PYTHON" -m pytest -n 0 --collect-only -qq >/dev/null 2>&1 &
+  COMPILE_PID=$!
 }
 
 check_all_but_types() {
@@ -130,7 +139,7 @@ start_type_check() {
   TYPE_CHECK_LOG=$(mktemp)
   nice "$PYTHON" -m mypy >"$TYPE_CHECK_LOG" 2>&1 &
   TYPE_CHECK_PID=$!
-  trap 'kill "$TYPE_CHECK_PID" 2>/dev/null || true; rm -f "$TYPE_CHECK_LOG"' EXIT
+  trap 'kill "$TYPE_CHECK_PID" ${COMPILE_PID:-} 2>/dev/null || true; rm -f "$TYPE_CHECK_LOG"' EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM HUP
 }

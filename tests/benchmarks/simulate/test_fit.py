@@ -43,7 +43,7 @@ def test_parameters_are_found_again_from_runs_that_they_made() -> None:
     truth = COSTS.with_parameters({"llm.step_fixed_s": 0.003, "gateway.latency_s": 0.02})
     targets = simulate(truth)
     parameters = ("llm.step_fixed_s", "gateway.latency_s")
-    found = fit(COSTS, simulate, targets, parameters, simulations=40)
+    found = fit(COSTS, simulate, targets, parameters, simulations=24)
     assert found.loss < fit(COSTS, simulate, targets, parameters, simulations=1).loss / 10
     assert found.model.parameter("llm.step_fixed_s") == pytest.approx(0.003, rel=0.1)
     assert found.model.parameter("gateway.latency_s") == pytest.approx(0.02, rel=0.25)

@@ -19,6 +19,7 @@ from tests.token2wav_service.engine.factory import (
     push_all,
     tokens_of,
 )
+from tests.token2wav_service.runtime.test_block_slot_runner import MelSlotVocoder
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
@@ -115,7 +116,8 @@ def test_a_used_slot_leaves_nothing_for_the_next_stream(plain: Token2WavEngine, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plain_noise")
 def test_every_exit_frees_the_slot(fused: Token2WavEngine) -> None:
-    slots = fused._runner.slots
+    runner, slots = fused._runner, fused._runner.slots
+    runner.vocoder = runner._programs.vocoder = MelSlotVocoder()
     finished, aborted = _open(fused, 0), _open(fused, 1)
     push_all(fused, finished, tokens_of(5, 0), 6)
     fused.add_chunk(TokenChunk(aborted, 0, tokens_of(9, 1), False))
