@@ -13,13 +13,13 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from llm_service.errors import CheckpointError
 from servicekit.file_sums import FileSumsError, check_file
@@ -80,6 +80,7 @@ def spell(text: str) -> Spelling:
     return Spelling(np.array(states), tuple(state_at))
 
 
+@lru_cache(maxsize=4096)
 def _state_of(character: str) -> int | None:
     """Return a character's state; None: it belongs to the one before, as an accent does."""
     plain = unicodedata.normalize("NFKD", _STRAIGHT.get(character, character).lower())[:1]
@@ -121,12 +122,11 @@ class Aligner:
         """
         self._weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
         self._check()
+        layers = {name: self._weights[f"{name}.weight"] for name in _NAMES}
         self._matrices = {
-            name: np.ascontiguousarray(
-                self._weights[f"{name}.weight"].reshape(len(self._weights[f"{name}.bias"]), -1).T
-            )
-            for name in _NAMES
+            name: np.ascontiguousarray(weight.T.reshape(-1, len(weight))) for name, weight in layers.items()
         }
+        """[inputs, outputs]; those of a convolution place by place."""
 
     @property
     def context_tokens(self) -> int:
@@ -173,7 +173,7 @@ class Aligner:
         width = self._weights[f"{name}.weight"].shape[2]
         padded = np.zeros((len(rows) + width - 1, rows.shape[1]), np.float32)
         padded[width // 2 : width // 2 + len(rows)] = rows
-        windows = sliding_window_view(padded, width, axis=0).reshape(len(rows), -1)
+        windows = np.concatenate([padded[at : at + len(rows)] for at in range(width)], axis=1)
         return self._linear(windows, name)
 
     def _linear(self, rows: FloatArray, name: str) -> FloatArray:
