@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.speech.letter_times import LetterTimes
-from gateway.speech.request import SpokenSpan
+from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest, SpeechResult, SpokenSpan
+from gateway.speech.session import SpeechSession
+from gateway.speech.speaker import PipelineSettings
 from gateway.speech.text_clock import CharacterTime, TextClock, WordGatherer
 from gateway.text import Segment, SpokenSegment
 from gateway.text.alignment import Alignment, Span, align
 from gateway.text.pauses import Pause
+from gateway.voices.registry import NamedVoice
 from llm_service.aligner import PAUSES, Aligner, FloatArray, LetterModel, spell
+from tests.gateway.fakes import FakeToken2Wav, make_pipeline
+from tests.gateway.speech.test_interleaved import TakingLLM
 
 SURE = 20.0
 
@@ -161,3 +169,51 @@ def test_times_never_go_back_and_all_are_told_by_the_end(text: str, said: str, p
     bounds = [time for each in read for time in (each.start_s, each.end_s)]
     assert bounds == sorted(bounds)
     assert bounds[-1] <= len(tokens) / 25 + 1e-9
+
+
+class SpellingLLM(TakingLLM):
+    """Says each letter of its text for two tokens."""
+
+    async def generate(self, utterance: Utterance, sampling: Sampling, seed: int) -> AsyncGenerator[SpeechTokenDelta]:
+        """See `SpeechLM.generate`."""
+        piece: str | None = utterance.text
+        while piece is not None:
+            said = "".join(letter if letter.isalpha() else "_" for letter in piece for _ in range(2))
+            yield SpeechTokenDelta(tuple(tokens_of(said)))
+            piece = None if utterance.coming_text is None else await utterance.coming_text.next_piece()
+        yield SpeechTokenDelta((), "stop")
+
+
+def spelling_pipeline(voices: list[NamedVoice]) -> SpeechPipeline:
+    settings = PipelineSettings(aligner=PlainAligner())
+    return make_pipeline(SpellingLLM(), FakeToken2Wav(), voices, settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+async def test_a_session_tells_the_times_of_what_was_said(voices: list[NamedVoice], is_interleaved: bool) -> None:
+    text = "Once upon a time there was a king who had three sons."
+    pipeline = spelling_pipeline(voices)
+    request = SpeechRequest("", is_interleaved=is_interleaved, wants_times=True)
+    session = SpeechSession(pipeline, request, pause_s=60.0)
+    for word in text.split(" "):
+        session.write(f"{word} ")
+    session.end()
+
+    read = [each async for audio in session.audio() for each in audio.characters]
+
+    words = [*(gatherer := WordGatherer()).push(read), *gatherer.finish()]
+    written = list(re.finditer(r"\S+", text))
+    assert [word.word for word in words] == [each.group() for each in written]
+    for word, each in zip(words, written, strict=True):
+        bounds = (2 * each.start() / 25, 2 * (each.start() + len(word.word.strip("."))) / 25)
+        assert (word.start_s, word.end_s) == pytest.approx(bounds, abs=0.041)
+
+
+async def test_only_requests_for_times_pay_for_them(voices: list[NamedVoice]) -> None:
+    pipeline = spelling_pipeline(voices)
+    result = SpeechResult()
+
+    async for _ in pipeline.synthesize(SpeechRequest("One two."), result):
+        pass
+
+    assert [span.letter_times for span in result.spans] == [None]

@@ -31,6 +31,11 @@ def test_the_official_clients_bare_request_has_openais_defaults() -> None:
     assert wanted.speech.text_options.normalization is Normalization.ON
 
 
+def test_times_are_found_out_only_where_they_are_asked_for() -> None:
+    assert not wanted_of().speech.wants_times
+    assert wanted_of(stream_format="sse", word_timestamps=True).speech.wants_times
+
+
 def test_null_means_left_out() -> None:
     optional = [
         "response_format",
