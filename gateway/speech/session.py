@@ -30,6 +30,8 @@ from token2wav_service.contract import SAMPLE_RATE_HZ
 
 DEFAULT_PAUSE_S = 0.5
 """Seconds of the writer's silence after which a turn ends, so that audio held back by token2wav is heard."""
+_GRAIN_S = 0.001
+"""Seconds that a timer is set for at least: one that fires a rounding error too early would be set again and again."""
 WAITED_FOR_S = 5.0
 """Seconds of the writer's silence between two turns for which a gateway that is being stopped waits."""
 DEFAULT_MAX_UNSPOKEN_CHARACTERS = 20_000
@@ -247,7 +249,7 @@ class SpeechSession:
     def _patience_s(self) -> float:
         """How long to wait for the next segment before it is asked whether the writer has paused."""
         left_s = self._wrote_s + self._pause_s - _now_s()
-        return left_s if self._is_being_written else self._pause_s
+        return left_s + _GRAIN_S if self._is_being_written else self._pause_s
 
     @property
     def _has_uncut_text(self) -> bool:
