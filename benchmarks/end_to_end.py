@@ -123,19 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description=__doc__, allow_abbrev=False)
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="URL of the gateway (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="directory for the runs' samples")
+    parser.add_argument("--closed", type=int, nargs="*", default=[1, 4, 10, 16, 32, 64, 128], help="numbers of callers")
     parser.add_argument(
-        "--closed",
-        type=int,
-        nargs="*",
-        default=[1, 4, 10, 16, 32, 64, 128],
-        help="numbers of callers of the closed loops",
-    )
-    parser.add_argument(
-        "--open",
-        type=float,
-        nargs="*",
-        default=[5, 10, 20, 32],
-        help="rates of the open loops, in requests a second (Poisson)",
+        "--open", type=float, nargs="*", default=[5, 10, 20, 32], help="rates in requests a second (Poisson)"
     )
     audible = "rates in requests a second (Poisson), timed from dispatch to the first audible sample as tts_bench does"
     parser.add_argument("--audible", type=float, nargs="*", default=[], help=audible)
@@ -145,10 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--unseen", type=int, default=20, help="number of voices never used before, one request each")
     parser.add_argument(
-        "--warm-up-burst",
-        type=int,
-        default=128,
-        help="requests of the largest burst in the warm-up (default %(default)s)",
+        "--warm-up-burst", type=int, default=128, help="requests of the warm-up's largest burst (default %(default)s)"
     )
     parser.add_argument("--no-warm-up", action="store_true", help="skip the warm-up: the services are warm already")
     parser.add_argument(

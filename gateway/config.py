@@ -285,15 +285,10 @@ def _add_llm_options(parser: argparse.ArgumentParser) -> None:
         "--llm-backend", choices=[b.value for b in LLMBackend], default="embedded", help="kind of the LLM server"
     )
     group.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with the LLM's tokenizer.json")
-    group.add_argument(
-        "--llm-prompt-form",
-        choices=[f.value for f in PromptForm],
-        default="tokens",
-        help="form of prompts; chat: for servers that take no token ids",
-    )
-    group.add_argument(
-        "--llm-model", default=None, help="name of the server's model; by default the first that it lists"
-    )
+    form = "form of prompts; chat: for servers that take no token ids"
+    group.add_argument("--llm-prompt-form", choices=[f.value for f in PromptForm], default="tokens", help=form)
+    model = "name of the server's model; by default the first that it lists"
+    group.add_argument("--llm-model", default=None, help=model)
     group.add_argument(
         "--llm-sampling-probe",
         choices=[mode.value for mode in ProbeMode],
@@ -303,7 +298,7 @@ def _add_llm_options(parser: argparse.ArgumentParser) -> None:
     )
     limit = LengthLimits().max_speech_tokens
     group.add_argument(
-        "--llm-max-speech-tokens", type=_positive_int, default=limit, help="most speech tokens (25 Hz) of one answer"
+        "--llm-max-speech-tokens", type=_positive_int, default=limit, help="most tokens (25 Hz) of one answer"
     )
     group.add_argument(
         "--llm-pace",

@@ -45,16 +45,14 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
         metavar="'OPTIONS'",
         help="options of the LLM service; `python -m llm_service --help` lists them",
     )
-    parser.add_argument(
-        "--work-dir", type=Path, help="directory for logs and the model repository (default: ~/.cache/cosydit)"
-    )
+    parser.add_argument("--work-dir", type=Path, help="logs and model repository (default: ~/.cache/cosydit)")
     parser.add_argument("--llm-port", type=int, default=8000, help="HTTP port of the LLM service (default %(default)s)")
     tokens = "gRPC port of the LLM service's token stream, on a GPU (default %(default)s)"
     parser.add_argument("--llm-grpc-port", type=int, default=8100, help=tokens)
     parser.add_argument("--triton-http-port", type=int, default=18000, help="HTTP port of Triton (default %(default)s)")
     parser.add_argument("--triton-grpc-port", type=int, default=8001, help="gRPC port of Triton (default %(default)s)")
     parser.add_argument(
-        "--triton-metrics-port", type=int, default=8002, help="port of Triton's metrics (default %(default)s)"
+        "--triton-metrics-port", type=int, default=8002, help="metrics port of Triton (default %(default)s)"
     )
     parser.add_argument(
         "--set",

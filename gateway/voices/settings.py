@@ -91,21 +91,9 @@ def add_voice_options(parser: argparse.ArgumentParser) -> None:
     for name, default, meaning in (
         ("--max-created-voices", limits.max_voices, "most created voices"),
         ("--max-voice-bytes", limits.max_audio_bytes, "largest recording, in bytes"),
-        (
-            "--voice-creations-per-minute",
-            limits.creations_per_minute,
-            "most attempts of one caller to create a voice in a minute",
-        ),
-        (
-            "--inline-voices-per-minute",
-            inline.voices_per_minute,
-            "most new voices in one caller's requests in a minute",
-        ),
-        (
-            "--inline-voice-bytes-per-minute",
-            inline.bytes_per_minute,
-            "most bytes of the recordings of such voices in a minute",
-        ),
+        ("--voice-creations-per-minute", limits.creations_per_minute, "most attempts of one caller to create a voice"),
+        ("--inline-voices-per-minute", inline.voices_per_minute, "most new voices in one caller's requests"),
+        ("--inline-voice-bytes-per-minute", inline.bytes_per_minute, "most bytes of their recordings"),
     ):
         group.add_argument(name, type=_positive_int, default=default, help=meaning)
     group.add_argument(
