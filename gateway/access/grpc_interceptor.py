@@ -109,7 +109,7 @@ def _refusing(error: UnauthenticatedError, method: str) -> Any:
         logger.info("%s refused to %s: %s", method, context.peer(), status.code)
         await context.abort(grpc.StatusCode[status.grpc], str(error), ((ERROR_CODE_KEY, status.code),))
 
-    # NOTE: of this kind whatever the method's is: it answers without waiting for a request.
+    # NOTE: this kind answers without waiting for a request, whatever the method's own kind is.
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 

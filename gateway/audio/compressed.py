@@ -20,7 +20,7 @@ from gateway.audio.pcm import to_pcm16
 from gateway.core import FloatArray
 
 _FLOAT_FORMATS = ("flt", "fltp")
-# Otherwise bytes wait until 32 KiB are there.
+# Without this the muxer holds bytes back until it has 32 KiB.
 _FLUSH_AT_ONCE = {"flush_packets": "1"}
 
 
@@ -44,7 +44,7 @@ CODEC_SETTINGS: Mapping[AudioFormat, CodecSettings] = {
         "fltp",
         # No frame waits for the room that another leaves; the cheap analysis shows in no spectral distance of speech.
         {"reservoir": "0", "compression_level": "7"},
-        # Both would be wrong, as they tell the length.
+        # No ID3 tag and no Xing header: both would give a wrong length.
         {"id3v2_version": "0", "write_xing": "0"},
     ),
     AudioFormat.OPUS: CodecSettings(

@@ -39,9 +39,9 @@ class BlockBuffer:
 
 
 _BLOCK_SAMPLES = SAMPLE_RATE_HZ // 50
-# More than any chain of filters holds back and the last block lacks.
+# More silence than any chain of filters holds back, plus the rest of the last block.
 _END_SILENCE_SAMPLES = SAMPLE_RATE_HZ // 2
-# Beyond these a filter would skip samples, or refuses.
+# Bounds of one filter: beyond them it would skip samples or refuse.
 _MAX_FACTOR = 2.0
 _MIN_FACTOR = 0.5
 

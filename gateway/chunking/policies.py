@@ -184,7 +184,7 @@ class DeadlineChunks:
 
     def _shortest(self, outlook: Outlook) -> int:
         """Return the shortest hop that is worth its cost: token2wav speaks it faster than it is played."""
-        # NOTE: still shorter hops cost more time than they speak, which only puts off the moment of running dry.
+        # NOTE: even shorter hops take longer to make than to play, which only delays the underrun.
         bound = min(self.hop_tokens, self.max_hop_tokens)
         return max(MIN_HOP_TOKENS, min(outlook.sustaining_hop() or bound, bound))
 

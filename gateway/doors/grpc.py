@@ -112,12 +112,12 @@ def _make_server(
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
     options = (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
-        # Two gateways on one port would share its calls without a word.
+        # Two gateways on one port would share its calls, and nobody would notice.
         ("grpc.so_reuseport", int(settings.shares_port)),
         # Calls that came and that our event loop has not seen yet; gRPC ends some of those beyond, with CANCELLED.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
-        # A peer that vanished without a word is found out, and what it used is freed.
+        # Pings find a peer that vanished, and what it used is freed.
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
     )

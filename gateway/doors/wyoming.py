@@ -97,7 +97,7 @@ class _Door:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection; what fails in it ends nothing else."""
-        # A peer that vanished without a word is found out, and what it used is freed.
+        # Pings find a peer that vanished, and what it used is freed.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         limits, settings = self._host.limits, self._settings
         events = EventStream(reader, writer, settings.max_event_bytes, limits.reader_timeout_s)

@@ -85,7 +85,7 @@ class Answer:
             raise error
         if self.ends_s is None:
             self.ends_s = now_s + rescue_s
-        # NOTE: one that could not even be asked costs nothing; time alone bounds that.
+        # NOTE: a replica that could not be reached counts as no failover; only the deadline bounds such tries.
         self._failovers_left -= not isinstance(error, errors.LLMUnavailableError)
         if self._failovers_left < 0 or now_s >= self.ends_s:
             raise error

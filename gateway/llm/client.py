@@ -91,7 +91,7 @@ class SpeechLMClient:
 
     async def close(self) -> None:
         """Close the connection pool; generations under way fail."""
-        # NOTE: the pool closes its connections without a word to those who wait for their bytes.
+        # NOTE: the pool closes connections without an error for readers that wait for their bytes.
         for response in list(self._answers):
             response.close()
         if self._session is not None:
@@ -221,7 +221,7 @@ class SpeechLMClient:
         try:
             return await self._http().request(method, url, json=body, headers=headers, allow_redirects=False)
         except aiohttp.ServerTimeoutError as error:
-            # NOTE: our own loop may have stood still, or the server is busy with the others: neither is its absence.
+            # NOTE: our event loop may have been blocked, or the server is busy with other calls: it may still be there.
             if connecting() <= 0:
                 raise self._unconnected(error) from error
             logger.info("trying to connect to the LLM again after %r", error)
@@ -288,7 +288,7 @@ class SpeechLMClient:
         raise errors.LLMRejectedError(f"{got}; check that the LLM backend setting ({backend}) is what runs there")
 
     def _unreachable(self, error: BaseException) -> errors.LLMUnavailableError:
-        # NOTE: what comes back may serve another model.
+        # NOTE: a server that comes back may serve another model.
         self._listed_model = None
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
         got = f"LLM at {self._base_url} can't be reached ({cause!r})"

@@ -38,11 +38,11 @@ LEAST_PACE = 2.0
 """Least speed allowed: with less, playback would wait for tokens that the guard holds back."""
 MOST_PACE = 1000.0
 _CHANNEL = (
-    # A server that comes back is to be found at once; gRPC's own pauses grow to two minutes.
+    # A server that comes back must be found at once; gRPC's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A server that vanished without a word is found out.
+    # Pings find a server that vanished.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )

@@ -208,7 +208,7 @@ class _Parent:
         self._has_opened = True
 
     def _note_status(self, status: int) -> None:
-        # NOTE: one that was told to end before it could listen to the signal is ended by it.
+        # NOTE: SIGTERM kills a worker that has no handler for it yet.
         if status not in (0, -signal.SIGTERM):
             self._status = self._status or 1
 

@@ -175,7 +175,7 @@ async def merged(found: list[Found], sources: list[Source], on_change: Callable[
             try:
                 return await follow(index, source)
             except Exception:
-                # NOTE: what a source did not foresee must not leave the fleet as it is for ever.
+                # NOTE: after an unexpected error the fleet must still be updated.
                 logger.exception("a source of replicas failed; asking it again")
                 await asyncio.sleep(_AFTER_FAULT_S)
 

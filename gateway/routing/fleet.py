@@ -61,7 +61,7 @@ class SlotLease:
         if not self.is_open:
             return
         self.on_ejected = None
-        # NOTE: only a probe tells that nobody is there; a stream may have been told to leave.
+        # NOTE: only a probe proves that the process is gone; a server may have ended just this stream.
         self._fleet.note_failure(self.address, why, Failure.SLOW if failure is Failure.SLOW else Failure.WRONG)
         self._fleet.end(self, is_whole=False)
 

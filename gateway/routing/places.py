@@ -169,7 +169,7 @@ class Places:
         if not ahead and self._has_room_for(turn, self.limit):
             return self._take(asker.caller)
         wait_s = self.wait_s(asker.patience_s)
-        # NOTE: one who comes as it was told waits its time: what was expected may be off by a little.
+        # NOTE: a request that comes back when it was told to may wait: the forecast may be wrong by a little.
         may_be_late = self._is_certain() and not turn.is_back
         is_late = may_be_late and self._expected_s(ahead + round(self._coming_before(turn, wait_s))) > wait_s
         if is_late or self.waiting >= self._settings.max_waiting:

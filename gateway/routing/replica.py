@@ -166,7 +166,7 @@ class Replica:
             self.measured(report.step_s / max(1, report.step_streams))
         self._report = report
         unknown = max(0, (report.open_streams or 0) - self.ours - self.siblings)
-        # NOTE: a sibling's new stream may be reported before we hear of it; what two reports tell of is a stranger's.
+        # NOTE: a report may have a sibling's stream that we don't know yet; one in two reports is another gateway's.
         self.foreign = min(unknown, self._unknown_at_report) if self._has_siblings else unknown
         self._unknown_at_report = unknown
         self._is_full = False

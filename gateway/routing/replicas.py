@@ -49,7 +49,7 @@ class ReplicaSet:
 
     def snapshot(self) -> tuple[ReplicaStatus, ...]:
         """Return the facts of every replica."""
-        # NOTE: of a copy, as scrapers ask from threads of their own.
+        # NOTE: a copy of the list, as scrapers call this from their own threads.
         return tuple(replica.status() for replica in list(self._replicas.values()))
 
     def find(self, address: str) -> Replica | None:
@@ -152,7 +152,7 @@ class ReplicaSet:
         unmeasured_s = min((cost_s for replica in usable if (cost_s := replica.cost_s) is not None), default=1.0)
 
         def rank(replica: Replica) -> tuple[float, int, int, float]:
-            # NOTE: what is equal to the end is drawn, or all gateways would begin with the same replica.
+            # NOTE: equal replicas are ranked at random, or all gateways would begin with the same one.
             return replica.expected_wait_s(unmeasured_s), replica.streams, replica.opened_total, self._draw.random()
 
         return rank

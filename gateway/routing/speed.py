@@ -231,7 +231,7 @@ class SpeedMeter:
         is_known = math.isfinite(self._ceiling)
         if is_known and self._lately.busy_s < min(GAPS * self._lately.gap_s, MAX_BUSY_S):
             return
-        # What comes at once may go on for a while: the gap is forgotten by and by.
+        # News may come late again soon, so the longest gap is only halved.
         lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
         streams, now_s = self._served(lately), self._clock.now()
         is_at_its_limit = lately.speed < _AT_ITS_LIMIT * self._least_speed

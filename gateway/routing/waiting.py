@@ -57,7 +57,7 @@ class Coming(Generic[T]):
                 return await self._given
         except BaseException:
             leave()
-            # NOTE: it may have come together with the end of the wait.
+            # NOTE: a slot may have been given at the moment when the wait ended.
             if self._given.done() and not self._given.cancelled():
                 self._give_back(self._given.result())
             raise

@@ -100,7 +100,7 @@ class MannerChanger:
 
 
 def _open_tempo(rate: float) -> TempoChanger:
-    # NOTE: needs the extra `audio`, without which the text was refused.
+    # NOTE: this needs the extra `audio`; without it the text was refused before.
     from gateway.audio.tempo import TempoChanger
 
     return TempoChanger(rate)

@@ -175,7 +175,7 @@ class StreamSpeaker:
         check_options(job.request)
         self._voices.check(job.request.voice)
         async with self._admitted(job):
-            # NOTE: behind the admission, as a text is a hundred times the work of a refusal.
+            # NOTE: only after the admission, as reading a text costs a hundred times as much as a refusal.
             first = await self._first_segment(job, segments)
             voice = await self._voices.resolve(job.request.voice)
             job.use(voice)

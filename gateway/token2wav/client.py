@@ -36,11 +36,11 @@ _SERVING_SHARE = 0.5
 _CHANNEL = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A server that comes back is to be found at once; gRPC's own pauses grow to two minutes.
+    # A server that comes back must be found at once; gRPC's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Clients of one address would share a connection, the one that hangs included.
+    # Otherwise clients of one address share a connection, even one that hangs.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -304,7 +304,7 @@ class Token2WavCallStream:
 
     def _expire(self, push: _Push) -> None:
         got = f"no audio for chunk {push.chunk.index} of stream {self._stream_id} within {self._push_deadline_s} s"
-        # NOTE: a wait that is put off as long as the server works for others ends a whole deadline after its last work.
+        # NOTE: an extended wait ends a whole deadline after the server's last work for others.
         serves_others = self._patience.has_served(_SERVING_SHARE * self._push_deadline_s)
         told = f"{got}; the token2wav server is {'overloaded' if serves_others else 'stuck'}: see its log"
         self._fail(errors.Token2WavDeadlineError(told, serves_others=serves_others))

@@ -95,7 +95,7 @@ class Token2WavReplica:
         except errors.Token2WavStoppingError:
             return LoadReport(is_draining=True)
         except errors.Token2WavRejectedError:
-            # A server of a version that can't say: it serves, and refuses by itself what is too much.
+            # A server of a version without a status: it serves, and refuses streams itself when it is full.
             return LoadReport()
         self._hop_multiple = status.hop_multiple
         return LoadReport(

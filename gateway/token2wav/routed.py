@@ -136,14 +136,14 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         try:
             return await wait_for_slot(self.fleet, priority, wait_s, search.avoid, search.is_begun, search.spared)
         except (errors.OverloadedError, errors.Token2WavUnavailableError):
-            # NOTE: what went wrong first says more than that nothing else was to be had.
+            # NOTE: the first error says more than that no other replica was free.
             if search.trouble is not None and not _is_full(search.trouble):
                 raise search.trouble from None
             raise
 
     def _check_time(self, priority: int, search: _LeaseSearch) -> None:
         """Give the search up if its time is over and no other replica is left to ask."""
-        # NOTE: a replica that stood still may have used up the time; the others are asked nevertheless, once.
+        # NOTE: a blocked replica may have used up the time; the others are still asked once.
         may_ask_others = search.was_new and self.fleet.replicas.has_other(than=search.avoid)
         if search.trouble is None or may_ask_others or self._clock.now() < search.ends_s:
             return

@@ -70,7 +70,7 @@ def _as_wav(audio: bytes, container: Container) -> bytes:
     try:
         return _decoded(audio, container)
     except av.FFmpegError as error:
-        # NOTE: the error's own text names the object that was read by its address.
+        # NOTE: the error's own text would show the memory address of the object that was read.
         got = f"the recording begins as {container.name} but can't be read ({error.strerror})"
         raise InvalidVoicePromptError(f"{got}; send the whole file, {_INSTEAD}") from error
 

@@ -277,7 +277,7 @@ class VoiceStore:
 
     def _check_room(self, own: tuple[str, str] | None = None) -> None:
         voices = self.voices()
-        # NOTE: one that is written already is under way until its creation has returned.
+        # NOTE: a voice already written counts as under way until its creation has returned.
         written = {(voice.owner, voice.name) for voice in voices}
         kept = len(voices) + len(self._names_under_way - written - {own})
         if kept >= self.limits.max_voices:

@@ -204,7 +204,7 @@ class MultiStreamInput(TextSocket):
         await super()._over(context)
         if self._by_id.get(context.id or "") is context:
             del self._by_id[context.id or ""]
-        # Clients that don't ask for absolute times take no notice of errors, and what they heard for the whole.
+        # Clients that don't ask for absolute times ignore errors and take the audio so far for the whole.
         if context.is_cut_short and not self._contexts and not self._opener.options.is_absolute:
             await self._socket.close(FAILURE_CLOSE, "speech failed")
 

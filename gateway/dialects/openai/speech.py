@@ -80,7 +80,7 @@ async def audio_events(host: Host, wanted: OpenAISpeech, result: SpeechResult) -
         async with aclosing(bare_audio(host, wanted, result, words)) as pieces:
             async for piece in pieces:
                 usage.count_text()
-                # Together, as a client that tells chunks by when they come takes single events for several.
+                # One write for all: a client that separates chunks by time would see several in single events.
                 if deltas := [_event({"type": "speech.audio.delta", "audio": delta}) for delta in _deltas(piece)]:
                     yield b"".join(deltas)
                     is_started = True

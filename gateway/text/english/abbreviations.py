@@ -64,7 +64,7 @@ _NUMBERED = (
 )
 _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50}
 _CAPITAL_WORD = r"[A-Z][\w'’]{1,24}"
-# A name before what stands behind names, a street before what streets are called.
+# The name of a street, before a word for streets such as `St.`
 _STREET_NAME = rf"(?P<name>(?:(?<!\w){_CAPITAL_WORD}|(?<!\w)\d{{1,4}}(?:st|nd|rd|th)|(?<!\w)[A-Z]))"
 
 

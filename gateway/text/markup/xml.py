@@ -102,7 +102,7 @@ class OpenDocument:
         return self._character
 
     def _note_place(self) -> None:
-        # NOTE: when what a handler raised comes back, the parser has gone on.
+        # NOTE: when a handler's exception arrives here, the parser has read further.
         self._read_at = (self._parser.CurrentLineNumber, self._parser.CurrentColumnNumber)
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
@@ -123,7 +123,7 @@ class OpenDocument:
 
         parser = expat.ParserCreate("utf-8")
         if hasattr(parser, "SetReparseDeferralEnabled"):
-            # NOTE: a long tag in many pieces takes quadratic time then; what may come at once is bounded.
+            # NOTE: a long tag in many pieces takes quadratic time; the size of one text bounds it.
             parser.SetReparseDeferralEnabled(False)
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end

@@ -20,12 +20,12 @@ _NARROW_SPACES = "\u00a0\u202f"
 _MAX_DIGITS = 15
 _YEARS = range(1100, 2000)
 _DIGIT = re.compile(r"\d")
-# What makes a number part of something else when it stands directly before or behind it.
+# Characters that, directly before or behind a number, make it part of something else.
 _CURRENCIES = "$€£¥₽₴₹₺₫%‰°"
 _NOT_BEFORE = rf"(?<![\w.,:/+\-−–@#{_CURRENCIES}])(?<!\d['’])(?<![{_CURRENCIES}]\s)"
 _NOT_BEHIND = rf"(?![\w²³]|[.,:/\-−–+'’]\w|\s?[{_CURRENCIES}])"
 _NOT_ORDINAL = r"(?!\.\s+\w)"
-# The library's converters keep the precision of the number at hand on themselves.
+# The library's converters store the current number's precision in themselves.
 _library_lock = threading.Lock()
 
 

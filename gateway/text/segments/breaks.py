@@ -28,7 +28,7 @@ WIDE_TERMINATORS = "。！？｡．"
 NARROW_CLAUSE_MARKS = ",;:،؛՝፣፤–"
 WIDE_CLAUSE_MARKS = "，、；：､—…"
 CLOSERS = "\"'”’»›)]}）］｝〉》」』】〕＂＇"
-# German quotes close with what opens English ones; French ones close behind a space.
+# German quotes close with the mark that opens English ones; French ones close behind a space.
 _STRIPPED = CLOSERS + "“‘" + " \u00a0\u202f"
 # What is before one of these belongs to it. Straight quotes and dashes are left out: they may open something.
 _NO_BREAK_BEFORE = frozenset(

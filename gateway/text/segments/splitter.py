@@ -18,7 +18,7 @@ from gateway.text.normalization.normalizer import NormalizedText
 from gateway.text.pauses import Pause
 from gateway.text.segments.breaks import Break, BreakFinder, Strength, spoken_length
 
-# A long piece is read in slices of so many characters: memory and work per character do not grow with it.
+# Characters of a slice of a long piece, so that memory and work per character do not grow with it.
 _SLICE = 1024
 SHORTEST_MAX_LENGTH = 160
 """Smallest `max_length` in letters; a place to cut must exist within so many."""
