@@ -68,7 +68,7 @@ class SpeechLMServer:
         self._prompts = prompts
         self._wall_clock = wall_clock
         self._max_body_bytes = FIXED_BODY_BYTES + BODY_BYTES_PER_TOKEN * loop.max_sequence_tokens
-        # One at a time: long texts must not take the cores from the model.
+        # One thread: long texts must not take the cores from the model.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="prompt-reader")
 
     def close(self) -> None:

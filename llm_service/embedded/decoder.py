@@ -120,7 +120,7 @@ def load_decoder(
         CheckpointError: tensors are missing, unknown or of another shape.
     """
     tensors = decoder_of(files, shape, where)
-    # Each is let go when it is converted: a large model is never in memory twice.
+    # Each tensor is freed when it is converted: a large model is never in memory twice.
     return Decoder(shape, lambda name: tensors.pop(name).to(device, dtype))
 
 

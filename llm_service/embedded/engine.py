@@ -198,7 +198,7 @@ class SpeechLMEngine:
         try:
             logits = self._model.decode([_decode_row(*each) for each in feeds])
         except Exception:
-            # Whose fault it is shows only alone; writing the same keys and values again does no harm.
+            # Only a run alone shows which request is at fault; writing the same keys and values again does no harm.
             logger.exception("a step of %d requests failed; running them one by one", len(feeds))
             return [self._decode_alone(*each) for each in feeds]
         return [self._advance(sequence, row) for (sequence, _), row in zip(feeds, logits, strict=True)]

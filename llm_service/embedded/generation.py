@@ -46,7 +46,7 @@ class OutputRelay:
             self._event_loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        # NOTE: first, so that whatever is posted from here on wakes us again.
+        # NOTE: cleared first, so that anything posted from here on wakes us again.
         self._is_scheduled = False
         while self._items:
             queue, item = self._items.popleft()

@@ -226,9 +226,9 @@ async def serving_tokens(servicer: SpeechTokenServicer, host: str, port: int) ->
     """
     options = (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        # Two servers on one port would share its calls without a word.
+        # Two servers on one port would share its calls, and nobody would notice.
         ("grpc.so_reuseport", 0),
-        # A peer that vanished without a word is found out, and its slot is freed.
+        # Pings find a peer that vanished, and its slot is freed.
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", _PING_TIMEOUT_MS),

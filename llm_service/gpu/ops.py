@@ -56,7 +56,7 @@ class Tile:
     stages: int
 
 
-# Up to so many rows: for a plain weight, one of many columns, one of many channels.
+# Rows up to which a line holds; tiles for a plain weight, one of many columns, one of many channels.
 _TILES = (
     (16, Tile(16, 32, 64, 4, 5), Tile(16, 16, 128, 2, 5), Tile(64, 16, 128, 4, 4)),
     (64, Tile(64, 32, 64, 4, 5), Tile(64, 32, 64, 4, 5), Tile(64, 16, 128, 4, 4)),

@@ -159,5 +159,5 @@ def prompt_tokens(ready: Slots, paces: StreamPaces, policy: SchedulePolicy) -> i
     """Return how many prompt tokens the next step may run."""
     if not (paces.launched[ready] >= policy.first_tokens).any():
         return policy.burst_piece_tokens
-    # So many prompt tokens take about as long as a decode step of so many rows.
+    # As many prompt tokens as there are rows take about as long as the decode step itself.
     return min(max(policy.piece_tokens, len(ready)), policy.burst_piece_tokens)

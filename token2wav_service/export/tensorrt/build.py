@@ -162,7 +162,7 @@ def _build(
     built = tensorrt.build(
         request.onnx, [profile.inputs for profile in request.profiles], request.options, progress, cached
     )
-    # Also of use if the engine is refused: the next build is of the same kernels.
+    # The cache helps even if the engine is refused: the next build times the same kernels.
     write_whole(timings, built.timing_cache)
     certificate = certify(tensorrt.load(built.plan))
     failures = certificate.failures()
@@ -173,7 +173,7 @@ def _build(
             + "\nbuild another precision (bfloat16 has float32's range), or report the sizes above"
         )
     manifest = EngineManifest(key, host.gpu_name or "", request.sources, request.profiles, len(built.plan), certificate)
-    # The manifest last: an engine without one does not exist for anybody.
+    # The manifest is written last: nobody uses an engine without one.
     write_whole(manifest.engine_path(directory), built.plan)
     write_manifest(manifest, directory / (key.stem + MANIFEST_SUFFIX))
     return manifest

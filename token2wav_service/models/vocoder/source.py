@@ -71,7 +71,7 @@ class HarmonicSource(nn.Module):
         samples = self.config.frame_samples
         numbers = torch.arange(1, self.harmonics + 1, device=f0.device, dtype=f0.dtype)
         cycles = hold_last((f0[:, None, :] * numbers[:, None] / self.config.sampling_rate) % 1, lengths)
-        # Held, so that the interpolation clamps at each row's own end.
+        # The last value is repeated, so that the interpolation clamps at each row's own end.
         at_frames = hold_last(samples * 2 * math.pi * torch.cumsum(cycles, dim=2), lengths)
         phase = functional.interpolate(at_frames, scale_factor=samples, mode="linear")
         half = samples // 2

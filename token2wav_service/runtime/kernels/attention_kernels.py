@@ -67,7 +67,7 @@ def attend_kernel(
     total = tl.zeros((QB,), tl.float32)
     mixed = tl.zeros((QB, D), tl.float32)
 
-    # The chunk itself is the first part's.
+    # The first part also handles the chunk itself.
     own_count = tl.load(lengths + stream).to(tl.int32)
     if HAS_BLOCKS:
         # No key behind the last query's block is needed.
@@ -113,14 +113,14 @@ def attend_kernel(
         count = tl.where(is_prompt, prompt_count, window_count)
         key = tl.where(is_prompt, tile, tile - before_ring) * KB + tl.arange(0, KB)
         seen = key < count
-        # Said, so that loads are 16 bytes wide: a pointer from memory could stand anywhere.
+        # The alignment is stated so that loads are 16 bytes wide: a pointer from memory could be unaligned.
         kv = tl.multiple_of(address.to(tl.pointer_type(element)), 16 if D % 8 == 0 else 2)
         kv += key[:, None] * 2 * D + d[None, :]
         k = tl.load(kv, mask=seen[:, None], other=0.0)
         v = tl.load(kv + D, mask=seen[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_POSITIONS:
-            # Where a key stands, counted from the chunk's first frame.
+            # Position of a key, counted from the chunk's first frame.
             in_ring = made - 1 - (made - 1 - key) % window_size - made
             place = tl.where(is_prompt, key - prompt_count - window_count, in_ring)
             shown = inside[:, None] & seen[None, :]

@@ -360,7 +360,7 @@ class Spectrum:
         forward = torch.zeros(self.size, SPECTRUM_CHANNELS, dtype=torch.float64)
         forward[:, : self.bins] = shape * angle.cos()
         forward[:, self.bins : 2 * self.bins] = -shape * angle.sin()
-        # All bins but the first and the last stand for two.
+        # Each bin but the first and the last counts twice.
         twice = torch.full((self.bins,), 2.0, dtype=torch.float64)
         twice[0] = twice[-1] = 1.0
         inverse = torch.zeros(2, self.size, 16, dtype=torch.float64)

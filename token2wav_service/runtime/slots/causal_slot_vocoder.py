@@ -71,7 +71,7 @@ class CausalSlotVocoder:
         count = total - ahead * (1 - batch.is_last)
         decoded = count.clamp(min=1)
         is_first = batch.has_speech == 0
-        # A slot may hold what its last stream left.
+        # A slot may hold state of its last stream.
         floats, doubles = (
             kept.index_select(0, slots).masked_fill(is_first[:, None], 0.0) for kept in (pool.floats, pool.doubles)
         )

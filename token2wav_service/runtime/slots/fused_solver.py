@@ -238,7 +238,7 @@ def _pack_blocks(dit: DiT, dtype: torch.dtype) -> list[_PackedBlock]:
         at += weight.numel()
     for index, block in enumerate(blocks):
         block.after_qkv = flat[begins[index, "proj_weight"] : begins[index, "conv2_weight"]]
-        # Of the next block the first weight as well.
+        # The first weight of the next block is prefetched, too.
         end = begins.get((index + 1, "proj_weight"), at)
         block.after_fc1 = flat[begins[index, "fc2_weight"] : end]
     return blocks
