@@ -119,7 +119,7 @@ def open_ray(settings: BatchSettings, open_services: OpenServices) -> Iterator[t
         got = f"no Ray cluster answers at {settings.ray.address!r} ({error})"
         raise BenchmarkError(f"{got}; start one with `ray start --head`, or give --ray {LOCAL}") from error
     try:
-        # A block that is lost is lost: `spread` says which rows were in it.
+        # A lost block does not end the batch: `spread` says which rows were in it.
         ray.data.DataContext.get_current().max_errored_blocks = -1
         ray.data.DataContext.get_current().enable_progress_bars = False
         count = settings.ray.workers or sum(node["Alive"] for node in ray.nodes())
@@ -135,7 +135,7 @@ class BatchWorker:
         self._settings = settings
         self._clock = SystemClock()
         self._loop = asyncio.new_event_loop()
-        # The process owns them: a Ray worker ends without a word.
+        # The process owns the services: a Ray worker gets no chance to stop them.
         self._opened = open_services(settings, self._clock)
         self._services = self._loop.run_until_complete(self._opened.__aenter__())
 

@@ -124,7 +124,7 @@ def _log_file(path: Path) -> Iterator[None]:
     level, propagate = batch_logger.level, batch_logger.propagate
     batch_logger.addHandler(handler)
     batch_logger.setLevel(logging.INFO)
-    # The progress line and the summary tell it all, unless the command was asked to be verbose.
+    # The progress line and the summary say enough, unless --verbose was given.
     batch_logger.propagate = logging.getLogger().isEnabledFor(logging.INFO)
     try:
         yield

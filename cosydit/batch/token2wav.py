@@ -29,7 +29,7 @@ class EngineStage:
         """Keep the engine; nothing else may use it."""
         self._engine = engine
         self._chunk_tokens = chunk_tokens
-        # A thread of its own: the next batch must not wait behind the files of the one before it.
+        # A thread of its own, so that the next batch does not wait for the files of the one before.
         self._thread = ThreadPoolExecutor(1, "token2wav")
 
     async def make_voice(self, samples: FloatArray) -> RegisteredVoice:

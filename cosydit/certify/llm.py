@@ -268,7 +268,7 @@ def check_penalty(context: CheckContext, found: Findings, backend: LLMBackend) -
     found.tell("repeated tokens with a penalty of 5", len(answers[1]) - len(set(answers[1])))
     found.tell("tokens that the penalty changes", changed)
     if not changed:
-        # Maybe no likely token would have come twice: ask where one that was heard is the likelier of two.
+        # Perhaps no token was likely twice, so test a case where the likelier of two tokens was heard before.
         _check_penalty_of_heard(context, asked)
 
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cosydit {args.command}: {hint}", file=sys.stderr)
         return 1
     except OSError as error:
-        # A full disk, a port that is taken, a folder that may not be written: nothing that a trace explains.
+        # A full disk, a taken port, a read-only folder: a traceback would explain nothing.
         logger.info("cosydit %s failed", args.command, exc_info=True)
         print(f"cosydit {args.command}: {error}", file=sys.stderr)
         return 1

@@ -153,7 +153,7 @@ def _gateway_config(options: StackOptions, request: SpeechRequest) -> GatewayCon
         llm_backend=LLMBackend(options.llm_backend),
         token2wav_url=options.token2wav_url,
         warm_up_voice=str(request.voice),
-        # Nobody listens yet, and cuts that do not go by the machine's speed make an equal seed an equal file.
+        # Nobody listens yet, and with chunks that do not depend on the machine's speed equal seeds give equal files.
         chunks=ChunkSettings("exponential"),
     )
 

@@ -152,7 +152,7 @@ def answers_ok(url: str) -> bool:
         with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
             return int(response.status) == HTTP_OK
     except (OSError, http.client.HTTPException):
-        # NOTE: nobody listens on a port of the ephemeral range: the probe may meet itself, and reads its own request.
+        # NOTE: if nobody listens on an ephemeral port, the probe may connect to itself and read its own request.
         return False
 
 

@@ -157,7 +157,7 @@ def capacity(engine: GpuEngine, streams: int, seconds: float) -> dict[str, Any]:
         began = time.perf_counter()
         ends_s = began + seconds
         for number in range(streams):
-            # As if they had begun before, one after the other: they end one after the other.
+            # Lengths differ, as if the streams had begun one after the other.
             load.submit(request(max_tokens=LEAST_TOKENS + number * (TOKENS - LEAST_TOKENS) // streams, seed=number))
         while (left_s := ends_s - time.perf_counter()) > 0:
             if missing.acquire(timeout=left_s):
