@@ -5,6 +5,7 @@
     python -m benchmarks.simulate predict     runs that were not measured yet
     python -m benchmarks.simulate fleet       many replicas: load steps, a lost replica, a rolling update
     python -m benchmarks.simulate curves      listeners and waiting times by GPUs, for `cosydit plan`
+    python -m benchmarks.simulate written     a text that is still being written: by clauses, and interleaved in the LLM
 
 Nothing is sent and nothing sleeps; the same command gives the same figures.
 """
@@ -48,6 +49,8 @@ from benchmarks.lib.simulate.fleet import simulate_fleet
 from benchmarks.lib.simulate.listeners import most_listeners
 from benchmarks.lib.simulate.scenarios import SCENARIOS, FleetSize, fleet_figures, fleet_timeline, plan_json
 from benchmarks.lib.simulate.single_gpu import VOICES, simulate_plans
+from benchmarks.lib.simulate.written import MODES, SHOWN, TEXTS, WORDS_PER_S, Speeds, rounded
+from benchmarks.lib.simulate.written import compare as compare_written
 from benchmarks.lib.sweep import FinishedRun, RunPlan, SweepLoad, plan_again
 from cosydit.bench.plot import require_matplotlib
 from cosydit.bench.report import aligned_table, describe_environment, write_json
@@ -268,6 +271,22 @@ def run_curves(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_written(args: argparse.Namespace) -> int:
+    """Compare both ways to speak a text that is still being written."""
+    speeds = Speeds(args.prompt_s, args.token_s, args.chunk_s, args.chunk_token_s)
+    texts = TEXTS[: args.texts]
+    found = compare_written(args.words_per_s, speeds, texts)
+    rows = [["voice", "words/s", *(f"{name} {mode}" for name in SHOWN for mode in (*MODES, "ratio"))]]
+    for voice, paces in found.items():
+        for pace, modes in paces.items():
+            figures = [modes[mode][name] for name in SHOWN for mode in (*MODES, "ratio")]
+            rows.append([voice, pace, *(f"{figure:.2f}" for figure in figures)])
+    content = {"seconds": rounded(found), "texts": len(texts), "speeds": asdict(speeds)}
+    write_json(args.out, {**content, "environment": _environment(args)})
+    print(aligned_table(rows), end="")
+    return 0
+
+
 def _note(simulation: int, loss: float) -> None:
     print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -287,6 +306,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_fleet(commands)
     _add_curves(commands)
+    _add_written(commands)
     return parser
 
 
@@ -359,6 +379,18 @@ def _add_curves(commands: Any) -> None:
     _add_draws(parser, POINT_DRAWS)
     parser.add_argument("--out", type=Path, default=CURVES, help="JSON to write (default %(default)s)")
     parser.set_defaults(run=run_curves)
+
+
+def _add_written(commands: Any) -> None:
+    parser = commands.add_parser("written", help="compare two ways to speak a text that is still being written")
+    parser.add_argument("--words-per-s", type=float, nargs="+", default=list(WORDS_PER_S), help="of the writer")
+    parser.add_argument("--texts", type=int, default=len(TEXTS), help="how many, 12 at most (default %(default)s)")
+    whats = ("a prompt of the LLM", "a token of the LLM", "a chunk of token2wav", "each token of a chunk")
+    for (name, seconds), what in zip(asdict(Speeds()).items(), whats, strict=True):
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=float, default=seconds, help=f"{what}, seconds (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "interleaved_cpu.json", help="JSON to write")
+    parser.set_defaults(run=run_written)
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
