@@ -54,9 +54,9 @@ BUNDLE_FILES = (
     *(SPEAKER_ENCODER, SPEECH_TOKENIZER),
 )
 DECLARATION = CheckpointDeclaration(name="demo-voice", family="step_audio2", languages=("en",), tags=())
-"""It was trained on English without any tags."""
+"""Declaration of the demo voice, which was trained on English without any tags."""
 DIGEST_FILE = "demo_voice.sha256"
-"""In an unpacked checkpoint: which bundle and voices it was made of."""
+"""File in an unpacked checkpoint with the digest of its bundle and voices."""
 BUNDLE = Path(__file__).parent / "weights"
 VOICES = Path(__file__).parent / "voices"
 

@@ -15,14 +15,14 @@ SILENCE_LEVEL = 10 ** (-50 / 20)
 CLIP_LEVEL = 0.985
 """Just under the vocoder's own limit of 0.99."""
 CLIP_RUN = 3
-"""That many samples in a row at the limit are a clip; a single peak is not."""
+"""Samples in a row at the limit that make a clip; a single peak is none."""
 CLICK_RATIO = 12.0
 """A jump so many times the usual second difference around it."""
 CLICK_FLOOR = 0.02
 """Smaller jumps are inaudible, whatever the ratio."""
 _CLICK_WINDOW_SECONDS = 0.01
 _LOUD_QUANTILE = 0.98
-"""Of the second difference in a window: glottal pulses are sharp and regular, a click stands alone."""
+"""Quantile of the second difference in a window: glottal pulses are sharp and regular, a click stands alone."""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ LOW_HZ, HIGH_HZ = 60.0, 420.0
 WINDOW_SECONDS = 0.045
 """A little under three periods of the lowest voice."""
 VOICED_CORRELATION = 0.55
-"""Below this the best lag explains too little of the window."""
+"""Least correlation of a voiced window; below it the best lag explains too little."""
 SILENCE_DB = -45.0
 """Relative to the loudest frame; quieter frames are unvoiced."""
 _OCTAVE_COST = 0.02
-"""Taken off per octave of lag, so that a period wins over its double."""
+"""Cost for each octave of lag, so that a period wins over its double."""
 _MEDIAN_FRAMES = 5
 _TINY = 1e-9
 

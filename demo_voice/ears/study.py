@@ -37,11 +37,11 @@ class StudyRow:
     total_s: float
     audio_s: float
     streamed: Heard
-    """In chunks, as it is served."""
+    """What was heard of speech in chunks, as it is served."""
     offline: Heard | None
-    """The same seed in one chunk; None where it was not asked for."""
+    """What was heard of the same seed in one chunk; None if that was not asked for."""
     source: Heard | None
-    """The source engine's own audio of the sentence; None where it was not asked for."""
+    """What was heard of the source engine's own audio; None if that was not asked for."""
     ranking: SpeakerRanking
     faults: AudioFaults
     pitch_distance: float | None

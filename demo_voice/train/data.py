@@ -33,7 +33,7 @@ class Utterance:
     speaker: int
     text: str
     start: int
-    """Its first token's row."""
+    """Row of the utterance's first token."""
     tokens: int
 
 

@@ -46,7 +46,7 @@ SPEAKERS = (
 """Class i of the speaker encoder and row i of every speaker table is SPEAKERS[i]."""
 
 _PLAIN_SHARES = {"rms": 0.32, "slt": 0.22, "awb": 0.18, "kal16": 0.04}
-"""Of the audio; the rest is shared evenly by the warped copies. rms is understood best, so it is heard most."""
+"""Shares of the audio; the warped copies share the rest evenly. rms is understood best, so it has most."""
 
 
 def speaker_shares() -> list[float]:

@@ -37,7 +37,7 @@ from token2wav_service.types import AudioChunk, StreamOptions, TokenChunk, Voice
 HOPS = (15, 25, 50, 60)
 """Six seconds in the gateway's default schedule."""
 PROMPT_PLACES, SPOKEN_TOKENS = 150, 100
-"""Of the LLM: a prompt's transcript, text and speech tokens; and an answer of four seconds."""
+"""Positions of the LLM's prompt (transcript, text and speech tokens), and tokens of an answer of four seconds."""
 TOKEN_RATE_HZ = 25
 _MS = 1000.0
 

@@ -29,9 +29,9 @@ from demo_voice.train.workspace import Workspace
 logger = logging.getLogger(__name__)
 
 STATE_FOLDER = "state"
-"""In the carried folder: what an earlier run handed out."""
+"""Name of the folder with results of an earlier run, in the carried folder."""
 _CPU_THREADS = "2"
-"""Of each stage: what is left to the CPU is small, and many threads would wait for cores that make corpus."""
+"""CPU threads of each stage: little is left to the CPU, and many threads would wait for cores that make corpus."""
 
 
 @dataclass(frozen=True)

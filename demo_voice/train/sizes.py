@@ -29,7 +29,7 @@ class TokenizerSizes:
     blocks_at_50_hz: int = 2
     blocks_at_25_hz: int = 3
     decoder_channels: int = 128
-    """Of the heads that exist in training only."""
+    """Channels of the heads that exist in training only."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,6 @@ TINY = DemoSizes(
     discriminators=DiscriminatorSizes(period_channels=4, spectrum_channels=4),
     aligner=AlignerSizes(token_channels=8, letter_embedding=4, letter_channels=8),
 )
-"""For tests and dry runs: the same shapes of everything, in seconds on a CPU."""
+"""Sizes for tests and dry runs: the same shapes of everything, in seconds on a CPU."""
 
 SIZES = {"demo": DEMO, "tiny": TINY}

@@ -37,9 +37,9 @@ TOKEN_UTTERANCES = 250_000
 ALIGNER_UTTERANCES = 3_200
 """About 2.9 hours; the first of those of the LLM."""
 PACKED_UTTERANCES = 100_000
-"""Of the LLM's, those that are kept between machines."""
+"""Utterances of the LLM's that are kept between machines."""
 UTTERANCES = {"corpus": WIDE_UTTERANCES, "tokens": TOKEN_UTTERANCES, "aligner": ALIGNER_UTTERANCES}
-"""By stage."""
+"""Number of utterances by stage."""
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 LOG_EVERY_S = 15.0
 SAVE_EVERY_S = 90.0
 WARM_UP_STEPS = 200
-"""Of every run: the optimiser's moments start empty."""
+"""Warm-up steps of every run: the optimiser's moments start empty."""
 FINAL_RATE_SHARE = 0.02
-"""Of the learning rate, at the end of the planned time."""
+"""Share of the learning rate at the end of the planned time."""
 MAX_GRADIENT_NORM = 1.0
 EMA_DECAY = 0.999
-"""Of the averaged weights, per step; less in a run's first steps."""
+"""Decay of the averaged weights for each step; less in a run's first steps."""
 _EMA_DELAY = 10
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -44,7 +44,7 @@ class RunLimits:
     total_s: float
     """Planned seconds over all runs; the learning rate falls along them."""
     max_steps: int | None = None
-    """For dry runs."""
+    """Most steps, for dry runs; None: no bound."""
 
 
 class StateError(Exception):

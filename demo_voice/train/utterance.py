@@ -18,11 +18,11 @@ from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel
 SAMPLES_PER_TOKEN_16K = 640
 SAMPLES_PER_TOKEN_24K = 960
 FRAMES_PER_TOKEN = 2
-"""Of the flow's mel, the phones and the pitch (50 Hz)."""
+"""Frames of the flow's mel, the phones and the pitch (50 Hz) for each token."""
 LOG_MEL_FRAMES_PER_TOKEN = 4
-"""Of the speech tokenizer's and the speaker encoder's input (100 Hz)."""
+"""Frames of the speech tokenizer's and the speaker encoder's input (100 Hz) for each token."""
 MIN_TOKENS = 10
-"""0.4 s: anything shorter is a slip of the engine."""
+"""Fewest tokens of an utterance, 0.4 s: anything shorter is an error of the engine."""
 
 _PCM16_SCALE = 32767.0
 _FRAME_SECONDS = 0.02

@@ -26,7 +26,7 @@ from token2wav_service.models.config import FlowConfig
 from token2wav_service.models.flow.flow import Flow, FlowPlans
 
 MEAN_LOG_MEL = -6.0
-"""Where the estimator's answers start; the loss would otherwise begin with finding the mean."""
+"""Initial value of the estimator's answers; otherwise training would begin with finding the mean."""
 
 
 class TrainableFlow(nn.Module):
@@ -85,15 +85,16 @@ FEATURES = ("mel", "fbank")
 TOKENS = "token_ids"
 """The column of speech tokens, which `tokenize_streams` makes."""
 PROMPT_TOKENS = (32, 56, 80, 108)
-"""1.3 to 4.3 s. Few sizes: cuDNN plans each convolution anew for every shape, which costs more than a step."""
+"""Tokens of a prompt, 1.3 to 4.3 s. Few sizes: cuDNN plans each convolution anew for every shape, which costs more than
+a step."""
 TARGET_TOKENS = (48, 88, 136, 188)
-"""1.9 to 7.5 s."""
+"""Tokens of the target, 1.9 to 7.5 s."""
 LOOKAHEAD_TOKENS = 3
 RATE = 8e-4
 UNCONDITIONAL_SHARE = 0.2
-"""Of the rows: what guidance subtracts has to be learnt too."""
+"""Share of rows without condition: what guidance subtracts must be learnt, too."""
 LAST_SHARE = 0.3
-"""Of the batches: their last tokens have silence for look-ahead, as the end of a text has."""
+"""Share of batches whose last tokens have silence for look-ahead, as the end of a text has."""
 PRIOR_WEIGHT = 0.1
 MEL_MEAN, MEL_SCALE = -6.0, 3.0
 VALIDATION_PROMPT_TOKENS, VALIDATION_TARGET_TOKENS = 75, 100

@@ -38,7 +38,7 @@ class WindowCut:
 
     prompt_tokens: int
     chunk_ends: tuple[int, ...]
-    """In tokens from the target's beginning; the last one is the target's end."""
+    """Ends of the chunks in tokens from the target's beginning; the last one is the target's end."""
     history_frames: int | None
     """Newest earlier frames of the target that the estimator sees; None: all."""
 

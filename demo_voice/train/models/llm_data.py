@@ -64,10 +64,11 @@ def _pre_tokenizer() -> Any:
 MAX_SPEECH_TOKENS = 400
 """16 s in one sequence, prompt included."""
 JOINED_SHARE = 0.75
-"""Of the sequences: a prompt and its continuation; the others are one utterance."""
+"""Share of sequences that are a prompt and its continuation; the others are one utterance."""
 MAX_JOINED = 3
 WRONG_SHARE = 0.06
-"""Of the input speech tokens: replaced by others, so that a slip of sampling is not the end of sense."""
+"""Share of input speech tokens that are replaced by others, so that the LLM learns to go on after a slip of
+sampling."""
 IGNORED = -100
 """Target where nothing is asked; torch's own default."""
 VALIDATION_EVERY = 50
@@ -98,7 +99,7 @@ class LLMBatch:
 TEXT, CONTROL, SPEECH = 0, 1, 2
 SOS_ROW, TASK_ROW = 0, 1
 END_ROW = SPEECH_TOKEN_COUNT
-"""Of the head: the first end token."""
+"""Row of the head's first end token."""
 
 
 _Pair = tuple[TokenUtterance, npt.NDArray[np.int64]]

@@ -22,7 +22,7 @@ from token2wav_service.features.mel import FBANK_MEL_BINS
 from token2wav_service.features.prompt_models import EMBEDDING_SIZE
 
 MARGIN = 0.2
-"""Radians."""
+"""Margin of the angles in radians."""
 SCALE = 30.0
 SPREAD_FLOOR = 1e-4
 
@@ -100,7 +100,7 @@ class MarginClassifier(nn.Module):
 
 FEATURES = ("fbank",)
 SHORTEST_TOKENS, LONGEST_TOKENS = 38, 100
-"""1.5 to 4 s."""
+"""Bounds of an excerpt in tokens, 1.5 to 4 s."""
 RATE = 1e-3
 _NOISE_SPREAD = 0.3
 _VALIDATION_BATCHES = 8

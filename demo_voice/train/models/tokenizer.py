@@ -130,13 +130,13 @@ class CodeTable(nn.Module):
 
 FEATURES = ("log_mel", "mel", "phones", "pitch")
 WINDOW_TOKENS = 75
-"""3 s."""
+"""Tokens of a window, 3 s."""
 RATE = 1e-3
 VOICED_WEIGHT, PITCH_WEIGHT, MEL_WEIGHT = 0.3, 0.3, 0.5
 MEL_MEAN, MEL_SCALE = -6.0, 3.0
 """About the mean and the spread of the flow's log-mel of speech."""
 _GAIN_SPREAD = 0.15
-"""Of the log-mel, per window: 0.15 is 12 dB of power. Loudness must not change what was said."""
+"""Spread of the log-mel for each window: 0.15 is 12 dB of power. Loudness must not change what was said."""
 _NOISE_SPREAD = 0.05
 _VALIDATION_BATCHES = 8
 

@@ -25,7 +25,7 @@ from token2wav_service.models.vocoder.hift import HiFT
 
 FEATURES = ("audio", "mel", "pitch")
 WINDOW_TOKENS = 16
-"""0.64 s."""
+"""Tokens of a window, 0.64 s."""
 RATE = 5e-4
 BETAS = (0.8, 0.99)
 ADVERSARIAL_FROM = 0.2
