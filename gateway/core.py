@@ -56,8 +56,7 @@ class SpeechTokenDelta:
     finish_reason: str | None = None
     """Set on the last delta only: `stop` (end of speech) or `length` (the bound was hit)."""
     fills: tuple[int, ...] = ()
-    """Where the LLM asked for text that is still being written, before its block of speech was full: so many of
-    `token_ids` stand before."""
+    """Numbers of `token_ids` before each request of the LLM for more text, made before its block of speech was full."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Utterance:
     taken_text: tuple[str, ...] = ()
     """Pieces that were taken from `coming_text` before; it goes on behind them."""
     fills: tuple[int, ...] = ()
-    """Where the LLM asked for text among `spoken_tokens`, as `SpeechTokenDelta` has them."""
+    """Requests for text among `spoken_tokens`, in the form of `SpeechTokenDelta.fills`."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gateway.routing.waiting import Coming
 from servicekit.clock import Clock
 
 FIRST_STREAMS_SPEECH_S = 5.0
-"""Assumed of a stream before the first one has ended: a sentence or two."""
+"""Seconds of speech assumed for a stream until the first one has ended: a sentence or two."""
 
 
 class PlaceSource(Protocol):

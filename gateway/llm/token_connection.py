@@ -50,11 +50,11 @@ class News:
     """What has come of one answer since the last time."""
 
     ids: tuple[int, ...]
-    """Speech ids."""
+    """Speech tokens."""
     reason: Any
     """A `FinishReason`; 0 while there is none."""
     fills: tuple[int, ...]
-    """See `core.SpeechTokenDelta`."""
+    """Requests for text, see `core.SpeechTokenDelta`."""
 
 
 class TokenAnswer:

@@ -87,7 +87,7 @@ class SpokenSpan:
     cut_samples: int = 0
     """Samples of silence cut before the segment's first sound."""
     letter_times: LetterTimes | None = None
-    """By the checkpoint's aligner, where the times of its characters are wanted."""
+    """Times of the segment's characters by the checkpoint's aligner; None: not wanted."""
     pause_samples: int = 0
     """Samples of silence after it; final once the next one has begun or the speech is over."""
 

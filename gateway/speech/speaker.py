@@ -107,7 +107,7 @@ class PipelineSettings:
     leading_silence_s: float | None = None
     """Most seconds of silence before the first sound of a stream; None: all silence stays."""
     aligner: Aligner | None = None
-    """Of the checkpoint; None: times of characters are estimated."""
+    """Aligner of the checkpoint; None: times of characters are estimated."""
     tokens_ahead: int = 512
     """Most messages of the LLM kept unread."""
     pushes_ahead: int = 1

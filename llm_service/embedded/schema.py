@@ -98,7 +98,8 @@ class InterleavedFields(_Strict):
     id: AnswerId  # the caller's name for the answer, new and not to be guessed
     begin_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of sos, and the instruction up to its end mark
     transcript_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)]
-    """Behind them; all further ones are the voice's speech, but for `continued_tokens` at the end."""
+    """Tokens of the transcript after the beginning; all further ones are the voice's speech, but for `continued_tokens`
+    at the end."""
 
 
 class MoreText(_Strict):

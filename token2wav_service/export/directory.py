@@ -46,7 +46,7 @@ class ExportOptions:
     precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
     """Precisions of the flow's graphs."""
     vocoder_precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
-    """Of the vocoder's convolutions."""
+    """Precisions of the vocoder's convolutions."""
     graphs: tuple[str, ...] = ALL_GRAPHS
     shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),)
 

@@ -81,7 +81,8 @@ class ConfigFields(BaseModel):
     voice: str | None = Field(default=None, validation_alias=AliasChoices("voice", "speaker"))
     """Name, id or alias of a voice; by default the server's default voice."""
     response_format: str | None = None
-    """As on `POST /v1/audio/speech`; by default `wav`, and with `stream_audio` `pcm`, which alone can be streamed."""
+    """Format as on `POST /v1/audio/speech`; default `wav`, with `stream_audio` `pcm`, the only one that can be
+    streamed."""
     speed: float | None = None
     """0.25 to 4 times the normal speed; other values than 1 need the extra `audio`."""
     stream_audio: bool = False
@@ -101,7 +102,7 @@ class ConfigFields(BaseModel):
     ref_audio: str | None = None
     """A voice for this session only: an audio file as base64 or as a `data:` URL; addresses are refused."""
     ref_text: str | None = None
-    """What the recording says."""
+    """Transcript of the recording."""
     x_vector_only_mode: bool | None = None
     """`true`: take only the timbre of the recording, whatever `ref_text` says."""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
