@@ -202,24 +202,29 @@ class _SegmentText:
             return asked
         return replace(asked, coming_text=self._coming, taken_text=(*asked.taken_text, *self._coming.pieces))
 
-    async def with_lulls(self, deltas: AsyncGenerator[SpeechTokenDelta]) -> AsyncGenerator[SpeechTokenDelta | None]:
-        """Yield what comes, and None each time that the LLM most likely waits for the writer."""
-        text = self._coming
-        while text is not None and not text.is_whole:
-            coming = asyncio.ensure_future(_next(deltas))
-            try:
-                while not (await asyncio.wait([coming], timeout=LULL_S))[0]:
-                    if text.is_awaited:
-                        yield None
-            finally:
-                if not coming.done():
-                    coming.cancel()
-                    await asyncio.wait([coming])
-            if (delta := coming.result()) is None:
-                return
-            yield delta
-        async for delta in deltas:
-            yield delta
+    def with_lulls(self, deltas: AsyncGenerator[SpeechTokenDelta]) -> AsyncGenerator[SpeechTokenDelta | None]:
+        """Return what comes, with a None each time that the LLM most likely waits for the writer."""
+        return deltas if self._coming is None else _with_lulls(deltas, self._coming)
+
+
+async def _with_lulls(
+    deltas: AsyncGenerator[SpeechTokenDelta], text: TakenText
+) -> AsyncGenerator[SpeechTokenDelta | None]:
+    while not text.is_whole:
+        coming = asyncio.ensure_future(_next(deltas))
+        try:
+            while not (await asyncio.wait([coming], timeout=LULL_S))[0]:
+                if text.is_awaited:
+                    yield None
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait([coming])
+        if (delta := coming.result()) is None:
+            return
+        yield delta
+    async for delta in deltas:
+        yield delta
 
 
 async def _next(deltas: AsyncGenerator[SpeechTokenDelta]) -> SpeechTokenDelta | None:

@@ -17,6 +17,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
@@ -172,8 +173,8 @@ class _FedText:
         while (feed := self.order.take()) is None or not feed.draws:
             if feed is None:
                 self._has_come.clear()
-                coming = asyncio.ensure_future(self._has_come.wait())
-                await asyncio.wait([coming, feeding], return_when=asyncio.FIRST_COMPLETED)
+                either: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._has_come.wait()), feeding]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if feeding.done():
                     feeding.result()
 
