@@ -48,6 +48,7 @@ from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
 from gateway.voices.settings import VoiceCounts, open_registry
 from llm_service.aligner import load_aligner
+from llm_service.errors import CheckpointError
 from llm_service.prompt import LengthLimits, load_text_encoder
 from llm_service.speech_bounds import SpeechBounds, load_speech_bounds
 from llm_service.text_encoder import TextEncoder
@@ -210,7 +211,11 @@ def _make_pipeline(
     lexicons: LexiconBook,
 ) -> SpeechPipeline:
     asked = SpeechBounds(config.segment_letters, config.carry_tokens)
-    bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
+    try:
+        bounds = load_speech_bounds(config.tokenizer_dir).overridden_by(asked)
+        aligner = load_aligner(config.tokenizer_dir)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
     carry = CarryLimits.within(bounds)
     guard = GuardSettings.of_checkpoint(config.speech_guard, bounds)
     settings = PipelineSettings(
@@ -220,7 +225,7 @@ def _make_pipeline(
         config.refuses_foreign,
         guard,
         leading_silence_s=config.leading_silence_s,
-        aligner=load_aligner(config.tokenizer_dir),
+        aligner=aligner,
     )
     observer = None
     if telemetry is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,7 @@ _FLOOR = 1e-4
 """Of a score before its logarithm: speech that left its text must not be infinitely unlikely."""
 _TRUST = 0.6
 """Neighbouring frames tell much the same; counted in full they would outweigh what is known of durations."""
-_UNREADABLE = (OSError, EOFError, BadZipFile, ValueError, TypeError, AttributeError)
+_UNREADABLE = (OSError, EOFError, BadZipFile, ValueError, TypeError)
 """What numpy raises for files that are something else."""
 _UNKNOWN_STAY, _UNKNOWN_SKIP = 2.0, -3.0
 """Logits of an unknown letter: about 0.15 s, hardly ever silent."""
@@ -237,6 +237,8 @@ def load_aligner(tokenizer_dir: Path) -> Aligner | None:
         return None
     try:
         check_file(path)
+        if not is_zipfile(path):
+            raise CheckpointError("it is no archive of numpy's")
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return Aligner(dict(file))
     except (FileSumsError, CheckpointError, *_UNREADABLE) as error:

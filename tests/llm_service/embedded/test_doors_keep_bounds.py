@@ -14,9 +14,12 @@ from demo_voice.unpack import VOICES
 from gateway.app import open_gateway
 from gateway.config import GatewayConfig
 from gateway.dialects.cosyvoice2_dit.settings import DropInConfig, open_pipeline
+from gateway.errors import ConfigError
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.text import WHOLE_TEXT, TextOptions
+from llm_service.aligner import ALIGNER_FILE, write_aligner
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
+from tests.llm_service.test_aligner import weights
 
 SENTENCE = "Nobody had seen the boat that day. "
 TEXT = SENTENCE * 9
@@ -62,3 +65,15 @@ async def test_a_checkpoint_with_bounds_is_asked_for_short_ones(bounded_dir: Pat
 
 async def test_the_gateway_can_be_told_other_bounds(bounded_dir: Path) -> None:
     assert await bounds_of(gateway_pipeline(bounded_dir, segment_letters=150, carry_tokens=7)) == (2 * len(SENTENCE), 7)
+
+
+async def test_the_gateway_takes_the_checkpoint_s_aligner_and_refuses_another_file(bounded_dir: Path) -> None:
+    async with gateway_pipeline(bounded_dir) as pipeline:
+        assert pipeline.settings.aligner is None
+    write_aligner(bounded_dir, weights())
+    async with gateway_pipeline(bounded_dir) as pipeline:
+        assert pipeline.settings.aligner is not None
+    (bounded_dir / ALIGNER_FILE).write_bytes(b"nonsense")
+    with pytest.raises(ConfigError, match=r"aligner\.npz can't be read"):
+        async with gateway_pipeline(bounded_dir):
+            pass
