@@ -137,14 +137,13 @@ class _Way:
         # [frames + 1, jumps, S]: the scores of the states so many letters before each.
         before = sliding_window_view(found, width, axis=1)[:, ::-1]
         ways = np.empty_like(self._steps)
-        for frame in range(frames):
-            scores = found[frame + 1, LONGEST_JUMP:]
+        for frame, (scores, earlier, sound) in enumerate(zip(found[1:, LONGEST_JUMP:], before, spoken, strict=False)):
             if self._tokens or frame:
-                np.add(before[frame], self._steps, out=ways)
+                np.add(earlier, self._steps, out=ways)
                 np.maximum.reduce(ways, axis=0, out=scores)
             else:
                 scores[:] = self._begin
-            scores += spoken[frame]
+            scores += sound
         self._came_by.extend(_best_steps(before[:-1], self._steps))
         self._scores, self._tokens = found[-1, LONGEST_JUMP:].copy(), until
 
@@ -158,8 +157,8 @@ class _Way:
         if scores[last] < _POSSIBLE:
             return None
         self._look_back(last)
-        states = np.arange(len(self._states))
-        starts, ends = (np.searchsorted(self._states_at, states, side).astype(float) for side in ("left", "right"))
+        states, way = np.arange(len(self._states)), np.array(self._states_at)
+        starts, ends = (np.searchsorted(way, states, side).astype(float) for side in ("left", "right"))
         if not is_over:
             is_open = (states >= last) | (ends > frames - SETTLED_FRAMES)
             starts[is_open] = ends[is_open] = np.inf
