@@ -13,22 +13,27 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from benchmarks.guard import RecordingLM
+from benchmarks.lib.guard_study import SpokenSegment
 from benchmarks.lib.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, SphinxAligner, words_of
 from demo_voice.train.make_heldout import heldout_sentences
 from gateway.speech.guard import GuardMode
+from gateway.speech.letter_times import LetterTimes
 from gateway.speech.pipeline import SpeechPipeline
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
-from token2wav_service.contract import SAMPLE_RATE_HZ
+from llm_service.aligner import Aligner
+from token2wav_service.contract import SAMPLE_RATE_HZ, TOKEN_RATE_HZ
 from token2wav_service.features.audio import resample_poly
 
 DEFAULT_OUT = Path("benchmarks/results/word_times_cpu.json")
@@ -36,6 +41,7 @@ VOICE = "default"
 _Errors = list[tuple[float, float]]
 _MS = 1000.0
 _P95 = 95.0
+_TRIES = 5
 _METHOD = (
     "milliseconds between a word's start or end as the gateway gives it and pocketsphinx's forced alignment of the "
     "same words with the audio; before: letters spread evenly over the segment, which is what a checkpoint without an "
@@ -51,12 +57,29 @@ class TimedSentence:
     audio_16k: FloatArray
     with_aligner: tuple[WordTime, ...]
     without: tuple[WordTime, ...]
+    cpu_s: float
+    """That finding out the times takes; the least of several tries, as other work on the machine only adds to it."""
 
 
-async def spoken(pipeline: SpeechPipeline, text: str, seed: int) -> TimedSentence:
+def cpu_s(aligner: Aligner, segments: Sequence[SpokenSegment]) -> float:
+    """Return the seconds of CPU time that the times of some segments take, asked for once a second of speech."""
+    tries = []
+    for _ in range(_TRIES):
+        began_s = process_time()
+        for segment in segments:
+            times = LetterTimes(aligner, segment.text)
+            times.add(segment.token_ids, is_last=True)
+            for token in range(0, len(segment.token_ids) + TOKEN_RATE_HZ, TOKEN_RATE_HZ):
+                times.read(token)
+        tries.append(process_time() - began_s)
+    return min(tries)
+
+
+async def spoken(pipeline: SpeechPipeline, llm: RecordingLM, text: str, seed: int) -> TimedSentence:
     """Speak a sentence and note its words' times in both ways."""
     result, gatherer = SpeechResult(), WordGatherer()
     clock, words, pieces, samples = TextClock(result.spans), list[WordTime](), list[FloatArray](), 0
+    llm.answers.clear()
     request = SpeechRequest(text, VOICE, seed, wants_times=True)
     async for chunk in pipeline.synthesize(request, result):
         pieces.append(chunk.samples)
@@ -67,8 +90,10 @@ async def spoken(pipeline: SpeechPipeline, text: str, seed: int) -> TimedSentenc
     even = TextClock([replace(span, letter_times=None) for span in result.spans])
     gatherer = WordGatherer()
     without = [*gatherer.push(even.finish(samples / SAMPLE_RATE_HZ)), *gatherer.finish()]
+    aligner = pipeline.settings.aligner
+    took_s = cpu_s(aligner, llm.answers) if aligner is not None else 0.0
     audio_16k = resample_poly(np.concatenate(pieces), SAMPLE_RATE_HZ, RATE_HZ)
-    return TimedSentence(text, audio_16k, tuple(words), tuple(without))
+    return TimedSentence(text, audio_16k, tuple(words), tuple(without), took_s)
 
 
 def errors_ms(words: Sequence[WordTime], aligned: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -93,12 +118,14 @@ def figures(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, 
 
 async def _take(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
-    llm, token2wav = EmbeddedLM(args.checkpoint / "llm"), EngineToken2Wav(args.checkpoint / "token2wav")
+    llm, token2wav = RecordingLM(EmbeddedLM(args.checkpoint / "llm")), EngineToken2Wav(args.checkpoint / "token2wav")
     pipeline = make_pipeline(args.checkpoint, llm, token2wav, GuardMode.MEND)
     aligner = SphinxAligner()
+    all_cpu_s = all_audio_s = 0.0
     rows, left_out = list[tuple[int, _Errors, _Errors]](), list[int]()
     for number, text in enumerate(tqdm(heldout_sentences()[: args.limit], unit="sentence")):
-        sentence = await spoken(pipeline, text, number)
+        sentence = await spoken(pipeline, llm, text, number)
+        all_cpu_s, all_audio_s = all_cpu_s + sentence.cpu_s, all_audio_s + len(sentence.audio_16k) / RATE_HZ
         words = [word for word in sentence.without if words_of(word.word)]
         heard = aligner.word_times(sentence.audio_16k, [" ".join(words_of(word.word)) for word in words])
         if heard is None:
@@ -110,7 +137,7 @@ async def _take(args: argparse.Namespace) -> dict[str, Any]:
     earlier, later = ([pair for _, pairs, _ in rows for pair in pairs], [pair for *_, pairs in rows for pair in pairs])
     errors = [f"{number}: {_listed(before)} | {_listed(after)}" for number, before, after in rows]
     return {
-        "figures": figures(earlier, later),
+        "figures": figures(earlier, later) | {"cpu_ms_per_s": round(all_cpu_s / all_audio_s * _MS, 2)},
         "method": _METHOD,
         "left_out": left_out,
         "errors_ms": errors,

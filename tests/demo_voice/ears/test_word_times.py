@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from benchmarks.word_times import errors_ms, figures
@@ -11,7 +12,7 @@ from demo_voice.packing import unpacked
 from demo_voice.unpack import ALIGNER_WEIGHTS, BUNDLE
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.request import SpokenSpan
-from gateway.speech.text_clock import TextClock, WordGatherer
+from gateway.speech.text_clock import TextClock, WordGatherer, WordTime
 from gateway.text import Segment, SpokenSegment
 from gateway.text.alignment import Alignment
 from llm_service.aligner import Aligner
@@ -46,3 +47,13 @@ def test_the_recogniser_aligns_no_words_that_it_does_not_know_or_find() -> None:
 
     assert recogniser.word_times(np.zeros(RATE_HZ, np.float32), ["zxqv"]) is None
     assert recogniser.word_times(noise(0.2), ["one", "two", "three", "four", "five", "six", "seven"]) is None
+
+
+def test_errors_are_counted_at_both_ends_of_a_word() -> None:
+    words = [WordTime("one", 0.1, 0.3), WordTime("two", 0.3, 0.5)]
+    errors = errors_ms(words, [(0.1, 0.31), (0.32, 0.9)])
+
+    assert [time for pair in errors for time in pair] == pytest.approx([0, -10, -20, -400])
+    assert figures(errors, errors)["median_ms"] == 15
+    with pytest.raises(ValueError, match="shorter"):
+        errors_ms(words, [(0.1, 0.3)])
