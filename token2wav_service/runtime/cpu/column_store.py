@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +13,17 @@ from token2wav_service.models.flow.history import Labels
 
 _GROWTH = 64
 """Columns by which the room grows at least."""
+
+
+class Columns(NamedTuple):
+    """One layer's part of a store at one step, as views [2, h, columns, d]."""
+
+    new_keys: Tensor
+    """Behind those in use, to be written."""
+    new_values: Tensor
+    keys: Tensor
+    """Those in use, and the new ones behind them."""
+    values: Tensor
 
 
 @dataclass
@@ -43,9 +55,12 @@ class ColumnStore:
         """Memory it holds."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
-    def step_layer(self, step: int, layer: int) -> tuple[Tensor, Tensor, int]:
-        """Return keys and values [2, h, C, d] of one layer at one step, and how many columns are in use."""
-        return self.keys[step][layer], self.values[step][layer], len(self.labels)
+    def layers(self, step: int, count: int) -> list[Columns]:
+        """Return where each layer finds its columns at one step, and where it puts those of `count` new frames."""
+        held, both = len(self.labels), (self.keys[step], self.values[step])
+        new = [each.narrow(3, held, count).unbind() for each in both]
+        seen = [each.narrow(3, 0, held + count).unbind() for each in both]
+        return [Columns(*layer) for layer in zip(*new, *seen, strict=True)]
 
     def note(self, labels: Labels) -> None:
         """Count columns that were written behind those in use."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
 from token2wav_service.models.flow.dit import MODULATIONS, DiT
-from token2wav_service.runtime.cpu.column_store import ColumnStore
+from token2wav_service.runtime.cpu.column_store import Columns, ColumnStore
 
 BRANCHES = 2
 """With the condition, and without it."""
@@ -33,11 +33,11 @@ _MISH_LINEAR_FROM = 20.0
 
 @dataclass(frozen=True)
 class _Affine:
-    weight: Tensor  # [outputs, inputs]
+    weight: Tensor  # [inputs, outputs]
     bias: Tensor  # [outputs]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return torch.addmm(self.bias, x, self.weight)
 
 
 @dataclass(frozen=True)
@@ -158,15 +158,17 @@ class PackedSolver:
         spoken = functional.linear(speakers, self._speaker).repeat_interleave(torch.tensor(frames), 0)
         with_condition = functional.linear(mu, self._condition, self._first_bias) + spoken
         constant = torch.stack([with_condition, self._first_bias.expand_as(with_condition)])
-        new_tails = torch.empty_like(tails)
+        new_tails = torch.empty(tails.shape)
+        # Of each convolution of a block: the columns [2 branches * S * 2, C] before the frames.
+        places = (self.steps, self.depth, 2, -1, self.width)
+        old, new = tails.reshape(places), new_tails.view(places)
         x = noise
         for step, modulation in enumerate(self._modulations):
             hidden = (constant + functional.linear(x, self._noisy)).flatten(0, 1)
-            for index, block in enumerate(self._blocks):
-                places = [store.step_layer(step, index) for store in stores]
-                hidden = self._run_block(
-                    block, modulation.blocks[index], hidden, layout, places, tails[step, index], new_tails[step, index]
-                )
+            of_stores = [store.layers(step, count) for store, count in zip(stores, frames, strict=True)]
+            of_layers = zip(zip(*of_stores, strict=True), old[step].unbind(), new[step].unbind(), strict=True)
+            for block, of_block, of_layer in zip(self._blocks, modulation.blocks, of_layers, strict=True):
+                hidden = self._run_block(block, of_block, hidden, layout, *of_layer)
             hidden = functional.layer_norm(hidden, hidden.shape[-1:], modulation.scale, modulation.shift, _NORM_EPS)
             given, free = self._velocity(hidden).chunk(BRANCHES)
             guided = (1 + self.guidance) * given - self.guidance * free
@@ -179,13 +181,13 @@ class PackedSolver:
         modulation: _BlockModulation,
         x: Tensor,
         layout: _Layout,
-        places: Sequence[tuple[Tensor, Tensor, int]],
+        places: Sequence[Columns],
         tails: Tensor,
         new_tails: Tensor,
     ) -> Tensor:
         attended = self._attend(block, modulation.attention(x), layout, places)
         x = torch.addcmul(x, modulation.attention.gate, attended)
-        columns = torch.cat([tails[0].flatten(0, 2), modulation.conv(x)])
+        columns = torch.cat([tails[0], modulation.conv(x)])
         inner = functional.layer_norm(
             _convolved(block.first_conv, columns, layout, new_tails[0]),
             (self.width,),
@@ -193,36 +195,32 @@ class PackedSolver:
             block.conv_shift,
             _INNER_NORM_EPS,
         )
-        columns = torch.cat([tails[1].flatten(0, 2), _mish(inner)])
+        columns = torch.cat([tails[1], _mish(inner)])
         x = torch.addcmul(x, modulation.conv.gate, _convolved(block.second_conv, columns, layout, new_tails[1]))
         return torch.addcmul(x, modulation.mlp.gate, block.shrink(_gelu(block.expand(modulation.mlp(x)))))
 
-    def _attend(
-        self, block: _Block, x: Tensor, layout: _Layout, places: Sequence[tuple[Tensor, Tensor, int]]
-    ) -> Tensor:
+    def _attend(self, block: _Block, x: Tensor, layout: _Layout, places: Sequence[Columns]) -> Tensor:
         """Let each stream's queries see its own history and frames; returns [2N, C]."""
         heads, size = self.heads, self.head_dim
         rows = block.projections(x)
         pairs = rows[:, : 2 * heads * size].reshape(-1, 2 * heads, size)
         normed = functional.layer_norm(pairs, (size,), None, None, _INNER_NORM_EPS)
         normed = torch.addcmul(block.head_shift, normed, block.head_scale)
-        both = normed.view(BRANCHES, layout.total, 2, heads, size).transpose(1, 3)  # [2, h, 2, N, d]
-        value = rows.view(BRANCHES, layout.total, 3, heads, size)[:, :, 2].transpose(1, 2)
+        queries, keys = normed.view(BRANCHES, layout.total, 2, heads, size).transpose(1, 3).unbind(2)  # [2, h, N, d]
+        values = rows.view(BRANCHES, layout.total, 3, heads, size).select(2, 2).transpose(1, 2)
+        parts = (each.split_with_sizes(layout.frames, 2) for each in (queries, keys, values))
         mixed = []
-        for (keys, values, held), start, count in zip(places, layout.starts, layout.frames, strict=True):
-            own, end = slice(start, start + count), held + count
-            keys[:, :, held:end] = both[:, :, 1, own]
-            values[:, :, held:end] = value[:, :, own]
-            mixed.append(
-                functional.scaled_dot_product_attention(both[:, :, 0, own], keys[:, :, :end], values[:, :, :end])
-            )
+        for columns, query, key, value in zip(places, *parts, strict=True):
+            columns.new_keys.copy_(key)
+            columns.new_values.copy_(value)
+            mixed.append(functional.scaled_dot_product_attention(query, columns.keys, columns.values))
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, 2)
         return block.output(joined.transpose(1, 2).reshape(BRANCHES * layout.total, heads * size))
 
 
 def _convolved(conv: _Affine, columns: Tensor, layout: _Layout, new_tails: Tensor) -> Tensor:
     """Return the causal convolution [2N, C] of rows [tails | frames]; writes the tails of the next chunk."""
-    torch.index_select(columns, 0, layout.tails, out=new_tails.view(-1, columns.shape[1]))
+    torch.index_select(columns, 0, layout.tails, out=new_tails)
     return conv(columns.index_select(0, layout.windows).view(-1, (CONTEXT + 1) * columns.shape[1]))
 
 
@@ -239,12 +237,17 @@ def _mish(x: Tensor) -> Tensor:
 
 
 def _read(linear: nn.Linear) -> _Affine:
-    return _Affine(linear.weight.detach(), linear.bias.detach())
+    return _affine(linear.weight.detach(), linear.bias.detach())
+
+
+def _affine(weight: Tensor, bias: Tensor) -> _Affine:
+    """Take a weight [outputs, inputs]; its transpose multiplies few rows faster."""
+    return _Affine(weight.t().contiguous(), bias)
 
 
 def _read_conv(conv: nn.Conv1d) -> _Affine:
     assert conv.bias is not None
-    return _Affine(conv.weight.detach().permute(0, 2, 1).flatten(1).contiguous(), conv.bias.detach())
+    return _affine(conv.weight.detach().permute(0, 2, 1).flatten(1), conv.bias.detach())
 
 
 def _read_block(block: Any) -> _Block:
@@ -253,7 +256,7 @@ def _read_block(block: Any) -> _Block:
     norms = (attention.q_norm, attention.k_norm)
     heads = attention.heads
     return _Block(
-        projections=_Affine(
+        projections=_affine(
             *(torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "bias"))
         ),
         head_scale=torch.cat([norm.weight.detach().expand(heads, -1) for norm in norms]).contiguous(),
