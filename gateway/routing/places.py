@@ -7,7 +7,8 @@
 Of the streams that wait, those of the caller with the fewest places come first. While others call too, a caller that
 has half of all places does not get the last fifth of them. Each refusal names a later time than the same caller's
 refusal before it, as requests that were refused before come back too (`promises`): their places are kept from the
-caller's new requests. Several callers get their times in turn, even if one of them was refused more often.
+caller's new requests, but for one while no stream is under way. Several callers get their times in turn, even if one of
+them was refused more often.
 """
 
 from __future__ import annotations
@@ -224,7 +225,9 @@ class Places:
         caller = turn.caller
         if len(self._asked_s) > 1 and self._by_caller[caller] >= _MANY * limit:
             limit -= max(1.0, math.floor(_RESERVED_SHARE * limit))
-        return len(self._taken) + 1 <= limit and (turn.is_back or self._keeps_promises(turn, limit))
+        # NOTE: services that do nothing wait for nobody: who was told a time may not come, and finds the other places.
+        is_idle = not self._taken
+        return len(self._taken) + 1 <= limit and (turn.is_back or is_idle or self._keeps_promises(turn, limit))
 
     def _keeps_promises(self, turn: PlaceTurn, limit: float) -> bool:
         """Tell whether requests with a promised time find a place although this stream has one until its end."""

@@ -142,6 +142,18 @@ def test_who_comes_before_its_time_is_told_another_one() -> None:
     assert _refused(world, fingerprint=1) > told_s - 1.0
 
 
+def test_services_that_do_nothing_wait_for_nobody() -> None:
+    world, taken = _busy_world()
+    for number in range(40):
+        _refused(world, number)
+    world.clock.seconds += 8.0
+    for place in taken:
+        world.places.give_back(place, is_whole=True)
+    world.limit = 4
+    assert isinstance(world.ask(fingerprint=99), Place)
+    _refused(world, fingerprint=100)
+
+
 def test_where_nobody_comes_back_places_are_kept_for_nobody() -> None:
     world, places = _busy_world()
     last_s = max(_refused(world, number) for number in range(60))
