@@ -84,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BenchmarkError, OSError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return EXIT_USAGE
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def run_fit(args: argparse.Namespace) -> int:
