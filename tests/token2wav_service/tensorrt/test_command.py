@@ -77,6 +77,7 @@ def exported(tmp_path: Path) -> Exported:
     return Exported(tmp_path / "token2wav")
 
 
+@pytest.mark.slow
 def test_an_exported_graph_becomes_a_certified_engine_and_stays(
     exported: Exported, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_what_can_not_be_done_is_said_with_the_command(exported: Exported, capsy
     assert "is missing or not whole" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_doctor_says_whether_engines_fit_and_what_to_run(exported: Exported) -> None:
     folder = exported.model_dir
     assert next_engine_command(folder, []) == f"cosydit build-engines {folder}"
