@@ -22,7 +22,7 @@ install_extras() {
     log "environment: .venv is up to date"
   else
     rm -f "$stamp"
-    announce_install
+    announce_install "$extras"
     upgrade_pip
     log "environment, 1 of 2: $TORCH, the largest part"
     install_torch "$constraints"

@@ -163,27 +163,31 @@ set -euo pipefail
 log() { printf '%s\n' "$*" >&2; }
 ROOT=$1 VENV=$2 PYTHON=$2/bin/python DEVICE=cpu INSTALL_REPORT_S=1
 source "$ROOT/deploy/lib/environment.sh"
-announce_install
+announce_install "token2wav,cpu$4"
 pip_install "$3" || echo "pip failed with $?" >&2
 log "ready: $(installed_mb) MB"
 """
 
 
-@pytest.mark.parametrize(("package", "is_good"), [("something", True), ("broken", False)])
-def test_an_install_says_what_comes_and_how_far_it_is(tmp_path: Path, package: str, is_good: bool) -> None:
+@pytest.mark.parametrize(
+    ("package", "is_good", "extras", "size_mb"), [("something", True, "", 1900), ("broken", False, ",test,docs", 3500)]
+)
+def test_an_install_says_what_comes_and_how_far_it_is(
+    tmp_path: Path, package: str, is_good: bool, extras: str, size_mb: int
+) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(FAKE_PIP)
     python.chmod(0o755)
     done = subprocess.run(
-        ["bash", "-c", INSTALL, "install", str(ROOT), str(tmp_path), package],
+        ["bash", "-c", INSTALL, "install", str(ROOT), str(tmp_path), package, extras],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
     said = done.stderr.splitlines()
-    assert "Triton" in said[0] and "1900 MB on disk" in said[0] and "3 to 10 minutes" in said[1]
+    assert "Triton" in said[0] and f"{size_mb} MB on disk" in said[0] and "3 to 10 minutes" in said[1]
     reports = [line for line in said if re.fullmatch(r"environment: \d+ MB after \d+ s", line)]
     assert reports, said
     assert re.fullmatch(r"ready: [3-9] MB", said[-1]), "the reporter has ended before"
