@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.nn import Module
 
 from servicekit.clock import Clock
 from token2wav_service.checkpoint.family import open_features, voice_model_version
@@ -41,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-AUTO_LANES = 2
 MAX_PROMPT_FRAMES = 900
 """Frames of the longest prompt that is accepted, 18 s."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -83,8 +80,7 @@ def build_engine(config: Token2WavConfig, clock: Clock, shapes: StepShapes | Non
     logger.info(
         "token2wav (%s) on %s in %s from %s", models.family.value, config.device, config.dtype, config.model_dir
     )
-    lanes = choose_lanes(config, models.flow)
-    return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device), lanes)
+    return Token2WavEngine(config, voices, runner, clock, _device_probe(config.device))
 
 
 def _voice_cache_bytes(config: Token2WavConfig, models: LoadedModels) -> int:
@@ -104,23 +100,6 @@ def choose_runner(config: Token2WavConfig) -> RunnerKind:
     needs_plain = is_upstream or policy.parity is Parity.UPSTREAM
     kinds = {"cuda": RunnerKind.SLOTS, "cpu": RunnerKind.PACKED if config.dtype == "float32" else RunnerKind.TORCH}
     return RunnerKind.TORCH if needs_plain else kinds.get(torch.device(config.device).type, RunnerKind.TORCH)
-
-
-def choose_lanes(config: Token2WavConfig, flow: Module) -> int:
-    """Return the steps that may be under way at a time.
-
-    The vocoder of one beside the flow of the next keeps a core busy that would idle, as a step's small operations gain
-    little from more threads. Only the DiT family's plain modules keep nothing that two steps would share.
-
-    Raises:
-        ValueError: more were asked for than the runner can take.
-    """
-    is_shareable = isinstance(flow, Flow) and choose_runner(config) in (RunnerKind.PACKED, RunnerKind.TORCH)
-    if not is_shareable or torch.device(config.device).type != "cpu":
-        if (config.lanes or 1) > 1:
-            raise ValueError(f"got lanes {config.lanes}, expected 1: only the DiT's plain modules on a CPU take more")
-        return 1
-    return config.lanes or max(1, min(AUTO_LANES, len(os.sched_getaffinity(0)) // torch.get_num_threads()))
 
 
 def _build_runner(config: Token2WavConfig, models: LoadedModels, shapes: StepShapes | None) -> Runner[Any, Any]:

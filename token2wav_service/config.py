@@ -134,9 +134,6 @@ class Token2WavConfig:
     run the vocoder."""
     num_threads: int | None = None
     """CPU threads for torch; None leaves torch's choice."""
-    lanes: int | None = None
-    """Steps under way, one in the flow: of the DiT's plain modules on a CPU, each with `num_threads`; None: 2 where the
-    cores suffice, else 1."""
     synthesis: SynthesisPolicy = SynthesisPolicy()
 
     @classmethod
@@ -206,7 +203,6 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "tensorrt_prompt_frames": _ascending,
     "tensorrt_vocoder": _one_of("float32", "float16"),
     "num_threads": _at_least(1),
-    "lanes": _at_least(1),
     "history": HistoryPolicy,
     "estimator_recent_frames": _at_least(0),
     "conformer_recent_frames": _at_least(2),

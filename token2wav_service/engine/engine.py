@@ -1,7 +1,6 @@
 """The engine: opens streams, takes their chunks, runs the ready ones in batches, frees what ends.
 
-Every method may be called from any thread, `step` from as many threads at a time as the engine has lanes. It knows
-nothing of the wire.
+Every method may be called from any thread; `step` from one thread at a time. It knows nothing of the wire.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from token2wav_service.config import Token2WavConfig
 from token2wav_service.contract import SAMPLE_RATE_HZ, ServerStatus
 from token2wav_service.engine.counters import EngineCounters
 from token2wav_service.engine.meter import Measurements
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, LaneRunner, PassOn, Runner, StreamState
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, StreamState
 from token2wav_service.engine.scheduler import Batch, Scheduler
 from token2wav_service.engine.stream import ChunkRules, Stream, check_options
 from token2wav_service.engine.voices import VoiceStore
@@ -42,9 +41,6 @@ from token2wav_service.types import (
 )
 
 logger = logging.getLogger(__name__)
-
-StepOutcome = ChunkOutcome[StreamState] | Token2WavError
-"""What became of one chunk of a step."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +75,12 @@ class Token2WavEngine:
         runner: Runner[Any, Any],
         clock: Clock,
         probe_device: Callable[[], None] = lambda: None,
-        lanes: int = 1,
     ) -> None:
         """Take the parts that the engine is made of.
 
         Args:
             probe_device: raises where the device can't compute any more; asked after a failure.
-            lanes: steps that may be under way at a time; more than 1 need a `LaneRunner`.
         """
-        self.lanes = lanes
         self.config = config
         self.voices = voices
         self.clock = clock
@@ -172,22 +165,7 @@ class Token2WavEngine:
 
     def end_step(self, begun: BegunStep) -> list[ChunkResult]:
         """Run what `begin_step` chose; returns a result for every chunk in it."""
-        return self.settle_step(begun, self.run_step(begun))
-
-    def run_step(self, begun: BegunStep, pass_on: PassOn | None = None) -> list[StepOutcome]:
-        """Run what `begin_step` chose; `settle_step` must follow.
-
-        Args:
-            begun: what `begin_step` returned.
-            pass_on: see `LaneRunner.run`; None runs the step where no other is under way.
-
-        Raises:
-            DeviceLostError: see `step`.
-        """
-        return self._run(begun.works, pass_on)
-
-    def settle_step(self, begun: BegunStep, outcomes: Sequence[StepOutcome]) -> list[ChunkResult]:
-        """Give the step's streams their new states; returns a result for every chunk in it."""
+        outcomes = self._run(begun.works)
         with self._lock:
             began_s, ended_s = begun.began_s, self.clock.now()
             streams, size = begun.batch.streams, len(begun.works)
@@ -280,13 +258,10 @@ class Token2WavEngine:
             raise StreamNotFoundError(f"stream {stream_id!r} is not open: it has ended, or never was; open a new one")
         return stream
 
-    def _run(self, works: Sequence[ChunkWork[StreamState]], pass_on: PassOn | None = None) -> list[StepOutcome]:
+    def _run(self, works: Sequence[ChunkWork[StreamState]]) -> list[ChunkOutcome[StreamState] | Token2WavError]:
         """Run the batch; if it fails, run each chunk alone, so that only the chunk at fault fails."""
         try:
-            if pass_on is None:
-                outcomes = self._runner.run(works)
-            else:
-                outcomes = cast(LaneRunner[Any, Any], self._runner).run(works, pass_on)
+            outcomes = self._runner.run(works)
         except Exception as err:
             self.check_device(err)
             if len(works) == 1:
@@ -298,7 +273,9 @@ class Token2WavEngine:
             return [outcome for work in works for outcome in self._run([work])]
         return [_checked_outcome(outcome) for outcome in outcomes]
 
-    def _settle(self, stream: Stream, outcome: StepOutcome, timing: ChunkTiming) -> ChunkResult:
+    def _settle(
+        self, stream: Stream, outcome: ChunkOutcome[StreamState] | Token2WavError, timing: ChunkTiming
+    ) -> ChunkResult:
         stream.in_step = False
         chunk = stream.waiting.popleft()
         self._counters.chunk(timing)
@@ -340,12 +317,12 @@ def _work(stream: Stream) -> ChunkWork[StreamState]:
     return ChunkWork(chunk.token_ids, chunk.is_last, stream.options.seed, stream.state)
 
 
-def _samples(outcomes: Sequence[StepOutcome]) -> int:
+def _samples(outcomes: Sequence[ChunkOutcome[StreamState] | Token2WavError]) -> int:
     """Return the samples in a step's outcomes."""
     return sum(len(outcome.samples) for outcome in outcomes if not isinstance(outcome, Token2WavError))
 
 
-def _checked_outcome(outcome: ChunkOutcome[StreamState]) -> StepOutcome:
+def _checked_outcome(outcome: ChunkOutcome[StreamState]) -> ChunkOutcome[StreamState] | Token2WavError:
     if not np.isfinite(outcome.samples).all():
         return Token2WavError("synthesis made samples that are not finite; check the checkpoint and the dtype")
     return outcome

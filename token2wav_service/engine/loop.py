@@ -1,11 +1,4 @@
-"""Runs the engine in threads of its own, one for each of its lanes, and turns its results into callbacks.
-
-    lane 0   flow ──► vocoder ──► settle, call back    flow ──► vocoder ──► ...
-    lane 1            flow ──────► vocoder ──► settle, call back    flow ──► ...
-
-A batch is chosen when its flow can begin, so that it takes all that became ready meanwhile. One lane settles at a time,
-so that a stream's results keep their order. Lane 0 also looks after idle streams, and ends everything.
-"""
+"""Runs the engine in a thread of its own and turns its results into callbacks."""
 
 from __future__ import annotations
 
@@ -13,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -67,7 +59,7 @@ class _OpenStream:
 
 
 class EngineLoop:
-    """A running engine: thread-safe entry points, callbacks from the engine's threads, one at a time."""
+    """A running engine: thread-safe entry points, callbacks from the engine's thread."""
 
     def __init__(
         self,
@@ -78,8 +70,8 @@ class EngineLoop:
         """Take an engine for this loop alone.
 
         Args:
-            on_fatal: called once, from the engine's first thread, when a lane has failed, all have ended and everybody
-                was answered; the process can't synthesise any more.
+            on_fatal: called once, from the engine's thread, when it has ended by an error and everybody was answered;
+                the process can't synthesise any more.
             on_rest: called from the engine's thread, once after each time of work.
         """
         self.engine = engine
@@ -88,29 +80,20 @@ class EngineLoop:
         self._rest_at_s: float | None = None
         """None: it has rested since its last work."""
         self._wake = threading.Condition()
-        self._settling = threading.Lock()
-        """Held from the moment when a stream's next chunk may run until the results before it were told."""
         self._stopping = False
         self._failure: Exception | None = None
         self._next_reap_s = engine.clock.now() + REAP_INTERVAL_S
         self._on_result: dict[tuple[str, int], OnResult] = {}
         self._open: dict[str, _OpenStream] = {}
-        self._turn = threading.Lock()
-        """Held by the lane that chooses a batch, until the batch's flow has run."""
         self._thread = threading.Thread(target=self._serve, name="token2wav-engine", daemon=True)
-        self._helpers = [
-            threading.Thread(target=self._help, name=f"token2wav-lane-{lane}", daemon=True)
-            for lane in range(1, engine.lanes)
-        ]
         self._voice_workers = BoundedPool(VOICE_WORKERS, MAX_PENDING_VOICES, "token2wav-voices")
 
     def start(self) -> None:
-        """Start the threads."""
-        for thread in (self._thread, *self._helpers):
-            thread.start()
+        """Start the thread."""
+        self._thread.start()
 
     def stop(self) -> None:
-        """Abort every stream and end the threads; later calls raise EngineStoppedError."""
+        """Abort every stream and end the thread; later calls raise EngineStoppedError."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
@@ -202,8 +185,10 @@ class EngineLoop:
     def _serve(self) -> None:
         error: Exception | None = None
         try:
-            while self._wait_for_work(self._look_after):
-                self._run_step()
+            while self._wait_for_work():
+                for result in self.engine.step():
+                    self._deliver(result)
+                self._worked()
         except Exception as err:
             logger.critical("the engine's thread failed; this process can't synthesise any more", exc_info=err)
             error = err
@@ -211,52 +196,19 @@ class EngineLoop:
             # Callers get answers, and later calls are refused.
             with self._wake:
                 self._stopping = True
-                self._wake.notify_all()
-            for helper in self._helpers:
-                helper.join()
             self._end_all()
         if error is not None and self._on_fatal is not None:
             _call(self._on_fatal, error)
 
-    def _help(self) -> None:
-        """Run steps beside the engine's first thread, which ends everything if this one fails."""
-        try:
-            while self._wait_for_work(lambda: None):
-                self._run_step()
-        except Exception as err:
-            with self._wake:
-                self._failure = self._failure or err
-                self._wake.notify_all()
-
-    def _run_step(self) -> None:
-        """Run one batch, if no other lane has taken what was ready, and tell of it."""
-        with ExitStack() as turn:
-            turn.enter_context(self._turn)
-            begun = self.engine.begin_step()
-            if begun is None:
-                return
-            outcomes = self.engine.run_step(begun, turn.close if self._helpers else None)
-        with self._settling:
-            for result in self.engine.settle_step(begun, outcomes):
-                self._deliver(result)
-        self._worked()
-
-    def _look_after(self) -> None:
-        self._reap_if_due()
-        self._rest_if_due()
-
-    def _wait_for_work(self, look_after: Callable[[], None]) -> bool:
+    def _wait_for_work(self) -> bool:
         """Block until a step has something to run; False when stopping.
-
-        Args:
-            look_after: called without a lock, at least every `REAP_INTERVAL_S` and after each step.
 
         Raises:
             DeviceLostError: making a voice found that the GPU is lost.
-            Exception: another lane failed by it.
         """
         while True:
-            look_after()
+            self._reap_if_due()
+            self._rest_if_due()
             with self._wake:
                 if self._stopping:
                     return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -105,20 +105,4 @@ class Runner(Protocol[V, S]):
 
     def run(self, works: Sequence[ChunkWork[S]]) -> list[ChunkOutcome[S]]:
         """Run every chunk. When this raises, every state is as it was."""
-        ...
-
-
-PassOn = Callable[[], None]
-
-
-class LaneRunner(Runner[V, S], Protocol[V, S]):
-    """A runner whose `run` several threads may call at a time, for different streams."""
-
-    def run(self, works: Sequence[ChunkWork[S]], pass_on: PassOn = lambda: None) -> list[ChunkOutcome[S]]:
-        """Run every chunk, as `Runner.run` does.
-
-        Args:
-            works: the chunks.
-            pass_on: called when the larger part of the work is done, from when on the next batch had better begin.
-        """
         ...

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts, PassOn
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, ModelFacts
 from token2wav_service.models.streaming import ChunkedFlow, ChunkedVocoder, FlowInput, Prompted, Sized, VocoderInput
 from token2wav_service.types import TokenChunk, VoiceFeatures
 
@@ -88,19 +88,13 @@ class ModelRunner(Generic[P, F, A]):
         return ready
 
     @torch.inference_mode()
-    def run(
-        self, works: Sequence[ChunkWork[TorchState[P, F, A]]], pass_on: PassOn = lambda: None
-    ) -> list[ChunkOutcome[TorchState[P, F, A]]]:
-        """Run every chunk; the works' states are unchanged, also when this raises.
-
-        Several threads may call it if the flow keeps nothing that streams share; see `LaneRunner.run` for `pass_on`.
-        """
+    def run(self, works: Sequence[ChunkWork[TorchState[P, F, A]]]) -> list[ChunkOutcome[TorchState[P, F, A]]]:
+        """Run every chunk; the works' states are unchanged, also when this raises."""
         rows = [
             FlowInput(self._flow_state(w), torch.tensor(w.token_ids), w.state.voice.speaker, w.seed, w.is_last)
             for w in works
         ]
         mels, flows = self.flow.forward(rows)
-        pass_on()
         inputs = [VocoderInput(w.state.vocoder, mel, w.seed, w.is_last) for w, mel in zip(works, mels, strict=True)]
         samples, vocoders = self.vocoder.vocode(inputs)
         return [

@@ -14,7 +14,7 @@ from servicekit.clock import Clock
 from tests.token2wav_service.streaming.flow_factory import VOCAB, make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, PassOn
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -59,13 +59,11 @@ class PoisonableRunner(ModelRunner):
 
     batches: list[int]
 
-    def run(
-        self, works: Sequence[ChunkWork[TorchState]], pass_on: PassOn = lambda: None
-    ) -> list[ChunkOutcome[TorchState]]:
+    def run(self, works: Sequence[ChunkWork[TorchState]]) -> list[ChunkOutcome[TorchState]]:
         self.batches.append(len(works))
         if any(POISON in work.token_ids for work in works):
             raise RuntimeError("poisoned")
-        return super().run(works, pass_on)
+        return super().run(works)
 
 
 @cache
@@ -75,10 +73,7 @@ def _models() -> tuple[Flow, HiFT]:
 
 
 def make_engine(
-    clock: Clock | None = None,
-    probe_device: Callable[[], None] = lambda: None,
-    lanes: int = 1,
-    **changes: object,
+    clock: Clock | None = None, probe_device: Callable[[], None] = lambda: None, **changes: object
 ) -> Token2WavEngine:
     policy = changes.pop("synthesis", SynthesisPolicy(ode_steps=2))
     config = replace(Token2WavConfig(Path("unused"), synthesis=policy), **changes)  # type: ignore[arg-type]
@@ -87,7 +82,7 @@ def make_engine(
     runner.batches = []
     model = VoiceModel(lambda: MODEL_VERSION, speaker_dimensions=SPEAKER_DIMENSIONS)
     voices = VoiceStore(SeededExtractor(), runner, config.voice_cache_bytes, model)
-    return Token2WavEngine(config, voices, runner, clock or ManualClock(), probe_device, lanes)
+    return Token2WavEngine(config, voices, runner, clock or ManualClock(), probe_device)
 
 
 def make_prompt(seed: int = 0, tokens: int = 25) -> VoicePrompt:

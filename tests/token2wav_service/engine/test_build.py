@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from servicekit.clock import SystemClock
-from tests.token2wav_service.streaming.flow_factory import make_flow
-from token2wav_service.build import build_engine, choose_lanes, choose_runner
+from token2wav_service.build import build_engine, choose_runner
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import SMALL_SIZES, make_random_token2wav
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, RunnerKind, SynthesisPolicy, Token2WavConfig
@@ -42,25 +39,6 @@ def test_auto_takes_what_suits_the_device_unless_a_policy_needs_the_plain_module
 
 def test_a_named_runner_is_taken_as_it_is() -> None:
     assert choose_runner(Token2WavConfig(Path("unused"), runner=RunnerKind.SLOTS)) is RunnerKind.SLOTS
-
-
-@pytest.mark.parametrize(
-    ("cores", "threads", "asked", "lanes"),
-    [(1, 1, None, 1), (2, 1, None, 2), (2, 2, None, 1), (8, 4, None, 2), (8, 1, None, 2), (8, 1, 3, 3)],
-)
-def test_a_second_lane_needs_cores_for_its_threads(
-    cores: int, threads: int, asked: int | None, lanes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert choose_lanes(Token2WavConfig(Path("unused"), lanes=asked), make_flow()) == lanes
-
-
-def test_runners_whose_steps_share_memory_have_one_lane() -> None:
-    slots = Token2WavConfig(Path("unused"), runner=RunnerKind.SLOTS)
-    assert choose_lanes(slots, make_flow()) == choose_lanes(Token2WavConfig(Path("unused")), torch.nn.Identity()) == 1
-    with pytest.raises(ValueError, match="got lanes 2, expected 1"):
-        choose_lanes(replace(slots, lanes=2), make_flow())
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -239,94 +239,6 @@ def test_stop_ends_streams_and_refuses_later_calls() -> None:
         listener.push(0, 18, False)
     with pytest.raises(EngineStoppedError):
         loop.register_voice(make_prompt())
-
-
-HELD_TOKENS = 21
-"""A chunk of so many tokens stays in its vocoder until it is told to go on."""
-
-
-class TwoLanes:
-    """A loop of two lanes, of which one holds a stream's chunk between its flow and its end."""
-
-    def __init__(self, probe_device: Callable[[], None] = lambda: None) -> None:
-        self.failures: queue.Queue[Exception] = queue.Queue()
-        self.loop = EngineLoop(make_engine(probe_device=probe_device, lanes=2), self.failures.put)
-        self.loop.start()
-        self.held, self.other = Listener(self.loop), Listener(self.loop)
-        self._run, self._is_held, self.go_on = self.loop.engine._runner.run, threading.Event(), threading.Event()
-        self.loop.engine._runner.run = self._hold  # type: ignore[method-assign]
-        self.held.push(0, HELD_TOKENS, False)
-        assert self._is_held.wait(WAIT_S)
-
-    def _hold(self, works: Any, pass_on: Callable[[], None] = lambda: None) -> Any:
-        if any(len(work.token_ids) == HELD_TOKENS for work in works):
-            pass_on()
-            self._is_held.set()
-            assert self.go_on.wait(WAIT_S)
-        return self._run(works, pass_on)  # type: ignore[call-arg]
-
-
-def test_one_lane_goes_on_while_the_other_is_busy_and_results_keep_their_order() -> None:
-    lanes = TwoLanes()
-    lanes.held.push(1, 10, True)
-    lanes.other.push(0, 18, False)
-    lanes.other.push(1, 10, True)
-    heard = [lanes.other.results.get(timeout=WAIT_S) for _ in range(2)]
-    assert [chunk.index for chunk in heard if isinstance(chunk, AudioChunk)] == [0, 1]
-    assert lanes.other.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
-    assert lanes.held.results.empty()
-    lanes.go_on.set()
-    heard = [lanes.held.results.get(timeout=WAIT_S) for _ in range(2)]
-    assert [chunk.index for chunk in heard if isinstance(chunk, AudioChunk)] == [0, 1]
-    assert lanes.held.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
-    lanes.loop.engine.check_integrity()
-    lanes.loop.stop()
-    assert lanes.loop.stats().open_streams == 0 and lanes.failures.empty()
-
-
-def test_an_error_in_one_lane_ends_its_own_stream_only() -> None:
-    lanes = TwoLanes()
-    lanes.loop.push(TokenChunk(lanes.other.stream_id, 0, (POISON, 1, 2, 3), False), lanes.other.results.put)
-    assert isinstance(lanes.other.results.get(timeout=WAIT_S), Token2WavError)
-    assert lanes.other.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
-    lanes.loop.abort(lanes.held.stream_id)
-    assert lanes.held.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
-    third = Listener(lanes.loop)
-    third.push(0, 18, True)
-    assert isinstance(third.results.get(timeout=WAIT_S), AudioChunk)
-    lanes.go_on.set()
-    assert isinstance(lanes.held.results.get(timeout=WAIT_S), StreamAbortedError)
-    assert third.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
-    lanes.loop.stop()
-    assert lanes.loop.stats().open_streams == 0 and lanes.failures.empty()
-
-
-def test_a_lane_that_fails_ends_the_engine_when_the_other_has_answered() -> None:
-    lanes = TwoLanes(_lost)
-    lanes.loop.push(TokenChunk(lanes.other.stream_id, 0, (POISON, 1, 2, 3), False), lanes.other.results.put)
-    lanes.go_on.set()
-    assert isinstance(lanes.held.results.get(timeout=WAIT_S), AudioChunk)
-    assert isinstance(lanes.other.results.get(timeout=WAIT_S), EngineStoppedError)
-    for listener in (lanes.held, lanes.other):
-        assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
-    assert "illegal memory access" in str(lanes.failures.get(timeout=WAIT_S))
-    lanes.loop.stop()
-    assert lanes.failures.empty() and lanes.held.ends.empty()
-
-
-def test_stop_waits_for_every_lane() -> None:
-    lanes = TwoLanes()
-    lanes.other.push(0, 18, False)
-    assert isinstance(lanes.other.results.get(timeout=WAIT_S), AudioChunk)
-    stopping = threading.Thread(target=lanes.loop.stop)
-    stopping.start()
-    lanes.go_on.set()
-    stopping.join(WAIT_S)
-    assert not stopping.is_alive()
-    assert isinstance(lanes.held.results.get(timeout=WAIT_S), AudioChunk)
-    for listener in (lanes.held, lanes.other):
-        assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
-    assert lanes.loop.stats().open_streams == 0
 
 
 def test_a_callback_that_raises_harms_nobody(loop: EngineLoop) -> None:

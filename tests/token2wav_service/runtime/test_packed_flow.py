@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-
 import pytest
 import torch
 
@@ -20,9 +17,8 @@ from tests.token2wav_service.streaming.flow_factory import (
 from token2wav_service.config import HistoryPolicy, SynthesisPolicy
 from token2wav_service.models.flow import history
 from token2wav_service.models.flow.flow_stream import StreamFlow
-from token2wav_service.models.streaming import FlowInput, VocoderInput
+from token2wav_service.models.streaming import FlowInput
 from token2wav_service.models.vocoder.hift import fold_weight_norm
-from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import FLOW_TOLERANCE
 from token2wav_service.runtime.cpu.column_hift import ColumnHiFT
 from token2wav_service.runtime.cpu.packed_flow import PackedFlow, PackedState
@@ -92,28 +88,6 @@ def test_streams_of_one_voice_share_nothing_that_changes() -> None:
     states = [flow.begin(voice, 15), flow.begin(voice, 15)]
     flow.forward([_row(states[0], 60, seed=9)])
     assert torch.equal(flow.forward([_row(states[1], 30)])[0][0], alone)
-
-
-def test_two_threads_get_the_bits_that_each_gets_alone() -> None:
-    flow, vocoder = _packed(), StreamVocoder(ColumnHiFT(fold_weight_norm(make_hift())), SynthesisPolicy())
-    voice = make_voice(StreamFlow(flow.flow, SynthesisPolicy(ode_steps=3)), 12, 0)
-    together = Barrier(2)
-
-    @torch.inference_mode()
-    def speak(seed: int) -> list[torch.Tensor]:
-        state, heard, samples = flow.begin(voice, 15), vocoder.initial_state(), []
-        for chunk in range(3):
-            together.wait(30.0)
-            mels, (state,) = flow.forward([_row(state, 9 + seed, seed=10 * chunk + seed)])
-            made, (heard,) = vocoder.vocode([VocoderInput(heard, mels[0], seed, is_last=False)])
-            samples += made
-        return samples
-
-    with ThreadPoolExecutor(2) as pool:
-        side_by_side = list(pool.map(speak, range(2)))
-    together = Barrier(1)
-    for seed, samples in enumerate(side_by_side):
-        assert all(map(torch.equal, speak(seed), samples))
 
 
 @torch.inference_mode()

@@ -176,7 +176,6 @@ OWN_SETTINGS = [
     (TOKEN2WAV_MODEL, "tensorrt_vocoder", "float16"),
     (TOKEN2WAV_MODEL, "tensorrt_prompt_frames", "250,500"),
     (TOKEN2WAV_MODEL, "num_threads", "1"),
-    (TOKEN2WAV_MODEL, "lanes", "2"),
     (TOKEN2WAV_MODEL, "history", "prompt_and_recent"),
     (TOKEN2WAV_MODEL, "estimator_recent_frames", "50"),
     (TOKEN2WAV_MODEL, "conformer_recent_frames", "60"),
