@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cosydit.cli.export import PRECISIONS, VOCODER_PRECISIONS
+
 if TYPE_CHECKING:
     from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
     from token2wav_service.runtime.tensorrt.api import TensorRT
     from token2wav_service.runtime.tensorrt.manifest import GpuHost
 
-PRECISIONS = ("float32", "float16", "bfloat16")
 ONNX_FOLDER, ENGINES_FOLDER = "onnx", "engines"
 MIB = 1024 * 1024
 
@@ -45,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--vocoder-precision",
         nargs="+",
-        choices=("float32", "float16"),
+        choices=VOCODER_PRECISIONS,
         default=["float32"],
         help="of the vocoder's convolutions; float32 products are TF32 (default float32)",
     )

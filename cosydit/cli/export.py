@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CHECK_LIMIT = 3200
 PRECISIONS = ("float32", "float16", "bfloat16")
+VOCODER_PRECISIONS = ("float32", "float16")
 _UNREPORTED = ("run", "out", "report")
 """Arguments left out of the report, as they do not influence its figures."""
 
@@ -35,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--vocoder-precision",
         nargs="+",
-        choices=("float32", "float16"),
+        choices=VOCODER_PRECISIONS,
         default=["float32"],
         help="precisions of the vocoder's convolutions; its pitch predictor is always float32 (default float32)",
     )
