@@ -37,7 +37,7 @@ from benchmarks.lib.guard_study import (
 from benchmarks.lib.guard_texts import GuardText, guard_texts
 from benchmarks.lib.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
 from benchmarks.lib.instant import InstantToken2Wav
-from cosydit.bench.report import describe_environment, write_json, write_text
+from cosydit.bench.report import write_study, write_text
 from cosydit.bench.types import count
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.study import Heard
@@ -262,10 +262,7 @@ def run(args: argparse.Namespace) -> int:
     except (SynthesisError, ImportError, OSError) as error:
         print(f"guard: {error}", file=sys.stderr)
         return 2
-    arguments = {name: value for name, value in vars(args).items() if name != "run"}
-    write_json(args.out, document | {"environment": describe_environment(arguments)})
-    for name, value in document["figures"].items():
-        print(f"{name:24} {value:.4g}")
+    print(write_study(args.out, document, vars(args)))
     print(f"figures in {args.out}, rows beside it")
     return 0
 

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from benchmarks.guard import RecordingLM
 from benchmarks.lib.guard_study import SpokenSegment
 from benchmarks.lib.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
-from cosydit.bench.report import describe_environment, write_json
+from cosydit.bench.report import write_study
 from cosydit.bench.types import count
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, SphinxAligner, words_of
 from demo_voice.train.make_heldout import heldout_sentences
@@ -156,10 +156,7 @@ def run(args: argparse.Namespace) -> int:
     except (ImportError, OSError) as error:
         print(f"word_times: {error}", file=sys.stderr)
         return 2
-    arguments = {name: value for name, value in vars(args).items() if name != "run"}
-    write_json(args.out, document | {"environment": describe_environment(arguments)})
-    for name, value in document["figures"].items():
-        print(f"{name:24} {value:.4g}")
+    print(write_study(args.out, document, vars(args)))
     print(f"figures in {args.out}")
     return 0
 
