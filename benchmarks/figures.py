@@ -58,14 +58,17 @@ def read_runs(directory: Path) -> dict[str, FinishedRun]:
     return {run.name: run for run in map(read_run, sorted(directory.glob(f"*{RUN_SUFFIX}")))}
 
 
-def end_to_end_figures(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
-    """Compute the published figures of a sweep.
+def end_to_end_figures(
+    runs: Mapping[str, FinishedRun], required: Sequence[str] = ("closed-001", "poisson-032")
+) -> dict[str, float]:
+    """Compute the published figures of a sweep, which must hold the `required` runs and one of a single caller.
 
     Raises:
         BenchmarkError: a run that a figure needs is missing.
     """
+    for name in required:
+        _summary(runs, name)
     alone = _summary(runs, "closed-001")
-    _summary(runs, "poisson-032")
     figures = {"ttfa_1_p50_ms": _MS * alone["ttfa_s"]["p50"]}
     for name, run in runs.items():
         kind, _, rate = name.partition("-")

@@ -1,0 +1,187 @@
+"""What a user of a GPU host types, run whole without a setting: `python -m benchmarks.gpu_host --out FILE`.
+
+Stages 0 to 8 of the run script with random weights, `cosydit say` and `cosydit batch` with the bundled voice, and a
+plain `cosydit serve` at full size beside one whose settings are given by hand, under the same load one after the other.
+Writes what each command printed last, its seconds and exit status, and the first-audio times of both servers. Needs a
+GPU and an environment that stage -1 would make. Parts that FILE holds already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import end_to_end_figures, read_runs
+from cosydit.bench.report import describe_environment, write_json
+from cosydit.bench.types import BenchmarkError
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = "run_stepaudio2_dit_token2wav.sh"
+TEXT = "Hello. This sentence went through two services."
+HAND_SET = (
+    "--set", "device=cuda", "--set", "dtype=float16", "--set", "TRITON_MAX_BATCH_SIZE=64", "--set", "max_streams=400",
+    "--set", "voice_cache_bytes=16000000000", "--llm-backend", "embedded",
+    "--llm-options", "--device cuda --max-batch-size 512 --kv-cache-free-gpu-memory-fraction 0.15",
+    "--gateway-options", "--dynamic-chunk-strategy deadline",
+)  # fmt: skip
+"""Options of the server that is set up by hand; those that a plain one chooses for itself, written out."""
+COMMANDS = ("stages", "say", "batch")
+SERVERS = ("plain", "hand_set")
+READY_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 60.0
+TAIL_LINES = 12
+VOICES = 90
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 if every command ended well."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_host", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write; samples go into the folder beside it")
+    parser.add_argument("--work-dir", type=Path, required=True, help="directory for checkpoints and logs")
+    parts = (*COMMANDS, *SERVERS)
+    parser.add_argument("--parts", nargs="*", choices=parts, default=parts, help="parts to run (default: all)")
+    parser.add_argument("--open-s", type=float, default=30.0, help="seconds of 20 requests/s (default %(default)s)")
+    parser.add_argument("--commit", help="commit of the code that runs (default: as git says)")
+    args = parser.parse_args(argv)
+    document = _read(args.out) or {"figures": {}, "commands": {}}
+    document["environment"] = _environment(args)
+    for part in args.parts:
+        if part in document["commands"]:
+            continue
+        print(f"gpu_host: {part}", flush=True)
+        if part in SERVERS:
+            document["commands"][part] = _serve(part, args)
+        else:
+            document["commands"][part] = _run(_command(part, args.work_dir), args.work_dir / f"{part}.log")
+        document["figures"] = _figures(args.out, document["commands"])
+        write_json(args.out, document)
+    print(json.dumps(document["figures"], indent=2))
+    return 0 if all(entry["status"] == 0 for entry in document["commands"].values()) else 1
+
+
+def _command(part: str, work_dir: Path) -> list[str]:
+    if part == "stages":
+        options = ["--device", "cuda", "--model", "random", "--work-dir", str(work_dir / "stages")]
+        return ["bash", str(ROOT / SCRIPT), *options, "0", "8"]
+    if part == "say":
+        return [*_cosydit(), "say", TEXT, "--out", str(work_dir / "speech.wav")]
+    return [*_cosydit(), "batch", "--output-dir", str(work_dir / "batch")]
+
+
+def _cosydit() -> list[str]:
+    return [sys.executable, "-m", "cosydit.cli.main"]
+
+
+def _run(command: Sequence[str], log: Path) -> dict[str, Any]:
+    """Run a command to its end; return its line, seconds, exit status and the end of what it printed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begun_s = time.monotonic()
+    with log.open("wb") as file:
+        status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    return _entry(command, begun_s, status, log)
+
+
+def _entry(command: Sequence[str], begun_s: float, status: int, log: Path) -> dict[str, Any]:
+    lines = log.read_text("utf-8", "replace").replace("\r", "\n").splitlines()
+    tail = [line for line in lines if line.strip()][-TAIL_LINES:]
+    return {
+        "command": shlex.join(command),
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "status": status,
+        "printed_last": tail,
+    }
+
+
+def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Start a server at full size, measure one caller and 20 requests a second, and stop it."""
+    checkpoint = args.work_dir / "full-size"
+    if not checkpoint.exists():
+        make = ["checkpoint", "make-random", str(checkpoint), "--size", "official", "--numbered-voices", str(VOICES)]
+        subprocess.run([*_cosydit(), *make], check=True)
+    options = HAND_SET if part == "hand_set" else ()
+    command = [*_cosydit(), "serve", "--checkpoint", str(checkpoint), "--work-dir", str(args.work_dir / part), *options]
+    log, begun_s = args.work_dir / f"{part}.log", time.monotonic()
+    with _server(command, log):
+        ready_s = time.monotonic() - begun_s
+        load = ["--closed", "1", "--open", "20", "--open-s", str(args.open_s), "--unseen", "0"]
+        commit = ["--commit", args.commit] if args.commit else []
+        setting = json.dumps({"serve_options": shlex.join(options)})
+        sweep = ["--out", str(_samples(args.out, part)), "--setting", setting, *load, *commit]
+        status = subprocess.run([sys.executable, "-m", "benchmarks.end_to_end", *sweep], check=False).returncode
+    return {**_entry(command, begun_s, status, log), "ready_s": round(ready_s, 1)}
+
+
+@contextmanager
+def _server(command: Sequence[str], log: Path) -> Iterator[None]:
+    """Run `cosydit serve` until the context is left.
+
+    Raises:
+        BenchmarkError: it ended, or was not ready in time.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        _wait_ready(process, log)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        text = log.read_text("utf-8", "replace")
+        if "\nspeak:" in text:
+            return
+        if process.poll() is not None:
+            raise BenchmarkError(f"cosydit serve ended with {process.returncode}; the end of {log}:\n{text[-2000:]}")
+        time.sleep(0.5)
+    raise BenchmarkError(f"cosydit serve was not ready after {READY_TIMEOUT_S:.0f} s; see {log}")
+
+
+def _figures(out: Path, commands: dict[str, Any]) -> dict[str, float]:
+    """Return the exit status of each command and the first-audio times of both servers."""
+    figures: dict[str, float] = {f"{name}_status": entry["status"] for name, entry in commands.items()}
+    for part in (part for part in SERVERS if part in commands):
+        found = end_to_end_figures(read_runs(_samples(out, part)), required=("closed-001", "poisson-020"))
+        middle = "_hand_set" if part == "hand_set" else ""
+        figures[f"ttfa_1{middle}_p50_ms"] = found["ttfa_1_p50_ms"]
+        figures[f"ttfa_poisson20{middle}_p95_ms"] = found["ttfa_poisson20_p95_ms"]
+    return figures
+
+
+def _samples(out: Path, part: str) -> Path:
+    return out.with_suffix("") / part
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return document
+
+
+def _environment(args: argparse.Namespace) -> dict[str, Any]:
+    environment = describe_environment(vars(args))
+    if args.commit:
+        environment |= {"git_commit": args.commit, "git_is_modified": False}
+    return environment
+
+
+if __name__ == "__main__":
+    sys.exit(main())
