@@ -17,7 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from gateway.errors import GatewayError, NotReadyError, OverloadedError, VoiceRateError
 
@@ -123,8 +123,8 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # NOTE: uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.WriteTransport, transport)
         self._handlers.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
