@@ -1,10 +1,10 @@
 """Storms: more callers than the gateway's services can serve, over every door, and what becomes of all of them.
 
 `python -m benchmarks.storms --out storms.json` starts services that answer at a steady pace without models
-(`benchmarks.lib.paced_services`) with an LLM of `--capacity` seconds of speech a second, and a gateway before them. For
-each door and each of `--times` it lets so many times that many callers come at once; each asks again and again, and
-comes back when it was told to. Then one key floods while another one speaks. Every storm is written when it has ended;
-`--resume` goes on where a run was broken off.
+(`benchmarks.lib.paced_services`) with an LLM of `--capacity` seconds of speech a second. For each door and each of
+`--times` it starts a gateway before them, has it serve as many callers as they can for some seconds, and then lets so
+many times that many callers come at once; each asks again and again, and comes back when it was told to. Then one key
+floods while another one speaks. Every storm is written when it has ended; `--resume` goes on where a run broke off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cosydit.bench.metrics import percentile
 from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, save_figure
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
-from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
+from cosydit.stack.checkpoint.checkpoints import CheckpointLayout, resolve_checkpoint
 from cosydit.stack.process import ServiceProcess, ServiceSpec
 from servicekit.clock import Clock, SystemClock
 from servicekit.process import exempt_startup_objects
@@ -37,6 +37,8 @@ from token2wav_service.serving.process.server import free_ports
 
 HOST = "127.0.0.1"
 LOUD, QUIET = "storm-loud-key-0123456789", "storm-quiet-key-0123456789"
+WARM_UP_S = 5.0
+"""Seconds before a storm in which a fresh gateway measures its services, as one that has run for a while has."""
 READY_TIMEOUT_S, END_S = 60.0, 600.0
 """Seconds until the services are ready, and for a storm's last streams: only what hangs takes longer."""
 SPEECH_S = 5.0
@@ -171,8 +173,11 @@ def _stat(pid: int) -> list[str]:
 
 async def measure(door: str, times: float, plan: argparse.Namespace, stage: Stage, has_quiet: bool = False) -> Storm:
     """Let one storm pass."""
-    callers, used_s = max(1, round(times * plan.capacity)), stage.cpu_s()
+    callers = max(1, round(times * plan.capacity))
     async with DOORS[door](stage.ports) as ask:
+        warming = Callers(ask, LOUD, SystemClock().now() + WARM_UP_S)
+        await asyncio.wait_for(warming.flood(max(1, round(plan.capacity))), WARM_UP_S + END_S)
+        used_s = stage.cpu_s()
         until_s = SystemClock().now() + plan.seconds
         loud = Callers(ask, LOUD, until_s)
         quiet = Callers(ask, QUIET, until_s)
@@ -232,37 +237,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted |= {f"flood {times}": (args.doors[0], float(times), True) for times in floods}
     left = {name: storm for name, storm in wanted.items() if name not in done}
     if left:
-        with tempfile.TemporaryDirectory(prefix="storms-") as made, _gateway(args, Path(made)) as stage:
+        with tempfile.TemporaryDirectory(prefix="storms-") as made, _services(args, Path(made)) as services:
             for number, (name, (door, times, has_quiet)) in enumerate(left.items(), 1):
                 print(f"{number} of {len(left)}: {name} times, {args.seconds:g} s", file=sys.stderr, flush=True)
-                done[name] = asyncio.run(measure(door, times, args, stage, has_quiet))
+                with services.gateway() as stage:
+                    done[name] = asyncio.run(measure(door, times, args, stage, has_quiet))
                 _write(args, done)
     print(_table(done), end="")
     _draw(args.out.with_suffix(".webp"), done)
     return 0
 
 
-@contextmanager
-def _gateway(args: argparse.Namespace, folder: Path) -> Iterator[Stage]:
-    """Start the paced services and a gateway with two keys before them."""
-    checkpoint = resolve_checkpoint(args.checkpoint, folder)
-    (folder / "keys.txt").write_text(f"loud {LOUD}\nquiet {QUIET}\n", "utf-8")
-    llm, tokens, token2wav, http, grpc_port = free_ports(5)
-    services = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav))]
-    services += [str(args.capacity), str(SPEECH_S)]
-    gateway = [sys.executable, "-m", "gateway", "--port", str(http), "--grpc-port", str(grpc_port)]
-    gateway += ["--llm-url", f"http://{HOST}:{llm}", "--llm-backend", "vllm", "--token2wav-url", f"{HOST}:{token2wav}"]
-    gateway += ["--tokenizer-dir", str(checkpoint.llm_dir), "--voices-dir", str(checkpoint.voices_dir)]
-    gateway += ["--keys-file", str(folder / "keys.txt"), "--dynamic-chunk-strategy", "deadline"]
-    for option in ("--max-connections", "--max-connections-per-peer"):
-        gateway += [option, str(MAX_CONNECTIONS)]
-    paced = ServiceSpec("services", services, f"http://{HOST}:{llm}/health", folder / "services.log")
-    with ServiceProcess(paced) as beside:
-        beside.wait_ready(READY_TIMEOUT_S)
-        spec = ServiceSpec("gateway", gateway, f"http://{HOST}:{http}/readyz", folder / "gateway.log")
+@dataclass(frozen=True)
+class _Services:
+    """The paced services, which outlive the gateways before them."""
+
+    folder: Path
+    checkpoint: CheckpointLayout
+    llm: int
+    token2wav: int
+    pid: int
+
+    @contextmanager
+    def gateway(self) -> Iterator[Stage]:
+        """Start a gateway with two keys."""
+        http, grpc_port = free_ports(2)
+        command = [sys.executable, "-m", "gateway", "--port", str(http), "--grpc-port", str(grpc_port)]
+        command += ["--llm-url", f"http://{HOST}:{self.llm}", "--llm-backend", "vllm"]
+        command += ["--token2wav-url", f"{HOST}:{self.token2wav}", "--dynamic-chunk-strategy", "deadline"]
+        command += ["--tokenizer-dir", str(self.checkpoint.llm_dir), "--voices-dir", str(self.checkpoint.voices_dir)]
+        command += ["--keys-file", str(self.folder / "keys.txt")]
+        for option in ("--max-connections", "--max-connections-per-peer"):
+            command += [option, str(MAX_CONNECTIONS)]
+        spec = ServiceSpec("gateway", command, f"http://{HOST}:{http}/readyz", self.folder / "gateway.log")
         with ServiceProcess(spec) as running:
             running.wait_ready(READY_TIMEOUT_S)
-            yield Stage(Ports(http, grpc_port), {"gateway": running.pid, "services": beside.pid})
+            yield Stage(Ports(http, grpc_port), {"gateway": running.pid, "services": self.pid})
+
+
+@contextmanager
+def _services(args: argparse.Namespace, folder: Path) -> Iterator[_Services]:
+    """Start the paced services."""
+    checkpoint = resolve_checkpoint(args.checkpoint, folder)
+    (folder / "keys.txt").write_text(f"loud {LOUD}\nquiet {QUIET}\n", "utf-8")
+    llm, tokens, token2wav = free_ports(3)
+    command = [sys.executable, "-m", "benchmarks.lib.paced_services", *map(str, (llm, tokens, token2wav))]
+    command += [str(args.capacity), str(SPEECH_S)]
+    spec = ServiceSpec("services", command, f"http://{HOST}:{llm}/health", folder / "services.log")
+    with ServiceProcess(spec) as running:
+        running.wait_ready(READY_TIMEOUT_S)
+        yield _Services(folder, checkpoint, llm, token2wav, running.pid)
 
 
 def _read(path: Path) -> dict[str, Storm]:

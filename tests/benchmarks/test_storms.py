@@ -23,6 +23,7 @@ def test_all_who_are_let_in_are_spoken_to_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storms, "free_ports", free_ports)
+    monkeypatch.setattr(storms, "WARM_UP_S", 0.0)
     out = tmp_path / "storms.json"
     options = ["--times", str(TIMES), "--seconds", "5" if is_whole() else "2", "--capacity", str(CAPACITY)]
     options += ["--doors", "http"]  # all doors take minutes; tests/gateway/lifecycle has the storms in virtual time
