@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
+from benchmarks.lib.storm_doors import Heard
 from benchmarks.storms import QUIET_EVERY_S, Callers, Tally
 from tests.gateway.lifecycle.storm import BatchingWorker, Storm, percentile, stormy
 from tests.workers import is_whole
@@ -125,6 +126,25 @@ def test_callers_who_ask_again_and_again_keep_nobody_out_who_comes_when_it_was_t
     assert tally.returns > 40 and tally.kept >= 0.9 * tally.returns
     assert tally.ended * 5.0 >= 0.8 * CAPACITY * passed.lasted_s
     assert percentile(tally.first_s, 95) < 4.0
+
+
+@pytest.mark.slow
+def test_crowds_that_have_left_keep_nobody_of_the_next_one_out(tmp_path: Path) -> None:
+    async def run(clock: VirtualClock) -> None:
+        async with stormy(clock, tmp_path, llm_capacity=CAPACITY, tokens=125, slots=64) as storm:
+            await _warm_up(storm)
+            lasts_s = 40.0
+            for number, times in enumerate((64, 1, 16, 4)):
+
+                async def say(key: str, text: str, heard: Heard, number: int = number) -> None:
+                    await storm.say(key, f"{text} {number}", heard)
+
+                loud = Callers(say, "loud", clock.now() + lasts_s, clock=clock)
+                await loud.flood(int(times * CAPACITY))
+                assert loud.tally.ended * 5.0 >= 0.8 * CAPACITY * lasts_s
+                assert loud.tally.kept >= 0.7 * loud.tally.returns
+
+    run_virtually(run)
 
 
 @pytest.mark.slow

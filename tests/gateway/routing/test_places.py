@@ -139,7 +139,46 @@ def test_who_comes_before_its_time_is_told_another_one() -> None:
     world, _ = _busy_world()
     told_s = _refused(world, fingerprint=1)
     world.clock.seconds += 1.0
-    assert _refused(world, fingerprint=1) > told_s - 1.0
+    assert _refused(world, fingerprint=1) >= told_s - 1.0
+
+
+def test_who_comes_again_too_early_is_promised_one_place_and_not_one_each_time() -> None:
+    world, _ = _busy_world()
+    for _ in range(5):
+        _refused(world, fingerprint=1)
+        world.clock.seconds += 1.0
+    told_s = _refused(world, fingerprint=2)
+    other, _ = _busy_world()
+    _refused(other, fingerprint=1)
+    other.clock.seconds += 5.0
+    assert told_s == _refused(other, fingerprint=2)
+
+
+def test_requests_of_one_text_at_once_are_each_promised_a_place() -> None:
+    world, _ = _busy_world()
+    told = [_refused(world, fingerprint=1) for _ in range(3)]
+    assert told == sorted(set(told))
+
+
+def test_when_the_first_do_not_come_back_the_rest_of_their_crowd_keeps_nobody_waiting() -> None:
+    world, taken = _busy_world()
+    last_s = max(_refused(world, number) for number in range(100))
+    assert last_s > 100.0
+    world.clock.seconds += 18.0
+    for place in taken:
+        world.places.give_back(place, is_whole=True)
+    assert len(world.fill()) == 10
+    told = [_refused(world, number) for number in range(200, 210)]
+    assert told[0] < 20.0
+    assert told == sorted(told) and told[-1] > told[0] + 5.0, "a new crowd is believed in"
+
+
+def test_who_comes_in_time_though_its_crowd_was_given_up_goes_before_others_all_the_same() -> None:
+    world, _ = _busy_world()
+    told = [_refused(world, number) for number in range(30)]
+    world.clock.seconds += told[-1]
+    _refused(world, fingerprint=99)
+    assert isinstance(world.ask(fingerprint=29), PlaceTurn)
 
 
 def test_services_that_do_nothing_wait_for_nobody() -> None:
@@ -206,7 +245,7 @@ def test_when_to_come_back_has_bounds_and_is_forgotten_when_nobody_came() -> Non
     for place in taken:
         world.places.give_back(place, is_whole=False)
     assert len(world.fill()) == 10
-    assert _refused(world, fingerprint=1) < 10.0
+    assert _refused(world, fingerprint=1) <= 10.0
 
 
 def test_who_leaves_the_line_gets_no_place_and_all_places_come_back() -> None:
