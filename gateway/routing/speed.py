@@ -35,6 +35,8 @@ _MEMORY_S = 60.0
 """Seconds in which a limit that was seen doubles and a number that was served halves, unless seen again."""
 _NEWEST_STREAMS_SHARE = 0.1
 
+_RAISING_WAITS_S = 2.0
+"""Seconds that as many streams as the limit must have waited in the measurements that raise it."""
 _MOST_DOUBLINGS = 20.0
 
 
@@ -107,6 +109,8 @@ class SpeedMeter:
         """Sums since the last measurement."""
         self._lately = _Sums()
         """Sums since they last counted as the service's limit."""
+        self._longer = _Sums()
+        """Sums since they last could raise that limit."""
         self._busy_elsewhere_s: dict[int, float] = {}
         """Process -> busy seconds since the last measurement; several may be busy at the same time."""
         self._speed: float | None = None
@@ -228,13 +232,19 @@ class SpeedMeter:
     def _learn(self, new: _Sums) -> None:
         """Note what the service did lately; the mean with what was long before would be the work of nobody."""
         self._lately.add(new)
+        self._longer.add(new)
         is_known = math.isfinite(self._ceiling)
         if is_known and self._lately.busy_s < min(GAPS * self._lately.gap_s, MAX_BUSY_S):
             return
         # News may come late again soon, so the longest gap is only halved.
         lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
-        streams, now_s = self._served(lately), self._clock.now()
         is_at_its_limit = lately.speed < _AT_ITS_LIMIT * self._least_speed
+        if is_known and not is_at_its_limit:
+            # The last of many streams that wait at the same time are fast, and say nothing of as many that come.
+            if self._longer.waited_s < _RAISING_WAITS_S * self._ceiling:
+                return
+            lately, self._longer = self._longer, _Sums()
+        streams, now_s = self._served(lately), self._clock.now()
         if is_at_its_limit or streams > self._seen_served():
             self._floor, self._floor_s = streams, now_s
         if is_at_its_limit or streams > self._ceiling:

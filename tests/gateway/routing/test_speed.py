@@ -93,6 +93,18 @@ def test_without_a_least_speed_there_is_no_limit() -> None:
     assert service.meter.limit == math.inf
 
 
+def test_the_last_of_many_streams_say_nothing_of_as_many_that_come() -> None:
+    service = Service()
+    service.serve_until_known(40, speed=0.5)
+    for _ in range(4):
+        service.meter.set_streams(15)
+        service.meter.begin_wait()
+        service.clock.seconds += 0.5
+        service.meter.made(0.5 * 20.0)
+        service.meter.end_wait()
+    assert service.meter.limit < 25.0
+
+
 def test_a_gateway_that_stood_still_takes_the_service_neither_for_slow_nor_for_fast() -> None:
     service = Service()
     service.serve_until_known(40, speed=0.5)
