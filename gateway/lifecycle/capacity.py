@@ -61,7 +61,7 @@ class Capacity:
         self._token2wav = token2wav
         self._slots = slots
         self._taken = 0
-        self.places = Places(settings, clock, self._limit, self._ends, self._is_limit_certain)
+        self.places = Places(settings, clock, self._limit, self._ends, self._is_limit_certain, slots)
         for meter in (llm, token2wav):
             meter.on_measured = self.places.serve
 

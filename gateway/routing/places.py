@@ -5,7 +5,7 @@
                   └─ no ──► OverloadedError with when to try again
 
 Of the streams that wait, those of the caller with the fewest places come first. While others call too, a caller that
-has half of all places does not get the last fifth of them. Each refusal names a later time than the same caller's
+has half of all places does not get the last fifth of them; if it has them already, others find a few more. Each refusal names a later time than the same caller's
 refusal before it, as requests that were refused before come back too (`promises`): their places are kept from the
 caller's new requests, but for one while no stream is under way. Several callers get their times in turn, even if one of
 them was refused more often.
@@ -35,6 +35,8 @@ MAX_RETRY_S = 300.0
 _RESERVED_SHARE = 0.2
 """Share of places kept for promises: larger than changes of the measured limit, or other callers would wait."""
 _MANY = 0.5
+_EXTRA_SHARE = 0.1
+"""Share of the places that there are beyond the limit for callers with fewer than those, while another has many."""
 _CALLER_MEMORY_S = 60.0
 _LOOKS_AHEAD_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds ahead: a stream is admitted if requests with a promised time find a place after each, until it ends."""
@@ -111,6 +113,7 @@ class Places:
         limit: Callable[[], float],
         ends: Callable[[], Ends],
         is_certain: Callable[[], bool] = lambda: True,
+        most: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """Begin with all places free.
 
@@ -120,6 +123,7 @@ class Places:
             limit: places that there are now, a fraction or inf included.
             ends: how fast streams end at the speed of now.
             is_certain: whether the limit is known; while it is only the least that is sure, a stream waits its time.
+            most: streams that may be under way at all, at whatever speed.
         """
         self.refused_total = 0
         """Streams that were told to come back later."""
@@ -128,6 +132,7 @@ class Places:
         self._measured_limit = limit
         self._ends = ends
         self._is_certain = is_certain
+        self._most = most
         self._taken: dict[Place, None] = {}
         self._by_caller: Counter[str] = Counter()
         self._asked_s: OrderedDict[str, float] = OrderedDict()
@@ -167,7 +172,8 @@ class Places:
         self._asked += 1
         turn = PlaceTurn(asker, on_given, self._promises.keep(asker.caller, asker.fingerprint), self._asked)
         ahead = self._ahead_of(turn)
-        if not ahead and self._has_room_for(turn, self.limit):
+        limit = self.limit
+        if not ahead and self._has_room_for(turn, limit, self._extra(limit)):
             return self._take(asker.caller)
         wait_s = self.wait_s(asker.patience_s)
         # NOTE: a request that comes back when it was told to may wait: the forecast may be wrong by a little.
@@ -221,13 +227,21 @@ class Places:
         while next(iter(self._asked_s.values())) < now_s - _CALLER_MEMORY_S:
             self._asked_s.popitem(last=False)
 
-    def _has_room_for(self, turn: PlaceTurn, limit: float) -> bool:
+    def _has_room_for(self, turn: PlaceTurn, limit: float, extra: float) -> bool:
         caller = turn.caller
+        if self._by_caller[caller] < extra:
+            limit += extra
         if len(self._asked_s) > 1 and self._by_caller[caller] >= _MANY * limit:
             limit -= max(1.0, math.floor(_RESERVED_SHARE * limit))
         # NOTE: services that do nothing wait for nobody: who was told a time may not come, and finds the other places.
         is_idle = not self._taken
         return len(self._taken) + 1 <= limit and (turn.is_back or is_idle or self._keeps_promises(turn, limit))
+
+    def _extra(self, limit: float) -> float:
+        """Return the places beyond the limit: who has hardly any waits for no end of a caller's that has many."""
+        if len(self._taken) + 1 <= limit or max(self._by_caller.values()) < _MANY * limit:
+            return 0.0
+        return min(max(1.0, math.floor(_EXTRA_SHARE * limit)), max(0.0, self._most() - limit))
 
     def _keeps_promises(self, turn: PlaceTurn, limit: float) -> bool:
         """Tell whether requests with a promised time find a place although this stream has one until its end."""
@@ -248,11 +262,12 @@ class Places:
 
     def _next_turn(self) -> PlaceTurn | None:
         limit = self.limit
-        if not self._waiting or len(self._taken) + 1 > limit:
+        extra = self._extra(limit)
+        if not self._waiting or len(self._taken) + 1 > limit + extra:
             return None
         firsts = (next(iter(same)) for same in self._waiting.values())
         return min(
-            (turn for turn in firsts if self._has_room_for(turn, limit)),
+            (turn for turn in firsts if self._has_room_for(turn, limit, extra)),
             key=lambda turn: (turn.asker.priority, self._by_caller[turn.caller], not turn.is_back, turn.number),
             default=None,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gateway.errors import OverloadedError
@@ -15,10 +17,11 @@ USUAL = 10
 class World:
     """Places, their clock, and who got them."""
 
-    def __init__(self, limit: float, ends: Ends | None = None) -> None:
+    def __init__(self, limit: float, ends: Ends | None = None, most: float = math.inf) -> None:
         self.clock = ManualClock()
         self.limit = limit
-        self.places = Places(RoutingSettings(max_waiting=50), self.clock, lambda: self.limit, lambda: ends or Ends())
+        settings = RoutingSettings(max_waiting=50)
+        self.places = Places(settings, self.clock, lambda: self.limit, lambda: ends or Ends(), most=lambda: most)
         self.given: list[Place] = []
 
     def ask(self, caller: str = "", priority: int = USUAL, fingerprint: int = 0) -> Place | PlaceTurn:
@@ -46,7 +49,7 @@ def test_there_are_a_few_places_on_the_slowest_host() -> None:
 
 
 def test_a_place_that_comes_free_goes_to_the_most_urgent_and_then_to_the_first() -> None:
-    world = World(4)
+    world = World(4, most=4.0)
     taken = world.fill()
     world.ask("a"), world.ask("b"), world.ask("urgent", priority=1)
     for place in taken[:3]:
@@ -55,7 +58,7 @@ def test_a_place_that_comes_free_goes_to_the_most_urgent_and_then_to_the_first()
 
 
 def test_the_caller_with_the_fewest_places_comes_first() -> None:
-    world = World(10)
+    world = World(10, most=10.0)
     taken = world.fill("loud")
     for _ in range(5):
         world.ask("loud")
@@ -73,6 +76,25 @@ def test_nobody_with_half_of_the_places_takes_the_last_fifth_while_others_call()
     assert isinstance(world.ask("quiet"), Place)
     world.clock.seconds += 61.0
     assert len(world.fill("loud")) == 3
+
+
+def test_who_has_hardly_any_place_finds_one_though_another_has_them_all() -> None:
+    world = World(20)
+    assert len(world.fill("loud")) == 20
+    assert [isinstance(world.ask("quiet"), Place) for _ in range(3)] == [True, True, False]
+    assert not isinstance(world.ask("third"), Place)
+
+
+def test_no_more_streams_than_slots_are_under_way() -> None:
+    world = World(20, most=21.0)
+    world.fill("loud")
+    assert [isinstance(world.ask("quiet"), Place) for _ in range(2)] == [True, False]
+
+
+def test_where_nobody_has_many_places_there_are_none_beyond_the_limit() -> None:
+    world = World(20)
+    assert all(isinstance(world.ask(f"caller {number}"), Place) for number in range(20))
+    assert not isinstance(world.ask("another"), Place)
 
 
 def test_places_that_a_measurement_adds_are_given_at_once() -> None:
@@ -216,7 +238,7 @@ def test_what_one_caller_was_promised_keeps_no_other_one_out() -> None:
 
 
 def test_a_caller_who_was_refused_often_does_not_have_others_come_back_later() -> None:
-    world = World(8, Ends(stream_s=30.0, apart_s=1.0))
+    world = World(8, Ends(stream_s=30.0, apart_s=1.0), most=8.0)
     world.fill("loud")
 
     def told(caller: str) -> float:
