@@ -5,10 +5,10 @@
                   └─ no ──► OverloadedError with when to try again
 
 Of the streams that wait, those of the caller with the fewest places come first. While others call too, a caller that
-has half of all places does not get the last fifth of them; if it has them already, others find a few more. Each refusal names a later time than the same caller's
-refusal before it, as requests that were refused before come back too (`promises`): their places are kept from the
-caller's new requests, but for one while no stream is under way. Several callers get their times in turn, even if one of
-them was refused more often.
+has half of all places does not get the last fifth of them; if it has them already, others find a few more. Each
+refusal names a later time than the same caller's refusal before it, as requests that were refused before come back too
+(`promises`): their places are kept from the caller's new requests, but for one while no stream is under way. Several
+callers get their times in turn, even if one of them was refused more often.
 """
 
 from __future__ import annotations

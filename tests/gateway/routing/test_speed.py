@@ -95,14 +95,19 @@ def test_without_a_least_speed_there_is_no_limit() -> None:
 
 def test_the_last_of_many_streams_say_nothing_of_as_many_that_come() -> None:
     service = Service()
-    service.serve_until_known(40, speed=0.5)
-    for _ in range(4):
+    for _ in range(40):
+        service.serve(40, speed=0.5, seconds=0.2)
+    assert service.meter.limit == pytest.approx(20.0, rel=0.02)
+    for _ in range(10):
         service.meter.set_streams(15)
         service.meter.begin_wait()
-        service.clock.seconds += 0.5
-        service.meter.made(0.5 * 20.0)
+        service.clock.seconds += 0.2
+        service.meter.made(0.2 * 20.0)
         service.meter.end_wait()
-    assert service.meter.limit < 25.0
+    assert service.meter.limit < 30.0
+    for _ in range(40):
+        service.serve(40, speed=1.5, seconds=0.2)
+    assert 55.0 < service.meter.limit < 90.0, "a service that grew is seen to"
 
 
 def test_a_gateway_that_stood_still_takes_the_service_neither_for_slow_nor_for_fast() -> None:
