@@ -21,6 +21,11 @@ from servicekit.timeouts import timeout
 
 logger = logging.getLogger(__name__)
 
+ACCEPTED_AT_ONCE = 4
+"""Connections that the event loop takes before it turns to streams under way: a storm's take seconds all together."""
+MAX_UNACCEPTED = 2048
+"""Connections that wait in the kernel to be taken."""
+
 
 class Shutdown:
     """Brings one gateway's streams to their end."""
@@ -74,7 +79,13 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Open the doors."""
         self._loop = asyncio.get_running_loop()
+        # NOTE: asyncio takes as many connections at once as it has the kernel keep, unless the kernel is told later.
+        self.config.backlog = ACCEPTED_AT_ONCE
         await super().startup(sockets)  # type: ignore[arg-type]
+        for server in self.servers:
+            for each in server.sockets:
+                with each.dup() as listening:
+                    listening.listen(MAX_UNACCEPTED)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Answer a signal; called by Python between any two instructions of the main thread."""

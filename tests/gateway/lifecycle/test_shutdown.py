@@ -1,0 +1,52 @@
+"""How the HTTP server takes many callers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from itertools import pairwise
+from typing import Any
+
+import uvicorn
+
+from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DrainingServer
+from tests.workers import free_ports
+
+CALLERS = 40
+
+
+async def test_of_many_who_connect_at_once_a_few_are_taken_at_a_time_and_nobody_is_lost() -> None:
+    taken: list[asyncio.Transport] = []
+
+    class Door(asyncio.Protocol):
+        def __init__(self, **parts: Any) -> None:
+            pass
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            taken.append(transport)
+
+    async def drain() -> None:
+        pass
+
+    (port,) = free_ports(1)
+    config = uvicorn.Config(_nothing, port=port, http=Door, lifespan="off", log_config=None)  # type: ignore[arg-type]
+    server = DrainingServer(config, drain)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    callers = [socket.create_connection(("127.0.0.1", port), timeout=1.0) for _ in range(CALLERS)]
+    steps = [0]
+    while len(taken) < CALLERS:
+        await asyncio.sleep(0)
+        steps.append(len(taken))
+    assert max(after - before for before, after in pairwise(steps)) <= ACCEPTED_AT_ONCE
+    for caller in callers:
+        caller.close()
+    for transport in taken:
+        transport.abort()
+    server.servers[0].close()
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """Answer nothing."""
