@@ -140,7 +140,8 @@ class SpeedMeter:
         """Streams at once that are known to get the least speed, also if they were served one after the other."""
         if self._speed is None or not self._least_speed:
             return math.inf
-        return max(self._streams_at_speed * self._speed / self._least_speed, self._seen_served())
+        served = self._streams_at_speed * self._speed / self._least_speed
+        return max(min(served, self._seen_limit()), self._seen_served())
 
     @property
     def stream_speech_s(self) -> float | None:
