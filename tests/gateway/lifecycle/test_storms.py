@@ -123,7 +123,8 @@ def test_callers_who_ask_again_and_again_keep_nobody_out_who_comes_when_it_was_t
     passed = run_virtually(lambda clock: _pass(clock, tmp_path, times))
     tally = passed.loud
     assert not tally.failed and not tally.without_retry
-    assert tally.returns > 40 and tally.kept >= 0.9 * tally.returns
+    # Of the first that come back some were told when while the limit was still being measured.
+    assert tally.returns > 40 and tally.kept >= (0.9 if is_whole() else 0.8) * tally.returns
     assert tally.ended * 5.0 >= 0.8 * CAPACITY * passed.lasted_s
     assert percentile(tally.first_s, 95) < 4.0
 
