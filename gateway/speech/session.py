@@ -238,7 +238,7 @@ class SpeechSession:
                     return await self._next_cut()
             except asyncio.TimeoutError:
                 hold.release()
-        return await self._next_cut()
+        return await self._next_cut(begins=True)
 
     @property
     def _is_being_written(self) -> bool:
@@ -255,8 +255,11 @@ class SpeechSession:
     def _has_uncut_text(self) -> bool:
         return self._steps is not None or not self._items.empty()
 
-    async def _next_cut(self) -> Segment | _Mark:
-        """Wait for the next segment, or the end of a turn; may be cancelled and called again."""
+    async def _next_cut(self, begins: bool = False) -> Segment | _Mark:
+        """Wait for the next segment, or the end of a turn; may be cancelled and called again unless the session begins.
+
+        New sessions read their texts one by one, so that a storm of them does not stop those that are heard.
+        """
         while True:
             if self._steps is not None and (segment := await self._text.next_segment(self._steps)) is not None:
                 return segment
@@ -265,6 +268,8 @@ class SpeechSession:
                 return mark
             item = await self._items.get()
             if isinstance(item, str):
+                if begins:
+                    await self._pipeline.begin_in_turn()
                 self._steps = self._text.cutting(item)
             else:
                 self._steps = self._text.finishing(goes_on=item is _Mark.CUT)

@@ -93,3 +93,21 @@ def test_what_is_written_is_not_cut_before_somebody_listens(voices: Voices, monk
     monkeypatch.setattr(TextStream, "cutting", lambda *_: pytest.fail("the text was cut"))
     session.write(20_000 * ".")
     session.end()
+
+
+async def test_of_many_sessions_that_begin_at_once_one_reads_its_text_at_a_time(voices: Voices) -> None:
+    rounds, text = Rounds(), "This is the only sentence."
+    pipeline = make_pipeline(voices, rounds)
+    sessions = [SpeechSession(pipeline, SpeechRequest("", seed=1, text_options=ENGLISH)) for _ in range(20)]
+
+    async def hear(session: SpeechSession) -> None:
+        async for _ in session.audio():
+            pass
+
+    for session in sessions:
+        session.write(text)
+        session.end()
+    async with rounds.counted():
+        await asyncio.gather(*(hear(session) for session in sessions))
+    assert sum(rounds.characters.values()) >= 20 * len(text)
+    assert max(rounds.characters.values()) <= len(text)
