@@ -16,7 +16,7 @@ from gateway.dialects.common.json_socket import quiet_refusals
 from gateway.doors.http import build_app
 from gateway.errors import ConfigError
 from gateway.host import Host
-from gateway.lifecycle.shutdown import DrainingServer
+from gateway.lifecycle.shutdown import ACCEPTED_AT_ONCE, DrainingServer
 from gateway.processes.ports import open_shared
 from gateway.processes.worker import Worker
 from gateway.telemetry.call import CallFilter
@@ -65,6 +65,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
             host=config.host,
             port=config.port,
             log_config=None,
+            backlog=ACCEPTED_AT_ONCE,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=HTTP_GRACE_S,
             **uvicorn_options(config.access),

@@ -79,9 +79,8 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Open the doors."""
         self._loop = asyncio.get_running_loop()
-        # NOTE: asyncio takes as many connections at once as it has the kernel keep, unless the kernel is told later.
-        self.config.backlog = ACCEPTED_AT_ONCE
         await super().startup(sockets)  # type: ignore[arg-type]
+        # NOTE: asyncio takes as many connections at once as it has the kernel keep, unless the kernel is told later.
         for server in self.servers:
             for each in server.sockets:
                 with each.dup() as listening:

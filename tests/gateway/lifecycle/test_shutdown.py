@@ -30,7 +30,14 @@ async def test_of_many_who_connect_at_once_a_few_are_taken_at_a_time_and_nobody_
         pass
 
     (port,) = free_ports(1)
-    config = uvicorn.Config(_nothing, port=port, http=Door, lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        _nothing,
+        port=port,
+        http=Door,
+        lifespan="off",
+        log_config=None,
+        backlog=ACCEPTED_AT_ONCE,
+    )
     server = DrainingServer(config, drain)
     config.load()
     server.lifespan = config.lifespan_class(config)
