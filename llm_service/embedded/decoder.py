@@ -1,6 +1,6 @@
 """The Qwen2 decoder in plain torch: embedding, layers and last norm, on a cache of slots.
 
-Computes what Transformers' `Qwen2Model` does, operation by operation, so that the logits are equal to the last bit; a
+Computes what Transformers' `Qwen2Model` does, operation by operation, so that the logits are equal but for rounding; a
 test compares them. The running service imports no Transformers: its import alone takes seconds of a CPU.
 """
 
@@ -18,17 +18,33 @@ from llm_service.embedded.kv_cache import SlotCache
 from llm_service.qwen2 import Qwen2Shape
 from llm_service.speech_head import decoder_of
 
+_TYPICAL_ROWS = 4
+"""Rows that oneDNN chooses its layout of a matrix for."""
 
-@dataclass(frozen=True)
+
 class Linear:
-    """A matrix [outputs, inputs] and, if there is one, its bias [outputs]."""
+    """A matrix [outputs, inputs] and, if there is one, its bias [outputs].
 
-    weight: Tensor
-    bias: Tensor | None = None
+    In float32 on a CPU, the matrix lies in oneDNN's own layout: a product with few rows takes half of the time.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight, self._bias = weight, bias
+        self._is_packed = weight.device.type == "cpu" and weight.dtype is torch.float32 and _has_onednn()
+        if self._is_packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return [..., outputs] of [..., inputs]."""
-        return functional.linear(inputs, self.weight, self.bias)
+        if not self._is_packed:
+            return functional.linear(inputs, self._weight, self._bias)
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self._bias, "none", [], "")
+        return made
+
+
+def _has_onednn() -> bool:
+    found: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return found
 
 
 @dataclass(frozen=True)

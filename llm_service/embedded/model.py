@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
-from llm_service.embedded.decoder import Decoder, load_decoder
+from llm_service.embedded.decoder import Decoder, Linear, load_decoder
 from llm_service.embedded.kv_cache import CacheShape, SlotCache
 from llm_service.qwen2 import read_shape
 from llm_service.speech_head import TensorFiles, read_speech_head, read_vocabulary
@@ -48,8 +47,8 @@ class SpeechLanguageModel:
         """Take a Qwen2 decoder without head, and the head: weight [rows, hidden], bias [rows]; use `load`."""
         self.vocabulary = vocabulary
         self._decoder = decoder
-        self._head_weight = head_weight
-        self._head_bias = head_bias
+        self._head = Linear(head_weight, head_bias)
+        self._device, self._dtype = head_weight.device, head_weight.dtype
         self._cache: SlotCache | None = None
         self._rows_per_forward = 1
         self._least_rows = 1
@@ -86,11 +85,11 @@ class SpeechLanguageModel:
 
     def cache_bytes(self, shape: CacheShape) -> int:
         """Return what a cache of this shape takes, in bytes."""
-        return shape.bytes(self._head_weight.dtype)
+        return shape.bytes(self._dtype)
 
     def allocate_cache(self, shape: CacheShape, rows_per_forward: int) -> None:
         """Allocate the slots; a decode forward covers `rows_per_forward` of them (or all, if they are fewer)."""
-        self._cache = SlotCache(shape, self._head_weight.device, self._head_weight.dtype)
+        self._cache = SlotCache(shape, self._device, self._dtype)
         self._rows_per_forward = self._least_rows = min(rows_per_forward, shape.slots)
         self._least_rows = self._rows_with_equal_bits()
 
@@ -101,7 +100,7 @@ class SpeechLanguageModel:
     @torch.inference_mode()
     def prefill(self, slot: int, token_ids: Sequence[int], start: int = 0) -> npt.NDArray[np.float32]:
         """Run a prompt, or what comes behind `start` tokens, into a slot; return the logits after it, [rows]."""
-        device = self._head_weight.device
+        device = self._device
         length = start + len(token_ids)
         positions = torch.arange(start, length, device=device).unsqueeze(0)
         ids = torch.tensor([list(token_ids)], device=device)
@@ -144,7 +143,7 @@ class SpeechLanguageModel:
         self, start: int, ids: list[list[int]], positions: list[list[int]], lengths: list[int]
     ) -> npt.NDArray[np.float32]:
         """Run a token for each of the slots from `start` on; return logits [B, rows]."""
-        device = self._head_weight.device
+        device = self._device
         self._allocated().view(slice(start, start + len(ids)), lengths)
         hidden = self._forward(torch.tensor(ids, device=device), torch.tensor(positions, device=device), lengths)
         return self._logits(hidden[:, -1])
@@ -156,7 +155,7 @@ class SpeechLanguageModel:
         Libraries multiply few rows by another routine than many; from which number on depends on them and on the CPU.
         """
         rows = self._rows_per_forward
-        if self._head_weight.device.type != "cpu":
+        if self._device.type != "cpu":
             return rows
         ids = np.random.default_rng(0).integers(0, self.vocabulary.first_id, (rows, 1)).tolist()
         positions, lengths = [[0]] * rows, [1] * rows
@@ -176,8 +175,7 @@ class SpeechLanguageModel:
         return self._decoder.forward(ids, positions, lengths, self._allocated())
 
     def _logits(self, hidden: torch.Tensor) -> npt.NDArray[np.float32]:
-        logits = functional.linear(hidden, self._head_weight, self._head_bias)
-        array: npt.NDArray[np.float32] = logits.float().cpu().numpy()
+        array: npt.NDArray[np.float32] = self._head(hidden).float().cpu().numpy()
         return array
 
     def _allocated(self) -> SlotCache:
