@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.chunking.outlook import Outlook
+from gateway.chunking.outlook import CAUTION, Outlook
 from gateway.chunking.pace import Pace
 from gateway.errors import ConfigError
 from token2wav_service.contract import CHUNK_SIZES_TOKENS, LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
@@ -30,6 +30,8 @@ _DOUBLE_AHEAD = 4
 _SINGLE_AHEAD = 2
 _GROWTH = 2
 """Most times longer than the one before that a deadline hop may be: the listener's slack grows no faster."""
+_MOST_LATE_TOKENS = CHUNK_SIZES_TOKENS[1]
+"""Most tokens of a hop that will be late, 1 s: other streams wait while it is made."""
 _REHEARSED_CHUNKS = 12
 """Number of chunks simulated to judge a first hop; doubling reaches any usual bound before."""
 POLICY_NAMES = ("exponential", "equal", "time_based", "deadline")
@@ -143,7 +145,7 @@ class DeadlineChunks:
     first_hop_tokens: int | None = None
     """Tokens of the first hop; None: chosen from the measured speed, at most `hop_tokens`."""
     hop_tokens: int = DEFAULT_HOP_TOKENS
-    """Most tokens of a chosen first hop, and of a hop whose audio will be late whatever its length."""
+    """Most tokens of a chosen first hop, and of a hop that will be late while token2wav is not overloaded."""
     max_hop_tokens: int = DEFAULT_MAX_HOP_TOKENS
 
     def next_hop(self, progress: ChunkProgress) -> int:
@@ -151,7 +153,7 @@ class DeadlineChunks:
         outlook = Outlook(progress.pace, progress.tokens_pending, progress.last_hop_tokens)
         if progress.chunks_sent == 0:
             return min(self.first_hop_tokens or self._first_hop(outlook), self.max_hop_tokens)
-        return self._longest_in_time(outlook) or self._shortest(outlook)
+        return self._longest_in_time(outlook) or self._late(outlook)
 
     def _first_hop(self, outlook: Outlook) -> int:
         """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer."""
@@ -174,6 +176,21 @@ class DeadlineChunks:
         candidates = self._sizes(shortest, longest)
         fitting = bisect_left(candidates, True, key=lambda hop: not outlook.is_in_time(hop))
         return candidates[fitting - 1] if fitting else None
+
+    def _late(self, outlook: Outlook) -> int:
+        """Return a hop whose audio will be late whatever its length: the shortest, unless token2wav is overloaded.
+
+        It is if even that hop takes longer to make than to play. Longer ones take it less time for each second, so this
+        is the longest whose tokens are here before token2wav is free for them.
+        """
+        shortest, sustaining = self._shortest(outlook), outlook.sustaining_hop()
+        if sustaining is not None and sustaining <= shortest:
+            return shortest
+        longest = min(_GROWTH * outlook.last_hop_tokens, _MOST_LATE_TOKENS, self.max_hop_tokens)
+        wait_s = outlook.pace.free_in_s / CAUTION
+        return max(
+            (hop for hop in self._sizes(shortest, longest) if outlook.ready_in_s(hop) <= wait_s), default=shortest
+        )
 
     def _sizes(self, shortest: int, longest: int) -> list[int]:
         """Return the hops to choose from: any length below the smallest batched size, then these sizes, the bound."""

@@ -143,6 +143,29 @@ def test_a_tighter_slack_makes_a_shorter_hop() -> None:
     assert hop(0.5) < hop(1.0) < hop(3.0) == 100
 
 
+@pytest.mark.parametrize(
+    ("cost", "pending", "free_in_s", "expected"),
+    [
+        (ChunkCost(0.5, 0.03), 28, 0.0, 25),
+        (ChunkCost(0.5, 0.03), 20, 0.0, 15),
+        (ChunkCost(0.5, 0.03), 20, 1.0, 25),
+        (ChunkCost(0.5, 0.03), 20, 0.1, 15),
+        (ChunkCost(0.1, 0.01), 28, 1.0, 5),
+    ],
+    ids=["tokens are here", "they are not", "they come in time", "they come too late", "not overloaded"],
+)
+def test_an_overloaded_token2wav_gets_late_hops_as_long_as_tokens_are_there(
+    cost: ChunkCost, pending: int, free_in_s: float, expected: int
+) -> None:
+    pace = Pace(50, cost=cost, free_in_s=free_in_s, dry_in_s=0.0)
+    assert DeadlineChunks().next_hop(ChunkProgress(1, 15, pending, 1.0, 15, None, pace)) == expected
+
+
+def test_listeners_of_an_overloaded_token2wav_wait_less_with_its_longer_hops() -> None:
+    world = World(60, linear(0.6, 0.03), 300)
+    assert listen(world, DeadlineChunks(), learnt(world, DeadlineChunks())).gap_s < listen(world, FixedChunks(15)).gap_s
+
+
 def test_an_llm_far_ahead_gives_full_windows_at_once() -> None:
     chunker = Chunker(DeadlineChunks(20))
     chunker.add(list(range(400)))
