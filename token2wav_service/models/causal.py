@@ -77,7 +77,12 @@ class AttentionPlan:
 
 
 def chunk_plan(
-    history_lengths: Tensor, history_size: int, chunk_lengths: Tensor, chunk_size: int, block: int | None = None
+    history_lengths: Tensor,
+    history_size: int,
+    chunk_lengths: Tensor,
+    chunk_size: int,
+    block: int | None = None,
+    ends: Tensor | None = None,
 ) -> AttentionPlan:
     """Let every query see the valid history and its whole own chunk, or the chunk up to the end of its own block.
 
@@ -90,6 +95,7 @@ def chunk_plan(
         chunk_lengths: [B] valid columns of the chunk (the first ones).
         chunk_size: padded chunk columns.
         block: columns in a block of the mask, counted from the chunk's start; None is no mask inside the chunk.
+        ends: [at least chunk_size] what `block_ends` gives, where the caller has it already.
     """
     device = chunk_lengths.device
     seen = valid_mask(history_lengths, history_size).flip(1)
@@ -98,15 +104,19 @@ def chunk_plan(
     queries = torch.arange(chunk_size, device=device) + history_size
     mask = torch.cat([seen, own], 1)[:, None, None, :]
     if block is not None:
-        columns = torch.arange(chunk_size, device=device)
-        ends = (columns // block + 1) * block + history_size
-        mask = mask & (keys[None, :] < ends[:, None])[None, None]
+        ends = block_ends(chunk_size, block, device) if ends is None else ends[:chunk_size]
+        mask = mask & (keys[None, :] < (ends + history_size)[:, None])[None, None]
     return AttentionPlan(
         mask=mask,
         relative=queries[:, None] - keys[None, :],
         relative_min=1 - chunk_size,
         relative_max=history_size + chunk_size - 1,
     )
+
+
+def block_ends(size: int, block: int, device: torch.device | None = None) -> Tensor:
+    """Return [size] int64, the first column behind each column's block."""
+    return (torch.arange(size, device=device) // block + 1) * block
 
 
 def relative_sinusoids(plan: AttentionPlan, width: int, dtype: torch.dtype) -> Tensor:

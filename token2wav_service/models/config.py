@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -269,6 +270,12 @@ def _check_channels(in_channels: int, mel_bins: int) -> None:
         )
 
 
+POST_KERNEL = 7
+"""Columns of the causal vocoder's last convolution."""
+OVERLAPPING_COLUMNS = 3
+"""Spectrum columns before a piece's first that reach into the samples it completes."""
+
+
 @dataclass(frozen=True)
 class HiFTConfig:
     """HiFT vocoder: mel at 50 Hz to audio at 24 kHz."""
@@ -307,6 +314,19 @@ class HiFTConfig:
         for rate in self.upsample_rates:
             samples *= rate
         return samples
+
+    @property
+    def causal_context(self) -> int:
+        """Floats that the causal vocoder keeps for a row: left contexts of its convolutions and spectra."""
+        channels = [self.base_channels // 2**stage for stage in range(len(self.upsample_rates) + 1)]
+        strided = math.prod(self.upsample_rates[1:]) - 1
+        count = (self.istft_n_fft + 2) * (strided + OVERLAPPING_COLUMNS) + channels[-1] * POST_KERNEL
+        for stage, width in enumerate(channels[1:]):
+            count += channels[stage] * (self.upsample_kernel_sizes[stage] - 1)
+            source = (self.source_resblock_kernel_sizes[stage], self.source_resblock_dilation_sizes[stage])
+            blocks = [source, *zip(self.resblock_kernel_sizes, self.resblock_dilation_sizes, strict=True)]
+            count += width * sum((kernel - 1) * sum(gap + 1 for gap in dilations) for kernel, dilations in blocks)
+        return count
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> HiFTConfig:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from token2wav_service.models.causal import PreLookahead, chunk_plan, valid_mask
+from token2wav_service.models.causal import AttentionPlan, PreLookahead, chunk_plan, valid_mask
 from token2wav_service.models.config import CosyVoice2FlowConfig, CosyVoice3FlowConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory, EncoderPlans
@@ -27,6 +27,8 @@ from token2wav_service.models.flow.unet import LEFT_CONTEXT as UNET_CONTEXT
 from token2wav_service.models.flow.unet import UNet
 
 Caches = Mapping[str, Tensor]
+MakePlan = Callable[[Tensor, int, Tensor, int, int | None], AttentionPlan]
+"""Function that makes an attention's plan of `chunk_plan`'s arguments."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class BlockFlow(nn.Module, ABC):
         size: int,
         *,
         is_masked: bool,
+        make_plan: MakePlan = chunk_plan,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Turn embedded tokens into the solver's conditions.
 
@@ -118,10 +121,41 @@ class BlockFlow(nn.Module, ABC):
             token_lengths, is_last, committed, past: as in `forward`.
             size: T, tokens to speak in the longest row.
             is_masked: whether queries look no further than their own block.
+            make_plan: makes the attentions' plans, where there is attention.
 
         Returns:
             mu [B, 80, stride T], and what the chunk adds to the caches of this part.
         """
+
+    def condition(
+        self,
+        tokens: Tensor,
+        token_lengths: Tensor,
+        is_last: Tensor,
+        speaker: Tensor,
+        committed: Tensor,
+        past: Past,
+        size: int,
+        *,
+        is_masked: bool,
+        make_plan: MakePlan = chunk_plan,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Turn tokens and a voice into the solver's conditions.
+
+        Args:
+            tokens, token_lengths, is_last, speaker, committed, past: as in `forward`, but without negative ids.
+            size, is_masked, make_plan: as in `encode`.
+
+        Returns:
+            mu [B, 80, stride T], the projected speaker [B, 80], and what the chunk adds to the encoder's caches.
+        """
+        embedded = self.input_embedding(tokens)
+        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
+        mu, added = self.encode(
+            embedded, token_lengths, is_last, committed, past, size, is_masked=is_masked, make_plan=make_plan
+        )
+        vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
+        return mu, vector, added
 
     def forward(
         self,
@@ -159,11 +193,10 @@ class BlockFlow(nn.Module, ABC):
         spoken = torch.where(is_last, token_lengths, token_lengths - self.lookahead)
         size = tokens.shape[1] if bool(is_last.any()) else tokens.shape[1] - self.lookahead
         committed = spoken if committed is None else committed
-        past = past or self._nothing(tokens.shape[0], steps)
-        embedded = self.input_embedding(tokens.clamp(min=0))
-        embedded = embedded * valid_mask(token_lengths, tokens.shape[1])[:, :, None].to(embedded.dtype)
-        mu, added = self.encode(embedded, token_lengths, is_last, committed, past, size, is_masked=mask.encoder)
-        vector = self.spk_embed_affine_layer(functional.normalize(speaker.to(mu.dtype), dim=1))
+        past = past or self.empty_past(tokens.shape[0], steps)
+        mu, vector, added = self.condition(
+            tokens.clamp(min=0), token_lengths, is_last, speaker, committed, past, size, is_masked=mask.encoder
+        )
         history = SolverHistory(past.caches["solver_kv"], past.caches["solver_tail"])
         mel, update = self.decoder(
             noise[:, :, : mu.shape[2]].to(mu.dtype),
@@ -183,18 +216,24 @@ class BlockFlow(nn.Module, ABC):
         """Where the inputs must be."""
         return self.input_embedding.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the caches."""
+        return self.spk_embed_affine_layer.weight.dtype
+
     def _solver_mask(self, past: Past, spoken: Tensor, frames: int, *, is_masked: bool) -> Tensor:
         held = past.caches["solver_kv"].shape[5]
         block = self.block_tokens * self.stride if is_masked else None
         return chunk_plan(past.tokens * self.stride, held, spoken * self.stride, frames, block).mask
 
-    def _nothing(self, rows: int, steps: int) -> Past:
-        weight = self.spk_embed_affine_layer.weight
-        caches = {
-            spec.name: weight.new_zeros(*spec.shape[: spec.batch_axis], rows, *spec.shape[spec.batch_axis :])
+    def empty_past(self, rows: int, steps: int) -> Past:
+        """Return what rows have that begin, under `steps` solver steps."""
+        shapes = {
+            spec.name: (*spec.shape[: spec.batch_axis], rows, *spec.shape[spec.batch_axis :])
             for spec in self.state_specs(steps)
         }
-        none = torch.zeros(rows, dtype=torch.long, device=weight.device)
+        caches = {name: torch.zeros(shape, dtype=self.dtype, device=self.device) for name, shape in shapes.items()}
+        none = torch.zeros(rows, dtype=torch.long, device=self.device)
         return Past(caches, none, none)
 
 
@@ -206,7 +245,7 @@ def state_bytes(flow: BlockFlow, steps: int, tokens: int) -> int:
         if spec.time_axis is not None:
             shape[spec.time_axis] = tokens * spec.columns_per_token
         count += math.prod(shape)
-    return count * flow.spk_embed_affine_layer.weight.element_size()
+    return count * flow.dtype.itemsize
 
 
 class CosyVoice2Flow(BlockFlow):
@@ -250,6 +289,7 @@ class CosyVoice2Flow(BlockFlow):
         size: int,
         *,
         is_masked: bool,
+        make_plan: MakePlan = chunk_plan,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `BlockFlow.encode`."""
         caches, stride = past.caches, self.stride
@@ -264,8 +304,8 @@ class CosyVoice2Flow(BlockFlow):
         spoken = torch.where(is_last, token_lengths, token_lengths - self.lookahead)
         block = self.block_tokens if is_masked else None
         plans = EncoderPlans(
-            chunk_plan(past.tokens, history.token_kv.shape[3], spoken, size, block),
-            chunk_plan(
+            make_plan(past.tokens, history.token_kv.shape[3], spoken, size, block),
+            make_plan(
                 past.tokens * stride,
                 history.frame_kv.shape[3],
                 spoken * stride,
@@ -321,6 +361,7 @@ class CosyVoice3Flow(BlockFlow):
         size: int,
         *,
         is_masked: bool,
+        make_plan: MakePlan = chunk_plan,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `BlockFlow.encode`; there is no attention here to be masked."""
         padded = functional.pad(embedded, (0, 0, 0, self.lookahead))

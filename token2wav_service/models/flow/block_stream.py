@@ -287,8 +287,7 @@ class BlockStreamFlow:
         return (first, last) if held > first + last else None
 
     def _empty_caches(self) -> Caches:
-        weight = self.flow.spk_embed_affine_layer.weight
-        return {spec.name: weight.new_zeros(spec.shape) for spec in self.specs}
+        return {spec.name: torch.zeros(spec.shape, dtype=self.flow.dtype, device=self.device) for spec in self.specs}
 
     def _held(self, rows: Sequence[Row]) -> Tensor:
         """[B] tokens that each row's growing caches hold."""

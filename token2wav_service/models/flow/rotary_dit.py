@@ -52,6 +52,7 @@ class RotaryDiT(nn.Module):
         *,
         valid: Tensor | None = None,
         first_frames: Tensor | None = None,
+        rotation: Tensor | None = None,
     ) -> tuple[Tensor, EstimatorHistory]:
         """Estimate the velocity at `time`.
 
@@ -66,6 +67,7 @@ class RotaryDiT(nn.Module):
             history: what earlier chunks left at this time; None starts from nothing.
             valid: [B, T] bool, where attention is to give 0 otherwise; None keeps what padding gives.
             first_frames: [B] absolute frame of each row's first column; None is 0.
+            rotation: [B or 1, T, head_dim / 2, 2] what `rotation_table` gives, where the caller has it already.
 
         Returns:
             Velocity [B, 80, T], and what this chunk adds: rotated keys and values of its own frames [L, B, h, T, 2d]
@@ -74,7 +76,8 @@ class RotaryDiT(nn.Module):
         history = history or self.empty_history(x)
         rows = torch.cat([x, cond, mu, speaker[:, :, None].expand(-1, -1, x.shape[2])], 1)
         hidden, tail = self.input_embed(rows.transpose(1, 2), lengths, history.tail[0])
-        rotation = rotation_table(first_frames, x.shape[2], self.config.head_dim, like=hidden)
+        if rotation is None:
+            rotation = rotation_table(first_frames, x.shape[2], self.config.head_dim, like=hidden)
         condition = functional.silu(self.time_embed(time))
         kept = None if valid is None else valid[:, :, None].to(hidden.dtype)
         kv = []

@@ -21,7 +21,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav_service.config import SourcePhase
 from token2wav_service.models.causal import causal_tail
-from token2wav_service.models.config import HiFTConfig
+from token2wav_service.models.config import OVERLAPPING_COLUMNS, POST_KERNEL, HiFTConfig
 from token2wav_service.models.vocoder.hift import FINAL_LEAKY_SLOPE, MAX_MAGNITUDE, Snake, source_strides
 from token2wav_service.models.vocoder.source import HarmonicSource
 
@@ -29,9 +29,6 @@ F0_LOOKAHEAD = 3
 """Mel frames that the pitch predictor sees ahead."""
 F0_LAYERS = 5
 F0_KERNEL = 3
-POST_KERNEL = 7
-OVERLAPPING_COLUMNS = 3
-"""Spectrum columns before a piece's first that reach into the samples it completes."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class CausalHiFT(nn.Module):
         self.conv_post = _conv(channels[-1], spectrum, POST_KERNEL)
         self.register_buffer("window", torch.hann_window(config.istft_n_fft, periodic=True), persistent=False)
         self.window: Tensor
-        self.num_floats = self._count_floats()
+        self.num_floats = config.istft_n_fft // 2 + config.causal_context
         self.num_doubles = self.f0_predictor.num_doubles + self.m_source.harmonics
 
     @property
@@ -144,14 +141,32 @@ class CausalHiFT(nn.Module):
             the first 4 belong to the previous piece's end (without meaning in a first piece), and row b ends at
             column 480 frames_b, or 4 later when it is last.
         """
-        run = _Run(state.floats)
-        size = mel.shape[2] - self.lookahead
-        padded = self._padded_source(source, frames, is_last, state.is_first, run, size)
-        spectrum = self._spectrum(padded, frames, run)
-        columns = self._columns(self.conv_pre(mel), spectrum, frames, state.is_first, run)
-        spectra = run.conv(self.conv_post, functional.leaky_relu(columns, FINAL_LEAKY_SLOPE), self._at(frames))
-        samples = self._samples(run.context(spectra, self._at(frames), OVERLAPPING_COLUMNS), frames, state.is_first)
-        return samples, run.floats()
+        size, width = mel.shape[2] - self.lookahead, self.config.istft_n_fft // 2
+        held, context = state.floats[:, :width], state.floats[:, width:]
+        padded, new_held = self._padded_source(source, frames, is_last, state.is_first, held, size)
+        spectra, new_context = self.spectra(mel, self._spectrum(padded), frames, state.is_first, context)
+        return self._samples(spectra, frames, state.is_first), torch.cat([new_held, new_context], 1)
+
+    def spectra(
+        self, mel: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run the convolutions: everything between the source's STFT and the inverse STFT.
+
+        Args:
+            mel, frames: as in `forward`.
+            spectrum: [B, n_fft + 2, 120 T + 1] real parts, then imaginary ones, of the padded source's STFT.
+            is_first: [B] bool, true in a row's first piece.
+            context: [B, causal_context] left contexts of the convolutions and spectra.
+
+        Returns:
+            [B, n_fft + 2, 3 + 120 T + 1] log magnitudes, then phases before their sine, from the 3 columns that reach
+            into the piece on; and the new context.
+        """
+        run, at = _Run(context), self._at(frames)
+        spectrum = run.context(spectrum, at, source_strides(self.config)[0] - 1)
+        columns = self._columns(self.conv_pre(mel), spectrum, frames, is_first, run)
+        spectra = run.conv(self.conv_post, functional.leaky_relu(columns, FINAL_LEAKY_SLOPE), at)
+        return run.context(spectra, at, OVERLAPPING_COLUMNS), run.floats()
 
     def _at(self, frames: Tensor, stage: int | None = None) -> Tensor:
         """Return columns per row after a stage; None is after the last."""
@@ -171,32 +186,28 @@ class CausalHiFT(nn.Module):
         return ((cycles[:, :, 1:] * samples % 1) * 2 * math.pi).float(), cycles % 1
 
     def _padded_source(
-        self, source: Tensor, frames: Tensor, is_last: Tensor, is_first: Tensor, run: _Run, size: int
-    ) -> Tensor:
-        """Return [B, 8 + 480 T + 8]: the piece between the samples before it and those behind it.
+        self, source: Tensor, frames: Tensor, is_last: Tensor, is_first: Tensor, held: Tensor, size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return [B, 8 + 480 T + 8], the piece between the samples before it and those behind it, and [B, 8] to hold.
 
         At a stream's two ends the source is reflected.
         """
         width, samples = self.config.istft_n_fft // 2, self.config.frame_samples
-        held = run.take((width,))
         before = torch.where(is_first[:, None], source[:, 1 : width + 1].flip(1), held)
         source = functional.pad(source, (0, max(0, samples * size + width - source.shape[1])))
         ends = (frames * samples)[:, None]
-        run.put(source.gather(1, ends - width + torch.arange(width, device=source.device)))
+        newest = source.gather(1, ends - width + torch.arange(width, device=source.device))
         index = torch.arange(samples * size + width, device=source.device).expand(source.shape[0], -1)
         reflected = torch.where(is_last[:, None] & (index >= ends), 2 * (ends - 1) - index, index)
-        return torch.cat([before, source.gather(1, reflected.clamp(min=0))], 1)
+        return torch.cat([before, source.gather(1, reflected.clamp(min=0))], 1), newest
 
-    def _spectrum(self, samples: Tensor, frames: Tensor, run: _Run) -> Tensor:
-        """Return [B, n_fft + 2, left context + 120 T + 1]: real parts, then imaginary ones."""
+    def _spectrum(self, samples: Tensor) -> Tensor:
+        """Return [B, n_fft + 2, 120 T + 1]: real parts, then imaginary ones."""
         c = self.config
         spectrum = torch.stft(
             samples, c.istft_n_fft, c.istft_hop, window=self.window, center=False, return_complex=True
         )
-        return run.context(torch.cat([spectrum.real, spectrum.imag], 1), self._at(frames), self._spectrum_context())
-
-    def _spectrum_context(self) -> int:
-        return source_strides(self.config)[0] - 1
+        return torch.cat([spectrum.real, spectrum.imag], 1)
 
     def _columns(self, x: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, run: _Run) -> Tensor:
         """Run the stages: [B, C, T] to [B, C', 120 T + 1], the first column being the last piece's last."""
@@ -217,7 +228,8 @@ class CausalHiFT(nn.Module):
 
     def _excitation(self, stage: int, spectrum: Tensor) -> Tensor:
         """Down-sample the source's spectrum to a stage's rate."""
-        unused = self._spectrum_context() - (source_strides(self.config)[stage] - 1)
+        strides = source_strides(self.config)
+        unused = strides[0] - strides[stage]
         return torch.as_tensor(self.source_downs[stage](spectrum[:, :, unused:]))
 
     def _samples(self, spectra: Tensor, frames: Tensor, is_first: Tensor) -> Tensor:
@@ -238,17 +250,6 @@ class CausalHiFT(nn.Module):
         start = OVERLAPPING_COLUMNS * c.istft_hop + c.istft_n_fft // 2 - self.held_samples
         count = (spectra.shape[2] - OVERLAPPING_COLUMNS - 1) * c.istft_hop + self.held_samples
         return samples[:, start : start + count].clamp(-c.audio_limit, c.audio_limit)
-
-    def _count_floats(self) -> int:
-        """Count the state's floats by what a run puts there."""
-        c = self.config
-        channels = [c.base_channels // 2**i for i in range(len(c.upsample_rates) + 1)]
-        spectrum = c.istft_n_fft + 2
-        count = c.istft_n_fft // 2 + spectrum * (self._spectrum_context() + OVERLAPPING_COLUMNS) + channels[-1]
-        count += sum(a * (kernel - 1) for a, kernel in zip(channels, c.upsample_kernel_sizes, strict=False))
-        blocks = cast(Sequence[_ResBlock], [*self.source_resblocks, *self.resblocks])
-        count += sum(block.num_floats for block in blocks) + channels[-1] * (POST_KERNEL - 1)
-        return int(count)
 
 
 class _Run:
@@ -300,7 +301,6 @@ class _ResBlock(nn.Module):
         self.convs2 = nn.ModuleList(_conv(channels, channels, kernel) for _ in dilations)
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
-        self.num_floats = channels * (kernel - 1) * sum(dilation + 1 for dilation in dilations)
 
     def layers(self) -> zip[tuple[nn.Module, ...]]:
         """Return the convolutions and activations of every dilation."""
