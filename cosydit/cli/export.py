@@ -75,20 +75,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> ExportOptions:
-    from token2wav_service.errors import ExportError
-    from token2wav_service.export.directory import ALL_GRAPHS, ExportOptions
+    from token2wav_service.export.directory import ExportOptions
     from token2wav_service.graphs.shapes import ShapeSettings, read_shapes
     from token2wav_service.graphs.spec import Precision
 
-    wanted = tuple(args.only or ALL_GRAPHS)
-    unknown = sorted(set(wanted) - set(ALL_GRAPHS))
-    if unknown:
-        raise ExportError(f"got --only {' '.join(unknown)}, expected some of {' '.join(ALL_GRAPHS)}")
     shapes = read_shapes(args.shapes) if args.shapes else (ShapeSettings(),)
     flow, vocoder = (
         tuple(Precision(name) for name in dict.fromkeys(names)) for names in (args.precision, args.vocoder_precision)
     )
-    return ExportOptions(flow, vocoder, wanted, shapes)
+    return ExportOptions(flow, vocoder, tuple(args.only) if args.only else None, shapes)
 
 
 def _open(checkpoint: Path, out: Path, options: ExportOptions) -> ExportDirectory:

@@ -49,6 +49,8 @@ __all__ = [
     "LoadedModels",
     "build_flow",
     "build_vocoder",
+    "flow_files",
+    "hift_files",
     "load_flow",
     "load_flow_of",
     "load_hift",
@@ -188,8 +190,24 @@ def read_flow_config(path: Path) -> FlowConfig:
         raise CheckpointError(f"{path}: expected one key `flow` in the official nesting, got {err!r}") from err
 
 
+def flow_files(model_dir: Path) -> list[Path]:
+    """Return the files that the flow is read from.
+
+    Raises:
+        CheckpointError: no description file, or several.
+    """
+    return [model_dir / read_family(model_dir).files.description, model_dir / FLOW_WEIGHTS]
+
+
 def hift_files(model_dir: Path) -> list[Path]:
-    """Return the files that the vocoder is read from: its weights, and its sizes where they are given."""
+    """Return the files that the vocoder is read from: its weights, and its sizes where they are given.
+
+    Raises:
+        CheckpointError: no description file, or several.
+    """
+    family = read_family(model_dir)
+    if family is not Family.STEP_AUDIO2:
+        return [model_dir / HIFT_WEIGHTS, model_dir / family.files.description]
     sizes = [path for path in (model_dir / HIFT_CONFIG, model_dir.parent / HIFT_CONFIG) if path.is_file()]
     return [model_dir / HIFT_WEIGHTS, *sizes[:1]]
 

@@ -172,7 +172,7 @@ def _rounded(max_abs: float, snr_db: float | None) -> dict[str, float | None]:
 def _axis_sizes(spec: GraphSpec, streams: int, frames: int, history: int) -> dict[str, int]:
     """Two streams share a voice, a tenth of the history is the window, tokens are half the frames."""
     tokens, window = frames // 2, max(1, history // 10)
-    lookahead = -spec.derived["spoken_tokens"].offset if "spoken_tokens" in spec.derived else 0
+    ahead = {axis: -derived.offset for axis, derived in spec.derived.items()}
     sizes = {
         "streams": streams,
         "rows": 2 * streams,
@@ -181,7 +181,8 @@ def _axis_sizes(spec: GraphSpec, streams: int, frames: int, history: int) -> dic
         "whole_frames": frames,
         "mel_frames": frames,
         "whole_tokens": tokens,
-        "chunk_tokens": tokens + lookahead,
+        "chunk_tokens": tokens + ahead.get("spoken_tokens", 0),
+        "mel_columns": frames + ahead.get("mel_frames", 0),
         "prompt_frames": max(1, history - window),
         "window_frames": window,
         "history_frames": history,

@@ -1,7 +1,7 @@
 """Keeps a directory of exported files: finds the files that are missing or outdated, and makes them.
 
-Beside the graphs lies what their users need of the checkpoint: both configurations and the harmonic source's weights.
-With these, a directory is complete without the checkpoint it was made from.
+Beside the graphs lies what their users need of the checkpoint: the models' sizes, and the weights of what stays outside
+the graphs. With these, a directory is complete without the checkpoint it was made from.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import onnx
 from servicekit.file_sums import sha256_of_code, sha256_of_file, sha256_of_json
 from servicekit.files import write_text
 from token2wav_service.checkpoint import loader
+from token2wav_service.checkpoint.family import find_family
 from token2wav_service.errors import CheckpointError, ExportError
 from token2wav_service.export import build
 from token2wav_service.export.manifest import (
@@ -35,8 +36,6 @@ from token2wav_service.graphs.spec import GraphSpec, Precision
 
 HASH_MEMORY = ".hashes.json"
 _CODE = ("modules.py", "precision.py", "onnx_file.py")
-_GIVEN_FILES = {graphs.SPEAKER_ENCODER: loader.SPEAKER_ENCODER, graphs.SPEECH_TOKENIZER: loader.SPEECH_TOKENIZER}
-ALL_GRAPHS = (*graphs.FLOW_GRAPHS, *graphs.VOCODER_GRAPHS, *graphs.GIVEN_GRAPHS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,8 @@ class ExportOptions:
     """Precisions of the flow's graphs."""
     vocoder_precisions: tuple[Precision, ...] = (Precision.FLOAT32,)
     """Precisions of the vocoder's convolutions."""
-    graphs: tuple[str, ...] = ALL_GRAPHS
+    graphs: tuple[str, ...] | None = None
+    """Names of graphs; None is all that the checkpoint's family has."""
     shapes: tuple[ShapeSettings, ...] = (ShapeSettings(),)
 
 
@@ -68,19 +68,24 @@ class ExportDirectory:
     """Exports one checkpoint into one directory."""
 
     def __init__(self, model_dir: Path, out_dir: Path, options: ExportOptions) -> None:
-        """Read both configurations; `out_dir` is made if missing.
+        """Read the models' sizes; `out_dir` is made if missing.
 
         Raises:
-            CheckpointError: a configuration is missing or unusable.
+            CheckpointError: the sizes are missing or unusable.
+            ExportError: the family has no graph of a name, or `out_dir` holds another family's.
         """
         self.model_dir, self.out_dir, self.options = model_dir, out_dir, options
-        self.flow_config = loader.read_flow_config(model_dir / loader.FLOW_YAML)
-        self.hift_config = loader.read_hift_config(model_dir)
+        self.config = loader.read_config(model_dir)
+        self._given_files = {Path(name).stem: name for name in self.config.family.files.given}
+        described = graphs.describe_graphs(self.config.flow, self.config.hift, Precision.FLOAT32)
+        known = (*described, *self._given_files)
+        self._wanted = known if options.graphs is None else options.graphs
+        self._check(known)
         out_dir.mkdir(parents=True, exist_ok=True)
         self._hashes = FileHashes(out_dir / HASH_MEMORY)
         self.models = build.Models(model_dir)
         package = Path(build.__file__).parent
-        models = sorted((package.parent / "models").glob("*.py"))
+        models = sorted((package.parent / "models").rglob("*.py"))
         self._code = sha256_of_code([*models, *(package / name for name in _CODE)])
 
     def plan(self) -> list[ExportTask]:
@@ -98,7 +103,7 @@ class ExportDirectory:
             ExportError: the graph can't be exported as described, or a given file is not of its interface.
             CheckpointError: the weights can't be loaded.
         """
-        if task.spec.name in _GIVEN_FILES:
+        if task.spec.name in self._given_files:
             opset = _take(task)
         else:
             build.write_companions(self.model_dir, self.out_dir, self.models)
@@ -118,22 +123,34 @@ class ExportDirectory:
         write_manifest(task.path, manifest)
         return manifest
 
+    def _check(self, known: Sequence[str]) -> None:
+        family, unknown = self.config.family, sorted(set(self._wanted) - set(known))
+        if unknown:
+            raise ExportError(
+                f"got graphs {' '.join(unknown)}, expected some of {' '.join(known)}, those of family {family.value}"
+            )
+        other = find_family(self.out_dir)
+        if other not in (None, family):
+            raise ExportError(
+                f"{self.out_dir} holds graphs of family {other.value}, {self.model_dir} is {family.value}; "
+                "give another --out"
+            )
+
     def _specs(self) -> list[GraphSpec]:
-        shapes, wanted = self.options.shapes, self.options.graphs
+        shapes, flow, hift = self.options.shapes, self.config.flow, self.config.hift
         described: list[GraphSpec] = []
         for precision in self.options.precisions:
-            made = graphs.describe_graphs(self.flow_config, self.hift_config, precision, shapes)
-            described += [made[name] for name in graphs.FLOW_GRAPHS if name in wanted]
+            made = graphs.describe_graphs(flow, hift, precision, shapes)
+            described += [made[name] for name in graphs.FLOW_GRAPHS if name in self._wanted]
         for precision in self.options.vocoder_precisions:
-            made = graphs.describe_graphs(self.flow_config, self.hift_config, precision, shapes, precision)
-            described += [
-                made[name] for name in graphs.VOCODER_GRAPHS if name in wanted and made[name] not in described
-            ]
-        given = graphs.describe_given(self.flow_config, shapes)
-        return described + [given[name] for name in graphs.GIVEN_GRAPHS if name in wanted]
+            made = graphs.describe_graphs(flow, hift, precision, shapes, precision)
+            wanted = [made[name] for name in graphs.VOCODER_GRAPHS if name in made and name in self._wanted]
+            described += [spec for spec in wanted if spec not in described]
+        given = graphs.describe_given(flow, shapes, Path(self.config.family.files.speech_tokenizer).stem)
+        return described + [spec for name, spec in given.items() if name in self._wanted]
 
     def _task(self, spec: GraphSpec) -> ExportTask:
-        path = self.out_dir / _GIVEN_FILES.get(spec.name, spec.file_name)
+        path = self.out_dir / self._given_files.get(spec.name, spec.file_name)
         sources = self._sources(spec.name)
         made_with = versions()
         key = sha256_of_json(
@@ -147,10 +164,10 @@ class ExportDirectory:
         return ExportTask(spec, path, sources, key, _is_made(path, key) and build.has_companions(self.out_dir))
 
     def _sources(self, graph: str) -> tuple[Path, ...]:
-        if graph in _GIVEN_FILES:
-            names: Sequence[Path] = [self.model_dir / _GIVEN_FILES[graph]]
+        if graph in self._given_files:
+            names: Sequence[Path] = [self.model_dir / self._given_files[graph]]
         elif graph in graphs.FLOW_GRAPHS:
-            names = [self.model_dir / loader.FLOW_YAML, self.model_dir / loader.FLOW_WEIGHTS]
+            names = loader.flow_files(self.model_dir)
         else:
             names = loader.hift_files(self.model_dir)
         for path in names:

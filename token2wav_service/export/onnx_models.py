@@ -1,7 +1,7 @@
 """The flow and the vocoder on exported files, under ONNX Runtime on the CPU.
 
-They stand where `Flow` and `HiFT` stand, so that streams, caches, solver and joins are the same code for both.
-Not fast: it certifies the files.
+They stand where the models stand, so that streams, caches, solver and joins are the same code for both. Not fast: it
+certifies the files.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from torch.nn import functional
 
 from token2wav_service.checkpoint import loader
 from token2wav_service.errors import ExportError
-from token2wav_service.export.build import SOURCE_WEIGHTS, has_companions
+from token2wav_service.export.build import PITCH_PREFIX, SOURCE_WEIGHTS, has_companions
 from token2wav_service.export.manifest import read_manifest
 from token2wav_service.export.precision import dtype_of
 from token2wav_service.features.prompt_models import open_session
 from token2wav_service.graphs import catalogue as graphs
 from token2wav_service.graphs.spec import Precision
-from token2wav_service.models.config import DiTConfig
+from token2wav_service.models.causal import chunk_plan
+from token2wav_service.models.config import CosyVoice2FlowConfig, DiTConfig, FlowConfig
+from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow, CosyVoice3Flow, MakePlan, Past
 from token2wav_service.models.flow.cfm import EstimatorHistory
 from token2wav_service.models.flow.encoder import EncoderHistory, EncoderPlans, EncoderUpdate
 from token2wav_service.models.flow.flow import Flow
-from token2wav_service.models.vocoder.hift import HiFT
+from token2wav_service.models.flow.rotary_dit import RotaryDiT
+from token2wav_service.models.vocoder.causal_hift import CausalF0Predictor, CausalHiFT
+from token2wav_service.models.vocoder.hift import HiFT, fold_weight_norm
 
 RUNNABLE = (Precision.FLOAT32, Precision.FLOAT16)
 """Precisions that ONNX Runtime's CPU provider computes; it has no bfloat16 products."""
@@ -79,24 +83,8 @@ class OnnxEstimator(nn.Module):
     ) -> tuple[Tensor, EstimatorHistory]:
         """Estimate the velocity as `DiT.forward` does; `mask` must be the same for every query."""
         history = history or self._nothing(x.shape[0])
-        split = max(0, history.kv.shape[3] - WINDOW_COLUMNS)
-        valid = mask[:, 0, 0, : history.kv.shape[3]]
-        made = self.graph.run(
-            {
-                "x": x,
-                "mu": mu,
-                "speaker": speaker,
-                "cond": cond,
-                "time": time,
-                "lengths": lengths,
-                "prompt_kv": _at_least_one(history.kv[:, :, :, :split], 3),
-                "prompt_valid": _at_least_one(valid[:, :split], 1),
-                "prompt_row": torch.arange(x.shape[0]),
-                "window_kv": _at_least_one(history.kv[:, :, :, split:], 3),
-                "window_valid": _at_least_one(valid[:, split:], 1),
-                "tail": history.tail,
-            }
-        )
+        inputs = {"x": x, "mu": mu, "speaker": speaker, "cond": cond, "time": time, "lengths": lengths}
+        made = self.graph.run(inputs | _estimator_history(history, mask))
         return made["velocity"], EstimatorHistory(made["chunk_kv"], made["new_tail"])
 
     def _nothing(self, rows: int) -> EstimatorHistory:
@@ -105,6 +93,154 @@ class OnnxEstimator(nn.Module):
             kv=torch.zeros(c.depth, rows, c.num_heads, 0, 2 * c.head_dim, dtype=self.dtype),
             tail=torch.zeros(c.depth, rows, 2 * c.hidden_size, graphs.CONVOLUTION_COLUMNS, dtype=self.dtype),
         )
+
+
+class OnnxBlockEstimator(nn.Module):
+    """Stands where a `UNet` or `RotaryDiT` stands, under the block mask."""
+
+    def __init__(self, graph: OnnxGraph, block: int, *, has_positions: bool) -> None:
+        """Keep the file.
+
+        Args:
+            block: mel frames of a block of the mask.
+            has_positions: whether the file takes `first_frames`.
+        """
+        super().__init__()
+        self.graph, self.block, self.has_positions = graph, block, has_positions
+
+    def forward(
+        self,
+        x: Tensor,
+        mu: Tensor,
+        speaker: Tensor,
+        cond: Tensor,
+        time: Tensor,
+        mask: Tensor,
+        lengths: Tensor,
+        history: EstimatorHistory,
+        *,
+        first_frames: Tensor,
+    ) -> tuple[Tensor, EstimatorHistory]:
+        """Estimate the velocity as the models' `forward` does.
+
+        Raises:
+            ExportError: the mask is not the one under which the models stream.
+        """
+        if mask.shape[2] < x.shape[2] and x.shape[2] > self.block:
+            raise ExportError("the exported chunk form computes under the block mask alone; use the PyTorch flow")
+        # The last query sees every valid frame of the chunk.
+        valid = mask[:, 0, -1, history.kv.shape[3] :].sum(1)
+        inputs = {"x": x, "mu": mu, "speaker": speaker, "cond": cond, "time": time, "lengths": valid}
+        inputs |= {"committed": lengths, **({"first_frames": first_frames} if self.has_positions else {})}
+        made = self.graph.run(inputs | _estimator_history(history, mask))
+        return made["velocity"], EstimatorHistory(made["chunk_kv"], made["new_tail"])
+
+
+def _estimator_history(history: EstimatorHistory, mask: Tensor) -> dict[str, Tensor]:
+    """Return history columns as a prompt and a window; `mask` must let every query see the same of them."""
+    held = history.kv.shape[3]
+    split, valid = max(0, held - WINDOW_COLUMNS), mask[:, 0, 0, :held]
+    return {
+        "prompt_kv": _at_least_one(history.kv[:, :, :, :split], 3),
+        "prompt_valid": _at_least_one(valid[:, :split], 1),
+        "prompt_row": torch.arange(len(mask)),
+        "window_kv": _at_least_one(history.kv[:, :, :, split:], 3),
+        "window_valid": _at_least_one(valid[:, split:], 1),
+        "tail": history.tail,
+    }
+
+
+def open_flow(directory: Path, precision: Precision = Precision.FLOAT32) -> Flow | BlockFlow:
+    """Return the flow of a directory of `cosydit export`, of any family.
+
+    Raises:
+        ExportError, CheckpointError: as `OnnxGraph`.
+    """
+    _check_complete(directory)
+    config = loader.read_config(directory).flow
+    if isinstance(config, FlowConfig):
+        return OnnxFlow(directory, precision)
+    with torch.device("meta"):
+        kind = _OnnxCosyVoice2 if isinstance(config, CosyVoice2FlowConfig) else _OnnxCosyVoice3
+        flow = kind(config)
+    flow.open(directory, precision)
+    return flow
+
+
+def open_vocoder(directory: Path) -> HiFT | CausalHiFT:
+    """Return the vocoder of a directory of `cosydit export`, of any family.
+
+    Raises:
+        ExportError, CheckpointError: as `OnnxGraph`.
+    """
+    _check_complete(directory)
+    is_causal = loader.read_config(directory).hift.is_causal
+    return OnnxCausalHiFT(directory) if is_causal else OnnxHiFT(directory)
+
+
+class _OnnxBlockFlow(BlockFlow):
+    """Stands where a `BlockFlow` stands; embedding, encoder, projections and estimator come from two files."""
+
+    def open(self, directory: Path, precision: Precision) -> None:
+        """Open both files, see `open_flow`."""
+        self.graph = OnnxGraph(directory, graphs.ENCODER_CHUNK, precision)
+        estimator = OnnxGraph(directory, graphs.ESTIMATOR_CHUNK, precision)
+        has_positions = isinstance(self.decoder.estimator, RotaryDiT)
+        block = self.block_tokens * self.stride
+        self.decoder.estimator = OnnxBlockEstimator(estimator, block, has_positions=has_positions)
+        self.cache_dtype = dtype_of(precision)
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the files' caches."""
+        return self.cache_dtype
+
+    def condition(
+        self,
+        tokens: Tensor,
+        token_lengths: Tensor,
+        is_last: Tensor,
+        speaker: Tensor,
+        committed: Tensor,
+        past: Past,
+        size: int,
+        *,
+        is_masked: bool,
+        make_plan: MakePlan = chunk_plan,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Encode as `BlockFlow.condition` does; only what a chunk of a stream needs.
+
+        Raises:
+            ExportError: another mask than the block mask was asked for.
+        """
+        if not is_masked or make_plan is not chunk_plan:
+            raise ExportError("the exported chunk form computes under the block mask alone; use the PyTorch flow")
+        # The file takes look-ahead columns in any case; behind a last row they are padding.
+        tokens = functional.pad(tokens, (0, size + self.lookahead - tokens.shape[1]))
+        inputs = {"tokens": tokens, "lengths": token_lengths, "speaker": speaker}
+        inputs |= {"is_last": is_last, "committed": committed}
+        specs = [spec for spec in self.state_specs(1) if not spec.name.startswith("solver_")]
+        for spec in specs:
+            cache = past.caches[spec.name]
+            inputs[spec.name] = cache if spec.time_axis is None else _at_least_one(cache, spec.time_axis + 1)
+        if any(spec.time_axis is not None for spec in specs):
+            inputs["token_lengths"] = past.tokens
+        made = self.graph.run(inputs)
+        added = {spec.name: made[f"{'new' if spec.time_axis is None else 'chunk'}_{spec.name}"] for spec in specs}
+        return made["mu"], made["speaker_vector"], added
+
+
+class _OnnxCosyVoice2(_OnnxBlockFlow, CosyVoice2Flow):
+    """CosyVoice2's flow on files."""
+
+
+class _OnnxCosyVoice3(_OnnxBlockFlow, CosyVoice3Flow):
+    """CosyVoice3's flow on files."""
 
 
 class OnnxFlow(Flow):
@@ -198,6 +334,38 @@ class OnnxHiFT(HiFT):
         """Run the convolutions as `HiFT.spectra` does."""
         lengths = _all_frames(mel) if lengths is None else lengths
         return self.stack.run({"mel": mel, "spectrum": spectrum, "lengths": lengths})["spectra"]
+
+
+class OnnxCausalHiFT(CausalHiFT):
+    """Stands where a `CausalHiFT` stands; the convolutions come from a file, the rest and the pitch are PyTorch."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the file of a directory of `cosydit export`, and the weights beside it.
+
+        Raises:
+            ExportError, CheckpointError: as `OnnxGraph`.
+        """
+        _check_complete(directory)
+        config = loader.read_config(directory).hift
+        with torch.device("meta"):
+            super().__init__(config)
+        self.window = torch.hann_window(config.istft_n_fft, periodic=True)
+        weights = load_file(directory / SOURCE_WEIGHTS)
+        pitch = {name.removeprefix(PITCH_PREFIX): weights.pop(name) for name in list(weights) if PITCH_PREFIX in name}
+        self.m_source = type(self.m_source)(config)
+        self.m_source.load_state_dict(weights)
+        predictor = CausalF0Predictor(config.in_channels, config.f0_cond_channels)
+        self.f0_predictor = fold_weight_norm(predictor.double())
+        self.f0_predictor.load_state_dict(pitch)
+        self.stack = OnnxGraph(directory, graphs.VOCODER, Precision.FLOAT32)
+
+    def spectra(
+        self, mel: Tensor, spectrum: Tensor, frames: Tensor, is_first: Tensor, context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run the convolutions as `CausalHiFT.spectra` does."""
+        inputs = {"mel": mel, "spectrum": spectrum, "lengths": frames, "is_first": is_first, "context": context}
+        made = self.stack.run(inputs)
+        return made["spectra"], made["new_context"]
 
 
 class OnnxPitch(nn.Module):

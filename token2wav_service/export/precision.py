@@ -21,8 +21,9 @@ from token2wav_service.graphs.catalogue import Precision
 
 M = TypeVar("M", bound=nn.Module)
 
-FLOAT32_PARTS = ("t_embedder", "adaLN_modulation")
-"""Modules whose layers stay in float32, by a part of their name."""
+FLOAT32_PARTS = ("t_embedder", "adaLN_modulation", "time_mlp", "mlp.1", "attn_norm", "norm_out")
+"""Modules whose layers stay in float32, by a part of their name: the time's embedding in the DiT and in the other two,
+and what is made of it in the DiT, in the U-Net's resnets and in the rotary DiT."""
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.ConvTranspose1d)
 
 
@@ -39,7 +40,7 @@ def in_precision(module: M, precision: Precision) -> M:
     """Return a copy whose linear and convolution weights have the graph's type; to be run under `MixedPrecision`."""
     copied = copy.deepcopy(module)
     for name, layer in copied.named_modules():
-        if isinstance(layer, _PRODUCTS) and not any(part in name.split(".") for part in FLOAT32_PARTS):
+        if isinstance(layer, _PRODUCTS) and not any(f".{part}." in f".{name}." for part in FLOAT32_PARTS):
             layer.to(dtype_of(precision))
     return copied
 

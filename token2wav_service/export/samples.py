@@ -11,6 +11,8 @@ from token2wav_service.graphs.spec import DType, GraphSpec, TensorSpec
 
 SMALLEST_VOCABULARY = 512
 """Bound of the random token ids, whatever the model's vocabulary."""
+LATEST_FRAME = 15_000
+"""Bound of the random positions: 300 s."""
 _FLOATS = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
 
 
@@ -48,6 +50,12 @@ def _is_last(rows: int) -> Tensor:
     return torch.arange(rows) % 2 == 1
 
 
+def _committed(shape: tuple[int, ...], sizes: Mapping[str, int], generator: Generator) -> Tensor:
+    """From none of the chunk's tokens or frames to all."""
+    longest = next(sizes[axis] for axis in _LENGTH_AXES if axis in sizes)
+    return torch.randint(0, longest + 1, shape, generator=generator)
+
+
 def _history(axis: str) -> Callable[[tuple[int, ...], Mapping[str, int], Generator], Tensor]:
     """Return a draw of lengths from nothing to all of an axis."""
     return lambda shape, sizes, generator: torch.randint(0, sizes[axis] + 1, shape, generator=generator)
@@ -57,6 +65,8 @@ _LENGTH_AXES = ("spoken_tokens", "whole_tokens", "mel_frames", "chunk_frames", "
 """Axes that `lengths` may count, in this order: the first one that a graph has."""
 _SPECIAL: dict[str, Callable[[tuple[int, ...], Mapping[str, int], Generator], Tensor]] = {
     "lengths": _lengths,
+    "committed": _committed,
+    "first_frames": lambda shape, _, generator: torch.randint(0, LATEST_FRAME, shape, generator=generator),
     "is_last": lambda shape, _, generator: _is_last(shape[0]),
     "token_lengths": _history("history_tokens"),
     "frame_lengths": _history("history_frames"),

@@ -66,6 +66,10 @@ class Profile:
     def __getitem__(self, axis: str) -> AxisRange:
         return self.ranges[axis]
 
+    def with_axis(self, axis: str, sizes: AxisRange) -> Profile:
+        """Return the profile with another range of an axis."""
+        return Profile(self.name, {**self.ranges, axis: sizes})
+
 
 @dataclass(frozen=True)
 class ShapeSettings:

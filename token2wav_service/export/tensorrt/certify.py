@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from token2wav_service.checkpoint import loader
+from token2wav_service.errors import ExportError
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.manifest import read_manifest
 from token2wav_service.export.samples import sample_inputs
@@ -103,9 +104,13 @@ def make_certifier(model_dir: Path, onnx: Path, device: torch.device) -> Referen
         CheckpointError: the models can't be loaded.
     """
     exported = read_spec(read_manifest(onnx))
-    flow, hift = loader.read_flow_config(model_dir / loader.FLOW_YAML), loader.read_hift_config(model_dir)
-    described = describe_graphs(flow, hift, exported.precision, vocoder=exported.precision)[exported.name]
-    spec = replace(described, profiles=exported.profiles)
+    config = loader.read_config(model_dir)
+    described = describe_graphs(config.flow, config.hift, exported.precision, vocoder=exported.precision)
+    if exported.name not in described:
+        raise ExportError(
+            f"{onnx} is the graph {exported.name}, family {config.family.value} has {' '.join(described)}; export again"
+        )
+    spec = replace(described[exported.name], profiles=exported.profiles)
     module = module_for(spec, Models(model_dir), is_plain=True).to(device)
     cases = [Case(sizes, sample_inputs(spec, sizes, seed)) for sizes in sizes_to_measure(spec) for seed in SEEDS]
     return ReferenceCertifier(cases, _Reference(spec, module), MIN_SNR_DB[spec.precision.value], device)
