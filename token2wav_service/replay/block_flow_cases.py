@@ -307,12 +307,25 @@ def _stream(flow: BlockFlow, folder: VectorFolder, name: str, plan: list[dict[st
     for key, is_final, mask in wholes:
         mel = whole_mel(flow, v, every, is_final=is_final, mask=mask)
         report.check_close(f"{label}.{key}.mel", mel, v[f"{key}.mel"], FLOW_TOLERANCE)
+    for call in plan:
+        _check_prefix(flow, v, call, label, report)
+    _chunks(flow, v, plan, label, report)
+
+
+def replay_block_chunks(folder: VectorFolder, report: Report, flow: BlockFlow) -> None:
+    """Every stream's mel, chunk by chunk; `flow` computes instead of the folder's weights in PyTorch."""
+    for name, plan in folder.json("config.json")["streams"].items():
+        v = folder.tensors(f"stream_{name}.safetensors")
+        _chunks(flow, v, plan["calls"], f"{folder.path.name}/stream_{name}", report)
+
+
+def _chunks(flow: BlockFlow, v: Tensors, plan: list[dict[str, Any]], label: str, report: Report) -> None:
+    """Compute the calls under the block mask one after another, each from what the one before left."""
     policy = SynthesisPolicy(noise=NoiseSource.UPSTREAM, ode_steps=STEPS)
     streamed = BlockStreamFlow(flow, policy, v["rand_noise"][0])
     speaker = v["embedding"][0]
     state = streamed.run_prompt(v["prompt_token"][0].long(), v["prompt_feat"][0], speaker)
     for call in plan:
-        _check_prefix(flow, v, call, label, report)
         if call["streaming"]:
             ids = v["token"][0, call["token_offset"] : call["tokens_given"]].long()
             (mel,), (state,) = streamed.forward([FlowInput(state, ids, speaker, 0, call["finalize"])])

@@ -68,11 +68,22 @@ def replay_family_vocoder(folder: VectorFolder, report: Report) -> None:
             mask = STREAMING if call["streaming"] else UNMASKED
             mel = whole_mel(flow, v, call["tokens_given"], is_final=call["finalize"], mask=mask)
             mels.append(mel[:, :, flow.stride * call["token_offset"] :])
-        label = f"{folder.path.name}/stream_{name}"
-        if isinstance(hift, CausalHiFT):
-            _causal_stream(hift, folder, v, mels, label, report)
-        else:
-            _overlapped_stream(hift, folder, v, mels, label, report)
+        _stream(hift, folder, name, mels, report)
+
+
+def replay_vocoder_chunks(folder: VectorFolder, report: Report, hift: HiFT | CausalHiFT) -> None:
+    """Every stream's golden mel to audio; `hift` computes instead of the folder's weights in PyTorch."""
+    for name, plan in folder.json("config.json")["streams"].items():
+        v = folder.tensors(f"stream_{name}.safetensors")
+        _stream(hift, folder, name, [v[f"c{number}.mel"] for number in range(len(plan["calls"]))], report)
+
+
+def _stream(hift: HiFT | CausalHiFT, folder: VectorFolder, name: str, mels: list[Tensor], report: Report) -> None:
+    v, label = folder.tensors(f"stream_{name}.safetensors"), f"{folder.path.name}/stream_{name}"
+    if isinstance(hift, CausalHiFT):
+        _causal_stream(hift, folder, v, mels, label, report)
+    else:
+        _overlapped_stream(hift, folder, v, mels, label, report)
 
 
 def _noise(folder: VectorFolder, offset: int, samples: int) -> Tensor:

@@ -24,6 +24,9 @@ from token2wav_service.features.mel import (
     speaker_fbank,
 )
 from token2wav_service.graphs.spec import Precision
+from token2wav_service.models.flow.block_flow import BlockFlow, CosyVoice2Flow
+from token2wav_service.models.flow.flow import Flow
+from token2wav_service.models.vocoder.hift import HiFT
 from token2wav_service.replay import (
     block_flow_cases,
     block_vocoder_cases,
@@ -124,7 +127,7 @@ def replay_checkpoint(folder: VectorFolder, features: VectorFolder | None, repor
 
 
 def replay_exported(directory: Path, exported: Path, precision: Precision = Precision.FLOAT32) -> Report:
-    """Replay the streams of the golden folders `*_flow` and `*_stream` below `directory`.
+    """Replay the streams of the golden folders below `directory`: `*_flow` and `*_stream`, or the family's own folder.
 
     Args:
         exported: what `cosydit export` wrote from the golden checkpoint.
@@ -134,15 +137,28 @@ def replay_exported(directory: Path, exported: Path, precision: Precision = Prec
         CheckpointError: a golden folder is missing.
         ExportError: an exported file is missing, or can't be computed here.
     """
-    from token2wav_service.export.onnx_models import OnnxFlow, OnnxHiFT
+    from token2wav_service.export.onnx_models import open_flow, open_vocoder
 
+    flow, hift, report = open_flow(exported, precision), open_vocoder(exported), Report()
+    if not (isinstance(flow, Flow) and isinstance(hift, HiFT)):
+        assert isinstance(flow, BlockFlow)
+        folder = _family_folder(directory, flow)
+        with torch.inference_mode():
+            block_flow_cases.replay_block_chunks(folder, report, flow)
+            block_vocoder_cases.replay_vocoder_chunks(folder, report, hift)
+        return report
     flow_folder, stream_folder = _folder(directory, "flow"), _folder(directory, "stream")
-    flow, hift = OnnxFlow(exported, precision), OnnxHiFT(exported)
-    report = Report()
     with torch.inference_mode():
         stream_cases.replay_flow_streams(flow_folder, report, flow)
         stream_cases.replay_stream(stream_folder, flow_folder, hift, report, flow)
     return report
+
+
+def _family_folder(directory: Path, flow: BlockFlow) -> VectorFolder:
+    name = FAMILY_FOLDERS[not isinstance(flow, CosyVoice2Flow)]
+    if not (directory / name).is_dir():
+        raise CheckpointError(f"{directory} holds no golden folder {name}, the family's of what was exported")
+    return VectorFolder(directory / name)
 
 
 def _folder(directory: Path, kind: str) -> VectorFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,9 +12,20 @@ from safetensors.torch import load_file
 
 from tests import ASSETS
 from token2wav_service.checkpoint import loader
+from token2wav_service.checkpoint.family import Family
 from token2wav_service.checkpoint.make_random import make_random_token2wav
 from token2wav_service.checkpoint.write_description import flow_yaml
-from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
+from token2wav_service.models.config import (
+    AnyFlowConfig,
+    CosyVoice2FlowConfig,
+    CosyVoice3FlowConfig,
+    DiTConfig,
+    EncoderConfig,
+    FlowConfig,
+    HiFTConfig,
+    RotaryDiTConfig,
+    UNetConfig,
+)
 
 GOLDEN = ASSETS / "golden"
 
@@ -36,9 +48,30 @@ SHORT_HIFT = HiFTConfig(
 )
 
 
-def make_stream_checkpoint(directory: Path) -> Path:
+TINY_SIZES: dict[Family, tuple[AnyFlowConfig, HiFTConfig]] = {
+    Family.STEP_AUDIO2: (TINY_FLOW, SHORT_HIFT),
+    Family.COSYVOICE2: (
+        CosyVoice2FlowConfig(
+            input_size=8,
+            block_tokens=10,
+            encoder=TINY_FLOW.encoder,
+            estimator=UNetConfig(channels=8, head_dim=4, n_blocks=1, num_mid_blocks=1, num_heads=2),
+        ),
+        SHORT_HIFT,
+    ),
+    Family.COSYVOICE3: (
+        CosyVoice3FlowConfig(
+            block_tokens=10, lookahead_channels=8, estimator=RotaryDiTConfig(dim=16, depth=1, heads=2, head_dim=4)
+        ),
+        dataclasses.replace(SHORT_HIFT, conv_pre_look_right=4),
+    ),
+}
+"""One block of every kind."""
+
+
+def make_stream_checkpoint(directory: Path, family: Family = Family.STEP_AUDIO2) -> Path:
     """Write a checkpoint whose vocoder has few blocks, too; returns `directory`."""
-    make_random_token2wav(directory, 0, TINY_FLOW, SHORT_HIFT)
+    make_random_token2wav(directory, 0, *TINY_SIZES[family])
     return directory
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 
-from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_HIFT
+from tests.token2wav_service.export.checkpoints import TINY_FLOW, TINY_SIZES, make_stream_checkpoint
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.loader import build_flow
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.compare import Sweep, compare_graph, sweep_sizes
 from token2wav_service.export.precision import MixedPrecision, dtype_of, in_precision
@@ -21,32 +24,58 @@ LARGEST_HALVES = 6e4
 """A float16 each; their sum is none."""
 
 
+ALL_GRAPHS = [(Family.STEP_AUDIO2, name) for name in (*graphs.FLOW_GRAPHS, *graphs.VOCODER_GRAPHS)]
+ALL_GRAPHS += [(Family.COSYVOICE2, name) for name in graphs.FLOW_GRAPHS]
+ALL_GRAPHS += [(Family.COSYVOICE3, name) for name in (*graphs.FLOW_GRAPHS, graphs.VOCODER)]
+
+
 @pytest.fixture(scope="module")
-def models(tiny_checkpoint: Path) -> Models:
-    return Models(tiny_checkpoint)
+def models_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Models]:
+    """Each family's tiny checkpoint, made when it is asked for."""
+    return cache(lambda family: Models(make_stream_checkpoint(tmp_path_factory.mktemp(family.value), family)))
 
 
-def spec_of(name: str, precision: Precision) -> GraphSpec:
-    return graphs.describe_graphs(TINY_FLOW, TINY_HIFT, precision)[name]
+@pytest.fixture(scope="module")
+def models(models_of: Callable[[Family], Models]) -> Models:
+    return models_of(Family.STEP_AUDIO2)
+
+
+def spec_of(name: str, precision: Precision, family: Family = Family.STEP_AUDIO2) -> GraphSpec:
+    return graphs.describe_graphs(*TINY_SIZES[family], precision, vocoder=precision)[name]
 
 
 @pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("name", graphs.FLOW_GRAPHS)
-def test_outputs_are_as_described(models: Models, name: str, precision: Precision) -> None:
-    spec = spec_of(name, precision)
+@pytest.mark.parametrize(("family", "name"), ALL_GRAPHS)
+def test_outputs_are_as_described(
+    models_of: Callable[[Family], Models], family: Family, name: str, precision: Precision
+) -> None:
+    spec = spec_of(name, precision, family)
+    module = module_for(spec, models_of(family))
     for sizes in sweep_sizes(spec, SMALL_SWEEP):
-        made = module_for(spec, models)(*sample_inputs(spec, sizes, seed=0).values())
+        made = module(*sample_inputs(spec, sizes, seed=0).values())
         outputs = made if isinstance(made, tuple) else (made,)
         got = [(tuple(output.shape), str(output.dtype)) for output in outputs]
         assert got == [(tensor.shape(sizes), f"torch.{tensor.dtype.value}") for tensor in spec.outputs]
 
 
 @pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("name", [*graphs.FLOW_GRAPHS, *graphs.VOCODER_GRAPHS])
-def test_every_precision_stays_near_the_plain_model(models: Models, name: str, precision: Precision) -> None:
-    spec = spec_of(name, precision)
-    compared = list(compare_graph(None, spec, models, SMALL_SWEEP))
+@pytest.mark.parametrize(("family", "name"), ALL_GRAPHS)
+def test_every_precision_stays_near_the_plain_model(
+    models_of: Callable[[Family], Models], family: Family, name: str, precision: Precision
+) -> None:
+    compared = list(compare_graph(None, spec_of(name, precision, family), models_of(family), SMALL_SWEEP))
     assert compared and all(one.passed for one in compared), compared
+
+
+def test_what_the_time_makes_stays_in_float32_in_every_family() -> None:
+    for family, kept in (
+        (Family.COSYVOICE2, ("time_mlp.linear_1", "down_blocks.0.0.mlp.1")),
+        (Family.COSYVOICE3, ("time_embed.time_mlp.0", "transformer_blocks.0.attn_norm.linear", "norm_out.linear")),
+    ):
+        estimator = in_precision(build_flow(TINY_SIZES[family][0]).decoder.estimator, Precision.FLOAT16)
+        halves = {name for name, value in estimator.named_parameters() if value.dtype == torch.float16}
+        assert not {f"{name}.weight" for name in kept} & halves
+        assert any(name.endswith("to_q.weight") for name in halves)
 
 
 def test_rows_that_share_a_prompt_equal_rows_with_copies_of_it(models: Models) -> None:

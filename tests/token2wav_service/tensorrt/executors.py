@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from token2wav_service.graphs.spec import GraphSpec
+from token2wav_service.graphs.spec import DerivedAxis, GraphSpec
 
 DTYPES = {
     "float32": torch.float32,
@@ -55,11 +55,14 @@ ReadGraph = Callable[[bytes], Executor]
 class _ByAxisNames:
     inputs: Mapping[str, Port]
     outputs: Mapping[str, Port]
+    derived: Mapping[str, DerivedAxis] = {}
 
     def output_shape(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         sizes: dict[int | str, int] = {}
         for port, shape in ((self.inputs[key], shape) for key, shape in shapes.items()):
             sizes.update(dict(zip(port.dims, shape, strict=True)))
+        for axis, derived in self.derived.items():
+            sizes[axis] = derived.size(sizes)  # type: ignore[arg-type]
         return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.outputs[name].dims)
 
 
@@ -90,6 +93,7 @@ class ModuleExecutor(_ByAxisNames):
     def __init__(self, spec: GraphSpec, module: nn.Module) -> None:
         self.inputs = {tensor.name: Port(tensor.dtype.value, tensor.dims) for tensor in spec.inputs}
         self.outputs = {tensor.name: Port(tensor.dtype.value, tensor.dims) for tensor in spec.outputs}
+        self.derived = spec.derived
         self._module = module
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

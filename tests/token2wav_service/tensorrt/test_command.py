@@ -12,19 +12,20 @@ import pytest
 import torch
 
 from cosydit.cli import build_engines as command
-from cosydit.stack.engines import SERVED_GRAPHS, next_engine_command, report_engines
+from cosydit.stack.engines import SERVED_GRAPHS, next_engine_command, report_engines, serves_engines
 from servicekit.file_sums import sha256_of_file
 from tests.token2wav_service.tensorrt.executors import ModuleExecutor
 from tests.token2wav_service.tensorrt.fake_tensorrt import FakeTensorRT
 from tests.token2wav_service.tensorrt.small import HOST, tensorrt
 from token2wav_service.checkpoint import loader
-from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, make_random_token2wav
-from token2wav_service.errors import EngineUnfitError
+from token2wav_service.checkpoint.family import Family
+from token2wav_service.checkpoint.make_random import SMALL_FLOW, SMALL_HIFT, SMALL_SIZES, make_random_token2wav
+from token2wav_service.errors import EngineUnfitError, ExportError
 from token2wav_service.export.build import Models, module_for
 from token2wav_service.export.manifest import Manifest, describe, write_manifest
 from token2wav_service.export.tensorrt.build import Certifier, EngineRequest
 from token2wav_service.export.tensorrt.certify import make_certifier, sizes_to_measure
-from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, VOCODER, describe_graphs
+from token2wav_service.graphs.catalogue import ESTIMATOR_CHUNK, F0_PREDICTOR, VOCODER, describe_graphs
 from token2wav_service.graphs.shapes import AxisRange, ShapeSettings
 from token2wav_service.graphs.spec import GraphSpec, Precision
 from token2wav_service.runtime.tensorrt.api import TensorRT
@@ -37,19 +38,19 @@ NO_GPU = GpuHost(None, None, None)
 class Exported:
     """A small checkpoint, and what `cosydit export` leaves of the graphs that are served: files for the fake to run."""
 
-    def __init__(self, model_dir: Path) -> None:
-        make_random_token2wav(model_dir, 0)
-        described = describe_graphs(SMALL_FLOW, SMALL_HIFT, Precision.FLOAT32, (SHAPES,))
+    def __init__(self, model_dir: Path, family: Family = Family.STEP_AUDIO2) -> None:
+        make_random_token2wav(model_dir, 0, *SMALL_SIZES[family])
+        described = describe_graphs(*SMALL_SIZES[family], Precision.FLOAT32, (SHAPES,))
         self.model_dir, self.spec = model_dir, described[ESTIMATOR_CHUNK]
         self.onnx_dir = model_dir / "onnx"
         self.onnx_dir.mkdir()
-        self.onnx = self._write(self.spec, [model_dir / name for name in (loader.FLOW_YAML, loader.FLOW_WEIGHTS)])
-        self._write(described[VOCODER], loader.hift_files(model_dir))
+        self.onnx = self.write(self.spec, loader.flow_files(model_dir))
+        self.write(described[VOCODER], loader.hift_files(model_dir))
         models = Models(model_dir)
         graphs = {name: ModuleExecutor(described[name], module_for(described[name], models)) for name in SERVED_GRAPHS}
         self.fake = FakeTensorRT(read_graph=lambda content: graphs[content.decode()])
 
-    def _write(self, spec: GraphSpec, files: Sequence[Path]) -> Path:
+    def write(self, spec: GraphSpec, files: Sequence[Path]) -> Path:
         onnx = self.onnx_dir / spec.file_name
         onnx.write_text(spec.name)
         sources = {path.name: sha256_of_file(path) for path in files}
@@ -78,9 +79,11 @@ def exported(tmp_path: Path) -> Exported:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", Family)
 def test_an_exported_graph_becomes_a_certified_engine_and_stays(
-    exported: Exported, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, family: Family, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    exported = Exported(tmp_path / "token2wav", family)
     assert exported.run() == 0
     assert "built in" in capsys.readouterr().out
     manifest, vocoder = read_manifests(exported.model_dir / "engines")
@@ -95,6 +98,23 @@ def test_an_exported_graph_becomes_a_certified_engine_and_stays(
     assert "was there already" in capsys.readouterr().out
     assert (vocoder.key.graph, vocoder.key.precision) == (VOCODER, "float32")
     assert exported.fake._journal.builds == 2
+
+
+def test_engines_of_a_family_that_they_do_not_serve_are_not_asked_for(tmp_path: Path) -> None:
+    served, other = tmp_path / "served", tmp_path / "other"
+    for folder, family in ((served, Family.STEP_AUDIO2), (other, Family.COSYVOICE3)):
+        make_random_token2wav(folder, 0, *SMALL_SIZES[family])
+    assert (serves_engines(served), serves_engines(other)) == (True, False)
+    assert next_engine_command(served, []) and next_engine_command(other, []) is None
+
+
+def test_a_graph_that_the_checkpoint_s_family_has_not_is_refused(exported: Exported) -> None:
+    other = exported.model_dir.parent / "other"
+    make_random_token2wav(other, 0, *SMALL_SIZES[Family.COSYVOICE3])
+    pitch = describe_graphs(SMALL_FLOW, SMALL_HIFT, Precision.FLOAT32, (SHAPES,))[F0_PREDICTOR]
+    onnx = exported.write(pitch, loader.hift_files(exported.model_dir))
+    with pytest.raises(ExportError, match=r"family cosyvoice3 has estimator_chunk .* vocoder; export again"):
+        make_certifier(other, onnx, torch.device("cpu"))
 
 
 def test_an_engine_of_other_weights_than_the_checkpoints_is_refused(
