@@ -193,7 +193,7 @@ def _build_block_runner(config: Token2WavConfig, models: LoadedModels, shapes: S
     if kind in (RunnerKind.TENSORRT, RunnerKind.PACKED) or not isinstance(flow, BlockFlow):
         raise CheckpointError(
             f"{config.model_dir} is of family {models.family.value}, which runner `{config.runner.value}` does not "
-            "serve; set runner to auto, slots or torch"
+            "serve; set runner to auto, slots or torch (its exported graphs and engines are for other runtimes)"
         )
     if kind is RunnerKind.TORCH:
         streamed = BlockStreamFlow(flow, policy)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import torch
 from cosydit.certify.check import Check, CheckFailedError, Findings, NotRunError
 from cosydit.certify.context import VOICE, CheckContext, keep_audio
 from cosydit.certify.faults import wrong_weight
-from cosydit.stack.engines import report_engines
+from cosydit.stack.engines import report_engines, serves_engines
 from cosydit.stack.host import engine_settings, find_host, preset_of
 from demo_voice.ears.seams import contour_distance
 from servicekit.clock import SystemClock
@@ -38,6 +39,7 @@ from token2wav_service.contract import (
 from token2wav_service.engine.engine import Token2WavEngine
 from token2wav_service.features.audio import load_prompt_audio
 from token2wav_service.features.mel import flow_mel_24k
+from token2wav_service.graphs.catalogue import ENCODER_CHUNK, ESTIMATOR_CHUNK, VOCODER
 from token2wav_service.models.streaming import FlowInput, VocoderInput
 from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.offline import OfflineUtterance, best_chunk_tokens, synthesize_all
@@ -68,6 +70,7 @@ SHORT_PROMPT_SECONDS = (3.0,)
 LEAST_EQUAL_TOKENS = 0.95
 WARM_UP_RUNS, RUNS = 2, 5
 REAL_TIME = 1.0
+EXPORTED = (ENCODER_CHUNK, ESTIMATOR_CHUNK, VOCODER)
 _MIB = 1024 * 1024
 
 FloatArray = npt.NDArray[np.float32]
@@ -83,6 +86,7 @@ def checks() -> list[Check]:
         Check(AREA, "two-voices", check_two_voices, PAGE, timeout_s=900),
         Check(AREA, "chunked", check_chunked, PAGE, timeout_s=600),
         Check(AREA, "buckets", check_buckets, PAGE, timeout_s=600),
+        Check(AREA, "export", check_export, "checkpoints.md#exporting-to-onnx", timeout_s=1800),
         Check(AREA, "tensorrt", check_tensorrt, PAGE, timeout_s=900),
     ]
 
@@ -193,10 +197,31 @@ def check_buckets(context: CheckContext, found: Findings) -> None:
         found.at_most("of a chunk's own duration, alone", one / 1000 / (token_buckets[0] / 25), REAL_TIME)
 
 
+def check_export(context: CheckContext, found: Findings) -> None:
+    """The chunk forms and the vocoder as ONNX files compute what the plain modules do."""
+    if importlib.util.find_spec("onnxscript") is None:
+        raise NotRunError(f"ONNX files are written with onnxscript; {install_command('export')}")
+    from token2wav_service.export.compare import MIN_SNR_DB, Executor, Sweep, compare_graph, verdicts
+    from token2wav_service.export.directory import ExportDirectory, ExportOptions
+
+    sweep = Sweep(streams=(1, 3), frames=(2, 60), history=(1, 120))
+    wanted = EXPORTED[:1] if context.plan.is_short else EXPORTED
+    with TemporaryDirectory(dir=context.plan.work_dir) as folder:
+        directory = ExportDirectory(context.checkpoint.token2wav_dir, Path(folder), ExportOptions(graphs=wanted))
+        for task in directory.plan():
+            directory.run(task)
+            made = verdicts(list(compare_graph(directory.out_dir, task.spec, directory.models, sweep)))
+            for one in made:
+                if one.executor is Executor.ONNX_RUNTIME and one.snr_db is not None:
+                    found.at_least(f"{one.graph} from float32", one.snr_db, MIN_SNR_DB[one.precision], "dB")
+
+
 def check_tensorrt(context: CheckContext, found: Findings) -> None:
     """The engine of TensorRT sounds as the fused kernels; says which of the two is faster."""
     if not context.plan.is_gpu or importlib.util.find_spec("tensorrt") is None:
         raise NotRunError(f"TensorRT needs a GPU and its package; install with: {install_command('tensorrt')}")
+    if not serves_engines(context.checkpoint.token2wav_dir):
+        raise NotRunError("runner=tensorrt does not serve this checkpoint's family")
     reports = report_engines(context.checkpoint.token2wav_dir, probe_host())
     if not any(report.graph and not report.problems for report in reports):
         told = "; ".join(f"{report.name}: {', '.join(report.problems)}" for report in reports) or "none is built"

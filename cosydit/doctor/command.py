@@ -337,7 +337,7 @@ def _checkpoint(directory: Path, is_named: bool) -> Finding:
 
 def _engines(token2wav_dir: Path, host: GpuHost) -> Iterator[Finding]:
     """TensorRT and its engines; nothing but `runner=tensorrt` needs them."""
-    from cosydit.stack.engines import next_engine_command, report_engines
+    from cosydit.stack.engines import next_engine_command, report_engines, serves_engines
     from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER
 
     topic = "TensorRT (written to its documentation, not run where this is developed)"
@@ -349,6 +349,8 @@ def _engines(token2wav_dir: Path, host: GpuHost) -> Iterator[Finding]:
         yield Finding(topic, "engine", f"{report.name}: {text}", State.NOTE if report.problems else State.OK)
     if not reports:
         yield Finding(topic, "engine", f"none in {token2wav_dir / ENGINES_FOLDER}", State.NOTE)
+    if not serves_engines(token2wav_dir):
+        yield Finding(topic, "runner=tensorrt", "does not serve this checkpoint's family", State.NOTE)
     command = next_engine_command(token2wav_dir, reports)
     if command is not None and host.architecture is not None:
         yield Finding(topic, "for runner=tensorrt", f"run: {command}", State.NOTE)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from token2wav_service.checkpoint.family import Family, find_family
 from token2wav_service.errors import EngineUnfitError
 from token2wav_service.runtime.tensorrt.manifest import (
     ENGINES_FOLDER,
@@ -32,6 +33,11 @@ class EngineReport:
     """Remark on an engine that fits."""
 
 
+def serves_engines(token2wav_dir: Path) -> bool:
+    """Tell whether `runner=tensorrt` serves the checkpoint's family; engines of the others are for other runtimes."""
+    return find_family(token2wav_dir) in (None, Family.STEP_AUDIO2)
+
+
 def report_engines(token2wav_dir: Path, host: GpuHost) -> list[EngineReport]:
     """Look at every engine in a checkpoint's engines folder."""
     directory = token2wav_dir / ENGINES_FOLDER
@@ -39,7 +45,9 @@ def report_engines(token2wav_dir: Path, host: GpuHost) -> list[EngineReport]:
 
 
 def next_engine_command(token2wav_dir: Path, reports: Sequence[EngineReport]) -> str | None:
-    """Return the command that makes the engines that serving uses; None if fitting ones are there."""
+    """Return the command that makes the engines that serving uses; None if it uses none, or fitting ones are there."""
+    if not serves_engines(token2wav_dir):
+        return None
     fitting = {report.graph for report in reports if not report.problems}
     if fitting.issuperset(SERVED_GRAPHS):
         return None

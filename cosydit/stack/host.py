@@ -223,10 +223,10 @@ def _servers_a_gpu(options: StackOptions) -> int:
 
 def _runner(token2wav_dir: Path) -> dict[str, str]:
     """Return `runner=tensorrt` where an engine for it was built on this kind of GPU."""
-    from cosydit.stack.engines import SERVED_GRAPHS, report_engines
+    from cosydit.stack.engines import SERVED_GRAPHS, report_engines, serves_engines
     from token2wav_service.runtime.tensorrt.manifest import ENGINES_FOLDER, probe_host
 
-    if not (token2wav_dir / ENGINES_FOLDER).is_dir():
+    if not (token2wav_dir / ENGINES_FOLDER).is_dir() or not serves_engines(token2wav_dir):
         return {}
     reports = report_engines(token2wav_dir, probe_host())
     fits = any(report.graph == SERVED_GRAPHS[0] and not report.problems for report in reports)

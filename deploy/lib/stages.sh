@@ -73,6 +73,10 @@ build_engines() {
     log "skipped: TensorRT engines for token2wav (they need a GPU and: pip install -e '.[tensorrt]')"
     return
   fi
+  if [[ ! -f $model_dir/flow.yaml ]]; then
+    log "skipped: TensorRT engines for token2wav (runner=tensorrt serves no checkpoint without flow.yaml)"
+    return
+  fi
   run "$VENV/bin/cosydit" export "$model_dir" --out "$model_dir/onnx" --precision float16 --only estimator_chunk vocoder
   run "$VENV/bin/cosydit" build-engines "$model_dir" --precision float16
 }
