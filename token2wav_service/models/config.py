@@ -318,7 +318,7 @@ class HiFTConfig:
     @property
     def causal_context(self) -> int:
         """Floats that the causal vocoder keeps for a row: left contexts of its convolutions and spectra."""
-        channels = [self.base_channels // 2**stage for stage in range(len(self.upsample_rates) + 1)]
+        channels = [self.base_channels >> stage for stage in range(len(self.upsample_rates) + 1)]
         strided = math.prod(self.upsample_rates[1:]) - 1
         count = (self.istft_n_fft + 2) * (strided + OVERLAPPING_COLUMNS) + channels[-1] * POST_KERNEL
         for stage, width in enumerate(channels[1:]):
