@@ -24,7 +24,6 @@ from token2wav_service.models.flow.dit import DiT
 from token2wav_service.models.flow.encoder import EncoderHistory, EncoderPlans
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.rotary_dit import RotaryDiT, rotation_table
-from token2wav_service.models.flow.unet import UNet
 from token2wav_service.models.vocoder.causal_hift import CausalHiFT
 from token2wav_service.models.vocoder.hift import F0Predictor, HiFT
 
@@ -158,7 +157,7 @@ class RotaryChunk(_BlockEstimator):
 class EstimatorWhole(nn.Module):
     """An estimator over whole utterances, every frame seeing all others."""
 
-    def __init__(self, estimator: DiT | UNet | RotaryDiT, precision: Precision | None, longest: int) -> None:
+    def __init__(self, estimator: nn.Module, precision: Precision | None, longest: int) -> None:
         super().__init__()
         self.estimator, self.precision = _converted(estimator, precision), precision
         is_tabled = isinstance(estimator, RotaryDiT) and precision is not None
@@ -339,8 +338,9 @@ class BlockEncoderWhole(nn.Module):
     def __init__(self, flow: BlockFlow, precision: Precision | None, longest: int) -> None:
         super().__init__()
         self.flow, self.precision = _converted(flow, precision), precision
-        has_attention = isinstance(flow, CosyVoice2Flow)
-        self.conformer = _Encoder(flow.config.encoder, precision, longest, 0) if has_attention else None
+        self.conformer: _Encoder | None = None
+        if isinstance(flow, CosyVoice2Flow):
+            self.conformer = _Encoder(flow.config.encoder, precision, longest, 0)
 
     def forward(self, tokens: Tensor, lengths: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]:
         """Return mu and speaker_vector."""

@@ -160,9 +160,9 @@ def open_flow(directory: Path, precision: Precision = Precision.FLOAT32) -> Flow
     config = loader.read_config(directory).flow
     if isinstance(config, FlowConfig):
         return OnnxFlow(directory, precision)
+    flow: _OnnxBlockFlow
     with torch.device("meta"):
-        kind = _OnnxCosyVoice2 if isinstance(config, CosyVoice2FlowConfig) else _OnnxCosyVoice3
-        flow = kind(config)
+        flow = _OnnxCosyVoice2(config) if isinstance(config, CosyVoice2FlowConfig) else _OnnxCosyVoice3(config)
     flow.open(directory, precision)
     return flow
 
@@ -351,7 +351,11 @@ class OnnxCausalHiFT(CausalHiFT):
             super().__init__(config)
         self.window = torch.hann_window(config.istft_n_fft, periodic=True)
         weights = load_file(directory / SOURCE_WEIGHTS)
-        pitch = {name.removeprefix(PITCH_PREFIX): weights.pop(name) for name in list(weights) if PITCH_PREFIX in name}
+        pitch = {
+            name.removeprefix(PITCH_PREFIX): weights.pop(name)
+            for name in list(weights)
+            if name.startswith(PITCH_PREFIX)
+        }
         self.m_source = type(self.m_source)(config)
         self.m_source.load_state_dict(weights)
         predictor = CausalF0Predictor(config.in_channels, config.f0_cond_channels)
