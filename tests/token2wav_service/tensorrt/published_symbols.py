@@ -192,4 +192,4 @@ def classes_in_use() -> list[str]:
 
 if __name__ == "__main__":
     content = describe([Path(wheel) for wheel in sys.argv[1:]], classes_in_use())
-    SYMBOLS_FILE.write_text(json.dumps(content, indent=1) + "\n")
+    SYMBOLS_FILE.write_text(json.dumps(content, separators=(",", ":")) + "\n")
