@@ -86,7 +86,7 @@ def checks() -> list[Check]:
         Check(AREA, "two-voices", check_two_voices, PAGE, timeout_s=900),
         Check(AREA, "chunked", check_chunked, PAGE, timeout_s=600),
         Check(AREA, "buckets", check_buckets, PAGE, timeout_s=600),
-        Check(AREA, "export", check_export, "checkpoints.md#exporting-to-onnx", timeout_s=1800),
+        Check(AREA, "export", check_export, "checkpoints.md", timeout_s=1800),
         Check(AREA, "tensorrt", check_tensorrt, PAGE, timeout_s=900),
     ]
 
