@@ -206,6 +206,7 @@ def check_export(context: CheckContext, found: Findings) -> None:
 
     sweep = Sweep(streams=(1, 3), frames=(2, 60), history=(1, 120))
     wanted = EXPORTED[:1] if context.plan.is_short else EXPORTED
+    context.plan.work_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=context.plan.work_dir) as folder:
         directory = ExportDirectory(context.checkpoint.token2wav_dir, Path(folder), ExportOptions(graphs=wanted))
         for task in directory.plan():
