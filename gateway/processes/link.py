@@ -124,7 +124,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         # NOTE: uvloop's transports are none of asyncio's classes.
-        self._transport = cast(asyncio.WriteTransport, transport)
+        self._transport = cast(asyncio.Transport, transport)
         self._handlers.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
