@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from gateway import errors
@@ -17,7 +18,7 @@ from gateway.routing.discovery import Source
 from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replica import LoadReport
 from gateway.routing.router import Router, give_back
-from gateway.routing.speed import SpeedMeter
+from gateway.routing.speed import Listener, SpeedMeter
 from gateway.routing.waiting import wait_for_slot
 from servicekit.clock import Clock
 from token2wav_service.contract import DEFAULT_PRIORITY, TOKEN_RATE_HZ
@@ -99,24 +100,26 @@ class RoutedSpeechLM(Router[LLMReplica]):
 
     async def _deltas(self, slot: SlotLease, answer: Answer, sampling: Sampling) -> AsyncGenerator[SpeechTokenDelta]:
         client = self._watch.client(slot.address).client
-        pace, ejection = TokenPace(self._clock), Ejection(slot)
+        pace, ejection, listener = TokenPace(self._clock), Ejection(slot), self.speed.new_listener()
         async with aclosing(
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
         ) as deltas:
-            timed = _untimed if answer.waits_for_text else self._timed
-            while (delta := await timed(ejection.unless(anext(deltas, None)))) is not None:
+            wait = _untimed if answer.waits_for_text else partial(self._timed, listener)
+            while (delta := await wait(ejection.unless(anext(deltas, None)))) is not None:
                 answer.note(delta)
                 if delta.token_ids:
                     self._note_progress(slot, answer, pace, delta)
+                    listener.got(len(delta.token_ids) / TOKEN_RATE_HZ)
                 yield delta
 
-    async def _timed(self, coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
+    async def _timed(self, listener: Listener, coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
         """Wait for something of the replica's, and count the time as one in which the LLM is waited for."""
         self.speed.begin_wait()
+        listener.begin_wait()
         try:
             return await coming
         finally:
-            self.speed.end_wait()
+            self.speed.end_wait(listener.spare_s())
 
     def _note_progress(self, slot: SlotLease, answer: Answer, pace: TokenPace, delta: SpeechTokenDelta) -> None:
         slot.worked()

@@ -192,7 +192,7 @@ class Hub:
         streams: Streams | None = None,
         texts: Mapping[str, int] | None = None,
         audio: Mapping[str, float] | None = None,
-        work: Mapping[str, tuple[float, float, float, float, list[float]]] | None = None,
+        work: Mapping[str, tuple[float, float, float, float, float, list[float]]] | None = None,
         slots: float | None = None,
     ) -> None:
         """Take over what has changed at a worker, and tell the others."""

@@ -4,7 +4,8 @@
 
 `n` streams of that speed share the service; were it to do one after the other, `n * speed` streams would get real time.
 Services work in batches, so a service is assumed to serve twice as many until it is seen at its limit. The limit and
-the number of streams that it was seen to serve are remembered for a while.
+the number of streams that it was seen to serve are remembered for a while. A slow service is at its limit only if most
+of the waiting was urgent: one with time to spare does first what listeners need first, and lets the others wait.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ _MEMORY_S = 60.0
 """Seconds in which a limit that was seen doubles and a number that was served halves, unless seen again."""
 _NEWEST_STREAMS_SHARE = 0.1
 
+URGENT_LEAD_S = 1.0
+"""Seconds of speech in a listener's hand below which waiting for more is urgent."""
+_URGENT_SHARE = 0.5
+"""Share of the waiting that is urgent from which on a slow service is at its limit."""
 _RAISING_WAITS_S = 2.0
 """Seconds that as many streams as the limit must have waited in the measurements that raise it."""
 _MOST_DOUBLINGS = 20.0
@@ -52,6 +57,8 @@ class _Sums:
     """Seconds in which any stream waited."""
     gap_s: float = 0.0
     """The longest time without news in which any stream waited."""
+    spare_s: float = 0.0
+    """Seconds of `waited_s` in which the listener had enough."""
 
     def add(self, more: _Sums) -> None:
         """Add what it did in some more time."""
@@ -60,10 +67,15 @@ class _Sums:
         self.stream_waits_s += more.stream_waits_s
         self.busy_s += more.busy_s
         self.gap_s = max(self.gap_s, more.gap_s)
+        self.spare_s += more.spare_s
 
     @property
     def speed(self) -> float:
         return self.speech_s / self.waited_s
+
+    @property
+    def is_urgent(self) -> bool:
+        return self.spare_s <= (1.0 - _URGENT_SHARE) * self.waited_s
 
     @property
     def streams(self) -> float:
@@ -81,11 +93,40 @@ class Work:
     """Seconds in which any stream waited."""
     gap_s: float = 0.0
     """The longest time without news in which any stream waited."""
+    spare_s: float = 0.0
+    """Seconds of `waited_s` in which the listeners had enough."""
     ended_s: list[float] = field(default_factory=list)
     """Seconds of speech of each stream that ended well."""
 
     def __bool__(self) -> bool:
         return bool(self.speech_s or self.waited_s or self.ended_s)
+
+
+class Listener:
+    """Knows how much speech the listener of one stream has in hand: everybody plays from the first sound on."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin before the first sound."""
+        self._clock = clock
+        self._first_s: float | None = None
+        self._got_s = 0.0
+        self._waits_since_s = 0.0
+        self._lead_s = 0.0
+
+    def got(self, speech_s: float) -> None:
+        """Note that so many seconds of speech have come."""
+        if self._first_s is None:
+            self._first_s = self._clock.now()
+        self._got_s += speech_s
+
+    def begin_wait(self) -> None:
+        """Note that the stream waits for more now."""
+        self._waits_since_s = self._clock.now()
+        self._lead_s = 0.0 if self._first_s is None else self._got_s - (self._waits_since_s - self._first_s)
+
+    def spare_s(self) -> float:
+        """Return the seconds of the wait in which the listener had enough."""
+        return min(max(self._lead_s - URGENT_LEAD_S, 0.0), self._clock.now() - self._waits_since_s)
 
 
 class SpeedMeter:
@@ -115,6 +156,8 @@ class SpeedMeter:
         """Process -> busy seconds since the last measurement; several may be busy at the same time."""
         self._speed: float | None = None
         self._streams_at_speed = 0.0
+        self._is_urgent = True
+        """Whether most of the waiting in the last measurement was urgent."""
         self._floor, self._ceiling = 0.0, math.inf
         self._floor_s = self._ceiling_s = 0.0
         self._stream_speech_s: float | None = None
@@ -133,7 +176,7 @@ class SpeedMeter:
     def is_certain(self) -> bool:
         """Whether the limit is what the service was seen at its limit with; else more may show in the next moment."""
         is_slow = self._speed is not None and self._speed < _NEAR_ITS_LIMIT * self._least_speed
-        return is_slow or self._seen_limit() <= self._hoped_for()
+        return (is_slow and self._is_urgent) or self._seen_limit() <= self._hoped_for()
 
     @property
     def proven(self) -> float:
@@ -148,6 +191,10 @@ class SpeedMeter:
         """Seconds of speech of a whole stream, in the mean of the newest; None before the first has ended."""
         return self._stream_speech_s
 
+    def new_listener(self) -> Listener:
+        """Return what knows of a new stream's listener."""
+        return Listener(self._clock)
+
     def set_streams(self, streams: int) -> None:
         """Note how many streams use the service."""
         self._advance()
@@ -158,10 +205,11 @@ class SpeedMeter:
         self._advance()
         self._waiting += 1
 
-    def end_wait(self) -> None:
-        """Note that it waits no longer."""
+    def end_wait(self, spare_s: float = 0.0) -> None:
+        """Note that it waits no longer; while the first `spare_s` seconds passed, its listener had enough."""
         self._advance()
         self._waiting -= 1
+        self._new.spare_s += spare_s
         if self._is_enough():
             self._measure()
 
@@ -182,6 +230,7 @@ class SpeedMeter:
         self._busy_elsewhere_s[process] = self._busy_elsewhere_s.get(process, 0.0) + work.busy_s
         self._new.busy_s = max(self._busy_elsewhere_s.values())
         self._new.gap_s = max(self._new.gap_s, work.gap_s)
+        self._new.spare_s += work.spare_s
         for speech_s in work.ended_s:
             self.ended(speech_s)
         if self._is_enough():
@@ -224,6 +273,7 @@ class SpeedMeter:
             self._speed, self._streams_at_speed = self._new.speed, self._new.streams
         self._speed += _NEWEST_SHARE * (self._new.speed - self._speed)
         self._streams_at_speed += _NEWEST_SHARE * (self._new.streams - self._streams_at_speed)
+        self._is_urgent = self._new.is_urgent
         if self._least_speed:
             self._learn(self._new)
         self._new = _Sums()
@@ -239,7 +289,7 @@ class SpeedMeter:
             return
         # News may come late again soon, so the longest gap is only halved.
         lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
-        is_at_its_limit = lately.speed < _AT_ITS_LIMIT * self._least_speed
+        is_at_its_limit = lately.speed < _AT_ITS_LIMIT * self._least_speed and lately.is_urgent
         if is_known and not is_at_its_limit:
             # The last of many streams that wait at the same time are fast, and say nothing of as many that come.
             if self._longer.waited_s < _RAISING_WAITS_S * self._ceiling:
@@ -267,10 +317,11 @@ class SpeedWitness(SpeedMeter):
         super().__init__(clock, least_speed=0.0)
         self._ended_s: list[float] = []
 
-    def end_wait(self) -> None:
+    def end_wait(self, spare_s: float = 0.0) -> None:
         """See `SpeedMeter.end_wait`; nothing is measured here."""
         self._advance()
         self._waiting -= 1
+        self._new.spare_s += spare_s
 
     def ended(self, speech_s: float) -> None:
         """See `SpeedMeter.ended`."""
@@ -280,6 +331,6 @@ class SpeedWitness(SpeedMeter):
         """Return what was seen since the last call."""
         self._advance()
         new, self._new = self._new, _Sums()
-        work = Work(new.speech_s, new.waited_s, new.busy_s, new.gap_s, self._ended_s)
+        work = Work(new.speech_s, new.waited_s, new.busy_s, new.gap_s, new.spare_s, self._ended_s)
         self._ended_s = []
         return work

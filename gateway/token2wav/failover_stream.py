@@ -75,6 +75,7 @@ class FailoverStream:
         self._lease_again = lease_again
         self._max_failovers = max_failovers
         self._speed = speed
+        self._listener = speed.new_listener()
         self._failovers_left = max_failovers
         self._chunks: list[TokenChunk] = []
         self._waiting: dict[int, asyncio.Future[AudioChunk]] = {}
@@ -106,6 +107,7 @@ class FailoverStream:
         if not self._is_timed and _tells_speed(chunk):
             self._is_timed = True
             self._speed.begin_wait()
+            self._listener.begin_wait()
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
         if self._state is StreamState.STREAMING:
@@ -162,6 +164,7 @@ class FailoverStream:
         if self._is_timed:
             self._speed.made(len(samples) / SAMPLE_RATE_HZ)
             self._end_wait_if_all_came()
+        self._listener.got(len(samples) / SAMPLE_RATE_HZ)
         self._failovers_left = self._max_failovers
         if not future.done():
             future.set_result(AudioChunk(audio.index, samples, audio.is_last))
@@ -233,7 +236,7 @@ class FailoverStream:
     def _end_wait_if_all_came(self) -> None:
         if self._is_timed and not self._waiting:
             self._is_timed = False
-            self._speed.end_wait()
+            self._speed.end_wait(self._listener.spare_s())
 
 
 def _tells_speed(chunk: TokenChunk) -> bool:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gateway.routing.speed import UNMEASURED_STREAMS, SpeedMeter
+from gateway.routing.speed import UNMEASURED_STREAMS, URGENT_LEAD_S, SpeedMeter
 from tests.gateway.fakes import ManualClock
 
 
@@ -22,14 +22,14 @@ class Service:
     def _note(self) -> None:
         self.measured += 1
 
-    def serve(self, streams: int, speed: float, seconds: float = 4.0) -> None:
+    def serve(self, streams: int, speed: float, seconds: float = 4.0, spare_s: float = 0.0) -> None:
         self.meter.set_streams(streams)
         for _ in range(streams):
             self.meter.begin_wait()
         self.clock.seconds += seconds
         self.meter.made(streams * speed * seconds)
         for _ in range(streams):
-            self.meter.end_wait()
+            self.meter.end_wait(spare_s)
         self.meter.set_streams(0)
 
     def serve_until_known(self, streams: int, speed: float) -> None:
@@ -85,6 +85,32 @@ def test_time_in_which_nobody_waits_does_not_count() -> None:
         service.serve(4, speed=3.0)
         service.clock.seconds += 100.0
     assert service.meter.speed == pytest.approx(3.0)
+
+
+def test_a_service_that_lets_those_wait_who_have_enough_is_not_at_its_limit() -> None:
+    service = Service()
+    for _ in range(8):
+        service.serve(40, speed=0.9, seconds=4.0, spare_s=3.0)
+    assert not service.meter.is_certain
+    urgent = Service()
+    for _ in range(8):
+        urgent.serve(40, speed=0.9, seconds=4.0, spare_s=1.0)
+    assert urgent.meter.is_certain and urgent.meter.limit == pytest.approx(36.0, rel=0.02)
+
+
+def test_what_a_listener_has_in_hand_makes_a_wait_less_urgent() -> None:
+    clock = ManualClock()
+    listener = SpeedMeter(clock, 1.0).new_listener()
+    listener.begin_wait()
+    clock.seconds += 2.0
+    assert listener.spare_s() == 0.0, "nothing was heard yet"
+    listener.got(4.0)
+    clock.seconds += 1.0
+    listener.begin_wait()
+    clock.seconds += 1.5
+    assert listener.spare_s() == pytest.approx(1.5)
+    clock.seconds += 3.0
+    assert listener.spare_s() == pytest.approx(4.0 - 1.0 - URGENT_LEAD_S)
 
 
 def test_without_a_least_speed_there_is_no_limit() -> None:
