@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 LLM = "llm"
 TOKEN2WAV = "token2wav"
-_LOOK_AGAIN_S = 0.05
+LOOK_AGAIN_S = 0.05
 _UNAVAILABLE: dict[str, type[GatewayError]] = {LLM: LLMUnavailableError, TOKEN2WAV: Token2WavUnavailableError}
 
 
@@ -97,5 +97,5 @@ async def wait_for_replica(fleet: Fleet, wait_s: float, clock: Clock, avoid: fro
     while (replica := fleet.replicas.choose(avoid)) is None:
         if clock.now() >= ends_s:
             raise unavailable(fleet)
-        await asyncio.sleep(_LOOK_AGAIN_S)
+        await asyncio.sleep(LOOK_AGAIN_S)
     return replica

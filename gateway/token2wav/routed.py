@@ -19,7 +19,7 @@ from gateway.routing.fleet import Fleet, SlotLease
 from gateway.routing.replicas import NOBODY, NOWHERE
 from gateway.routing.router import FIRST_PAUSE_S, MAX_PAUSE_S, Router, give_back, is_replica_fault, is_sickness
 from gateway.routing.speed import SpeedMeter
-from gateway.routing.waiting import wait_for_replica, wait_for_slot
+from gateway.routing.waiting import LOOK_AGAIN_S, wait_for_replica, wait_for_slot
 from gateway.routing.watch import failure_of
 from gateway.token2wav.failover_stream import FailoverStream
 from gateway.token2wav.replica import StreamLease, Token2WavReplica, Token2WavReplicaClient
@@ -173,9 +173,15 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
                     self.fleet.note_failure(chosen.address, str(error), failure_of(error))
                 if not _is_full(error) and not is_replica_fault(error):
                     raise
-                if chosen.address in avoid:
-                    raise (self.fleet.overloaded(DEFAULT_PRIORITY) if _is_full(error) else error) from error
-                avoid |= {chosen.address}
+                if chosen.address not in avoid:
+                    avoid |= {chosen.address}
+                    continue
+                if not _is_full(error):
+                    raise
+                if self._clock.now() >= ends_s:
+                    raise self.fleet.overloaded(DEFAULT_PRIORITY) from error
+                avoid = NOBODY
+                await asyncio.sleep(LOOK_AGAIN_S)
             else:
                 chosen.health.succeeded()
                 return done

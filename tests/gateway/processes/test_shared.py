@@ -25,7 +25,7 @@ from gateway.errors import (
 from gateway.lifecycle.gate import Gate, Routes
 from gateway.llm.routed import RoutedSpeechLM
 from gateway.processes.hub import Hub
-from gateway.processes.link import open_link
+from gateway.processes.link import Handlers, Link, open_link
 from gateway.processes.metrics import merged, snapshot
 from gateway.processes.worker import Worker
 from gateway.routing.places import Asker
@@ -259,3 +259,20 @@ def test_what_processes_know_of_the_same_replica_is_not_added_up() -> None:
 
     families = merged([snapshot(told(3, 0.1, 1)), snapshot(told(4, 0.2, 1))])
     assert [family[3][0][2] for family in families] == [3, 0.2, 1]
+
+
+class _Pipe:
+    """A transport as another event loop's may be: none of asyncio's classes."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+
+def test_a_link_works_over_the_transports_of_any_event_loop() -> None:
+    link, pipe = Link(Handlers()), _Pipe()
+    link.connection_made(pipe)  # type: ignore[arg-type]
+    link.note("beat")
+    assert link.is_open and b"beat" in pipe.written

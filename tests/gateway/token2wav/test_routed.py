@@ -338,6 +338,17 @@ async def test_a_replica_without_room_for_a_voice_is_passed_over() -> None:
         assert router.snapshot()[0].failures_total == 0
 
 
+async def test_a_voice_waits_for_room_where_all_replicas_are_full_for_a_moment() -> None:
+    (replica,) = _replicas("a")
+    replica.register_error = Token2WavBusyError("64 voices are in the making")
+    async with routed(replica) as router:
+        registering = asyncio.create_task(router.register_voice(b"anna"))
+        await asyncio.sleep(0.1)
+        assert not registering.done()
+        replica.register_error = None
+        assert (await registering).voice_id == "voice-of-anna"
+
+
 async def test_a_replica_that_leaves_the_list_finishes_its_unslotted_calls() -> None:
     gate = asyncio.Event()
     replicas = _replicas("a", register_gate=gate)
@@ -613,7 +624,7 @@ class _WaitCounts(SpeedMeter):
     def begin_wait(self) -> None:
         self.begun += 1
 
-    def end_wait(self) -> None:
+    def end_wait(self, spare_s: float = 0.0) -> None:
         self.over += 1
 
 
