@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from tests.token2wav_service.streaming.flow_factory import make_flow
-from token2wav_service.models.flow.encoder import EncoderHistory, EncoderUpdate
+from tests.token2wav_service.streaming.flow_factory import make_flow, randomise
+from token2wav_service.models.flow.encoder import ConformerEncoder, EncoderHistory, EncoderUpdate
 from token2wav_service.runtime.kernels import attention_ops
 from token2wav_service.runtime.kernels.attention_ops import KeyPlaces
 from token2wav_service.runtime.slots.fused_encoder import EncoderTails, FusedEncoder
@@ -33,13 +35,15 @@ def _history(prompt: Tensor, window: Tensor, made: int) -> Tensor:
     return torch.cat([prompt, window[:, :, places]], 2)[:, None]
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_fused_encoder_equals_the_plain_one_for_every_row(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("splits", "channels"), [(1, 32), (2, 32), (2, 48)])
+def test_fused_encoder_equals_the_plain_one_for_every_row(
+    splits: int, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that begin, go on, and end; rings that overflow; keys attended to at once and in parts."""
     monkeypatch.setattr(attention_ops, "choose_splits", lambda *_: splits)
-    encoder = make_flow().encoder
-    c = encoder.config
-    heads, width, channels = c.attention_heads, 2 * c.head_dim, c.output_size
+    c = replace(make_flow().encoder.config, input_size=channels, output_size=channels)
+    encoder = randomise(ConformerEncoder(c), 0)
+    heads, width = c.attention_heads, 2 * c.head_dim
     token_prompts = [_normal(c.num_blocks, heads, n // 2, width, seed=n) for n in PROMPTS]
     frame_prompts = [_normal(c.num_up_blocks, heads, n, width, seed=n + 1) for n in PROMPTS]
     token_window = _normal(SLOTS, c.num_blocks, heads, WINDOW // 2, width, seed=1)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests import ROOT
 from tests.token2wav_service.streaming.flow_factory import randomise
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
@@ -14,7 +20,7 @@ from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
 from token2wav_service.runtime.slots.pool import SlotAllocator
 
-STEPS, LAYERS, HEADS, DIM, HIDDEN, WINDOW = 2, 2, 2, 16, 48, 10
+STEPS, LAYERS, HEADS, HIDDEN, WINDOW = 2, 2, 2, 48, 10
 
 
 def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -33,16 +39,17 @@ def test_noise_equals_the_counter_based_noise() -> None:
 
 
 @pytest.mark.slow
-def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings() -> None:
+@pytest.mark.parametrize("dim", [16, 24])
+def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim: int) -> None:
     cfm = ConditionalFlowMatching(
-        DiT(DiTConfig(depth=LAYERS, num_heads=HEADS, head_dim=DIM, hidden_size=HIDDEN)), guidance=0.7
+        DiT(DiTConfig(depth=LAYERS, num_heads=HEADS, head_dim=dim, hidden_size=HIDDEN)), guidance=0.7
     )
     randomise(cfm, 0)
     slots, generated, lengths = torch.tensor([2, 0, 4]), torch.tensor([0, 4, 25]), torch.tensor([5, 1, 3])
     pool = SolverPool(
-        _normal(5, STEPS, LAYERS, 2, HEADS, WINDOW, 2 * DIM), _normal(5, STEPS, LAYERS, 2, 2, 2, HIDDEN, seed=1)
+        _normal(5, STEPS, LAYERS, 2, HEADS, WINDOW, 2 * dim), _normal(5, STEPS, LAYERS, 2, 2, 2, HIDDEN, seed=1)
     )
-    prompts = [_normal(STEPS, LAYERS, 2, HEADS, n, 2 * DIM, seed=n) for n in (6, 9, 7)]
+    prompts = [_normal(STEPS, LAYERS, 2, HEADS, n, 2 * dim, seed=n) for n in (6, 9, 7)]
     noise, mu, speaker = _normal(3, 5, 80, seed=2), _normal(3, 5, 80, seed=3), _normal(3, 80, seed=4)
     batch = SolverBatch(
         slots, torch.tensor([p.data_ptr() for p in prompts]), torch.tensor([6, 9, 7]), generated, lengths
@@ -82,3 +89,13 @@ def test_slots_are_handed_out_once_and_come_back() -> None:
 def _upstream_tails(tails: torch.Tensor) -> torch.Tensor:
     """[n, L, convolution, cfg, column, C] as [n, L, cfg, 2C, column]."""
     return tails.permute(0, 1, 3, 2, 5, 4).reshape(STEPS, LAYERS, 2, 2 * HIDDEN, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_every_kernel_compiles_for_a_gpu_at_the_demo_voice_s_sizes(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.token2wav_service.runtime.compile_kernels"]
+    compiled = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr[-3000:]
+    assert {"attend_kernel", "commit_rows_kernel", "combine_kernel", "istft_kernel"} <= set(compiled.stdout.split())

@@ -5,13 +5,45 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# A block is D wide, or BD, the next power of two, where D is none: then its last columns are zeros. Only such a block
+# is masked by columns, so that the loads of others stay wide.
+
 
 @triton.jit
-def _head_norm(x, weight, bias, d, D: tl.constexpr):
+def _load_head(at, rows, d, D: tl.constexpr, BD: tl.constexpr):
+    if BD == D:
+        loaded = tl.load(at, mask=rows[:, None], other=0.0)
+    else:
+        loaded = tl.load(at, mask=rows[:, None] & (d < D)[None, :], other=0.0)
+    return loaded
+
+
+@triton.jit
+def _store_head(at, x, rows, d, D: tl.constexpr, BD: tl.constexpr):
+    if BD == D:
+        tl.store(at, x, mask=rows[:, None])
+    else:
+        tl.store(at, x, mask=rows[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def _load_weight(at, d, D: tl.constexpr, BD: tl.constexpr):
+    if BD == D:
+        loaded = tl.load(at + d)
+    else:
+        loaded = tl.load(at + d, mask=d < D, other=0.0)
+    return loaded
+
+
+@triton.jit
+def _head_norm(x, weight, bias, d, D: tl.constexpr, BD: tl.constexpr):
     x = x.to(tl.float32)
     centred = x - (tl.sum(x, 1) / D)[:, None]
+    if BD != D:
+        centred = tl.where((d < D)[None, :], centred, 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 1) / D + 1e-5)
-    return centred * inverse[:, None] * tl.load(weight + d)[None, :] + tl.load(bias + d)[None, :]
+    weights, biases = _load_weight(weight, d, D, BD), _load_weight(bias, d, D, BD)
+    return centred * inverse[:, None] * weights[None, :] + biases[None, :]
 
 
 @triton.jit
@@ -44,7 +76,7 @@ def attend_kernel(
     partial, peaks, slots, generated, lengths,
     own_stream_stride, own_cfg_stride, prompt_plane, window_slot_stride, window_cfg_stride, window_size,
     frames, streams, rows, score_pitch, scale, block,
-    H: tl.constexpr, D: tl.constexpr, QB: tl.constexpr, KB: tl.constexpr, SPLITS: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, QB: tl.constexpr, KB: tl.constexpr, SPLITS: tl.constexpr,
     HAS_NORMS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     query_block = tl.program_id(0) // SPLITS
@@ -54,18 +86,18 @@ def attend_kernel(
     stream = (tl.program_id(2) % streams).to(tl.int64)
     element = qkv.dtype.element_ty
     query = query_block * QB + tl.arange(0, QB)
-    d = tl.arange(0, D)
+    d = tl.arange(0, BD)
     first_row = (cfg * streams + stream) * frames
     row = first_row + query
     inside = query < frames
-    q = tl.load(qkv + row[:, None] * (3 * H * D) + head * D + d[None, :], mask=inside[:, None], other=0.0)
+    q = _load_head(qkv + row[:, None] * (3 * H * D) + head * D + d[None, :], inside, d, D, BD)
     if HAS_NORMS:
-        q = _head_norm(q, q_weight, q_bias, d, D).to(element)
+        q = _head_norm(q, q_weight, q_bias, d, D, BD).to(element)
     if HAS_POSITIONS:
-        q = (q.to(tl.float32) + tl.load(q_bias + head * D + d)[None, :]).to(element)
+        q = (q.to(tl.float32) + _load_weight(q_bias + head * D, d, D, BD)[None, :]).to(element)
     best = tl.full((QB,), float("-inf"), tl.float32)
     total = tl.zeros((QB,), tl.float32)
-    mixed = tl.zeros((QB, D), tl.float32)
+    mixed = tl.zeros((QB, BD), tl.float32)
 
     # The first part also handles the chunk itself.
     own_count = tl.load(lengths + stream).to(tl.int32)
@@ -76,16 +108,16 @@ def attend_kernel(
         key = begin + tl.arange(0, KB)
         seen = key < own_count
         at = qkv + (first_row + key[:, None]) * (3 * H * D) + (H + head) * D + d[None, :]
-        k = tl.load(at, mask=seen[:, None], other=0.0)
-        v = tl.load(at + H * D, mask=seen[:, None], other=0.0)
+        k = _load_head(at, seen, d, D, BD)
+        v = _load_head(at + H * D, seen, d, D, BD)
         if HAS_NORMS:
-            k = _head_norm(k, k_weight, k_bias, d, D).to(element)
+            k = _head_norm(k, k_weight, k_bias, d, D, BD).to(element)
             kept = own_kv + stream * own_stream_stride + cfg * own_cfg_stride
             kept += (head * frames + key[:, None]) * 2 * D + d[None, :]
             # A vector, as in `_store_shifted`.
-            is_kept = (seen & ((query_block + 0 * key) == 0))[:, None]
-            tl.store(kept, k, mask=is_kept)
-            tl.store(kept + D, v, mask=is_kept)
+            is_kept = seen & ((query_block + 0 * key) == 0)
+            _store_head(kept, k, is_kept, d, D, BD)
+            _store_head(kept + D, v, is_kept, d, D, BD)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_POSITIONS:
             shown = inside[:, None] & seen[None, :]
@@ -116,8 +148,8 @@ def attend_kernel(
         # The alignment is stated so that loads are 16 bytes wide: a pointer from memory could be unaligned.
         kv = tl.multiple_of(address.to(tl.pointer_type(element)), 16 if D % 8 == 0 else 2)
         kv += key[:, None] * 2 * D + d[None, :]
-        k = tl.load(kv, mask=seen[:, None], other=0.0)
-        v = tl.load(kv + D, mask=seen[:, None], other=0.0)
+        k = _load_head(kv, seen, d, D, BD)
+        v = _load_head(kv + D, seen, d, D, BD)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_POSITIONS:
             # Position of a key, counted from the chunk's first frame.
@@ -129,9 +161,9 @@ def attend_kernel(
 
     at = row[:, None] * H * D + head * D + d[None, :]
     if SPLITS == 1:
-        tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+        _store_head(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), inside, d, D, BD)
     else:
-        tl.store(partial + split * rows * H * D + at, mixed, mask=inside[:, None])
+        _store_head(partial + split * rows * H * D + at, mixed, inside, d, D, BD)
         peak = peaks + ((split * rows + row) * H + head) * 2
         tl.store(peak, best, mask=inside)
         tl.store(peak + 1, total, mask=inside)
@@ -139,31 +171,32 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=("rows",))
 def combine_kernel(
-    partial, peaks, out, rows, H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr
-):
+    partial, peaks, out, rows,
+    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BLOCK_H)
-    d = tl.arange(0, D)
+    d = tl.arange(0, BD)
     valid = head < H
     best = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     for split in tl.static_range(SPLITS):
         peak = peaks + ((split * rows + row) * H + head) * 2
         best = tl.maximum(best, tl.load(peak, mask=valid, other=0.0))
     total = tl.zeros((BLOCK_H,), tl.float32)
-    mixed = tl.zeros((BLOCK_H, D), tl.float32)
+    mixed = tl.zeros((BLOCK_H, BD), tl.float32)
     at = row * H * D + head[:, None] * D + d[None, :]
     for split in tl.static_range(SPLITS):
         peak = peaks + ((split * rows + row) * H + head) * 2
         share = tl.exp2(tl.load(peak, mask=valid, other=0.0) - best)
         total += share * tl.load(peak + 1, mask=valid, other=1.0)
-        mixed += share[:, None] * tl.load(partial + split * rows * H * D + at, mask=valid[:, None], other=0.0)
-    tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+        mixed += share[:, None] * _load_head(partial + split * rows * H * D + at, valid, d, D, BD)
+    _store_head(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), valid, d, D, BD)
 
 
 @triton.jit(do_not_specialize=("window_size", "frames"))
 def commit_rows_kernel(
     qkv, window, slots, generated, lengths, layer_stride, window_slot_stride, window_size, frames,
-    H: tl.constexpr, D: tl.constexpr, TB: tl.constexpr, CFGS: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, TB: tl.constexpr, CFGS: tl.constexpr,
 ):  # fmt: skip
     # Rows [L, cfg, B, T, 3, H, D]; rings [S, L, cfg, H, W, 2D].
     plane = tl.program_id(0).to(tl.int64)
@@ -171,8 +204,10 @@ def commit_rows_kernel(
     length = tl.load(lengths + stream)
     frame = tl.maximum(length - window_size, 0) + tl.program_id(2) * TB + tl.arange(0, TB)
     place = (tl.load(generated + stream) + frame) % window_size
-    d = tl.arange(0, 2 * D)
+    d = tl.arange(0, 2 * BD)
     keep = (frame < length)[:, None]
+    if BD != D:
+        keep = keep & (d < 2 * D)[None, :]
     cfg = plane // H % CFGS
     first_row = (cfg * tl.num_programs(1) + stream) * frames
     row = qkv + (plane // H // CFGS) * layer_stride + (first_row + frame[:, None]) * 3 * H * D

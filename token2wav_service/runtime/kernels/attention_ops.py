@@ -101,12 +101,22 @@ def attend(
         out, partial, peaks, places.slots, places.generated, places.lengths, own.stride(0), own.stride(1),
         prompt_plane, window.stride(0), cfg_stride, window.shape[-2], frames, streams, rows,
         p.scores.shape[2] if p else 0, LOG2_E / dim**0.5, block,
-        H=heads, D=dim, QB=QUERY_BLOCK, KB=POSITIONS_KEY_BLOCK if p else KEY_BLOCK, SPLITS=splits,
-        HAS_NORMS=n is not None, HAS_POSITIONS=p is not None, HAS_BLOCKS=block > 0, num_warps=4, num_stages=3,
+        H=heads, D=dim, BD=triton.next_power_of_2(dim), QB=QUERY_BLOCK, KB=POSITIONS_KEY_BLOCK if p else KEY_BLOCK,
+        SPLITS=splits, HAS_NORMS=n is not None, HAS_POSITIONS=p is not None, HAS_BLOCKS=block > 0,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         kernels.combine_kernel[(rows,)](
-            partial, peaks, out, rows, H=heads, D=dim, SPLITS=splits, BLOCK_H=triton.next_power_of_2(heads), num_warps=4
+            partial,
+            peaks,
+            out,
+            rows,
+            H=heads,
+            D=dim,
+            BD=triton.next_power_of_2(dim),
+            SPLITS=splits,
+            BLOCK_H=triton.next_power_of_2(heads),
+            num_warps=4,
         )
 
 
@@ -134,7 +144,8 @@ def commit_rows(qkv: Tensor, window: Tensor, slots: Tensor, generated: Tensor, l
     grid = (planes, slots.shape[0], triton.cdiv(min(frames, size), block))
     kernels.commit_rows_kernel[grid](
         qkv, window, slots, generated, lengths, qkv.stride(0), window.stride(0), size, frames,
-        H=heads, D=width // 2, TB=block, CFGS=cfgs[0] if cfgs else 1, num_warps=4,
+        H=heads, D=width // 2, BD=triton.next_power_of_2(width // 2), TB=block, CFGS=cfgs[0] if cfgs else 1,
+        num_warps=4,
     )  # fmt: skip
 
 

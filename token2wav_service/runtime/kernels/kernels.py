@@ -157,7 +157,7 @@ def guide_kernel(x, velocity, out, half, total, delta, guidance, BLOCK: tl.const
 @triton.jit
 def commit_window_kernel(
     own_kv, window, slots, generated, lengths, own_stream_stride, window_slot_stride, window_size, frames,
-    D2: tl.constexpr, TB: tl.constexpr,
+    D2: tl.constexpr, BD2: tl.constexpr, TB: tl.constexpr,
 ):  # fmt: skip
     plane = tl.program_id(0).to(tl.int64)
     stream = tl.program_id(1).to(tl.int64)
@@ -165,8 +165,10 @@ def commit_window_kernel(
     # Only the newest frames have a place.
     frame = tl.maximum(length - window_size, 0) + tl.program_id(2) * TB + tl.arange(0, TB)
     place = (tl.load(generated + stream) + frame) % window_size
-    d = tl.arange(0, D2)
+    d = tl.arange(0, BD2)
     keep = (frame < length)[:, None]
+    if BD2 != D2:
+        keep = keep & (d < D2)[None, :]
     source = own_kv + stream * own_stream_stride + plane * frames * D2 + frame[:, None] * D2 + d[None, :]
     target = window + tl.load(slots + stream) * window_slot_stride + plane * window_size * D2
     tl.store(target + place[:, None] * D2 + d[None, :], tl.load(source, mask=keep), mask=keep)

@@ -127,7 +127,7 @@ def commit_window(own_kv: Tensor, window: Tensor, slots: Tensor, generated: Tens
     grid = (planes, own_kv.shape[0], triton.cdiv(min(frames, size), block))
     kernels.commit_window_kernel[grid](
         own_kv, window, slots, generated, lengths, own_kv.stride(0), window.stride(0), size, frames,
-        D2=width, TB=block, num_warps=4,
+        D2=width, BD2=triton.next_power_of_2(width), TB=block, num_warps=4,
     )  # fmt: skip
 
 
