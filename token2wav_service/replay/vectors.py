@@ -1,20 +1,25 @@
-"""Reads a folder of golden vectors: tensors by call number, configurations, weights."""
+"""Reads a folder of golden vectors: tensors by call number, configurations, weights.
+
+A .safetensors file may be compressed: then its name ends in .safetensors.xz, and it goes by the name without .xz.
+"""
 
 from __future__ import annotations
 
 import json
+import lzma
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from token2wav_service.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
+_COMPRESSED = ".xz"
 FAMILY_FOLDERS = ("cosyvoice2_unet", "cosyvoice3_dit")
 """Folders that hold a whole family: flow, vocoder and streams."""
 
@@ -37,6 +42,8 @@ class VectorFolder:
             CheckpointError: the file is missing.
         """
         path = self.path / name
+        if (compressed := self.path / f"{name}{_COMPRESSED}").is_file():
+            return load(lzma.decompress(compressed.read_bytes()))
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: the folder is not laid out like the golden vectors")
         return load_file(path)
@@ -50,8 +57,9 @@ class VectorFolder:
         return dict(self.json(name)) if (self.path / name).is_file() else {}
 
     def matching(self, pattern: str) -> Iterator[Path]:
-        """Yield the folder's files that match, by name."""
-        yield from sorted(self.path.glob(pattern))
+        """Yield the folder's files that match, by name; a compressed one as if it were not."""
+        compressed = (path.with_suffix("") for path in self.path.glob(f"{pattern}{_COMPRESSED}"))
+        yield from sorted({*self.path.glob(pattern), *compressed})
 
     def label(self, file: Path, output: str) -> str:
         """Name an output in a report."""
