@@ -3,7 +3,8 @@
 Needs two gateways in front of the same services: one as it serves (`--url`), one that speaks every text in one chunk
 (`--offline-url`; start it with `--dynamic-chunk-strategy equal --token-hop-len 2000 --token-hop-len-first 2000`). Equal
 seeds give equal speech tokens, so that the two differ in their seams alone. The source engine (flite) speaks the same
-sentences for the yardstick. Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
+sentences for the yardstick. Where the package `speechmos` is installed (`pip install --no-deps speechmos`), DNSMOS
+scores the streamed audio. Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from cosydit.bench.report import describe_environment, write_json, write_text
 from cosydit.bench.types import count, zero_or_more
 from demo_voice.ears.faults import find_faults
+from demo_voice.ears.opinion import Critic, DnsMos
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.seams import contour_distance
 from demo_voice.ears.speakers import rank_speakers
@@ -53,6 +55,8 @@ class Study:
     """Embedding of each voice's prompt."""
     engine: Flite
     clock: Clock
+    critic: Critic | None = None
+    """None: no scores."""
 
     def full_row(self, text: str, voice: str, seed: int) -> StudyRow:
         """Speak a sentence streamed, offline and by the source engine."""
@@ -103,6 +107,7 @@ class Study:
             faults=find_faults(streamed, SAMPLE_RATE_HZ),
             pitch_distance=distances[0],
             loudness_distance=distances[1],
+            opinion=None if self.critic is None else self.critic.opinion(audio_16k),
         )
 
     def _spoken(self, url: str, text: str, voice: str, seed: int) -> tuple[SpeechTiming, FloatArray]:
@@ -147,7 +152,16 @@ def _open(args: argparse.Namespace) -> Study:
         voices=voices,
         engine=Flite(args.engines),
         clock=SystemClock(),
+        critic=_critic(),
     )
+
+
+def _critic() -> Critic | None:
+    try:
+        return DnsMos()
+    except ImportError as error:
+        print(f"quality: no DNSMOS ({error})", file=sys.stderr)
+        return None
 
 
 def _listen(study: Study, sentences: Sequence[str], args: argparse.Namespace) -> list[StudyRow]:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.opinion import Opinion, mean_opinion
 from demo_voice.ears.recognition import WordErrors, total
 from demo_voice.ears.speakers import SpeakerRanking, top1
 
@@ -48,6 +49,8 @@ class StudyRow:
     """Semitones between streamed and offline; None without offline, or where no frame is voiced in both."""
     loudness_distance: float | None
     """Decibels between streamed and offline."""
+    opinion: Opinion | None = None
+    """Scores of the streamed audio; None where no critic listened."""
 
 
 def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
@@ -56,6 +59,9 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
     Args:
         rows: of all voices.
         voice: the one whose sentences count for the error rates and the speed; all count for the speakers.
+
+    Returns:
+        Figures by name; `dnsmos_p808` and `dnsmos_ovrl` only if a critic heard every row of the voice.
 
     Raises:
         ValueError: there are no rows of the voice, or one lacks the offline or the source audio.
@@ -77,7 +83,16 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         "ttfa_ms": _MS * median(row.ttfa_s for row in own),
         "speaker_top1": top1([row.ranking for row in rows]),
         "seam_wer_ratio": _ratio(streamed_rate, offline_rate),
+        **_opinions(own),
     }
+
+
+def _opinions(rows: Sequence[StudyRow]) -> dict[str, float]:
+    opinions = [row.opinion for row in rows if row.opinion is not None]
+    if len(opinions) < len(rows):
+        return {}
+    mean = mean_opinion(opinions)
+    return {"dnsmos_p808": mean.p808, "dnsmos_ovrl": mean.overall}
 
 
 def row_json(row: StudyRow) -> dict[str, Any]:
@@ -89,7 +104,8 @@ def row_from_json(values: Mapping[str, Any]) -> StudyRow:
     """Undo `row_json`."""
     nested = {name: _heard(values[name]) for name in ("streamed", "offline", "source")}
     ranking, faults = SpeakerRanking(**values["ranking"]), AudioFaults(**values["faults"])
-    return StudyRow(**{**values, **nested, "ranking": ranking, "faults": faults})
+    opinion = None if values.get("opinion") is None else Opinion(**values["opinion"])
+    return StudyRow(**{**values, **nested, "ranking": ranking, "faults": faults, "opinion": opinion})
 
 
 def _heard(values: Mapping[str, Any] | None) -> Heard | None:

@@ -171,7 +171,8 @@ def slaney_mel_filters(
         [n_mels, n_fft // 2 + 1] float32, read-only and shared.
     """
     upper = sample_rate_hz / 2 if high_hz is None else high_hz
-    bins_hz = np.linspace(0, sample_rate_hz / 2, n_fft // 2 + 1)
+    highest_bin_hz = sample_rate_hz * (n_fft // 2) / n_fft
+    bins_hz = np.linspace(0, highest_bin_hz, n_fft // 2 + 1)
     edges_hz = _slaney_to_hz(np.linspace(_slaney_from_hz(low_hz), _slaney_from_hz(upper), n_mels + 2))
     rising = (bins_hz[None, :] - edges_hz[:-2, None]) / np.diff(edges_hz)[:-1, None]
     falling = (edges_hz[2:, None] - bins_hz[None, :]) / np.diff(edges_hz)[1:, None]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import shutil
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from demo_voice.ears.faults import clicks, find_faults
+from demo_voice.ears.opinion import HOP_SAMPLES, WINDOW_SAMPLES, DnsMos, mean_opinion, p808_mel, windows
 from demo_voice.ears.pitch import track_pitch
 from demo_voice.ears.recognition import (
     SphinxRecogniser,
@@ -171,3 +173,36 @@ def test_a_token_off_by_one_value_still_agrees_in_its_other_digits() -> None:
     assert digit_agreement([0, 6560], [6560, 0]) == 0.0
     with pytest.raises(ValueError, match="at least one"):
         token_agreement([], [1])
+
+
+def test_short_audio_is_repeated_and_long_audio_is_heard_once_a_second() -> None:
+    short, long = np.linspace(-2, 2, 5_000, dtype=np.float32), np.zeros(WINDOW_SAMPLES + 2 * HOP_SAMPLES, np.float32)
+
+    (window,) = windows(short)
+
+    assert len(window) == WINDOW_SAMPLES
+    assert np.array_equal(window[5_000:10_000], np.clip(short, -1, 1))
+    assert len(windows(long)) == 3
+    with pytest.raises(ValueError, match="no samples"):
+        windows(short[:0])
+    with pytest.raises(ValueError, match="no opinions"):
+        mean_opinion([])
+
+
+def test_the_critic_s_mel_has_its_loudest_value_at_the_top_and_follows_the_tone() -> None:
+    times = np.arange(RATE_HZ, dtype=np.float32) / RATE_HZ
+    low, high = (p808_mel(np.sin(2 * np.pi * hertz * times).astype(np.float32)) for hertz in (300.0, 3000.0))
+
+    assert low.shape == (100, 120)
+    assert low.max() == high.max() == 1.0
+    assert low[50].argmax() < high[50].argmax()
+
+
+@pytest.mark.skipif(find_spec("speechmos") is None, reason="the critic's models are not installed")
+def test_the_critic_prefers_speech_to_noise(default_voice: Voice) -> None:
+    critic = DnsMos()
+
+    speech, hiss = critic.opinion(default_voice.samples), critic.opinion(noise(4.0))
+
+    assert speech.p808 == pytest.approx(3.44, abs=0.03)  # the package's own code says 3.44 of this file
+    assert speech.p808 > hiss.p808 + 0.5 and speech.overall > hiss.overall + 0.5

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import quality
 from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.opinion import Opinion
 from demo_voice.ears.recognition import WordErrors
 from demo_voice.ears.speakers import SpeakerRanking
 from demo_voice.ears.study import Heard, StudyRow, figures, row_from_json, row_json
@@ -70,8 +71,21 @@ def test_rows_without_what_a_figure_needs_are_refused() -> None:
         figures([ROW], "awb")
 
 
-def test_a_row_survives_json() -> None:
-    assert row_from_json(json.loads(json.dumps(row_json(ROW)))) == ROW
+@pytest.mark.parametrize("opinion", [None, Opinion(4.0, 3.5, 4.1, 3.2)])
+def test_a_row_survives_json(opinion: Opinion | None) -> None:
+    row = replace(ROW, opinion=opinion)
+
+    assert row_from_json(json.loads(json.dumps(row_json(row)))) == row
+
+
+def test_opinions_are_figures_only_where_every_row_of_the_voice_has_one() -> None:
+    rows = [replace(ROW, opinion=Opinion(p808, 3.0, 4.0, p808 - 1)) for p808 in (4.0, 3.0)]
+    other = replace(ROW, voice="slt")
+
+    found = figures([*rows, other], "default")
+
+    assert (found["dnsmos_p808"], found["dnsmos_ovrl"]) == (3.5, 2.5)
+    assert "dnsmos_p808" not in figures([*rows, ROW], "default")
 
 
 class _Gateway(BaseHTTPRequestHandler):
