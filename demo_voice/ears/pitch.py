@@ -17,6 +17,8 @@ WINDOW_SECONDS = 0.045
 """A little under three periods of the lowest voice."""
 VOICED_CORRELATION = 0.55
 """Least correlation of a voiced window; below it the best lag explains too little."""
+KNOWN_CORRELATION = 0.35
+"""The same at a lag that is known: no other lag can be mistaken for it."""
 SILENCE_DB = -45.0
 """Relative to the loudest frame; quieter frames are unvoiced."""
 _OCTAVE_COST = 0.02
@@ -49,6 +51,26 @@ def track_pitch(samples: FloatArray, rate_hz: int) -> FloatArray:
     pitch = rate_hz / _refined(correlation, best)
     is_voiced = (strength > VOICED_CORRELATION) & (_level_db(windows) > SILENCE_DB)
     return _median_smoothed(np.where(is_voiced, pitch, 0.0)).astype(np.float32)
+
+
+def heard_pitch(samples: FloatArray, rate_hz: int, pitch: FloatArray) -> FloatArray:
+    """Return a known pitch where the audio repeats itself at it, and 0 elsewhere.
+
+    Args:
+        samples: [N] mono float32 in +-1.
+        rate_hz: their sample rate.
+        pitch: [N // (rate / 50)] float32 Hz, which somebody says the audio has; 0 where unvoiced.
+    """
+    if not len(pitch):
+        return pitch
+    hop = round(rate_hz * FRAME_SECONDS)
+    windows = _windows(samples, len(pitch), hop, round(rate_hz * WINDOW_SECONDS))
+    high = int(rate_hz / LOW_HZ)
+    correlation = _normalised_autocorrelation(windows, high + 2)
+    lags = np.clip(np.rint(rate_hz / np.maximum(pitch, LOW_HZ)).astype(np.int64), 1, high)
+    strength = np.max([correlation[np.arange(len(pitch)), lags + step] for step in (-1, 0, 1)], axis=0)
+    is_heard = (strength > KNOWN_CORRELATION) & (_level_db(windows) > SILENCE_DB)
+    return np.where(is_heard, pitch, 0.0).astype(np.float32)
 
 
 def _windows(samples: FloatArray, count: int, hop: int, size: int) -> npt.NDArray[np.float64]:

@@ -24,13 +24,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.train.flite import SPEAKERS, Flite, Spoken, SynthesisError
+from demo_voice.train.flite import Spoken, SynthesisError
+from demo_voice.train.teachers import DEFAULT, TEACHERS, Engine
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.utterance import (
     FRAMES_PER_TOKEN,
     LAYOUTS,
     MIN_TOKENS,
-    SAMPLES_PER_TOKEN_16K,
+    audio_16k,
     phones_at_frames,
     utterance_arrays,
     whole_tokens,
@@ -58,6 +59,8 @@ class CorpusJob:
     index: int
     tokenizer: Path | None = None
     """Trained speech tokenizer (ONNX): makes a token shard; None: a wide one."""
+    teachers: str = DEFAULT
+    """Name in `TEACHERS`."""
 
     @property
     def path(self) -> Path:
@@ -93,15 +96,20 @@ def make_corpus(jobs: Sequence[CorpusJob], workers: int, deadline_s: float) -> i
     return len(done)
 
 
-def wide_jobs(directory: Path, texts: Path, engines: Path | None, utterances: int) -> list[CorpusJob]:
+def wide_jobs(
+    directory: Path, texts: Path, engines: Path | None, utterances: int, teachers: str = DEFAULT
+) -> list[CorpusJob]:
     """Return the jobs of a corpus with all features."""
-    return [CorpusJob(directory, texts, engines, index) for index in range(-(-utterances // SHARD_UTTERANCES))]
+    count = -(-utterances // SHARD_UTTERANCES)
+    return [CorpusJob(directory, texts, engines, index, None, teachers) for index in range(count)]
 
 
-def token_jobs(directory: Path, texts: Path, engines: Path | None, utterances: int, tokenizer: Path) -> list[CorpusJob]:
+def token_jobs(
+    directory: Path, texts: Path, engines: Path | None, utterances: int, tokenizer: Path, teachers: str = DEFAULT
+) -> list[CorpusJob]:
     """Return the jobs of a corpus of texts and tokens."""
     count = -(-utterances // SHARD_UTTERANCES)
-    return [CorpusJob(directory, texts, engines, index, tokenizer) for index in range(count)]
+    return [CorpusJob(directory, texts, engines, index, tokenizer, teachers) for index in range(count)]
 
 
 def _mapper(stack: ExitStack, workers: int) -> Callable[[Sequence[CorpusJob]], object]:
@@ -118,8 +126,10 @@ def _mapper(stack: ExitStack, workers: int) -> Callable[[Sequence[CorpusJob]], o
 
 def _make_shard(job: CorpusJob) -> None:
     seed = WIDE_SEED if job.tokenizer is None else TOKEN_SEED
-    plan = islice(planned(_sources(job.texts), seed, job.index * SHARD_UTTERANCES), SHARD_UTTERANCES)
-    spoken = list(_spoken(Flite(job.engines), plan))
+    teachers = TEACHERS[job.teachers]
+    first = job.index * SHARD_UTTERANCES
+    plan = islice(planned(_sources(job.texts), seed, first, teachers.shares, teachers.is_varied), SHARD_UTTERANCES)
+    spoken = list(_spoken(_engine(job.teachers, job.engines), plan))
     columns = _wide_columns(spoken) if job.tokenizer is None else _token_columns(spoken, job.tokenizer)
     head = {
         "speaker": np.array([utterance.speaker for utterance, _ in spoken], np.uint8),
@@ -132,11 +142,11 @@ def _make_shard(job: CorpusJob) -> None:
     os.replace(partial, job.path)
 
 
-def _spoken(engine: Flite, plan: Iterator[PlannedUtterance]) -> Iterator[tuple[PlannedUtterance, Spoken]]:
+def _spoken(engine: Engine, plan: Iterator[PlannedUtterance]) -> Iterator[tuple[PlannedUtterance, Spoken]]:
     """Yield what the engine could say; a text it fails on is left out, and says so."""
     for utterance in plan:
         try:
-            spoken = engine.speak(utterance.text, SPEAKERS[utterance.speaker])
+            spoken = engine.speak(utterance.text, utterance.speaker)
         except SynthesisError as err:
             logger.warning("utterance %d left out: %s", utterance.number, err)
             continue
@@ -151,10 +161,14 @@ def _wide_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> dict[str
 
 def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path) -> dict[str, AnyArray]:
     tokenize = _tokenizer(tokenizer)
-    cut = [audio.samples[: whole_tokens(audio) * SAMPLES_PER_TOKEN_16K] for _, audio in spoken]
     phones = [phones_at_frames(audio.segments, whole_tokens(audio) * FRAMES_PER_TOKEN) for _, audio in spoken]
-    token_ids = np.concatenate([tokenize(samples) for samples in cut]).astype(np.uint16)
+    token_ids = np.concatenate([tokenize(audio_16k(audio)) for _, audio in spoken]).astype(np.uint16)
     return {"token_ids": token_ids, "phones": np.concatenate(phones)}
+
+
+@lru_cache(maxsize=1)
+def _engine(teachers: str, engines: Path | None) -> Engine:
+    return TEACHERS[teachers].open(engines)
 
 
 @lru_cache(maxsize=1)
@@ -181,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="directory of the shards")
     parser.add_argument("--texts", type=Path, required=True, help="directory of the texts")
     parser.add_argument("--engines", type=Path, help="unpacked engines (default: installed ones)")
+    parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
     parser.add_argument("--utterances", type=int, default=10_000, help="about 4 s each (default %(default)s)")
     parser.add_argument("--tokenizer", type=Path, help="trained tokenizer: make token shards instead of wide ones")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
@@ -188,9 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if args.tokenizer is None:
-        jobs = wide_jobs(args.out, args.texts, args.engines, args.utterances)
+        jobs = wide_jobs(args.out, args.texts, args.engines, args.utterances, args.teachers)
     else:
-        jobs = token_jobs(args.out, args.texts, args.engines, args.utterances, args.tokenizer)
+        jobs = token_jobs(args.out, args.texts, args.engines, args.utterances, args.tokenizer, args.teachers)
     return 0 if make_corpus(jobs, args.workers, args.deadline_s) == len(jobs) else 1
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from demo_voice.train.flite import SPEAKERS
 from demo_voice.train.utterance import LAYOUTS
 
 VALIDATION_SHARE = 0.02
@@ -62,7 +61,7 @@ class SpeechStreams:
         self.device, self.seed = device, seed
         self.utterances, order = _sorted_utterances(shards)
         self._columns = {name: _stream(shards, order, name).to(device) for name in names}
-        counts = np.bincount([u.speaker for u in self.utterances], [u.tokens for u in self.utterances], len(SPEAKERS))
+        counts = np.bincount([u.speaker for u in self.utterances], [u.tokens for u in self.utterances])
         self._lengths = torch.from_numpy(counts.astype(np.int64))
         self._starts = torch.cumsum(self._lengths, 0) - self._lengths
         self._draw = torch.Generator().manual_seed(seed)

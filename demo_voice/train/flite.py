@@ -99,11 +99,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class Spoken:
-    """One utterance of the source engine."""
+    """One utterance of a teacher."""
 
     samples: FloatArray
-    """[N] mono float32 in +-1 at 16 kHz."""
+    """[N] mono float32 in +-1."""
     segments: tuple[Segment, ...]
+    rate_hz: int = RATE_HZ
+    """16,000 or 24,000."""
+    pitch: FloatArray | None = None
+    """[N // (rate / 50)] Hz at the middle of every 20 ms, 0 where unvoiced; None: to be tracked in the audio."""
 
 
 class Flite:

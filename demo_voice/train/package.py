@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,14 @@ from torch import nn
 
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
 from demo_voice.packing import FloatArray, packed
-from demo_voice.train.flite import SPEAKERS
 from demo_voice.train.models.aligner import AlignerNet, aligner_arrays
 from demo_voice.train.models.flow import TrainableFlow
 from demo_voice.train.models.llm import TrainableLLM
-from demo_voice.train.models.speaker import MarginClassifier, SpeakerNet
-from demo_voice.train.models.tokenizer import CodeDecoder, SpeechTokenizerNet
-from demo_voice.train.models.vocoder_losses import Discriminators
+from demo_voice.train.models.speaker import SpeakerNet
+from demo_voice.train.models.tokenizer import SpeechTokenizerNet
 from demo_voice.train.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.sizes import DemoSizes, LLMSizes
-from demo_voice.train.trainer import StateError, load_state
+from demo_voice.train.trainer import StateError, load_part
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
@@ -48,54 +45,50 @@ def trained_tokenizer(work: Workspace, sizes: DemoSizes) -> SpeechTokenizerNet:
         StateError: it has not been trained, or with other sizes; as all of these functions.
     """
     net = SpeechTokenizerNet(sizes.tokenizer)
-    _load(
-        work,
-        "tokenizer",
-        {"model": nn.ModuleDict({"net": net, "decoder": CodeDecoder(sizes.tokenizer, len(SPEAKERS))})},
-    )
+    _load(work, "tokenizer", "model", net, "net.")
     return net.eval().requires_grad_(False)
 
 
 def trained_speaker(work: Workspace, sizes: DemoSizes) -> SpeakerNet:
     """Return the speaker encoder."""
     net = SpeakerNet(sizes.speaker)
-    _load(work, "speaker", {"model": nn.ModuleDict({"net": net, "classifier": MarginClassifier(len(SPEAKERS))})})
+    _load(work, "speaker", "model", net, "net.")
     return net.eval().requires_grad_(False)
 
 
 def trained_flow(work: Workspace, sizes: DemoSizes) -> TrainableFlow:
     """Return the flow."""
     model = TrainableFlow(sizes.flow)
-    _load(work, "flow", {"model": model})
+    _load(work, "flow", "model", model)
     return model.eval().requires_grad_(False)
 
 
 def trained_hift(work: Workspace, sizes: DemoSizes) -> HiFT:
     """Return the vocoder."""
     hift = HiFT(sizes.hift)
-    _load(work, "vocoder", {"hift": hift, "judges": Discriminators(sizes.discriminators)})
+    _load(work, "vocoder", "hift", hift)
     return hift.eval().requires_grad_(False)
 
 
 def trained_llm(work: Workspace, sizes: DemoSizes) -> TrainableLLM:
     """Return the LLM."""
     model = TrainableLLM(sizes.llm)
-    _load(work, "llm", {"model": model})
+    _load(work, "llm", "model", model)
     return model.eval().requires_grad_(False)
 
 
 def trained_aligner(work: Workspace, sizes: DemoSizes) -> AlignerNet:
     """Return the aligner."""
     net = AlignerNet(sizes.aligner)
-    _load(work, "aligner", {"model": net})
+    _load(work, "aligner", "model", net)
     return net.eval().requires_grad_(False)
 
 
-def _load(work: Workspace, stage: str, parts: Mapping[str, nn.Module]) -> None:
+def _load(work: Workspace, stage: str, part: str, module: nn.Module, prefix: str = "") -> None:
     path = work.weights(stage)
     if not path.is_file():
         raise StateError(f"{path} is missing; run the stage `{stage}` first")
-    load_state(path, parts)
+    load_part(path, part, module, prefix)
 
 
 MAX_BUNDLE_BYTES = 24_000_000

@@ -17,6 +17,7 @@ from demo_voice.train.corpus import make_corpus, token_jobs, wide_jobs
 from demo_voice.train.data import SpeechStreams
 from demo_voice.train.package import trained_speaker, trained_tokenizer, write_aligner
 from demo_voice.train.sizes import SIZES, DemoSizes
+from demo_voice.train.teachers import DEFAULT, TEACHERS
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import BUNDLE
@@ -53,8 +54,14 @@ class StageOptions:
     batch: int
     utterances: int
     workers: int
+    teachers: str
+    """Name in `TEACHERS`."""
     seed: int
     """Steps done before: so that a run that goes on draws other windows than the one before."""
+
+    @property
+    def speakers(self) -> int:
+        return len(TEACHERS[self.teachers].speakers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     limits = RunLimits(args.wall_s, total_s, args.max_steps)
     utterances = args.utterances or UTTERANCES.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
-    options = StageOptions(work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, seed)
+    options = StageOptions(
+        work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, args.teachers, seed
+    )
     STAGES[args.stage](options)
     return 0
 
@@ -82,7 +91,7 @@ def run_corpus(options: StageOptions) -> None:
     """Make the wide shards that are missing."""
     work = options.work
     engines = work.engines if work.engines.is_dir() else None
-    jobs = wide_jobs(work.corpus, work.texts, engines, options.utterances)
+    jobs = wide_jobs(work.corpus, work.texts, engines, options.utterances, options.teachers)
     make_corpus(jobs, options.workers, options.limits.wall_s)
 
 
@@ -91,14 +100,15 @@ def run_tokenizer(options: StageOptions) -> None:
     from demo_voice.train.models.tokenizer import FEATURES, TokenizerStage
 
     streams = _streams(options, FEATURES)
-    _train(options, TokenizerStage(options.sizes.tokenizer, streams, options.batch))
+    _train(options, TokenizerStage(options.sizes.tokenizer, options.speakers, streams, options.batch))
 
 
 def run_speaker(options: StageOptions) -> None:
     """Train the speaker encoder."""
     from demo_voice.train.models.speaker import FEATURES, SpeakerStage
 
-    _train(options, SpeakerStage(options.sizes.speaker, _streams(options, FEATURES), options.batch))
+    streams = _streams(options, FEATURES)
+    _train(options, SpeakerStage(options.sizes.speaker, options.speakers, streams, options.batch))
 
 
 def run_vocoder(options: StageOptions) -> None:
@@ -138,7 +148,9 @@ def run_tokens(options: StageOptions) -> None:
 
     work = options.work
     engines = work.engines if work.engines.is_dir() else None
-    jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer)
+    jobs = token_jobs(
+        work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer, options.teachers
+    )
     # The models that train beside it need cores too.
     make_corpus(jobs, max(1, options.workers * 2 // 3), options.limits.wall_s)
     utterances = utterances_of_shards(work.token_shards)
@@ -174,7 +186,7 @@ def run_aligner(options: StageOptions) -> None:
     work = options.work
     tokenizer = work.speech_tokenizer if work.speech_tokenizer.is_file() else BUNDLE / SPEECH_TOKENIZER
     engines = work.engines if work.engines.is_dir() else None
-    jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, tokenizer)
+    jobs = token_jobs(work.token_shards, work.texts, engines, options.utterances, tokenizer, options.teachers)
     make_corpus(jobs, options.workers, options.limits.wall_s)
     utterances = phone_utterances(job.path for job in jobs if job.path.exists())
     stage = AlignerStage(options.sizes.aligner, utterances, options.device, options.batch, options.seed)
@@ -218,6 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("stage", choices=list(STAGES))
     parser.add_argument("--work", type=Path, required=True, help="folder of the training")
     parser.add_argument("--sizes", choices=list(SIZES), default="demo", help="default %(default)s")
+    parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
     parser.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
     parser.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")

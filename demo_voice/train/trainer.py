@@ -184,6 +184,22 @@ def load_state(path: Path, parts: Mapping[str, nn.Module]) -> tuple[int, float]:
     return int(state["steps"]), float(state["seconds"])
 
 
+def load_part(path: Path, part: str, module: nn.Module, prefix: str = "") -> None:
+    """Load what is called `prefix...` of one part of a state into a module.
+
+    Raises:
+        StateError: the state is of other sizes.
+    """
+    weights = torch.load(path, map_location="cpu", weights_only=True)["weights"][part]
+    own = {
+        name.removeprefix(prefix): value.float() if value.is_floating_point() else value
+        for name, value in weights.items()
+        if name.startswith(prefix)
+    }
+    _require_same_shapes(path, own, module.state_dict())
+    module.load_state_dict(own)
+
+
 def steps_done(path: Path) -> int:
     """Return the steps of a state, 0 where there is none."""
     return int(torch.load(path, map_location="cpu", weights_only=True)["steps"]) if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""One utterance of the source engine as the models' training wants it: every feature cut to whole speech tokens.
+"""One utterance of a teacher as the models' training wants it: every feature cut to whole speech tokens.
 
 All features come from the project's own front end, so training and serving see the same numbers.
 """
@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.ears.pitch import track_pitch
-from demo_voice.train.flite import RATE_HZ, Segment, Spoken, phone_number
-from token2wav_service.features.audio import resample_16k_to_24k
+from demo_voice.ears.pitch import heard_pitch, track_pitch
+from demo_voice.train.flite import RATE_HZ, FloatArray, Segment, Spoken, phone_number
+from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
 from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel
 
 SAMPLES_PER_TOKEN_16K = 640
 SAMPLES_PER_TOKEN_24K = 960
+TOKENS_A_SECOND = 25
+RATE_24K_HZ = 24_000
 FRAMES_PER_TOKEN = 2
 """Frames of the flow's mel, the phones and the pitch (50 Hz) for each token."""
 LOG_MEL_FRAMES_PER_TOKEN = 4
@@ -51,21 +53,34 @@ LAYOUTS = {
 
 def whole_tokens(spoken: Spoken) -> int:
     """Return how many tokens (25 Hz) the audio fills."""
-    return len(spoken.samples) // SAMPLES_PER_TOKEN_16K
+    return len(spoken.samples) // (spoken.rate_hz // TOKENS_A_SECOND)
+
+
+def audio_16k(spoken: Spoken) -> FloatArray:
+    """Return [640 whole tokens] samples at 16 kHz."""
+    tokens = whole_tokens(spoken)
+    cut = spoken.samples[: tokens * (spoken.rate_hz // TOKENS_A_SECOND)]
+    same = cut if spoken.rate_hz == RATE_HZ else resample_poly(cut, spoken.rate_hz, RATE_HZ)
+    return same[: tokens * SAMPLES_PER_TOKEN_16K]
 
 
 def utterance_arrays(spoken: Spoken) -> Arrays:
     """Compute every feature of LAYOUTS; all have `whole_tokens` times their columns."""
     tokens = whole_tokens(spoken)
-    audio_16k = spoken.samples[: tokens * SAMPLES_PER_TOKEN_16K]
-    audio_24k = resample_16k_to_24k(audio_16k)
+    at_16k = audio_16k(spoken)
+    is_wide = spoken.rate_hz == RATE_24K_HZ
+    audio_24k = spoken.samples[: tokens * SAMPLES_PER_TOKEN_24K] if is_wide else resample_16k_to_24k(at_16k)
+    frames = tokens * FRAMES_PER_TOKEN
+    pitch = (
+        track_pitch(at_16k, RATE_HZ) if spoken.pitch is None else heard_pitch(at_16k, RATE_HZ, spoken.pitch[:frames])
+    )
     arrays: Arrays = {
         "audio": np.clip(audio_24k, -1, 1) * _PCM16_SCALE,
-        "log_mel": s3_log_mel(audio_16k).T,
+        "log_mel": s3_log_mel(at_16k).T,
         "mel": flow_mel_24k(audio_24k),
-        "fbank": _padded(kaldi_fbank(audio_16k), tokens * LOG_MEL_FRAMES_PER_TOKEN),
-        "phones": phones_at_frames(spoken.segments, tokens * FRAMES_PER_TOKEN),
-        "pitch": track_pitch(audio_16k, RATE_HZ),
+        "fbank": _padded(kaldi_fbank(at_16k), tokens * LOG_MEL_FRAMES_PER_TOKEN),
+        "phones": phones_at_frames(spoken.segments, frames),
+        "pitch": pitch,
     }
     return {name: _checked(name, array, tokens) for name, array in arrays.items()}
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from demo_voice.train.flite import SPEAKERS, speaker_shares
 from demo_voice.train.make_heldout import HELDOUT, MIN_USES, choose, heldout_sentences, read_novels
-from demo_voice.train.text.generated import generated_sentence
+from demo_voice.train.teachers import TEACHERS, Teachers
+from demo_voice.train.text.generated import generated_sentence, varied_sentence
 from demo_voice.train.text.mix import TextSources, planned
 from demo_voice.train.text.wordnet import DATA_FILES, MAX_CHARACTERS, as_sentence, read_glosses
 
@@ -60,6 +60,9 @@ def test_wordnet_gives_definitions_and_examples_but_no_licence(tmp_path: Path) -
     assert glosses.definitions == ["A small vessel."]
 
 
+SHARES = (0.5, 0.5)
+
+
 def test_generated_sentences_are_filled_and_end_once() -> None:
     draw = random.Random(1)
     for sentence in (generated_sentence(draw) for _ in range(500)):
@@ -67,19 +70,34 @@ def test_generated_sentences_are_filled_and_end_once() -> None:
         assert sentence[-1] in ".?!"
 
 
-def test_an_utterance_depends_on_the_seed_and_its_number_alone() -> None:
+@pytest.mark.parametrize("is_varied", [False, True])
+def test_an_utterance_depends_on_the_seed_and_its_number_alone(is_varied: bool) -> None:
     sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "third"])
 
-    whole = list(islice(planned(sources, seed=3), 20))
+    whole = list(islice(planned(sources, 3, 0, SHARES, is_varied), 20))
 
-    assert list(islice(planned(sources, seed=3, first=12), 8)) == whole[12:]
-    assert [u.text for u in islice(planned(sources, seed=4), 20)] != [u.text for u in whole]
+    assert list(islice(planned(sources, 3, 12, SHARES, is_varied), 8)) == whole[12:]
+    assert [u.text for u in islice(planned(sources, 4, 0, SHARES, is_varied), 20)] != [u.text for u in whole]
 
 
-def test_speaker_shares_cover_every_speaker_and_sum_to_one() -> None:
-    assert len(speaker_shares()) == len(SPEAKERS) == len({voice.name for voice in SPEAKERS})
-    assert sum(speaker_shares()) == pytest.approx(1.0)
-    assert min(speaker_shares()) > 0
+def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
+    draw = random.Random(1)
+    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "third"])
+
+    texts = [utterance.text for utterance in islice(planned(sources, 3, 0, SHARES, True), 500)]
+    lines = [varied_sentence(draw) for _ in range(300)]
+
+    assert 0.1 < sum(text[-1] not in '.?!"' for text in texts) / len(texts) < 0.35
+    assert max(map(len, texts)) <= 230
+    assert any(text.count("Example") + text.count("example") > 2 for text in texts)
+    assert not any(re.search(r"[{}]|\.\.", line) for line in lines)
+
+
+@pytest.mark.parametrize("teachers", TEACHERS.values(), ids=list(TEACHERS))
+def test_teachers_shares_cover_their_speakers_and_sum_to_one(teachers: Teachers) -> None:
+    assert len(teachers.shares) == len(teachers.speakers) == len(set(teachers.speakers))
+    assert sum(teachers.shares) == pytest.approx(1.0)
+    assert min(teachers.shares) > 0
 
 
 def test_heldout_sentences_are_chosen_by_their_words_alone() -> None:

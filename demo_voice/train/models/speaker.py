@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams
-from demo_voice.train.flite import SPEAKERS
 from demo_voice.train.sizes import SpeakerSizes
 from demo_voice.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.features.mel import FBANK_MEL_BINS
@@ -111,11 +110,11 @@ class SpeakerStage(OneModel[nn.ModuleDict]):
 
     name = "speaker"
 
-    def __init__(self, sizes: SpeakerSizes, streams: SpeechStreams, batch: int) -> None:
+    def __init__(self, sizes: SpeakerSizes, speakers: int, streams: SpeechStreams, batch: int) -> None:
         """Build on the streams' device."""
         self._streams, self._batch = streams, batch
         self._draw = torch.Generator().manual_seed(streams.seed)
-        model = {"net": SpeakerNet(sizes), "classifier": MarginClassifier(len(SPEAKERS))}
+        model = {"net": SpeakerNet(sizes), "classifier": MarginClassifier(speakers)}
         super().__init__(nn.ModuleDict(model).to(streams.device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:

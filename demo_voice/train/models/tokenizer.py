@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams, Windows
-from demo_voice.train.flite import PHONES, SPEAKERS
+from demo_voice.train.flite import PHONES
 from demo_voice.train.models.speaker import ConvUnit, ResidualBlock
 from demo_voice.train.sizes import TokenizerSizes
 from demo_voice.train.trainer import OneModel, autocast, mean_of
@@ -146,10 +146,10 @@ class TokenizerStage(OneModel[nn.ModuleDict]):
 
     name = "tokenizer"
 
-    def __init__(self, sizes: TokenizerSizes, streams: SpeechStreams, batch: int) -> None:
+    def __init__(self, sizes: TokenizerSizes, speakers: int, streams: SpeechStreams, batch: int) -> None:
         """Build on the streams' device."""
         self._streams, self._batch = streams, batch
-        model = {"net": SpeechTokenizerNet(sizes), "decoder": CodeDecoder(sizes, len(SPEAKERS))}
+        model = {"net": SpeechTokenizerNet(sizes), "decoder": CodeDecoder(sizes, speakers)}
         super().__init__(nn.ModuleDict(model).to(streams.device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:

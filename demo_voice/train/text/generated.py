@@ -45,6 +45,12 @@ def generated_sentence(draw: random.Random) -> str:
     return filled.replace("..", ".")  # "at 7:30 p.m." already ends in a stop
 
 
+def varied_sentence(draw: random.Random) -> str:
+    """Return one line of dialogue, a list, a heading or an answer, often without a stop."""
+    filled = _SLOT.sub(lambda slot: _SLOTS[slot[1]](draw), draw.choice(_VARIED_TEMPLATES))
+    return filled.replace("..", ".")
+
+
 def _number(draw: random.Random) -> str:
     digits = draw.choices((1, 2, 3, 4, 5, 6), (4, 8, 6, 4, 2, 1))[0]
     value = draw.randrange(10 ** (digits - 1), 10**digits)
@@ -138,5 +144,37 @@ _TEMPLATES = (
     "I will {verb} the {thing} {when}.",
     "We need a {thing}, a {thing} and a {thing}.",
     "The code is {letter} {letter} {letter} {number}.",
+)
+_VARIED_TEMPLATES = (
+    '"Where is the {thing}?" asked {first}.',
+    '"I can\'t {verb} it," said {first}, "but {pronoun} can."',
+    '"No," {pronoun} said, "not before {time}."',
+    "{first}, are you there?",
+    "Well, {pronoun} never told me that!",
+    "Really? On {day}?",
+    "Oh, what a {quality} {noun}!",
+    "Thank you very much, {person}.",
+    "Good morning, {person}. How are you {when}?",
+    "{noun}s, {noun}s, {noun}s and {noun}s",
+    "First, {verb} the {noun}; second, {verb} the {noun}; third, wait until {time}.",
+    "A {thing}, two {noun}s, {small} {unit} of {noun} and a {thing}.",
+    "the {thing}",
+    "no {noun}, no {noun}",
+    "{quality} and {quality}",
+    "yes, on {day} at {time}",
+    "{place}, {date}",
+    "{number} {unit}",
+    "one, two, three, four, five, six, seven",
+    "{letter}{letter}{letter} {small}",
+    "It is {number}.{small} {unit} long and {small} {unit} wide.",
+    "Call {small} {small} {four} or {small} {small} {four}.",
+    "From {year} to {year}, {person} was the {noun} {noun} of {place}.",
+    "You owe me ${number}.{cents}, {first}, and you know it.",
+    "Sales rose by {small}.{small} percent to {number} million dollars.",
+    "{person}, {person} and {person} met in {place} on {date}.",
+    "Do {pronoun} want the {quality} one, or the {quality} one?",
+    "Let me see. {small} plus {small} is {number}.",
+    "ok, see you {when}",
+    "Which is it, {noun} or {noun}?",
 )
 _SLOT = re.compile(r"\{(\w+)\}")

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_voice.train.flite import SPEAKERS, speaker_shares
-from demo_voice.train.text.generated import generated_sentence
+from demo_voice.train.text.generated import generated_sentence, varied_sentence
 
 TEXT_FILES = ("examples.txt.gz", "definitions.txt.gz", "words.txt.gz")
 """Written by `demo_voice.train.collect`: one text a line."""
@@ -21,6 +20,9 @@ _KIND_SHARES = {"example": 0.50, "definition": 0.20, "generated": 0.18, "words":
 _TWO_SENTENCES = 0.15
 """Share of utterances that say two texts in a row: the pause between them has to be learnt too."""
 _MAX_CHARACTERS = 230
+_VARIED_SHARES = {"plain": 0.56, "fragment": 0.16, "joined": 0.12, "varied": 0.16}
+_LOWER_CASE = 0.3
+_JOINTS = (", and ", ", but ", "; ", ", because ", ", so ", " while ")
 _WORD_FRAMES = ("{}.", "The word is {}.", "{}, {}.", "{} and {}.", "{}, {} and {}.", "Is it {} or {}?", "Say {} again.")
 
 
@@ -30,7 +32,7 @@ class PlannedUtterance:
 
     number: int
     speaker: int
-    """Index into `voices.SPEAKERS`."""
+    """Index into the teachers' speakers."""
     text: str
 
 
@@ -52,14 +54,24 @@ class TextSources:
         return cls(*(_lines(directory / name) for name in TEXT_FILES))
 
 
-def planned(sources: TextSources, seed: int, first: int = 0) -> Iterator[PlannedUtterance]:
-    """Yield utterance `first`, the one after it, and so on without end."""
-    shares = speaker_shares()
+def planned(
+    sources: TextSources, seed: int, first: int, shares: Sequence[float], is_varied: bool = False
+) -> Iterator[PlannedUtterance]:
+    """Yield utterance `first`, the one after it, and so on without end.
+
+    Args:
+        sources: what sentences are drawn from.
+        seed: of the plan.
+        first: number of the first utterance.
+        shares: each speaker's share of the utterances.
+        is_varied: also fragments, dialogue, lists and long sentences.
+    """
+    write = _varied_text if is_varied else _text
     number = first
     while True:
         draw = random.Random(f"{seed}:{number}")
-        speaker = draw.choices(range(len(SPEAKERS)), shares)[0]
-        yield PlannedUtterance(number, speaker, _text(sources, draw))
+        speaker = draw.choices(range(len(shares)), shares)[0]
+        yield PlannedUtterance(number, speaker, write(sources, draw))
         number += 1
 
 
@@ -68,6 +80,30 @@ def _text(sources: TextSources, draw: random.Random) -> str:
     if draw.random() < _TWO_SENTENCES:
         both = f"{text} {_sentence(sources, draw)}"
         return both if len(both) <= _MAX_CHARACTERS else text
+    return text
+
+
+def _varied_text(sources: TextSources, draw: random.Random) -> str:
+    kind = draw.choices(list(_VARIED_SHARES), list(_VARIED_SHARES.values()))[0]
+    if kind == "joined":
+        return _joined(sources, draw)
+    if kind == "varied":
+        return varied_sentence(draw)
+    text = _text(sources, draw)
+    if kind == "fragment":
+        # What people type without a stop is spoken as if there were one, so sound and end must not hang on it.
+        bare = text[:-1] if text.endswith(".") else text
+        return bare[0].lower() + bare[1:] if draw.random() < _LOWER_CASE else bare
+    return text
+
+
+def _joined(sources: TextSources, draw: random.Random) -> str:
+    """One long sentence of two or three."""
+    parts = [draw.choice(sources.examples) for _ in range(draw.randrange(2, 4))]
+    text = parts[0]
+    for part in parts[1:]:
+        longer = f"{text.rstrip('.?!')}{draw.choice(_JOINTS)}{part[0].lower()}{part[1:]}"
+        text = longer if len(longer) <= _MAX_CHARACTERS else text
     return text
 
 

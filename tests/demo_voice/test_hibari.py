@@ -1,0 +1,125 @@
+"""The teacher hibari, with a stand-in for its package: manners, phones, pitch, and shards at 24 kHz."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from demo_voice.ears.pitch import heard_pitch, track_pitch
+from demo_voice.train import corpus, teachers
+from demo_voice.train.corpus import make_corpus, wide_jobs
+from demo_voice.train.flite import FloatArray, SynthesisError
+from demo_voice.train.hibari import (
+    FRAME_SECONDS,
+    MANNERS,
+    PHONES_OF,
+    RATE_HZ,
+    HibariEngine,
+    Prediction,
+    pitch_at_frames,
+    segments_of,
+)
+from demo_voice.train.utterance import LAYOUTS, audio_16k, utterance_arrays, whole_tokens
+
+FRAME_SAMPLES = round(RATE_HZ * FRAME_SECONDS)
+UNITS = 4
+"""Length of every phoneme of the stand-in at speed 1; two frames each."""
+
+
+class FakeHibari:
+    """Says every letter for 0.1 s at 200 Hz, and its edges without voice."""
+
+    def phonemize(self, text: str) -> list[str]:
+        return [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
+
+    def known(self, phonemes: str) -> str:
+        return "".join(phoneme for phoneme in phonemes if phoneme in PHONES_OF or phoneme in " .")
+
+    def predict(self, phonemes: str, speed: float) -> Prediction:
+        lengths = np.full(len(phonemes) + 2, round(UNITS / speed), np.int64)
+        pitch = np.repeat(np.array([0.0, *[200.0] * len(phonemes), 0.0], np.float32), 2 * lengths)
+        return Prediction((), pitch, lengths)
+
+    def samples(self, prediction: Prediction, pitch: FloatArray, draw: np.random.Generator) -> FloatArray:
+        phase = 2 * np.pi * np.cumsum(np.repeat(pitch, FRAME_SAMPLES)) / RATE_HZ
+        tone = sum(np.sin(n * phase) for n in (1, 2, 3)) * 0.2
+        return (tone + 1e-3 * draw.standard_normal(len(phase))).astype(np.float32)
+
+
+@pytest.mark.parametrize("speaker", range(len(MANNERS)), ids=[manner.name for manner in MANNERS])
+def test_a_manner_has_its_pitch_and_takes_as_long(speaker: int) -> None:
+    engine = HibariEngine(FakeHibari())
+
+    plain, spoken = engine.speak("abba abba.", 0), engine.speak("abba abba.", speaker)
+
+    assert spoken.rate_hz == RATE_HZ and spoken.pitch is not None
+    assert len(spoken.samples) == pytest.approx(len(plain.samples), rel=0.15)
+    assert spoken.segments[-1].end_s == pytest.approx(len(spoken.samples) / RATE_HZ, abs=0.01)
+    voiced = spoken.pitch[spoken.pitch > 0]
+    assert voiced == pytest.approx(200.0 * MANNERS[speaker].pitch, rel=1e-3)
+    heard = track_pitch(audio_16k(spoken), 16_000)
+    assert np.median(heard[heard > 0]) == pytest.approx(voiced[0], rel=0.03)
+
+
+def test_phones_follow_the_phonemes_and_marks_belong_to_what_comes_next() -> None:
+    segments = segments_of("ˈkæ t.", [1] * 8, 1.0, 1.8)
+
+    assert [segment.phone for segment in segments] == ["pau", "k", "ae", "t", "pau", "pau"]
+    assert [segment.end_s for segment in segments] == pytest.approx([1.1, 1.3, 1.4, 1.6, 1.7, 1.8])
+
+
+def test_pitch_is_interpolated_between_voiced_values_only() -> None:
+    curve = np.array([0, 0, 100, 110, 120, 130, 0, 0], np.float32)
+
+    pitch = pitch_at_frames(curve, FRAME_SECONDS, 5)
+
+    assert pitch == pytest.approx([0, 100, 115, 130, 0])
+    assert pitch_at_frames(curve, 0.02, 8) == pytest.approx(curve)
+
+
+def test_known_pitch_counts_only_where_the_audio_has_it() -> None:
+    times = np.arange(16_000) / 16_000
+    tone = np.where(times < 0.5, np.sin(2 * np.pi * 150 * times), 0.0)
+    samples = (tone + 0.05 * np.random.default_rng(0).standard_normal(16_000)).astype(np.float32)
+
+    heard = heard_pitch(samples, 16_000, np.full(50, 150, np.float32))
+
+    assert (heard[2:23] == 150).all() and (heard[27:] == 0).all()
+
+
+def test_a_text_without_phonemes_is_told() -> None:
+    with pytest.raises(SynthesisError, match="is there a word"):
+        HibariEngine(FakeHibari()).speak("!?", 0)
+
+
+def test_features_of_a_teacher_at_24_khz_cover_the_same_whole_tokens() -> None:
+    spoken = HibariEngine(FakeHibari()).speak("abba abba. abba.", 3)
+
+    arrays = utterance_arrays(spoken)
+
+    tokens = whole_tokens(spoken)
+    assert {name: len(array) for name, array in arrays.items()} == {
+        name: tokens * layout.per_token for name, layout in LAYOUTS.items()
+    }
+    assert np.array_equal(arrays["audio"], (spoken.samples[: tokens * 960] * 32767).astype(np.int16))
+    assert 0.4 < (arrays["pitch"] > 0).mean() < 0.95
+
+
+@pytest.mark.slow
+def test_shards_are_made_by_the_teachers_asked_for(
+    monkeypatch: pytest.MonkeyPatch, texts: Path, tmp_path: Path
+) -> None:
+    choice = replace(teachers.TEACHERS["hibari"], open=lambda _: HibariEngine(FakeHibari()))
+    monkeypatch.setitem(teachers.TEACHERS, "hibari", choice)
+    corpus._engine.cache_clear()
+
+    jobs = wide_jobs(tmp_path, texts, None, 64, "hibari")
+
+    assert make_corpus(jobs, workers=1, deadline_s=60.0) == 1
+    with np.load(jobs[0].path) as shard:
+        assert set(shard["speaker"]) <= set(range(len(MANNERS))) and len(set(shard["speaker"])) > 2
+        assert len(shard["audio"]) == shard["tokens"].sum() * 960
+    corpus._engine.cache_clear()
