@@ -1,8 +1,9 @@
-"""Listens to every rung of a packed checkpoint: `python -m demo_voice.train.listen`. Needs flite and pocketsphinx.
+"""Listens to every rung of a packed checkpoint: `python -m demo_voice.train.listen`. Needs the teachers.
 
-Word error rates of the same sentences, each rung adding one model, so that it shows where sense is lost:
+Word error rates (with pocketsphinx) and DNSMOS (with speechmos) of the same sentences. Each rung adds one model, so it
+shows where sense and sound are lost:
 
-    source    the source engine's audio
+    source    the teacher's audio
     vocoder   its mel, through the vocoder
     flow      its speech tokens, through flow and vocoder, in streaming windows
     llm       the text, through everything
@@ -23,10 +24,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_voice.ears.recognition import RATE_HZ, FloatArray, SphinxRecogniser, digit_agreement, total, word_errors
+from demo_voice.ears.opinion import Critic, DnsMos, Opinion, mean_opinion
+from demo_voice.ears.recognition import (
+    RATE_HZ,
+    FloatArray,
+    Recogniser,
+    SphinxRecogniser,
+    digit_agreement,
+    total,
+    word_errors,
+)
 from demo_voice.ears.speakers import rank_speakers, top1
-from demo_voice.train.flite import Flite, SourceVoice
-from demo_voice.train.make_voices import PROMPT_VOICES
+from demo_voice.train.make_voices import VOICES_OF
+from demo_voice.train.teachers import DEFAULT, TEACHERS, Engine
+from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import BUNDLE, VOICES, unpack
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
@@ -49,6 +60,7 @@ from token2wav_service.offline import OfflineUtterance, synthesize_all
 from token2wav_service.types import VoicePrompt
 
 SENTENCES = Path(__file__).parents[1] / "samples/english.txt"
+RUNGS = ("source", "vocoder", "flow", "llm")
 WINDOW_TOKENS = 25
 _MAX_SEQUENCE_TOKENS = 1024
 
@@ -129,18 +141,43 @@ def _outputs(engine: SpeechLMEngine) -> list[tuple[int, ...]]:
     return found
 
 
-def listen(listener: Listener, source: SourceVoice, texts: Sequence[str], voices: Path) -> dict[str, float]:
-    """Return the word error rate of every rung, the round trip's share of equal digits, and the speakers told right."""
-    recogniser, engine = SphinxRecogniser(), Flite()
+def _critic() -> Critic | None:
+    try:
+        return DnsMos()
+    except ImportError:
+        return None
+
+
+def _recogniser() -> Recogniser | None:
+    try:
+        return SphinxRecogniser()
+    except ImportError:
+        return None
+
+
+def listen(
+    listener: Listener, engine: Engine, speaker: int, name: str, texts: Sequence[str], voices: Path
+) -> dict[str, float]:
+    """Return every rung's word error rate and DNSMOS, the round trip's equal digits, and the speakers told right.
+
+    Args:
+        listener: the checkpoint.
+        engine: the teachers.
+        speaker: which of them the voice is.
+        name: of the voice.
+        texts: to speak.
+        voices: directory of the prompts among which the voice should be ranked first.
+    """
+    recogniser, critic = _recogniser(), _critic()
     prompts = {
         path.stem: listener.extractor.speaker_embedding(load_prompt_audio(path.read_bytes()))
         for path in voices.glob("*.wav")
     }
-    errors: dict[str, list[tuple[str, str]]] = {"source": [], "vocoder": [], "flow": [], "llm": []}
+    errors: dict[str, list[tuple[str, str]]] = {rung: [] for rung in RUNGS}
+    opinions: dict[str, list[Opinion]] = {rung: [] for rung in RUNGS}
     agreements, rankings = [], []
-    name = next(voice.name for voice in PROMPT_VOICES if voice.base == source.base)
     for seed, text in enumerate(texts):
-        audio = engine.speak(text, source).samples
+        audio = audio_16k(engine.speak(text, speaker))
         tokens = listener.extractor.tokens(audio).tolist()
         flow, llm = listener.spoken(tokens), listener.spoken(listener.tokens_of_text(text, seed))
         rungs = {
@@ -150,11 +187,17 @@ def listen(listener: Listener, source: SourceVoice, texts: Sequence[str], voices
             "llm": _to_16k(llm),
         }
         for rung, samples in rungs.items():
-            errors[rung].append((text, recogniser.transcribe(samples)))
+            if recogniser is not None:
+                errors[rung].append((text, recogniser.transcribe(samples)))
+            if critic is not None:
+                opinions[rung].append(critic.opinion(samples))
         agreements.append(digit_agreement(tokens, listener.extractor.tokens(rungs["flow"]).tolist()))
         rankings.append(rank_speakers(name, listener.extractor.speaker_embedding(rungs["llm"]), prompts))
-    rates = {f"wer_{rung}": total(word_errors(*pair) for pair in pairs).rate for rung, pairs in errors.items()}
-    return {**rates, "digits_kept": float(np.mean(agreements)), "speaker_top1": top1(rankings)}
+    rates = {f"wer_{rung}": total(word_errors(*pair) for pair in pairs).rate for rung, pairs in errors.items() if pairs}
+    means = {rung: mean_opinion(heard) for rung, heard in opinions.items() if heard}
+    scores = {f"p808_{rung}": mean.p808 for rung, mean in means.items()}
+    scores |= {f"ovrl_{rung}": mean.overall for rung, mean in means.items()}
+    return {**rates, **scores, "digits_kept": float(np.mean(agreements)), "speaker_top1": top1(rankings)}
 
 
 def _to_16k(audio_24k: FloatArray) -> FloatArray:
@@ -165,6 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Listen and print one JSON line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.listen", description=__doc__.splitlines()[0])
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="packed weights (default %(default)s)")
+    parser.add_argument("--teachers", choices=list(VOICES_OF), default=DEFAULT, help="default %(default)s")
+    parser.add_argument("--voices", type=Path, default=VOICES, help="prompt voices (default %(default)s)")
     parser.add_argument("--voice", default="default", help="bundled voice (default %(default)s)")
     parser.add_argument("--sentences", type=int, default=10, help="of demo_voice/samples (default %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -174,12 +219,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     texts = [line.partition("|")[2] for line in SENTENCES.read_text("utf-8").splitlines()][: args.sentences]
-    base = next(voice.base for voice in PROMPT_VOICES if voice.name == args.voice)
+    base = next(voice.base for voice in VOICES_OF[args.teachers] if voice.name == args.voice)
+    teachers = TEACHERS[args.teachers]
+    speaker = list(teachers.speakers).index(base)
     sampling = SamplingChoice(args.temperature, args.top_p, args.repetition_penalty, args.ras_window)
     with tempfile.TemporaryDirectory() as scratch:
-        unpack(Path(scratch) / "checkpoint", args.bundle)
+        unpack(Path(scratch) / "checkpoint", args.bundle, args.voices)
         listener = Listener(Path(scratch) / "checkpoint", args.voice, sampling)
-        figures = listen(listener, SourceVoice(base), texts, VOICES)
+        figures = listen(listener, teachers.open(None), speaker, args.voice, texts, args.voices)
     rounded = {name: round(value, 4) for name, value in figures.items()}
     sys.stdout.write(json.dumps({"voice": args.voice, **vars(sampling), **rounded}) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""Makes the bundled prompt voices with the source engine: `python -m demo_voice.train.make_voices`."""
+"""Makes prompt voices with the teachers, the bundled ones by default: `python -m demo_voice.train.make_voices`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo_voice.train.flite import RATE_HZ, Flite, SourceVoice
+from demo_voice.train.teachers import DEFAULT, TEACHERS, Engine
 from demo_voice.unpack import VOICES
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class PromptVoice:
 
     name: str
     base: str
+    """Which of the teachers' speakers."""
     transcript: str
     description: str
     gender: str
@@ -70,29 +71,75 @@ PROMPT_VOICES = (
 rms, the voice that is understood best."""
 
 
-def make_voices(directory: Path, engine: Flite) -> None:
-    """Write `<name>.wav` (16 kHz mono, 16 bit), `<name>.txt` and `<name>.json` of every bundled voice."""
+HIBARI_VOICES = (
+    PromptVoice(
+        "default",
+        "heart",
+        "The old boat drifted past the bridge while we watched from the shore.",
+        "A woman, warm and clear, reading in American English.",
+        "female",
+        "en-US",
+    ),
+    PromptVoice(
+        "low",
+        "heart_low",
+        "Fresh bread and warm coffee were waiting on the table this morning.",
+        "A woman with a lower voice, calm, reading in American English.",
+        "female",
+        "en-US",
+    ),
+    PromptVoice(
+        "man",
+        "heart_man",
+        "We walked along the river until the lights of the town went out.",
+        "A man with a deep voice, reading in American English.",
+        "male",
+        "en-US",
+    ),
+    PromptVoice(
+        "tenor",
+        "heart_tenor",
+        "She counted every window of the house before the rain began.",
+        "A man with a light voice, reading in American English.",
+        "male",
+        "en-US",
+    ),
+)
+VOICES_OF = {DEFAULT: PROMPT_VOICES, "hibari": HIBARI_VOICES}
+"""Prompt voices by teachers."""
+
+
+def make_voices(directory: Path, teachers: str, engine: Engine) -> None:
+    """Write `<name>.wav` (mono, 16 bit, at the teacher's rate), `<name>.txt` and `<name>.json` of every voice.
+
+    Args:
+        directory: made if missing.
+        teachers: name in `TEACHERS`.
+        engine: theirs.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    for voice in PROMPT_VOICES:
-        samples = engine.speak(voice.transcript, SourceVoice(voice.base)).samples
+    for voice in VOICES_OF[teachers]:
+        spoken = engine.speak(voice.transcript, list(TEACHERS[teachers].speakers).index(voice.base))
+        samples = spoken.samples
         with wave.open(str(directory / f"{voice.name}.wav"), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(_SAMPLE_WIDTH_BYTES)
-            file.setframerate(RATE_HZ)
+            file.setframerate(spoken.rate_hz)
             file.writeframes((np.clip(samples, -1, 1) * _PCM16_PEAK).astype("<i2").tobytes())
         (directory / f"{voice.name}.txt").write_text(voice.transcript + "\n", encoding="utf-8")
         (directory / f"{voice.name}.json").write_text(voice.profile, encoding="utf-8")
-        logger.info("%s: %.2f s", voice.name, len(samples) / RATE_HZ)
+        logger.info("%s: %.2f s", voice.name, len(samples) / spoken.rate_hz)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the voices; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.make_voices", description=__doc__)
     parser.add_argument("--out", type=Path, default=VOICES, help="default %(default)s")
+    parser.add_argument("--teachers", choices=list(VOICES_OF), default=DEFAULT, help="default %(default)s")
     parser.add_argument("--engines", type=Path, help="unpacked engines (default: installed ones)")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    make_voices(args.out, Flite(args.engines))
+    make_voices(args.out, args.teachers, TEACHERS[args.teachers].open(args.engines))
     return 0
 
 

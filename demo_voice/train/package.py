@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +122,10 @@ def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
     export_tokenizer(trained_tokenizer(work, sizes), directory / SPEECH_TOKENIZER)
     export_speaker_encoder(trained_speaker(work, sizes), directory / SPEAKER_ENCODER)
     shutil.copyfile(work.text_tokenizer, directory / TEXT_TOKENIZER_FILE)
-    bundle_sizes = BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm), sizes.bounds)
+    bounds = sizes.bounds
+    if work.silent_tokens.is_file():
+        bounds = replace(bounds, silent_tokens=tuple(json.loads(work.silent_tokens.read_text("utf-8"))))
+    bundle_sizes = BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm), bounds)
     (directory / SIZES_FILE).write_text(bundle_sizes.to_json(), "utf-8")
     write_declaration(directory, DECLARATION)
     return _checked_sizes(directory)

@@ -4,7 +4,7 @@
 
 A phase is its stages joined by +, and the seconds each of them may train. They take the GPUs in turn; several small
 models share one well, too: alone, none of them fills it. Takes up the carried state where the workspace has none, and
-hands the state out at the end, also when a stage has failed.
+hands the state out after every phase, also when a stage has failed.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for phase in args.phases:
             failed = run_phase(work, phase, ["--sizes", args.sizes, *args.options.split()])
+            if args.out is not None:
+                work.hand_out(args.out)
             if failed:
                 logger.error("failed: %s", ", ".join(failed))
                 break

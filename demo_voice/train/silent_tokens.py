@@ -30,26 +30,29 @@ _LOUD_QUANTILE = 0.95
 _DB_PER_DECADE, _FLOOR = 20.0, 1e-9
 
 
-def silent_tokens(spoken: Iterable[tuple[Sequence[int], FloatArray]]) -> list[int]:
+def silent_tokens(
+    spoken: Iterable[tuple[Sequence[int], FloatArray]], samples_per_token: int = SAMPLES_PER_TOKEN_16K
+) -> list[int]:
     """Return the tokens that sound as silence, sorted.
 
     Args:
-        spoken: of each utterance the speech tokens (25 Hz) and their audio, [N] mono float32 in +-1 at 16 kHz.
+        spoken: of each utterance the speech tokens (25 Hz) and their audio, [N] mono float32 in +-1.
+        samples_per_token: of the audio.
     """
     seen: Counter[int] = Counter()
     silent: Counter[int] = Counter()
     for tokens, samples in spoken:
-        levels = _levels_db(samples)[: len(tokens)]
+        levels = _levels_db(samples, samples_per_token)[: len(tokens)]
         is_soft = levels < np.quantile(levels, _LOUD_QUANTILE) - SOFTER_DB
         seen.update(tokens[: len(levels)])
         silent.update(token for token, soft in zip(tokens, is_soft, strict=False) if soft)
     return sorted(t for t, count in seen.items() if count >= LEAST_COUNT and silent[t] >= LEAST_SHARE * count)
 
 
-def _levels_db(samples: FloatArray) -> FloatArray:
+def _levels_db(samples: FloatArray, size: int) -> FloatArray:
     """Return the level of every 40 ms."""
-    whole = len(samples) // SAMPLES_PER_TOKEN_16K
-    frames = samples[: whole * SAMPLES_PER_TOKEN_16K].reshape(whole, SAMPLES_PER_TOKEN_16K)
+    whole = len(samples) // size
+    frames = samples[: whole * size].reshape(whole, size)
     level = np.sqrt((frames.astype(np.float64) ** 2).mean(axis=1))
     return np.asarray(_DB_PER_DECADE * np.log10(level + _FLOOR), np.float32)
 

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from demo_voice.train.corpus import make_corpus, token_jobs, wide_jobs
 from demo_voice.train.data import SpeechStreams
+from demo_voice.train.make_voices import make_voices
+from demo_voice.train.models.llm_data import Noise
 from demo_voice.train.package import trained_speaker, trained_tokenizer, write_aligner
+from demo_voice.train.silent_tokens import silent_tokens
 from demo_voice.train.sizes import SIZES, DemoSizes
 from demo_voice.train.teachers import DEFAULT, TEACHERS
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
+from demo_voice.train.utterance import SAMPLES_PER_TOKEN_24K
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import BUNDLE
 from token2wav_service.checkpoint.loader import SPEECH_TOKENIZER
@@ -27,6 +32,18 @@ logger = logging.getLogger(__name__)
 
 TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.0, "llm": 750.0, "aligner": 300.0}
 """Planned seconds of training over all runs; the learning rates fall along them."""
+PLANS = {
+    "flite": TOTAL_S,
+    "hibari": {"tokenizer": 240.0, "speaker": 150.0, "vocoder": 1100.0, "flow": 1150.0, "llm": 1150.0, "aligner": 90.0},
+}
+"""The same by teachers."""
+BEGUN_S = {"tokenizer": 100.0, "speaker": 30.0, "vocoder": 0.0, "flow": 250.0, "llm": 150.0}
+"""Seconds of hibari's plan that count as done where training begins from the bundled weights: the learning rates begin
+lower. The vocoder's begin at the top, because the bundled one has never heard anything above 8 kHz."""
+FIT_STEPS = 600
+"""Steps in which a network is fitted to each table of the bundled weights."""
+NOISES = {"flite": Noise(), "hibari": Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1)}
+"""What keeps the LLM from learning its corpus by heart, by teachers."""
 BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192, "aligner": 48}
 """Windows or sequences in a step, on a GPU."""
 FIXED_SHAPES = ("tokenizer", "vocoder")
@@ -37,8 +54,10 @@ TOKEN_UTTERANCES = 250_000
 """About 220 hours, for the LLM; as many of them as the time allows."""
 ALIGNER_UTTERANCES = 3_200
 """About 2.9 hours; the first of those of the LLM."""
-PACKED_UTTERANCES = 100_000
-"""Utterances of the LLM's that are kept between machines."""
+PACKED_UTTERANCES = {"flite": 100_000, "hibari": 75_000}
+"""Utterances of the LLM's that are kept between machines, by teachers."""
+SILENCE_UTTERANCES = 2_000
+"""Utterances of the corpus in which silent tokens are looked for."""
 UTTERANCES = {"corpus": WIDE_UTTERANCES, "tokens": TOKEN_UTTERANCES, "aligner": ALIGNER_UTTERANCES}
 """Number of utterances by stage."""
 
@@ -76,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = Workspace(args.work)
     seed = steps_done(work.weights(args.stage))
     torch.manual_seed(seed)
-    total_s = args.total_s or TOTAL_S.get(args.stage, args.wall_s)
+    total_s = args.total_s or PLANS[args.teachers].get(args.stage, args.wall_s)
     limits = RunLimits(args.wall_s, total_s, args.max_steps)
     utterances = args.utterances or UTTERANCES.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
@@ -93,6 +112,16 @@ def run_corpus(options: StageOptions) -> None:
     engines = work.engines if work.engines.is_dir() else None
     jobs = wide_jobs(work.corpus, work.texts, engines, options.utterances, options.teachers)
     make_corpus(jobs, options.workers, options.limits.wall_s)
+
+
+def run_warm(options: StageOptions) -> None:
+    """Write the states that are missing out of the bundled weights; needs some of the corpus."""
+    from demo_voice.train.warm import FEATURES, begin_from_bundle
+
+    streams = _streams(options, FEATURES)
+    steps = options.limits.max_steps or FIT_STEPS
+    errors = begin_from_bundle(options.work, options.sizes, options.speakers, streams, BEGUN_S, steps)
+    logger.info("%s", json.dumps({"stage": "warm", **{f"{k}_table_error": round(v, 4) for k, v in errors.items()}}))
 
 
 def run_tokenizer(options: StageOptions) -> None:
@@ -125,12 +154,27 @@ def run_codes(options: StageOptions) -> None:
     from demo_voice.train.onnx_export import export_tokenizer, tokenize_streams
 
     net = trained_tokenizer(options.work, options.sizes)
-    streams = _streams(options, ("log_mel",))
-    np.save(options.work.codes, tokenize_streams(net, streams).cpu().numpy().astype(np.uint16))
+    is_bundled = options.teachers == DEFAULT
+    streams = _streams(options, ("log_mel",) if is_bundled else ("log_mel", "audio"))
+    codes = tokenize_streams(net, streams).cpu().numpy().astype(np.uint16)
+    np.save(options.work.codes, codes)
+    if not is_bundled:
+        _write_silent_tokens(options.work, streams, codes)
     export_tokenizer(net, options.work.speech_tokenizer)
     if not options.work.text_tokenizer.exists():
         texts = [utterance.text for utterance in streams.utterances]
         save_text_tokenizer(train_text_tokenizer(texts, options.sizes.llm.text_tokens), options.work.text_tokenizer)
+
+
+def _write_silent_tokens(work: Workspace, streams: SpeechStreams, codes: npt.NDArray[np.uint16]) -> None:
+    heard = streams.utterances[:: max(1, len(streams.utterances) // SILENCE_UTTERANCES)]
+    pairs = (
+        (codes[u.start : u.start + u.tokens].tolist(), streams.column("audio", u.start, u.tokens).float().cpu().numpy())
+        for u in heard
+    )
+    found = silent_tokens(pairs, SAMPLES_PER_TOKEN_24K)
+    work.silent_tokens.write_text(json.dumps(found) + "\n", "utf-8")
+    logger.info("%d tokens sound as silence in %d utterances", len(found), len(heard))
 
 
 def run_flow(options: StageOptions) -> None:
@@ -154,7 +198,7 @@ def run_tokens(options: StageOptions) -> None:
     # The models that train beside it need cores too.
     make_corpus(jobs, max(1, options.workers * 2 // 3), options.limits.wall_s)
     utterances = utterances_of_shards(work.token_shards)
-    pack_tokens(utterances[:PACKED_UTTERANCES], work.packed_tokens)
+    pack_tokens(utterances[: PACKED_UTTERANCES[options.teachers]], work.packed_tokens)
     hours = sum(len(utterance.token_ids) for utterance in utterances) / 25 / 3600
     logger.info("%d utterances, %.1f hours, %d bytes", len(utterances), hours, work.packed_tokens.stat().st_size)
 
@@ -171,9 +215,10 @@ def run_llm(options: StageOptions) -> None:
     utterances = utterances_of_shards(work.token_shards if work.token_shards.is_dir() else work.packed_tokens.parent)
     if work.codes.is_file():
         utterances += utterances_of_streams(_streams(options, ()), np.load(work.codes))
-    bank = UtteranceBank(utterances, tokenizer, options.seed)
+    noise = NOISES[options.teachers]
+    bank = UtteranceBank(utterances, tokenizer, options.seed, noise)
     logger.info("%d utterances, %.1f hours of speech tokens", len(utterances), bank.speech_tokens / 25 / 3600)
-    _train(options, LLMStage(options.sizes.llm, bank, options.device, options.batch))
+    _train(options, LLMStage(options.sizes.llm, bank, options.device, options.batch, noise.dropout))
 
 
 def run_aligner(options: StageOptions) -> None:
@@ -199,12 +244,16 @@ def run_package(options: StageOptions) -> None:
     """Write the bundle out of the stages' states."""
     from demo_voice.train.package import write_bundle
 
-    sizes = write_bundle(options.work, options.sizes)
+    work = options.work
+    sizes = write_bundle(work, options.sizes)
+    if options.teachers != DEFAULT:
+        make_voices(work.voices, options.teachers, TEACHERS[options.teachers].open(None))
     logger.info("%s", json.dumps({"stage": "package", **sizes, "all": sum(sizes.values())}))
 
 
 STAGES: dict[str, Callable[[StageOptions], None]] = {
     "corpus": run_corpus,
+    "warm": run_warm,
     "tokenizer": run_tokenizer,
     "speaker": run_speaker,
     "vocoder": run_vocoder,

@@ -9,7 +9,7 @@ gets the mean and the spread that its inputs have on the corpus, and gain and of
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -199,5 +199,3 @@ def _inputs(streams: SpeechStreams, name: str) -> Tensor:
     windows = streams.draw(_WINDOWS, _WINDOW_TOKENS)
     values = streams.window(name, windows.starts, _WINDOW_TOKENS).float()
     return values.transpose(1, 2) if name == "log_mel" else values - values.mean(1, keepdim=True)
-
-

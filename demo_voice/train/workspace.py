@@ -56,6 +56,15 @@ class Workspace:
         return self.state / "text_tokenizer.json"
 
     @property
+    def silent_tokens(self) -> Path:
+        """The tokens that sound as silence, where the teachers are not the bundled voice's."""
+        return self.state / "silent_tokens.json"
+
+    @property
+    def voices(self) -> Path:
+        return self.root / "voices"
+
+    @property
     def log(self) -> Path:
         return self.state / "log.jsonl"
 

@@ -16,7 +16,15 @@ from demo_voice.llm_layout import SPEECH_TABLE, write_llm
 from demo_voice.train.models.flow import TrainableFlow
 from demo_voice.train.models.flow_masks import WindowCut, draw_cut, plans_for
 from demo_voice.train.models.llm import TrainableLLM
-from demo_voice.train.models.llm_data import IGNORED, TokenUtterance, UtteranceBank, train_text_tokenizer
+from demo_voice.train.models.llm_data import (
+    IGNORED,
+    SPEECH,
+    TEXT,
+    Noise,
+    TokenUtterance,
+    UtteranceBank,
+    train_text_tokenizer,
+)
 from demo_voice.train.models.speaker import SpeakerNet
 from demo_voice.train.models.tokenizer import CodeTable, SpeechTokenizerNet, code_digits, rounded, token_ids
 from demo_voice.train.models.vocoder_losses import MelLoss
@@ -187,6 +195,36 @@ def test_training_inputs_hold_wrong_tokens_and_targets_never_do(text_tokenizer: 
 
     assert 0.01 < float((speech_in != 3).float().mean()) < 0.1
     assert set(speech_out.tolist()) == {3, 6561}
+
+
+def test_training_texts_lose_their_stop_and_some_tokens_and_validation_s_never_do(text_tokenizer: Tokenizer) -> None:
+    utterances = [TokenUtterance(0, TEXTS[0], np.full(300, 3, np.uint16)) for _ in range(100)]
+    whole = text_tokenizer.encode(TEXTS[0]).ids
+
+    def texts(noise: Noise, is_validation: bool) -> list[list[int]]:
+        bank = UtteranceBank(utterances, text_tokenizer, 0, noise)
+        batch = bank.batch(64, torch.device("cpu"), is_validation)
+        # Text stands before the first speech token; what follows is padding.
+        before = torch.cumsum(batch.kinds == SPEECH, 1) == 0
+        return [rows[kept].tolist() for rows, kept in zip(batch.rows, before & (batch.kinds == TEXT), strict=True)]
+
+    bare, masked = texts(Noise(bare=0.5), False), texts(Noise(masked=0.2), False)
+
+    assert 0.2 < sum(text == whole[:-1] for text in bare) / 64 < 0.8
+    assert all(text in (whole, whole[:-1]) for text in bare)
+    assert all(len(text) == len(whole) for text in masked)
+    assert 0.1 < np.mean([np.array(text) != whole for text in masked]) < 0.3
+    assert all(text == whole for text in texts(Noise(bare=0.5, masked=0.5), True))
+
+
+def test_dropout_acts_in_training_alone(text_tokenizer: Tokenizer) -> None:
+    utterances = [TokenUtterance(0, TEXTS[0], np.full(100, 3, np.uint16)) for _ in range(100)]
+    batch = UtteranceBank(utterances, text_tokenizer, 0).batch(2, torch.device("cpu"))
+    model = TrainableLLM(TINY.llm, dropout=0.5)
+
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
 
 
 @pytest.mark.slow

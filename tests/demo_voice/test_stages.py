@@ -13,10 +13,13 @@ import torch
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.checkpoint.verify_checkpoint import verify_checkpoint
 from demo_voice.train import stages
-from demo_voice.train.sizes import TINY
+from demo_voice.train.data import SpeechStreams
+from demo_voice.train.models.tokenizer import token_ids
+from demo_voice.train.package import trained_tokenizer
+from demo_voice.train.sizes import DEMO, TINY
 from demo_voice.train.trainer import StateError, load_state, read_log
 from demo_voice.train.workspace import Workspace
-from demo_voice.unpack import BUNDLE_FILES, BundleError, provide, unpack
+from demo_voice.unpack import BUNDLE, BUNDLE_FILES, BundleError, provide, unpack
 from llm_service.aligner import load_aligner
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.speech_bounds import load_speech_bounds
@@ -26,6 +29,7 @@ from tests.file_modes import assert_all_have_the_usual_mode
 from token2wav_service.build import build_engine
 from token2wav_service.config import Token2WavConfig
 from token2wav_service.features.audio import load_prompt_audio
+from token2wav_service.features.prompt_models import OnnxSpeechTokenizer
 from token2wav_service.offline import OfflineUtterance, synthesize_all
 from token2wav_service.types import VoicePrompt
 
@@ -79,6 +83,26 @@ def test_a_stage_goes_on_where_it_ended(trained: Workspace) -> None:
 def test_a_state_of_other_sizes_is_refused_by_name(trained: Workspace) -> None:
     with pytest.raises(StateError, match="train with the sizes it was made with"):
         load_state(trained.weights("speaker"), {"model": torch.nn.ModuleDict({"net": torch.nn.Linear(2, 2)})})
+
+
+def test_training_begins_from_the_bundled_weights(workspace: Workspace, tmp_path: Path) -> None:
+    work = Workspace(tmp_path)
+    work.corpus.symlink_to(workspace.corpus)
+
+    stages.main(["warm", "--work", str(tmp_path), "--device", "cpu", "--teachers", "hibari", "--max-steps", "1"])
+
+    net, exported = trained_tokenizer(work, DEMO), OnnxSpeechTokenizer(BUNDLE / "speech_tokenizer_v2_25hz.onnx")
+    log_mel = SpeechStreams(work.corpus, ("log_mel",), torch.device("cpu"), 0).column("log_mel", 0, 100).float().T
+    own, bundled = token_ids(net(log_mel[None]))[0].numpy(), exported.tokenize(log_mel.numpy())
+    assert (own == bundled).mean() > 0.9  # weights in half precision move a value over a level now and then
+    again = torch.load(work.weights("flow"), weights_only=True)
+    assert (again["steps"], again["seconds"]) == (0, stages.BEGUN_S["flow"])
+    assert work.text_tokenizer.read_bytes() == (BUNDLE / "text_tokenizer.json").read_bytes()
+    other = Workspace(tmp_path / "other")
+    other.root.mkdir()
+    other.corpus.symlink_to(workspace.corpus)
+    with pytest.raises(StateError, match="train with its sizes"):
+        run_stage(other, "warm")
 
 
 def test_the_bundle_holds_its_files_and_no_others(trained: Workspace) -> None:

@@ -5,7 +5,7 @@ Transformers' Qwen2 decoder, with the tables and the head that the served form h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ _HIDDEN_OF_CODES = 512
 class TrainableLLM(nn.Module):
     """Embeddings of the three kinds of input, the decoder, the speech head with its bias."""
 
-    def __init__(self, sizes: LLMSizes) -> None:
+    def __init__(self, sizes: LLMSizes, dropout: float = 0.0) -> None:
+        """Build it; `dropout` is the share of the inputs' and the blocks' values dropped in training mode."""
         super().__init__()
         from transformers import Qwen2Config, Qwen2Model
 
@@ -49,6 +50,10 @@ class TrainableLLM(nn.Module):
         self.codes = CodeTable(sizes.hidden, _HIDDEN_OF_CODES)
         self.decoder: Any = Qwen2Model(config)
         self.head = nn.Linear(sizes.hidden, SPEECH_HEAD_ROWS)
+        self._dropout = dropout
+        if dropout:
+            for layer in self.decoder.layers:
+                layer.mlp.register_forward_hook(_dropping(dropout))
         self._check_positions()
 
     def forward(self, batch: LLMBatch) -> Tensor:
@@ -61,7 +66,8 @@ class TrainableLLM(nn.Module):
         tables = {TEXT: self.text_embedding.weight, CONTROL: self.control_embedding.weight, SPEECH: self.codes()}
         joined = torch.cat([tables[kind] for kind in sorted(tables)])
         starts = torch.tensor([0, *(len(tables[kind]) for kind in (TEXT, CONTROL))], device=joined.device).cumsum(0)
-        return functional.embedding(starts[batch.kinds] + batch.rows, joined)
+        rows = functional.embedding(starts[batch.kinds] + batch.rows, joined)
+        return functional.dropout(rows, self._dropout, self.training)
 
     def _check_positions(self) -> None:
         """Transformers has renamed the setting once: a silent default would serve other positions than were trained."""
@@ -73,6 +79,10 @@ class TrainableLLM(nn.Module):
                 f"this Transformers gives rotary frequency {float(frequencies[1]):.4g}, expected {expected:.4g}; "
                 "it reads rope_theta otherwise: use 4.57 or newer"
             )
+
+
+def _dropping(share: float) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    return lambda module, _inputs, output: functional.dropout(output, share, module.training)
 
 
 RATE = 1e-3
@@ -88,7 +98,9 @@ class LLMStage(OneModel[TrainableLLM]):
 
     name = "llm"
 
-    def __init__(self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int) -> None:
+    def __init__(
+        self, sizes: LLMSizes, bank: UtteranceBank, device: torch.device, batch: int, dropout: float = 0.0
+    ) -> None:
         """Build on the device."""
         self._bank, self._device, self._batch = bank, device, batch
         workers = _DRAWERS if device.type == "cuda" else 0
@@ -97,7 +109,7 @@ class LLMStage(OneModel[TrainableLLM]):
             _Drawn(bank, batch), None, num_workers=workers, prefetch_factor=ahead, pin_memory=workers > 0
         )
         self._drawn = iter(drawn)
-        super().__init__(TrainableLLM(sizes).to(device), RATE)
+        super().__init__(TrainableLLM(sizes, dropout).to(device), RATE)
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of sequences."""

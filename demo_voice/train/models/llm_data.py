@@ -69,6 +69,21 @@ MAX_JOINED = 3
 WRONG_SHARE = 0.06
 """Share of input speech tokens that are replaced by others, so that the LLM learns to go on after a slip of
 sampling."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What training adds, so that the LLM does not learn its corpus by heart."""
+
+    wrong: float = WRONG_SHARE
+    bare: float = 0.0
+    """Share of utterances whose last stop is left out of the text."""
+    masked: float = 0.0
+    """Share of text tokens that are replaced by others."""
+    dropout: float = 0.0
+    """Share of the decoder's values that are dropped."""
+
+
 IGNORED = -100
 """Target where nothing is asked; torch's own default."""
 VALIDATION_EVERY = 50
@@ -102,6 +117,7 @@ END_ROW = SPEECH_TOKEN_COUNT
 """Row of the head's first end token."""
 
 
+_USUAL_NOISE = Noise()
 _Pair = tuple[TokenUtterance, npt.NDArray[np.int64]]
 _Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -109,7 +125,9 @@ _Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64
 class UtteranceBank:
     """Utterances by speaker, encoded once."""
 
-    def __init__(self, utterances: Iterable[TokenUtterance], tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(
+        self, utterances: Iterable[TokenUtterance], tokenizer: Tokenizer, seed: int, noise: Noise = _USUAL_NOISE
+    ) -> None:
         """Encode everything.
 
         Raises:
@@ -120,6 +138,8 @@ class UtteranceBank:
             raise CorpusError(f"got {len(fitting)} utterances for the LLM, expected more than {VALIDATION_EVERY}")
         encoded = [encoding.ids for encoding in tokenizer.encode_batch([u.text for u in fitting])]
         pairs = [(u, np.array(ids, np.int64)) for u, ids in zip(fitting, encoded, strict=True)]
+        self._noise, self._text_rows = noise, tokenizer.get_vocab_size()
+        self._stop = tokenizer.token_to_id(".")
         self.speech_tokens = sum(len(utterance.token_ids) for utterance in fitting)
         self._validation = _by_speaker(pairs[::VALIDATION_EVERY])
         self._training = _by_speaker([pair for index, pair in enumerate(pairs) if index % VALIDATION_EVERY])
@@ -136,7 +156,19 @@ class UtteranceBank:
         counts = np.array([len(pairs) for pairs in speakers], np.float64)
         chosen = self._draw.choice(len(speakers), size, p=counts / counts.sum())
         sequences = [self._sequence(speakers[speaker]) for speaker in chosen]
+        if not is_validation:
+            sequences = [[(u, self._worn(ids)) for u, ids in pairs] for pairs in sequences]
         return _padded([_laid_out(pairs, self._wrong(pairs, is_validation)) for pairs in sequences], device)
+
+    def _worn(self, text: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return a text's tokens as training shows them: sometimes without the last stop, some replaced."""
+        noise = self._noise
+        if noise.bare and len(text) > 1 and text[-1] == self._stop and self._draw.random() < noise.bare:
+            text = text[:-1]
+        if noise.masked:
+            is_masked = self._draw.random(len(text)) < noise.masked
+            text = np.where(is_masked, self._draw.integers(0, self._text_rows, len(text)), text)
+        return text
 
     def _sequence(self, pairs: Sequence[_Pair]) -> list[_Pair]:
         wanted = int(self._draw.integers(2, MAX_JOINED + 1)) if self._draw.random() < JOINED_SHARE else 1
@@ -157,8 +189,9 @@ class UtteranceBank:
         fate = self._draw.random(len(speech))
         near = np.clip(np.arange(len(speech)) + self._draw.integers(-2, 3, len(speech)), 0, len(speech) - 1)
         anywhere = self._draw.integers(0, SPEECH_TOKEN_COUNT, len(speech))
-        swapped = np.where(fate < WRONG_SHARE / 2, speech[near], anywhere)
-        return np.where(fate < WRONG_SHARE, swapped, speech)
+        wrong = self._noise.wrong
+        swapped = np.where(fate < wrong / 2, speech[near], anywhere)
+        return np.where(fate < wrong, swapped, speech)
 
 
 def utterances_of_shards(directory: Path) -> list[TokenUtterance]:
