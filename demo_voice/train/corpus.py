@@ -129,7 +129,11 @@ def _make_shard(job: CorpusJob) -> None:
     teachers = TEACHERS[job.teachers]
     first = job.index * SHARD_UTTERANCES
     plan = islice(planned(_sources(job.texts), seed, first, teachers.shares, teachers.is_varied), SHARD_UTTERANCES)
-    spoken = list(_spoken(_engine(job.teachers, job.engines), plan))
+    write_shard(job, list(_spoken(_engine(job.teachers, job.engines), plan)))
+
+
+def write_shard(job: CorpusJob, spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> None:
+    """Write one shard of what was spoken; never leaves half a file."""
     columns = _wide_columns(spoken) if job.tokenizer is None else _token_columns(spoken, job.tokenizer)
     head = {
         "speaker": np.array([utterance.speaker for utterance, _ in spoken], np.uint8),

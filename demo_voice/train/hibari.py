@@ -166,6 +166,11 @@ class HibariEngine:
         """
         self._model = HibariPackage() if model is None else model
 
+    def phonemes(self, text: str) -> list[str]:
+        """Return the phonemes of each sentence that has a word."""
+        known = [self._model.known(phonemes) for phonemes in self._model.phonemize(text)]
+        return [phonemes for phonemes in known if not PHONES_OF.keys().isdisjoint(phonemes)]
+
     def speak(self, text: str, speaker: int) -> Spoken:
         """Speak a text as `MANNERS[speaker]`; equal texts give equal audio.
 
@@ -173,8 +178,7 @@ class HibariEngine:
             SynthesisError: there is no word in the text.
         """
         manner = MANNERS[speaker]
-        known = [self._model.known(phonemes) for phonemes in self._model.phonemize(text)]
-        sentences = [phonemes for phonemes in known if not PHONES_OF.keys().isdisjoint(phonemes)]
+        sentences = self.phonemes(text)
         if not sentences:
             raise SynthesisError(f"hibari has no phonemes for {text!r}; is there a word in it?")
         draw = np.random.default_rng(len(text))

@@ -7,12 +7,12 @@ import json
 import logging
 import wave
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from demo_voice.train.teachers import DEFAULT, TEACHERS, Engine
+from demo_voice.train.teachers import DEFAULT, HIBARI, MIXED, TEACHERS, Engine
 from demo_voice.unpack import VOICES
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,20 @@ HIBARI_VOICES = (
         "en-US",
     ),
 )
-VOICES_OF = {DEFAULT: PROMPT_VOICES, "hibari": HIBARI_VOICES}
+MIXED_VOICES = (
+    *HIBARI_VOICES[:2],
+    replace(HIBARI_VOICES[2], base="kumo", description="A man, calm, reading in American English."),
+    PromptVoice(
+        "bright",
+        "alpha",
+        "The children ran across the square when the music started again.",
+        "A woman with a bright, young voice, reading in American English.",
+        "female",
+        "en-US",
+    ),
+    replace(HIBARI_VOICES[2], name="deep", transcript="At the end of the street he stopped and looked back once more."),
+)
+VOICES_OF = {DEFAULT: PROMPT_VOICES, HIBARI: HIBARI_VOICES, MIXED: MIXED_VOICES}
 """Prompt voices by teachers."""
 
 

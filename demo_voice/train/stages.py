@@ -6,43 +6,65 @@ import argparse
 import json
 import logging
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from demo_voice.train.corpus import make_corpus, token_jobs, wide_jobs
+from demo_voice.train.corpus import (
+    SHARD_UTTERANCES,
+    WORKER_NICENESS,
+    CorpusJob,
+    make_corpus,
+    token_jobs,
+    wide_jobs,
+    write_shard,
+)
 from demo_voice.train.data import SpeechStreams
 from demo_voice.train.make_voices import make_voices
 from demo_voice.train.models.llm_data import Noise
 from demo_voice.train.package import trained_speaker, trained_tokenizer, write_aligner
 from demo_voice.train.silent_tokens import silent_tokens
 from demo_voice.train.sizes import SIZES, DemoSizes
-from demo_voice.train.teachers import DEFAULT, TEACHERS
+from demo_voice.train.teachers import DEFAULT, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
+from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
-from demo_voice.train.utterance import SAMPLES_PER_TOKEN_24K
+from demo_voice.train.utterance import MIN_TOKENS, SAMPLES_PER_TOKEN_24K, whole_tokens
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import BUNDLE
 from token2wav_service.checkpoint.loader import SPEECH_TOKENIZER
+
+if TYPE_CHECKING:
+    from demo_voice.train.flite import Spoken
+    from demo_voice.train.hibari import HibariEngine
+    from demo_voice.train.kokoro import Kokoro
 
 logger = logging.getLogger(__name__)
 
 TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.0, "llm": 750.0, "aligner": 300.0}
 """Planned seconds of training over all runs; the learning rates fall along them."""
 PLANS = {
-    "flite": TOTAL_S,
-    "hibari": {"tokenizer": 240.0, "speaker": 150.0, "vocoder": 1100.0, "flow": 1150.0, "llm": 1150.0, "aligner": 90.0},
+    DEFAULT: TOTAL_S,
+    HIBARI: {"tokenizer": 240.0, "speaker": 150.0, "vocoder": 1100.0, "flow": 1150.0, "llm": 1150.0, "aligner": 90.0},
 }
+PLANS[MIXED] = PLANS[HIBARI]
 """The same by teachers."""
 BEGUN_S = {"tokenizer": 100.0, "speaker": 30.0, "vocoder": 0.0, "flow": 250.0, "llm": 150.0}
 """Seconds of hibari's plan that count as done where training begins from the bundled weights: the learning rates begin
 lower. The vocoder's begin at the top, because the bundled one has never heard anything above 8 kHz."""
 FIT_STEPS = 600
 """Steps in which a network is fitted to each table of the bundled weights."""
-NOISES = {"flite": Noise(), "hibari": Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1)}
+NOISES = {DEFAULT: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1))
 """What keeps the LLM from learning its corpus by heart, by teachers."""
 BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192, "aligner": 48}
 """Windows or sequences in a step, on a GPU."""
@@ -54,11 +76,21 @@ TOKEN_UTTERANCES = 250_000
 """About 220 hours, for the LLM; as many of them as the time allows."""
 ALIGNER_UTTERANCES = 3_200
 """About 2.9 hours; the first of those of the LLM."""
-PACKED_UTTERANCES = {"flite": 100_000, "hibari": 75_000}
+PACKED_UTTERANCES = {DEFAULT: 100_000, HIBARI: 75_000, MIXED: 75_000}
 """Utterances of the LLM's that are kept between machines, by teachers."""
+KOKORO_SEED = 3
+MOST_PENDING = 64
+"""Shards of Kokoro's that wait for the cores."""
 SILENCE_UTTERANCES = 2_000
 """Utterances of the corpus in which silent tokens are looked for."""
-UTTERANCES = {"corpus": WIDE_UTTERANCES, "tokens": TOKEN_UTTERANCES, "aligner": ALIGNER_UTTERANCES}
+KOKORO_UTTERANCES = 8_192
+"""About 9 hours."""
+UTTERANCES = {
+    "corpus": WIDE_UTTERANCES,
+    "kokoro": KOKORO_UTTERANCES,
+    "tokens": TOKEN_UTTERANCES,
+    "aligner": ALIGNER_UTTERANCES,
+}
 """Number of utterances by stage."""
 
 
@@ -112,6 +144,72 @@ def run_corpus(options: StageOptions) -> None:
     engines = work.engines if work.engines.is_dir() else None
     jobs = wide_jobs(work.corpus, work.texts, engines, options.utterances, options.teachers)
     make_corpus(jobs, options.workers, options.limits.wall_s)
+
+
+def run_kokoro(options: StageOptions) -> None:
+    """Make the wide shards of Kokoro's speakers that are missing: sound on the device, features on the cores."""
+    from demo_voice.train import kokoro
+    from demo_voice.train.hibari import MANNERS, HibariEngine
+
+    assert tuple(speaker.name for speaker in kokoro.SPEAKERS) == KOKORO_SPEAKERS
+    began, work = time.monotonic(), options.work
+    teacher, letters = kokoro.Kokoro.load(options.device), HibariEngine()
+    sources = TextSources.read(work.texts)
+    work.corpus.mkdir(parents=True, exist_ok=True)
+    per_buffer = kokoro.BUFFER // SHARD_UTTERANCES
+    with ExitStack() as stack:
+        write = _writer(stack, options.workers // 2)
+        for number in range(-(-options.utterances // kokoro.BUFFER)):
+            first = kokoro.FIRST_SHARD + number * per_buffer
+            numbers = range(first, first + per_buffer)
+            jobs = [CorpusJob(work.corpus, work.texts, None, index, None, options.teachers) for index in numbers]
+            if all(job.path.exists() for job in jobs):
+                continue
+            if time.monotonic() - began > options.limits.wall_s:
+                logger.warning("the time for Kokoro is up")
+                break
+            plan = planned(sources, KOKORO_SEED, number * kokoro.BUFFER, kokoro.SHARES, is_varied=True)
+            spoken = _spoken_by_kokoro(teacher, letters, list(islice(plan, kokoro.BUFFER)), len(MANNERS))
+            for place, job in enumerate(jobs):
+                write(job, spoken[place::per_buffer])
+    made = len(list(work.corpus.glob(f"shard-{kokoro.FIRST_SHARD // 10_000}*.npz")))
+    logger.info("%d shards of Kokoro's after %.1f s", made, time.monotonic() - began)
+
+
+def _writer(stack: ExitStack, workers: int) -> Callable[[CorpusJob, Sequence[tuple[PlannedUtterance, Spoken]]], None]:
+    """Return what computes features and writes a shard, in other processes if there may be several."""
+    if workers < 2:
+        return write_shard
+    pool = stack.enter_context(
+        ProcessPoolExecutor(workers, get_context("spawn"), initializer=os.nice, initargs=(WORKER_NICENESS,))
+    )
+    pending: deque[Future[None]] = deque()
+    stack.callback(lambda: [left.result() for left in pending])
+
+    def write(job: CorpusJob, spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> None:
+        pending.append(pool.submit(write_shard, job, spoken))
+        while len(pending) > MOST_PENDING:
+            pending.popleft().result()
+
+    return write
+
+
+def _spoken_by_kokoro(
+    teacher: Kokoro, letters: HibariEngine, plan: Sequence[PlannedUtterance], first_speaker: int
+) -> list[tuple[PlannedUtterance, Spoken]]:
+    """Speak a plan; its speakers are Kokoro's, the answer's are those of the teachers, from `first_speaker` on."""
+    from demo_voice.train import kokoro
+
+    phonemes = [teacher.known(" ".join(letters.phonemes(utterance.text))) for utterance in plan]
+    found = {}
+    for places in kokoro.batches(phonemes):
+        made = teacher.speak([(phonemes[place], kokoro.SPEAKERS[plan[place].speaker]) for place in places])
+        found |= {place: kokoro.spoken(phonemes[place], sentence) for place, sentence in zip(places, made, strict=True)}
+    return [
+        (replace(plan[place], speaker=first_speaker + plan[place].speaker), found[place])
+        for place in sorted(found)
+        if whole_tokens(found[place]) >= MIN_TOKENS
+    ]
 
 
 def run_warm(options: StageOptions) -> None:
@@ -253,6 +351,7 @@ def run_package(options: StageOptions) -> None:
 
 STAGES: dict[str, Callable[[StageOptions], None]] = {
     "corpus": run_corpus,
+    "kokoro": run_kokoro,
     "warm": run_warm,
     "tokenizer": run_tokenizer,
     "speaker": run_speaker,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from demo_voice.train import hibari
-from demo_voice.train.flite import SPEAKERS, Flite, Spoken, speaker_shares
+from demo_voice.train.flite import SPEAKERS, Flite, Spoken, SynthesisError, speaker_shares
+
+if TYPE_CHECKING:
+    from demo_voice.train.kokoro import Kokoro
 
 
 class Engine(Protocol):
@@ -30,7 +34,8 @@ class Teachers:
     speakers: Sequence[str]
     """Class i of the speaker encoder is speakers[i]."""
     shares: Sequence[float]
-    """Each speaker's share of the utterances; they sum to 1."""
+    """Each speaker's share of the utterances that the engine speaks; they sum to 1. A speaker of share 0 has a stage of
+    its own."""
     is_varied: bool
     """Whether the texts also have fragments, dialogue, lists and long sentences."""
     open: Callable[[Path | None], Engine]
@@ -53,10 +58,54 @@ class FliteEngine:
         return self._flite.speak(text, SPEAKERS[speaker])
 
 
-DEFAULT = "flite"
+class HibariAndKokoro:
+    """hibari's manners, then Kokoro's speakers; those are loaded when the first is asked for."""
+
+    def __init__(self) -> None:
+        """Load hibari."""
+        self._hibari = hibari.HibariEngine()
+
+    def speak(self, text: str, speaker: int) -> Spoken:
+        """Speak a text as a manner of hibari's or a speaker of Kokoro's.
+
+        Raises:
+            SynthesisError: there is no word in the text, or a package is missing.
+        """
+        number = speaker - len(hibari.MANNERS)
+        if number < 0:
+            return self._hibari.speak(text, speaker)
+        from demo_voice.train import kokoro
+
+        phonemes = _kokoro().known(" ".join(self._hibari.phonemes(text)))
+        if not phonemes:
+            raise SynthesisError(f"Kokoro has no phonemes for {text!r}; is there a word in it?")
+        (made,) = _kokoro().speak([(phonemes, kokoro.SPEAKERS[number])])
+        return kokoro.spoken(phonemes, made)
+
+
+@lru_cache(maxsize=1)
+def _kokoro() -> Kokoro:
+    import torch
+
+    from demo_voice.train.kokoro import Kokoro
+
+    return Kokoro.load(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+KOKORO_SPEAKERS = (
+    *("kumo", "alpha", "gongitsune", "nezumi"),
+    *("kumo_alpha", "kumo_gongitsune", "alpha_nezumi", "gongitsune_alpha"),
+)
+"""Names of `kokoro.SPEAKERS`; whoever speaks as others need not load torch."""
+DEFAULT, HIBARI, MIXED = "flite", "hibari", "hibari+kokoro"
+_MANNERS = [manner.name for manner in hibari.MANNERS]
 TEACHERS = {
     DEFAULT: Teachers([voice.name for voice in SPEAKERS], speaker_shares(), False, FliteEngine),
-    "hibari": Teachers(
-        [manner.name for manner in hibari.MANNERS], hibari.SHARES, True, lambda _: hibari.HibariEngine()
+    HIBARI: Teachers(_MANNERS, hibari.SHARES, True, lambda _: hibari.HibariEngine()),
+    MIXED: Teachers(
+        [*_MANNERS, *KOKORO_SPEAKERS],
+        [*hibari.SHARES, *[0.0] * len(KOKORO_SPEAKERS)],
+        True,
+        lambda _: HibariAndKokoro(),
     ),
 }

@@ -114,9 +114,10 @@ def test_shards_are_made_by_the_teachers_asked_for(
 ) -> None:
     choice = replace(teachers.TEACHERS["hibari"], open=lambda _: HibariEngine(FakeHibari()))
     monkeypatch.setitem(teachers.TEACHERS, "hibari", choice)
+    monkeypatch.setattr(corpus, "SHARD_UTTERANCES", 12)
     corpus._engine.cache_clear()
 
-    jobs = wide_jobs(tmp_path, texts, None, 64, "hibari")
+    jobs = wide_jobs(tmp_path, texts, None, 12, "hibari")
 
     assert make_corpus(jobs, workers=1, deadline_s=60.0) == 1
     with np.load(jobs[0].path) as shard:

@@ -97,7 +97,7 @@ def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
 def test_teachers_shares_cover_their_speakers_and_sum_to_one(teachers: Teachers) -> None:
     assert len(teachers.shares) == len(teachers.speakers) == len(set(teachers.speakers))
     assert sum(teachers.shares) == pytest.approx(1.0)
-    assert min(teachers.shares) > 0
+    assert min(teachers.shares) >= 0
 
 
 def test_heldout_sentences_are_chosen_by_their_words_alone() -> None:
