@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from onnx import helper, numpy_helper
 
 from demo_voice.train import hibari, kokoro, stages, teachers
 from demo_voice.train.data import SpeechStreams
@@ -156,6 +157,53 @@ def test_what_is_spoken_has_phones_and_pitch_at_its_own_times() -> None:
     assert [segment.phone for segment in audio.segments] == ["pau", "aa", "pau"]
     assert [segment.end_s for segment in audio.segments] == pytest.approx([0.05, 0.125, 0.25])
     assert audio.pitch is not None and audio.pitch.tolist() == [120.0] * 12
+
+
+def test_weights_are_read_out_of_an_int8_file() -> None:
+    """The file has layers as the exporter leaves them: int8, transposed, LSTMs in ONNX's order of gates."""
+    draw = np.random.default_rng(0)
+    values: dict[str, np.ndarray] = {
+        "encoder.bert_encoder.bias": draw.standard_normal(3).astype(np.float32),
+        "onnx::MatMul_1_quantized": np.array([[1, 2, 3], [4, 5, 6]], np.int8),
+        "onnx::MatMul_1_scale": np.array([1.0, 0.5, 0.25], np.float32),
+        "zero": np.zeros(3, np.int8),
+        "/encoder/F0.0/Mul_output_0_quantized": np.array([[[10, 20, 30]]], np.uint8),
+        "/encoder/F0.0/Mul_output_0_scale": np.array(0.1, np.float32),
+        "middle": np.array(20, np.uint8),
+        "lstm_w_quantized": draw.integers(-9, 9, (2, 3, 8)).astype(np.int8),
+        "lstm_r_quantized": draw.integers(-9, 9, (2, 2, 8)).astype(np.int8),
+        "lstm_b": draw.standard_normal((2, 16)).astype(np.float32),
+        "lstm_scale": np.array([1.0, 2.0], np.float32),
+        "lstm_zero": np.zeros(2, np.int8),
+    }
+    lstm = ["x", "lstm_w_quantized", "lstm_r_quantized", "lstm_b", "", "h", "c", ""]
+    lstm += ["lstm_scale", "lstm_zero", "lstm_scale", "lstm_zero"]
+    nodes = [
+        ("MatMulInteger", "/encoder/bert_encoder/MatMul_quant", ["x", "onnx::MatMul_1_quantized", "z", "zero"]),
+        (
+            "ConvInteger",
+            "/encoder/F0.0/conv1/Conv_quant",
+            ["x", "/encoder/F0.0/Mul_output_0_quantized", "z", "middle"],
+        ),
+        ("DynamicQuantizeLSTM", "/encoder/shared/LSTM_quant", lstm),
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, [f"{name}_out"], name=name) for kind, name, inputs in nodes],
+        "graph",
+        [],
+        [],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )
+
+    weights = kokoro.read_weights(helper.make_model(graph).SerializeToString())
+
+    assert weights["bert_encoder.weight"].tolist() == [[1.0, 4.0], [1.0, 2.5], [0.75, 1.5]]
+    assert weights["bert_encoder.bias"].numpy() == pytest.approx(values["encoder.bert_encoder.bias"])
+    assert weights["F0.0.conv1.weight"].flatten().tolist() == pytest.approx([-1.0, 0.0, 1.0])
+    onnx_gates = (values["lstm_w_quantized"][1].astype(np.float32) * 2).T.reshape(4, 2, 3)
+    torch_gates = weights["shared.w_ih_reverse"].numpy().reshape(4, 2, 3)
+    assert np.array_equal(torch_gates, onnx_gates[[0, 2, 3, 1]])  # input, forget, cell, output of i, o, f, c
+    assert weights["shared.b_hh"].shape == (8,)
 
 
 @pytest.mark.slow
