@@ -131,7 +131,7 @@ class Kokoro:
     def style(self, speaker: KokoroSpeaker, phonemes: int) -> FloatArray:
         """Return [256] for a sentence of so many phonemes."""
         row = {name: voice[min(phonemes, len(voice)) - 1] for name, voice in self._voices.items()}
-        mixed: FloatArray = sum(share * row[name] for name, share in speaker.shares.items())  # type: ignore[assignment]
+        mixed: FloatArray = sum(share * row[name] for name, share in speaker.shares.items())
         return mixed
 
     @torch.inference_mode()
@@ -147,11 +147,11 @@ class Kokoro:
         lengths, pitch, audio = self._run(tokens.to(self._device), counts, style)
         made = []
         for row, count in enumerate(counts.tolist()):
-            own = lengths[row, :count].cpu().numpy()
-            frames = int(own.sum())
+            spans = lengths[row, :count].cpu().numpy()
+            frames = int(spans.sum())
             curve = pitch[row, : 2 * frames].float().cpu().numpy()
             samples = audio[row, : 2 * frames * _SAMPLES_PER_PITCH].float().cpu().numpy()
-            made.append(Made(samples, np.where(curve > _VOICED_HZ, curve, 0).astype(np.float32), own))
+            made.append(Made(samples, np.where(curve > _VOICED_HZ, curve, 0).astype(np.float32), spans))
         return made
 
     def _run(self, tokens: Tensor, counts: Tensor, style: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -201,7 +201,7 @@ def _spoken_by_kokoro(
     from demo_voice.train import kokoro
 
     phonemes = [teacher.known(" ".join(letters.phonemes(utterance.text))) for utterance in plan]
-    found = {}
+    found: dict[int, Spoken] = {}
     for places in kokoro.batches(phonemes):
         made = teacher.speak([(phonemes[place], kokoro.SPEAKERS[plan[place].speaker]) for place in places])
         found |= {place: kokoro.spoken(phonemes[place], sentence) for place, sentence in zip(places, made, strict=True)}
@@ -219,7 +219,9 @@ def run_warm(options: StageOptions) -> None:
     streams = _streams(options, FEATURES)
     steps = options.limits.max_steps or FIT_STEPS
     errors = begin_from_bundle(options.work, options.sizes, options.speakers, streams, BEGUN_S, steps)
-    logger.info("%s", json.dumps({"stage": "warm", **{f"{k}_table_error": round(v, 4) for k, v in errors.items()}}))
+    record = json.dumps({"stage": "warm", **{f"{k}_table_error": round(v, 4) for k, v in errors.items()}})
+    options.work.warm.write_text(record + "\n", "utf-8")
+    logger.info("%s", record)
 
 
 def run_tokenizer(options: StageOptions) -> None:
@@ -227,7 +229,12 @@ def run_tokenizer(options: StageOptions) -> None:
     from demo_voice.train.models.tokenizer import FEATURES, TokenizerStage
 
     streams = _streams(options, FEATURES)
-    _train(options, TokenizerStage(options.sizes.tokenizer, options.speakers, streams, options.batch))
+    anchor = None
+    if options.work.warm.is_file():
+        from demo_voice.train.warm import bundled_anchor
+
+        anchor = bundled_anchor(options.device)
+    _train(options, TokenizerStage(options.sizes.tokenizer, options.speakers, streams, options.batch, anchor))
 
 
 def run_speaker(options: StageOptions) -> None:

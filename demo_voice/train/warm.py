@@ -1,9 +1,11 @@
 """States of every stage out of a bundle, so that training begins where an earlier voice ended.
 
-What a bundle does not hold begins anew: the tokenizer's heads, the speaker classifier and the vocoder's judges. Two
-things come back by fitting. The tables of 6561 tokens were computed from digits by small networks, so networks are
-fitted to them. Convolutions have their batch norms folded in, and a norm in training mode knows its batch alone: each
-gets the mean and the spread that its inputs have on the corpus, and gain and offset that undo them.
+The LLM and the flow know what a token means, so a retrained tokenizer should mean the same: the bundled aligner's
+answers anchor it (`bundled_anchor`). What a bundle does not hold begins anew: the tokenizer's heads, the speaker
+classifier and the vocoder's judges. Two things come back by fitting. The tables of 6561 tokens were computed from
+digits by small networks, so networks are fitted to them. Convolutions have their batch norms folded in, and a norm in
+training mode knows its batch alone: each gets the mean and the spread that its inputs have on the corpus, and gain
+and offset that undo them.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from torch.nn import functional
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE
 from demo_voice.packing import FloatArray, unpacked
 from demo_voice.train.data import SpeechStreams
+from demo_voice.train.models.aligner import AlignerNet
 from demo_voice.train.models.flow import TrainableFlow
 from demo_voice.train.models.llm import TrainableLLM
 from demo_voice.train.models.speaker import ConvUnit, MarginClassifier, SpeakerNet
-from demo_voice.train.models.tokenizer import CodeDecoder, CodeTable, SpeechTokenizerNet
+from demo_voice.train.models.tokenizer import Anchor, CodeDecoder, CodeTable, SpeechTokenizerNet
 from demo_voice.train.models.vocoder_losses import Discriminators
-from demo_voice.train.sizes import DemoSizes
+from demo_voice.train.sizes import DEMO, DemoSizes
 from demo_voice.train.trainer import StateError, save_state
 from demo_voice.train.workspace import Workspace
-from demo_voice.unpack import BUNDLE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE
+from demo_voice.unpack import ALIGNER_WEIGHTS, BUNDLE, FLOW_FILE, HIFT_FILE, LLM_FILE, TEXT_TOKENIZER_FILE
 from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
 from token2wav_service.models.vocoder.hift import HiFT
 
@@ -98,6 +101,13 @@ def begin_from_bundle(
         _put(llm.decoder, {**arrays, **{name: value.numpy() for name, value in own.items()}})
         save_state(work.weights("llm"), {"model": llm}, 0, began_s["llm"])
     return errors
+
+
+def bundled_anchor(device: torch.device) -> Anchor:
+    """Return what the bundled aligner hears in tokens; it stays as it is."""
+    net = AlignerNet(DEMO.aligner)
+    _put(net, unpacked(load_file(BUNDLE / ALIGNER_WEIGHTS)))
+    return net.to(device).eval().requires_grad_(False).tokens.read
 
 
 def fit_table(codes: CodeTable, table: FloatArray, steps: int) -> float:

@@ -61,6 +61,11 @@ class Workspace:
         return self.state / "silent_tokens.json"
 
     @property
+    def warm(self) -> Path:
+        """Lies here where training began from the bundled weights."""
+        return self.state / "warm.json"
+
+    @property
     def voices(self) -> Path:
         return self.root / "voices"
 

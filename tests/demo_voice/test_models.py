@@ -26,7 +26,14 @@ from demo_voice.train.models.llm_data import (
     train_text_tokenizer,
 )
 from demo_voice.train.models.speaker import SpeakerNet
-from demo_voice.train.models.tokenizer import CodeTable, SpeechTokenizerNet, code_digits, rounded, token_ids
+from demo_voice.train.models.tokenizer import (
+    CodeTable,
+    SpeechTokenizerNet,
+    code_digits,
+    rounded,
+    soft_digits,
+    token_ids,
+)
 from demo_voice.train.models.vocoder_losses import MelLoss
 from demo_voice.train.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.package import llm_arrays, llm_shape
@@ -80,6 +87,18 @@ def test_a_token_is_its_digits_in_base_three() -> None:
     digits = code_digits(torch.device("cpu"))
 
     assert torch.equal(token_ids((digits.float() - 1).T[None])[0], torch.arange(6561))
+
+
+def test_soft_digits_are_the_digits_and_let_the_gradient_through() -> None:
+    codes = code_digits(torch.device("cpu"))[::97].float().T[None] - 1
+    codes.requires_grad_(True)
+
+    digits = soft_digits(codes)
+    (digits[..., 2] - digits[..., 0]).sum().backward()
+
+    assert torch.equal(digits.argmax(-1)[0], code_digits(torch.device("cpu"))[::97])
+    assert torch.equal(digits.sum(-1), torch.ones_like(digits[..., 0]))
+    assert codes.grad is not None and (codes.grad == 1).all()  # a step up makes the higher digit likelier
 
 
 def test_rounding_lets_the_gradient_through() -> None:

@@ -63,11 +63,15 @@ class TokenNet(nn.Module):
     def forward(self, token_ids: Tensor, is_token: Tensor) -> Tensor:
         """Map [B, T] tokens to [B, 2 T, phones] logits; places that hold none count as nothing."""
         digits = token_ids[..., None] // LEVELS ** torch.arange(DIGITS, device=token_ids.device) % LEVELS
+        return self.read(functional.one_hot(digits, LEVELS).float(), is_token)
+
+    def read(self, digits: Tensor, is_token: Tensor) -> Tensor:
+        """Do the same with the tokens' digits, one-hot [B, T, 8, 3]."""
         mask = is_token[:, None].float()
-        x = functional.one_hot(digits, LEVELS).flatten(2).float().transpose(1, 2) * mask
+        x = digits.flatten(2).transpose(1, 2) * mask
         for layer in (self.first, self.second):
             x = functional.relu(layer(x)) * mask
-        return torch.as_tensor(self.head(x.transpose(1, 2)).reshape(len(token_ids), -1, len(PHONES)))
+        return torch.as_tensor(self.head(x.transpose(1, 2)).reshape(len(digits), -1, len(PHONES)))
 
 
 class TextNet(nn.Module):

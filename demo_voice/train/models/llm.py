@@ -52,7 +52,8 @@ class TrainableLLM(nn.Module):
         self.head = nn.Linear(sizes.hidden, SPEECH_HEAD_ROWS)
         self._dropout = dropout
         if dropout:
-            for layer in self.decoder.layers:
+            layers: Any = self.decoder.layers
+            for layer in layers:
                 layer.mlp.register_forward_hook(_dropping(dropout))
         self._check_positions()
 

@@ -10,7 +10,7 @@ digit i of a token in base 3 is value i plus one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +62,12 @@ def token_ids(codes: Tensor) -> Tensor:
     """Map codes [B, 8, N] to [B, N] int64 ids 0..6560."""
     places = LEVELS ** torch.arange(CODE_SIZE, device=codes.device)
     return ((codes.round().long() + 1) * places[:, None]).sum(1)
+
+
+def soft_digits(codes: Tensor) -> Tensor:
+    """Map rounded codes [B, 8, N] to one-hot digits [B, N, 8, 3], by polynomials through which a gradient passes."""
+    low, high = codes * (codes - 1) / 2, codes * (codes + 1) / 2
+    return torch.stack([low, 1 - codes.square(), high], -1).transpose(1, 2)
 
 
 def code_digits(device: torch.device) -> Tensor:
@@ -133,6 +139,9 @@ WINDOW_TOKENS = 75
 """Tokens of a window, 3 s."""
 RATE = 1e-3
 VOICED_WEIGHT, PITCH_WEIGHT, MEL_WEIGHT = 0.3, 0.3, 0.5
+ANCHOR_WEIGHT = 1.0
+Anchor = Callable[[Tensor, Tensor], Tensor]
+"""Maps one-hot digits [B, N, 8, 3] and a mask [B, N] to phones [B, 2 N, phones], as another voice's aligner does."""
 MEL_MEAN, MEL_SCALE = -6.0, 3.0
 """About the mean and the spread of the flow's log-mel of speech."""
 _GAIN_SPREAD = 0.15
@@ -146,9 +155,11 @@ class TokenizerStage(OneModel[nn.ModuleDict]):
 
     name = "tokenizer"
 
-    def __init__(self, sizes: TokenizerSizes, speakers: int, streams: SpeechStreams, batch: int) -> None:
-        """Build on the streams' device."""
-        self._streams, self._batch = streams, batch
+    def __init__(
+        self, sizes: TokenizerSizes, speakers: int, streams: SpeechStreams, batch: int, anchor: Anchor | None = None
+    ) -> None:
+        """Build on the streams' device; the tokens shall mean the phones that the anchor hears in them."""
+        self._streams, self._batch, self._anchor = streams, batch, anchor
         model = {"net": SpeechTokenizerNet(sizes), "decoder": CodeDecoder(sizes, speakers)}
         super().__init__(nn.ModuleDict(model).to(streams.device), RATE)
 
@@ -189,7 +200,16 @@ class TokenizerStage(OneModel[nn.ModuleDict]):
         with autocast(log_mel.device):
             codes = rounded(model.get_submodule("net")(log_mel))
             heard = model.get_submodule("decoder")(codes, windows.speakers.to(log_mel.device))
-        return self._compare(heard, windows.starts)
+        losses = self._compare(heard, windows.starts)
+        return losses if self._anchor is None else self._anchored(losses, self._anchor, codes, windows.starts)
+
+    def _anchored(self, losses: dict[str, Tensor], anchor: Anchor, codes: Tensor, starts: Tensor) -> dict[str, Tensor]:
+        digits = soft_digits(codes.float())
+        logits = anchor(digits, torch.ones(digits.shape[:2], device=digits.device))
+        phones = self._streams.window("phones", starts, WINDOW_TOKENS)
+        loss = functional.cross_entropy(logits.transpose(1, 2), phones.long())
+        right = (logits.argmax(2) == phones).float().mean()
+        return {**losses, "loss": losses["loss"] + ANCHOR_WEIGHT * loss, "anchor": loss, "anchor_right": right}
 
     def _compare(self, heard: Heard, start: Tensor) -> dict[str, Tensor]:
         phones, pitch, mel = (self._streams.window(name, start, WINDOW_TOKENS) for name in ("phones", "pitch", "mel"))
