@@ -78,7 +78,8 @@ GAIN = 1.5
 """Brings its samples to hibari's loudness."""
 LONGEST = 400
 """Phonemes at once; the model has 510 places."""
-BATCH = 32
+BATCH_PHONEMES = 4_000
+"""Phonemes of a batch, its padding included: about four minutes of speech."""
 BUFFER = 512
 """Utterances that are sorted by length before they are put into batches; eight shards."""
 FIRST_SHARD = 50_000
@@ -186,7 +187,14 @@ def batches(phonemes: Sequence[str]) -> Iterator[list[int]]:
     """Yield the places of phonemes of about equal lengths, a batch at a time; none is longer than LONGEST."""
     places = [place for place, own in enumerate(phonemes) if 0 < len(own) <= LONGEST]
     places.sort(key=lambda place: len(phonemes[place]))
-    yield from (places[start : start + BATCH] for start in range(0, len(places), BATCH))
+    batch: list[int] = []
+    for place in places:
+        if (len(batch) + 1) * len(phonemes[place]) > BATCH_PHONEMES:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
 
 
 def _mask(lengths: Tensor) -> Tensor:

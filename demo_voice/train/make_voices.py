@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from demo_voice.train.flite import RATE_HZ
 from demo_voice.train.teachers import DEFAULT, HIBARI, MIXED, TEACHERS, Engine
+from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import VOICES
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,7 @@ VOICES_OF = {DEFAULT: PROMPT_VOICES, HIBARI: HIBARI_VOICES, MIXED: MIXED_VOICES}
 
 
 def make_voices(directory: Path, teachers: str, engine: Engine) -> None:
-    """Write `<name>.wav` (mono, 16 bit, at the teacher's rate), `<name>.txt` and `<name>.json` of every voice.
+    """Write `<name>.wav` (16 kHz mono, 16 bit), `<name>.txt` and `<name>.json` of every voice.
 
     Args:
         directory: made if missing.
@@ -132,16 +134,15 @@ def make_voices(directory: Path, teachers: str, engine: Engine) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     for voice in VOICES_OF[teachers]:
-        spoken = engine.speak(voice.transcript, list(TEACHERS[teachers].speakers).index(voice.base))
-        samples = spoken.samples
+        samples = audio_16k(engine.speak(voice.transcript, list(TEACHERS[teachers].speakers).index(voice.base)))
         with wave.open(str(directory / f"{voice.name}.wav"), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(_SAMPLE_WIDTH_BYTES)
-            file.setframerate(spoken.rate_hz)
+            file.setframerate(RATE_HZ)
             file.writeframes((np.clip(samples, -1, 1) * _PCM16_PEAK).astype("<i2").tobytes())
         (directory / f"{voice.name}.txt").write_text(voice.transcript + "\n", encoding="utf-8")
         (directory / f"{voice.name}.json").write_text(voice.profile, encoding="utf-8")
-        logger.info("%s: %.2f s", voice.name, len(samples) / spoken.rate_hz)
+        logger.info("%s: %.2f s", voice.name, len(samples) / RATE_HZ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -302,10 +302,12 @@ def run_tokens(options: StageOptions) -> None:
     )
     # The models that train beside it need cores too.
     make_corpus(jobs, max(1, options.workers * 2 // 3), options.limits.wall_s)
-    utterances = utterances_of_shards(work.token_shards)
-    pack_tokens(utterances[: PACKED_UTTERANCES[options.teachers]], work.packed_tokens)
+    most = PACKED_UTTERANCES[options.teachers]
+    # No more than are packed: models that train beside it wait until all are done.
+    utterances = utterances_of_shards(work.token_shards, -(-most // SHARD_UTTERANCES))[:most]
+    pack_tokens(utterances, work.packed_tokens)
     hours = sum(len(utterance.token_ids) for utterance in utterances) / 25 / 3600
-    logger.info("%d utterances, %.1f hours, %d bytes", len(utterances), hours, work.packed_tokens.stat().st_size)
+    logger.info("packed %d utterances, %.1f hours, %d bytes", len(utterances), hours, work.packed_tokens.stat().st_size)
 
 
 def run_llm(options: StageOptions) -> None:

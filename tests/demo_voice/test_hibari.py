@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import wave
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from demo_voice.train.hibari import (
     pitch_at_frames,
     segments_of,
 )
+from demo_voice.train.make_voices import VOICES_OF, make_voices
 from demo_voice.train.utterance import LAYOUTS, audio_16k, utterance_arrays, whole_tokens
 
 FRAME_SAMPLES = round(RATE_HZ * FRAME_SECONDS)
@@ -106,6 +108,26 @@ def test_features_of_a_teacher_at_24_khz_cover_the_same_whole_tokens() -> None:
     }
     assert np.array_equal(arrays["audio"], (spoken.samples[: tokens * 960] * 32767).astype(np.int16))
     assert 0.4 < (arrays["pitch"] > 0).mean() < 0.95
+
+
+@pytest.mark.parametrize("teachers_name", VOICES_OF)
+def test_prompt_voices_are_spoken_by_speakers_of_their_teachers(teachers_name: str) -> None:
+    speakers = teachers.TEACHERS[teachers_name].speakers
+    voices = VOICES_OF[teachers_name]
+
+    assert {voice.base for voice in voices} <= set(speakers)
+    assert voices[0].name == "default"
+    assert len({voice.name for voice in voices}) == len({voice.transcript for voice in voices}) == len(voices)
+
+
+def test_prompt_voices_are_written_at_16_khz_with_their_words(tmp_path: Path) -> None:
+    make_voices(tmp_path, "hibari", HibariEngine(FakeHibari()))
+
+    for voice in VOICES_OF["hibari"]:
+        with wave.open(str(tmp_path / f"{voice.name}.wav")) as file:
+            assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)
+            assert file.getnframes() > 16_000
+        assert (tmp_path / f"{voice.name}.txt").read_text("utf-8").strip() == voice.transcript
 
 
 @pytest.mark.slow

@@ -140,12 +140,12 @@ def test_a_mixture_lies_between_its_voices(teacher: Kokoro) -> None:
 
 
 def test_batches_hold_sentences_of_like_length_and_leave_out_what_can_t_be_spoken() -> None:
-    phonemes = ["a" * n for n in (7, 0, 500, 3, *[5] * 40)]
+    phonemes = ["a" * n for n in (7, 0, 500, 3, *[50] * 100)]
 
     found = list(batches(phonemes))
 
-    assert [len(places) for places in found] == [kokoro.BATCH, 42 - kokoro.BATCH]
-    assert found[0][0] == 3 and found[-1][-1] == 0
+    assert [len(places) for places in found] == [80, 22]
+    assert found[0][:2] == [3, 0]
     assert not {1, 2} & {place for places in found for place in places}
 
 

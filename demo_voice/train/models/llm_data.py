@@ -194,10 +194,10 @@ class UtteranceBank:
         return np.where(fate < wrong, swapped, speech)
 
 
-def utterances_of_shards(directory: Path) -> list[TokenUtterance]:
-    """Read token shards, or the one file that `pack_tokens` made of them."""
+def utterances_of_shards(directory: Path, most_files: int | None = None) -> list[TokenUtterance]:
+    """Read token shards, the first ones or all, or the one file that `pack_tokens` made of them."""
     found = []
-    for path in sorted(directory.glob("*.npz")):
+    for path in sorted(directory.glob("*.npz"))[:most_files]:
         with np.load(path) as shard:
             ends = np.cumsum(shard["tokens"])
             pieces = np.split(shard["token_ids"], ends[:-1])
