@@ -74,6 +74,8 @@ WIDE_UTTERANCES = 24_000
 """About 22 hours."""
 TOKEN_UTTERANCES = 250_000
 """About 220 hours, for the LLM; as many of them as the time allows."""
+MORE_TOKEN_UTTERANCES = 400_000
+"""About 420 hours; the same where other teachers speak."""
 ALIGNER_UTTERANCES = 3_200
 """About 2.9 hours; the first of those of the LLM."""
 PACKED_UTTERANCES = {DEFAULT: 100_000, HIBARI: 75_000, MIXED: 75_000}
@@ -129,7 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.manual_seed(seed)
     total_s = args.total_s or PLANS[args.teachers].get(args.stage, args.wall_s)
     limits = RunLimits(args.wall_s, total_s, args.max_steps)
-    utterances = args.utterances or UTTERANCES.get(args.stage, 0)
+    planned_utterances = dict(UTTERANCES)
+    if args.teachers != DEFAULT:
+        planned_utterances["tokens"] = MORE_TOKEN_UTTERANCES
+    utterances = args.utterances or planned_utterances.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
     options = StageOptions(
         work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, args.teachers, seed
