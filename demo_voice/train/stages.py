@@ -83,6 +83,8 @@ PACKED_UTTERANCES = {DEFAULT: 100_000, HIBARI: 75_000, MIXED: 75_000}
 KOKORO_SEED = 3
 MOST_PENDING = 64
 """Shards of Kokoro's that wait for the cores."""
+LAST_SHARDS_S = 15.0
+"""Seconds that the last token shards of a run take: models that train beside them should not wait."""
 SILENCE_UTTERANCES = 2_000
 """Utterances of the corpus in which silent tokens are looked for."""
 KOKORO_UTTERANCES = 8_192
@@ -306,7 +308,8 @@ def run_tokens(options: StageOptions) -> None:
         work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer, options.teachers
     )
     # The models that train beside it need cores too.
-    make_corpus(jobs, max(1, options.workers * 2 // 3), options.limits.wall_s)
+    end_s = options.limits.wall_s - (0.0 if options.teachers == DEFAULT else LAST_SHARDS_S)
+    make_corpus(jobs, max(1, options.workers * 2 // 3), end_s)
     most = PACKED_UTTERANCES[options.teachers]
     # No more than are packed: models that train beside it wait until all are done.
     utterances = utterances_of_shards(work.token_shards, -(-most // SHARD_UTTERANCES))[:most]
