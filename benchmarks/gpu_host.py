@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(part: str, work_dir: Path) -> list[str]:
     if part == "stages":
         options = ["--device", "cuda", "--model", "random", "--work-dir", str(work_dir / "stages")]
-        return ["bash", str(ROOT / SCRIPT), *options, "0", "8"]
+        return ["bash", SCRIPT, *options, "0", "8"]
     if part == "say":
         return [*_cosydit(), "say", TEXT, "--out", str(work_dir / "speech.wav")]
     return [*_cosydit(), "batch", "--output-dir", str(work_dir / "batch")]
