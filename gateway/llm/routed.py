@@ -104,22 +104,13 @@ class RoutedSpeechLM(Router[LLMReplica]):
         async with aclosing(
             client.generate(answer.rest(), sampling, answer.rest_seed(client.continues_exactly))
         ) as deltas:
-            wait = _untimed if answer.waits_for_text else partial(self._timed, listener)
+            wait = _untimed if answer.waits_for_text else partial(_timed, listener)
             while (delta := await wait(ejection.unless(anext(deltas, None)))) is not None:
                 answer.note(delta)
                 if delta.token_ids:
                     self._note_progress(slot, answer, pace, delta)
                     listener.got(len(delta.token_ids) / TOKEN_RATE_HZ)
                 yield delta
-
-    async def _timed(self, listener: Listener, coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
-        """Wait for something of the replica's, and count the time as one in which the LLM is waited for."""
-        self.speed.begin_wait()
-        listener.begin_wait()
-        try:
-            return await coming
-        finally:
-            self.speed.end_wait(listener.spare_s())
 
     def _note_progress(self, slot: SlotLease, answer: Answer, pace: TokenPace, delta: SpeechTokenDelta) -> None:
         slot.worked()
@@ -137,6 +128,15 @@ class RoutedSpeechLM(Router[LLMReplica]):
             if answer.lost is not None:
                 raise answer.lost from None
             raise
+
+
+async def _timed(listener: Listener, coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:
+    """Wait for something of the replica's, and count the time as one in which the LLM is waited for."""
+    listener.begin_wait()
+    try:
+        return await coming
+    finally:
+        listener.end_wait()
 
 
 async def _untimed(coming: Awaitable[SpeechTokenDelta | None]) -> SpeechTokenDelta | None:

@@ -10,6 +10,7 @@ of the waiting was urgent: one with time to spare does first what listeners need
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ _AT_ITS_LIMIT = 1.0
 _NEAR_ITS_LIMIT = 1.1
 """Times the least speed below which a service will not serve more streams."""
 _HOPED_FOR = 2.0
+_SPARE_GROWTH = 1.25
+"""Times as many streams as there are that a service may get, and one, while their listeners have enough."""
+_FIRST_MEASUREMENTS, _FEW_STREAMS = 8, 4.0
+"""Number of measurements, and most streams in them, that say nothing of a limit: the first streams of a service wait
+for what it does only once."""
 UNMEASURED_STREAMS = 64.0
 """Limit before the first measurement, which takes no longer than the first streams' first seconds of speech."""
 _MEMORY_S = 60.0
@@ -102,16 +108,25 @@ class Work:
         return bool(self.speech_s or self.waited_s or self.ended_s)
 
 
+@dataclass(order=True)
+class Wait:
+    """One wait of a stream for the service."""
+
+    spare_until_s: float
+    """Time until which the listener has enough."""
+    is_over: bool = field(default=False, compare=False)
+
+
 class Listener:
     """Knows how much speech the listener of one stream has in hand: everybody plays from the first sound on."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, meter: SpeedMeter, clock: Clock) -> None:
         """Begin before the first sound."""
+        self._meter = meter
         self._clock = clock
         self._first_s: float | None = None
         self._got_s = 0.0
-        self._waits_since_s = 0.0
-        self._lead_s = 0.0
+        self._wait: Wait | None = None
 
     def got(self, speech_s: float) -> None:
         """Note that so many seconds of speech have come."""
@@ -120,13 +135,15 @@ class Listener:
         self._got_s += speech_s
 
     def begin_wait(self) -> None:
-        """Note that the stream waits for more now."""
-        self._waits_since_s = self._clock.now()
-        self._lead_s = 0.0 if self._first_s is None else self._got_s - (self._waits_since_s - self._first_s)
+        """Note that the stream waits for the service now."""
+        now_s = self._clock.now()
+        heard_until_s = now_s if self._first_s is None else self._first_s + self._got_s
+        self._wait = self._meter.begin_wait(heard_until_s - URGENT_LEAD_S - now_s)
 
-    def spare_s(self) -> float:
-        """Return the seconds of the wait in which the listener had enough."""
-        return min(max(self._lead_s - URGENT_LEAD_S, 0.0), self._clock.now() - self._waits_since_s)
+    def end_wait(self) -> None:
+        """Note that it waits no longer."""
+        wait, self._wait = self._wait, None
+        self._meter.end_wait(wait)
 
 
 class SpeedMeter:
@@ -145,6 +162,10 @@ class SpeedMeter:
         self._least_speed = least_speed
         self._streams = 0
         self._waiting = 0
+        self._spare: list[Wait] = []
+        """Waits of listeners that have enough, a heap; ended ones stay until their time."""
+        self._waiting_at_ease = 0
+        """Number of them that have not ended."""
         self._at_s = clock.now()
         self._new = _Sums()
         """Sums since the last measurement."""
@@ -156,6 +177,7 @@ class SpeedMeter:
         """Process -> busy seconds since the last measurement; several may be busy at the same time."""
         self._speed: float | None = None
         self._streams_at_speed = 0.0
+        self._measurements = 0
         self._is_urgent = True
         """Whether most of the waiting in the last measurement was urgent."""
         self._floor, self._ceiling = 0.0, math.inf
@@ -176,7 +198,8 @@ class SpeedMeter:
     def is_certain(self) -> bool:
         """Whether the limit is what the service was seen at its limit with; else more may show in the next moment."""
         is_slow = self._speed is not None and self._speed < _NEAR_ITS_LIMIT * self._least_speed
-        return (is_slow and self._is_urgent) or self._seen_limit() <= self._hoped_for()
+        is_known = is_slow and self._is_urgent and self._tells_limit(self._streams_at_speed)
+        return is_known or self._seen_limit() <= self._hoped_for()
 
     @property
     def proven(self) -> float:
@@ -193,23 +216,31 @@ class SpeedMeter:
 
     def new_listener(self) -> Listener:
         """Return what knows of a new stream's listener."""
-        return Listener(self._clock)
+        return Listener(self, self._clock)
 
     def set_streams(self, streams: int) -> None:
         """Note how many streams use the service."""
         self._advance()
         self._streams = streams
 
-    def begin_wait(self) -> None:
-        """Note that a stream waits for the service now."""
+    def begin_wait(self, spare_s: float = 0.0) -> Wait | None:
+        """Note that a stream waits for the service now, whose listener has enough for `spare_s` seconds.
+
+        Returns:
+            What `end_wait` is told; None if the listener needs more at once.
+        """
         self._advance()
         self._waiting += 1
+        if spare_s <= 0:
+            return None
+        wait = Wait(self._at_s + spare_s)
+        heapq.heappush(self._spare, wait)
+        self._waiting_at_ease += 1
+        return wait
 
-    def end_wait(self, spare_s: float = 0.0) -> None:
-        """Note that it waits no longer; while the first `spare_s` seconds passed, its listener had enough."""
-        self._advance()
-        self._waiting -= 1
-        self._new.spare_s += spare_s
+    def end_wait(self, wait: Wait | None = None) -> None:
+        """Note that a stream waits no longer; `wait` is what `begin_wait` returned."""
+        self._stop_waiting(wait)
         if self._is_enough():
             self._measure()
 
@@ -243,6 +274,8 @@ class SpeedMeter:
             return UNMEASURED_STREAMS
         ratio = self._speed / self._least_speed
         hoped_for = self._streams_at_speed * ratio * min(max(1.0, ratio), _HOPED_FOR)
+        if not self._is_urgent:
+            hoped_for = max(hoped_for, self._streams_at_speed * _SPARE_GROWTH + 1.0)
         return max(hoped_for, self._seen_served())
 
     def _seen_limit(self) -> float:
@@ -262,7 +295,20 @@ class SpeedMeter:
             self._new.gap_s = max(self._new.gap_s, gap_s)
             self._new.waited_s += waited_s
             self._new.stream_waits_s += waited_s * max(self._streams, 1)
+        while self._spare and self._spare[0].spare_until_s <= now_s:
+            wait = heapq.heappop(self._spare)
+            if not wait.is_over:
+                self._new.spare_s += max(0.0, wait.spare_until_s - self._at_s)
+                self._waiting_at_ease -= 1
+        self._new.spare_s += self._waiting_at_ease * (now_s - self._at_s)
         self._at_s = now_s
+
+    def _stop_waiting(self, wait: Wait | None) -> None:
+        self._advance()
+        self._waiting -= 1
+        if wait is not None and wait.spare_until_s > self._at_s:
+            wait.is_over = True
+            self._waiting_at_ease -= 1
 
     def _is_enough(self) -> bool:
         is_much = self._new.busy_s >= MIN_BUSY_S and self._new.speech_s >= MIN_SPEECH_S
@@ -274,6 +320,7 @@ class SpeedMeter:
         self._speed += _NEWEST_SHARE * (self._new.speed - self._speed)
         self._streams_at_speed += _NEWEST_SHARE * (self._new.streams - self._streams_at_speed)
         self._is_urgent = self._new.is_urgent
+        self._measurements += 1
         if self._least_speed:
             self._learn(self._new)
         self._new = _Sums()
@@ -289,7 +336,8 @@ class SpeedMeter:
             return
         # News may come late again soon, so the longest gap is only halved.
         lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
-        is_at_its_limit = lately.speed < _AT_ITS_LIMIT * self._least_speed and lately.is_urgent
+        is_slow = lately.speed < _AT_ITS_LIMIT * self._least_speed
+        is_at_its_limit = is_slow and lately.is_urgent and self._tells_limit(lately.streams)
         if is_known and not is_at_its_limit:
             # The last of many streams that wait at the same time are fast, and say nothing of as many that come.
             if self._longer.waited_s < _RAISING_WAITS_S * self._ceiling:
@@ -300,6 +348,9 @@ class SpeedMeter:
             self._floor, self._floor_s = streams, now_s
         if is_at_its_limit or streams > self._ceiling:
             self._ceiling, self._ceiling_s = streams, now_s
+
+    def _tells_limit(self, streams: float) -> bool:
+        return streams > _FEW_STREAMS or self._measurements > _FIRST_MEASUREMENTS
 
     def _served(self, sums: _Sums) -> float:
         """Return the streams that would have got the least speed."""
@@ -317,11 +368,9 @@ class SpeedWitness(SpeedMeter):
         super().__init__(clock, least_speed=0.0)
         self._ended_s: list[float] = []
 
-    def end_wait(self, spare_s: float = 0.0) -> None:
+    def end_wait(self, wait: Wait | None = None) -> None:
         """See `SpeedMeter.end_wait`; nothing is measured here."""
-        self._advance()
-        self._waiting -= 1
-        self._new.spare_s += spare_s
+        self._stop_waiting(wait)
 
     def ended(self, speech_s: float) -> None:
         """See `SpeedMeter.ended`."""

@@ -106,7 +106,6 @@ class FailoverStream:
             return _failed(future, self._failure)
         if not self._is_timed and _tells_speed(chunk):
             self._is_timed = True
-            self._speed.begin_wait()
             self._listener.begin_wait()
         self._waiting[len(self._chunks)] = future
         self._chunks.append(chunk)
@@ -236,7 +235,7 @@ class FailoverStream:
     def _end_wait_if_all_came(self) -> None:
         if self._is_timed and not self._waiting:
             self._is_timed = False
-            self._speed.end_wait(self._listener.spare_s())
+            self._listener.end_wait()
 
 
 def _tells_speed(chunk: TokenChunk) -> bool:

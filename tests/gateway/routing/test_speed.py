@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gateway.routing.speed import UNMEASURED_STREAMS, URGENT_LEAD_S, SpeedMeter
+from gateway.routing.speed import UNMEASURED_STREAMS, URGENT_LEAD_S, SpeedMeter, SpeedWitness
 from tests.gateway.fakes import ManualClock
 
 
@@ -24,12 +24,11 @@ class Service:
 
     def serve(self, streams: int, speed: float, seconds: float = 4.0, spare_s: float = 0.0) -> None:
         self.meter.set_streams(streams)
-        for _ in range(streams):
-            self.meter.begin_wait()
+        waits = [self.meter.begin_wait(spare_s) for _ in range(streams)]
         self.clock.seconds += seconds
         self.meter.made(streams * speed * seconds)
-        for _ in range(streams):
-            self.meter.end_wait(spare_s)
+        for wait in waits:
+            self.meter.end_wait(wait)
         self.meter.set_streams(0)
 
     def serve_until_known(self, streams: int, speed: float) -> None:
@@ -98,19 +97,48 @@ def test_a_service_that_lets_those_wait_who_have_enough_is_not_at_its_limit() ->
     assert urgent.meter.is_certain and urgent.meter.limit == pytest.approx(36.0, rel=0.02)
 
 
+def test_a_service_whose_listeners_have_enough_gets_a_few_more_streams_each_time() -> None:
+    service = Service()
+    service.serve_until_known(40, speed=0.9)
+    for streams in (50, 60, 70, 80):
+        for _ in range(8):
+            service.serve(streams, speed=0.9, spare_s=3.0)
+    service.clock.seconds += 120.0
+    service.serve(80, speed=0.9, spare_s=3.0)
+    assert service.meter.limit > 90.0
+
+
+def test_the_first_streams_of_a_service_say_nothing_of_its_limit() -> None:
+    service = Service()
+    for _ in range(3):
+        service.serve(4, speed=0.5)
+    assert not service.meter.is_certain
+    service.serve_until_known(1, speed=8.0)
+    service.serve_until_known(20, speed=8.0)
+    assert service.meter.limit > 100.0
+    small = Service()
+    for _ in range(12):
+        small.serve(4, speed=0.5)
+    assert small.meter.is_certain and small.meter.limit == pytest.approx(2.0, rel=0.02)
+
+
 def test_what_a_listener_has_in_hand_makes_a_wait_less_urgent() -> None:
     clock = ManualClock()
-    listener = SpeedMeter(clock, 1.0).new_listener()
-    listener.begin_wait()
-    clock.seconds += 2.0
-    assert listener.spare_s() == 0.0, "nothing was heard yet"
+    witness = SpeedWitness(clock)
+
+    def spare_s(seconds: float) -> float:
+        listener.begin_wait()
+        clock.seconds += seconds
+        listener.end_wait()
+        return witness.take_work().spare_s
+
+    listener = witness.new_listener()
+    assert spare_s(2.0) == 0.0, "nothing was heard yet"
     listener.got(4.0)
     clock.seconds += 1.0
-    listener.begin_wait()
-    clock.seconds += 1.5
-    assert listener.spare_s() == pytest.approx(1.5)
-    clock.seconds += 3.0
-    assert listener.spare_s() == pytest.approx(4.0 - 1.0 - URGENT_LEAD_S)
+    assert spare_s(1.5) == pytest.approx(1.5)
+    assert spare_s(2.0) == pytest.approx(4.0 - 2.5 - URGENT_LEAD_S)
+    assert spare_s(2.0) == 0.0
 
 
 def test_without_a_least_speed_there_is_no_limit() -> None:

@@ -26,7 +26,7 @@ from gateway.errors import (
 from gateway.routing.health import ReplicaState
 from gateway.routing.replica import LoadReport
 from gateway.routing.settings import RoutingSettings
-from gateway.routing.speed import SpeedMeter
+from gateway.routing.speed import SpeedMeter, Wait
 from gateway.token2wav.routed import RoutedToken2Wav
 from tests.gateway.routing.fakes import QUICK, ScriptedToken2Wav, audio_of, chunks, routed, until
 
@@ -621,10 +621,11 @@ class _WaitCounts(SpeedMeter):
         super().__init__(VirtualClock(), 1.0)
         self.begun = self.over = 0
 
-    def begin_wait(self) -> None:
+    def begin_wait(self, spare_s: float = 0.0) -> Wait | None:
         self.begun += 1
+        return super().begin_wait(spare_s)
 
-    def end_wait(self, spare_s: float = 0.0) -> None:
+    def end_wait(self, wait: Wait | None = None) -> None:
         self.over += 1
 
 
