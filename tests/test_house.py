@@ -32,6 +32,8 @@ OF_OTHERS = {
     "torch._addmm_activation",
     "torch._foreach_copy_",
     "torch._foreach_lerp_",
+    "torch.ops.mkldnn._linear_pointwise",
+    "torch.ops.mkldnn._reorder_linear_weight",
 }
 """Names of the standard library and of other packages that have no public form."""
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from demo_voice.train.flite import FloatArray, Spoken, SynthesisError
 from demo_voice.train.hibari import pitch_at_frames, segments_of
@@ -236,7 +236,7 @@ class _Net:
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         zeros = x.new_zeros(2, len(x), flat[1].shape[1])
         out = torch.lstm(packed.data, packed.batch_sizes, (zeros, zeros), flat, True, 1, 0.0, False, True)[0]
-        whole = packed._replace(data=out)
+        whole = PackedSequence(out, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
         return pad_packed_sequence(whole, batch_first=True, total_length=x.shape[1])[0]
 
     def albert(self, tokens: Tensor, is_token: Tensor) -> Tensor:

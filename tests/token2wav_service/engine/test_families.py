@@ -135,7 +135,8 @@ def test_streams_in_one_batch_equal_each_alone(family: Family) -> None:
     together = run(engine)
     for seed, stream_id in ids.items():
         difference = np.concatenate(together[stream_id]) - alone[seed]
-        assert np.linalg.norm(difference) < 1e-3 * np.linalg.norm(alone[seed])
+        # The vocoder amplifies rounding, which differs from one kind of CPU to the next.
+        assert np.linalg.norm(difference) < 3e-3 * np.linalg.norm(alone[seed])
 
 
 @pytest.mark.slow
