@@ -85,9 +85,7 @@ async def _sweep(args: argparse.Namespace, plans: Sequence[RunPlan]) -> list[Fin
 
 def note_environment(args: argparse.Namespace) -> None:
     """Write where the runs of this directory are made."""
-    environment = describe_environment({name: value for name, value in vars(args).items()})
-    if args.commit:
-        environment |= {"git_commit": args.commit, "git_is_modified": False}
+    environment = describe_environment(vars(args), args.commit)
     write_json(args.out / ENVIRONMENT_FILE, {"setting": json.loads(args.setting), "environment": environment})
 
 

@@ -112,9 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "ode_steps": policy.ode_steps,
         "dtype": args.dtype,
     }
-    environment = describe_environment({k: v for k, v in vars(args).items() if k != "out"})
-    if args.commit:
-        environment |= {"git_commit": args.commit, "git_is_modified": False}
+    environment = describe_environment({k: v for k, v in vars(args).items() if k != "out"}, args.commit)
     write_json(args.out, {"figures": figures, "setting": setting, "environment": environment, "raw": raw})
     print("\n".join(aligned_table([["figure", "value"], *([k, f"{v:.4g}"] for k, v in figures.items())]).splitlines()))
     return 0

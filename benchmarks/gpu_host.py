@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import end_to_end_figures, read_runs
 from cosydit.bench.report import describe_environment, write_json
-from cosydit.bench.types import BenchmarkError
+from cosydit.stack.process import ServiceProcess, ServiceSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "run_stepaudio2_dit_token2wav.sh"
@@ -34,9 +31,10 @@ HAND_SET = (
     "--llm-options", "--device cuda --max-batch-size 512 --kv-cache-free-gpu-memory-fraction 0.15",
     "--gateway-options", "--dynamic-chunk-strategy deadline",
 )  # fmt: skip
-"""Options of the server that is set up by hand; those that a plain one chooses for itself, written out."""
+"""Options of the server that is set up by hand, as figures were taken before `serve` chose for itself."""
 COMMANDS = ("stages", "say", "batch")
 SERVERS = ("plain", "hand_set")
+READY_URL = "http://127.0.0.1:8080/readyz"
 READY_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 60.0
 TAIL_LINES = 12
 VOICES = 90
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", help="commit of the code that runs (default: as git says)")
     args = parser.parse_args(argv)
     document = _read(args.out) or {"figures": {}, "commands": {}}
-    document["environment"] = _environment(args)
+    document["environment"] = describe_environment(vars(args), args.commit)
     for part in args.parts:
         if part in document["commands"]:
             continue
@@ -102,7 +100,11 @@ def _entry(command: Sequence[str], begun_s: float, status: int, log: Path) -> di
 
 
 def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Start a server at full size, measure one caller and 20 requests a second, and stop it."""
+    """Start a server at full size, measure one caller and 20 requests a second, and stop it.
+
+    Raises:
+        ServiceStartError: it ended, or was not ready in time.
+    """
     checkpoint = args.work_dir / "full-size"
     if not checkpoint.exists():
         make = ["checkpoint", "make-random", str(checkpoint), "--size", "official", "--numbered-voices", str(VOICES)]
@@ -110,7 +112,9 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
     options = HAND_SET if part == "hand_set" else ()
     command = [*_cosydit(), "serve", "--checkpoint", str(checkpoint), "--work-dir", str(args.work_dir / part), *options]
     log, begun_s = args.work_dir / f"{part}.log", time.monotonic()
-    with _server(command, log):
+    log.unlink(missing_ok=True)
+    with ServiceProcess(ServiceSpec("serve", command, READY_URL, log, stop_timeout_s=STOP_TIMEOUT_S)) as server:
+        server.wait_ready(READY_TIMEOUT_S)
         ready_s = time.monotonic() - begun_s
         load = ["--closed", "1", "--open", "20", "--open-s", str(args.open_s), "--unseen", "0"]
         commit = ["--commit", args.commit] if args.commit else []
@@ -118,40 +122,6 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
         sweep = ["--out", str(_samples(args.out, part)), "--setting", setting, *load, *commit]
         status = subprocess.run([sys.executable, "-m", "benchmarks.end_to_end", *sweep], check=False).returncode
     return {**_entry(command, begun_s, status, log), "ready_s": round(ready_s, 1)}
-
-
-@contextmanager
-def _server(command: Sequence[str], log: Path) -> Iterator[None]:
-    """Run `cosydit serve` until the context is left.
-
-    Raises:
-        BenchmarkError: it ended, or was not ready in time.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        _wait_ready(process, log)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        text = log.read_text("utf-8", "replace")
-        if "\nspeak:" in text:
-            return
-        if process.poll() is not None:
-            raise BenchmarkError(f"cosydit serve ended with {process.returncode}; the end of {log}:\n{text[-2000:]}")
-        time.sleep(0.5)
-    raise BenchmarkError(f"cosydit serve was not ready after {READY_TIMEOUT_S:.0f} s; see {log}")
 
 
 def _figures(out: Path, commands: dict[str, Any]) -> dict[str, float]:
@@ -174,13 +144,6 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     document: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return document
-
-
-def _environment(args: argparse.Namespace) -> dict[str, Any]:
-    environment = describe_environment(vars(args))
-    if args.commit:
-        environment |= {"git_commit": args.commit, "git_is_modified": False}
-    return environment
 
 
 if __name__ == "__main__":

@@ -75,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", help="commit of the code that runs (default: as git says)")
     args = parser.parse_args(argv)
     args.work_dir.mkdir(parents=True, exist_ok=True)
-    environment = describe_environment(vars(args))
-    if args.commit:
-        environment |= {"git_commit": args.commit, "git_is_modified": False}
+    environment = describe_environment(vars(args), args.commit)
     document: dict[str, Any] = {"figures": {}, "samples": {}, "environment": environment}
     for backend in dict.fromkeys(WAYS[name].backend for name in args.ways):
         names = [name for name in args.ways if WAYS[name].backend is backend]

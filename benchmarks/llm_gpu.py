@@ -74,9 +74,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             gc.collect()
             torch.cuda.empty_cache()
             print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
-    environment = describe_environment(vars(args))
-    if args.commit:
-        environment |= {"git_commit": args.commit, "git_is_modified": False}
+    environment = describe_environment(vars(args), args.commit)
     return {"figures": figures(samples), "environment": environment, "samples": samples}
 
 

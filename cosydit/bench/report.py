@@ -163,8 +163,13 @@ _COMMAND_TIMEOUT_S = 10.0
 _MIB = 1024 * 1024
 
 
-def describe_environment(arguments: Mapping[str, object]) -> dict[str, Any]:
-    """Return machine, packages, commit and arguments, ready for JSON. What can't be found is None or left out."""
+def describe_environment(arguments: Mapping[str, object], commit: str | None = None) -> dict[str, Any]:
+    """Return machine, packages, commit and arguments, ready for JSON. What can't be found is None or left out.
+
+    Args:
+        arguments: of the command.
+        commit: of the code that runs, unchanged, where there is no repository; None: as git says.
+    """
     return {
         "date_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
@@ -175,8 +180,8 @@ def describe_environment(arguments: Mapping[str, object]) -> dict[str, Any]:
         "memory_mib": _memory_mib(),
         "gpus": _gpus(),
         "packages": _packages(),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_is_modified": _is_modified(),
+        "git_commit": commit or _git("rev-parse", "HEAD"),
+        "git_is_modified": False if commit else _is_modified(),
         "arguments": {name: _plain(value) for name, value in sorted(arguments.items())},
     }
 
