@@ -25,11 +25,13 @@ from cosydit.stack.process import ServiceProcess, ServiceSpec
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "run_stepaudio2_dit_token2wav.sh"
 TEXT = "Hello. This sentence went through two services."
+RANDOM_ANSWERS = "--llm-max-speech-tokens 200"
+"""Option of the gateway: an LLM of random weights does not end an answer by itself."""
 HAND_SET = (
     "--set", "device=cuda", "--set", "dtype=float16", "--set", "TRITON_MAX_BATCH_SIZE=64", "--set", "max_streams=400",
     "--set", "voice_cache_bytes=16000000000", "--llm-backend", "embedded",
     "--llm-options", "--device cuda --max-batch-size 512 --kv-cache-free-gpu-memory-fraction 0.15",
-    "--gateway-options", "--dynamic-chunk-strategy deadline",
+    "--gateway-options", f"--dynamic-chunk-strategy deadline {RANDOM_ANSWERS}",
 )  # fmt: skip
 """Options of the server that is set up by hand, as figures were taken before `serve` chose for itself."""
 COMMANDS = ("stages", "say", "batch")
@@ -38,6 +40,8 @@ READY_URL = "http://127.0.0.1:8080/readyz"
 READY_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 60.0
 TAIL_LINES = 12
 VOICES = 90
+WARM_UP_BURST = 32
+"""Requests of the warm-up's largest burst: every one brings a voice that a new server has not seen."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +113,7 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
     if not checkpoint.exists():
         make = ["checkpoint", "make-random", str(checkpoint), "--size", "official", "--numbered-voices", str(VOICES)]
         subprocess.run([*_cosydit(), *make], check=True)
-    options = HAND_SET if part == "hand_set" else ()
+    options = HAND_SET if part == "hand_set" else ("--gateway-options", RANDOM_ANSWERS)
     command = [*_cosydit(), "serve", "--checkpoint", str(checkpoint), "--work-dir", str(args.work_dir / part), *options]
     log, begun_s = args.work_dir / f"{part}.log", time.monotonic()
     log.unlink(missing_ok=True)
@@ -117,6 +121,7 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
         server.wait_ready(READY_TIMEOUT_S)
         ready_s = time.monotonic() - begun_s
         load = ["--closed", "1", "--open", "20", "--open-s", str(args.open_s), "--unseen", "0"]
+        load += ["--warm-up-burst", str(WARM_UP_BURST)]
         commit = ["--commit", args.commit] if args.commit else []
         setting = json.dumps({"serve_options": shlex.join(options)})
         sweep = ["--out", str(_samples(args.out, part)), "--setting", setting, *load, *commit]

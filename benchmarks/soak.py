@@ -1,8 +1,9 @@
 """A soak: callers come and go in every way for half an hour, and memory, threads, descriptors and slots stay flat.
 
-`python -m benchmarks.soak --out soak.json` starts the product's own services and a gateway. In rounds callers listen
-in all formats and over all doors, leave, do harm, bring voices and create them. After each round everybody waits until
-nothing is under way, and what the processes use is noted. A plot is written beside the result. Linux only.
+`python -m benchmarks.soak --out soak.json` starts the product's own services and a gateway, on a GPU with the settings
+that `cosydit serve` chooses. In rounds callers listen in all formats and over all doors, leave, do harm, bring voices
+and create them. After each round everybody waits until nothing is under way, and what the processes and the GPUs use is
+noted. A plot is written beside the result. Linux only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import shlex
 import sys
 import tempfile
 import time
@@ -27,9 +29,12 @@ from benchmarks.lib.process_usage import Usage, third_medians, usages
 from cosydit.bench.plot import SIZE_INCHES, figure_class, require_matplotlib, save_figure
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.bench.types import BenchmarkError
+from cosydit.cli.stack_options import gpu_shared
+from cosydit.stack.host import Host, find_host, for_host, gateway_processes_option
 from cosydit.stack.process import stopped_by_signals
-from cosydit.stack.stack import LocalStack
+from cosydit.stack.stack import LocalStack, StackOptions
 from servicekit.drain import sum_of
+from servicekit.gpu_host import DEVICES, read_gpus
 from servicekit.timeouts import running_meanwhile
 from token2wav_service.engine.loop import REST_AFTER_S
 
@@ -40,7 +45,9 @@ _POLL_S = 0.1
 _SETTLE_S = REST_AFTER_S + 2.0
 """Seconds after the last work, in which token2wav returns memory."""
 VOICE_CACHE_BYTES = 128 * 2**20
-"""Bytes of the voice cache, a quarter of the default: the soak is to see a full cache long before its end."""
+"""Bytes of the voice cache on a CPU, a quarter of the default: the soak is to see a full cache long before its end."""
+GPU_MEMORY = "GPU memory"
+"""Name of the group that stands for what all programs use of the GPUs."""
 _GAUGES = (
     *("cosydit_gateway_streams", "cosydit_token2wav_open_streams", "cosydit_token2wav_state_bytes"),
     *("cosydit_llm_requests_running", "cosydit_llm_requests_waiting"),
@@ -80,14 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"soak: {error}") from error
     with tempfile.TemporaryDirectory(prefix="soak-") as made, stopped_by_signals(lambda: None):
         work_dir = args.work_dir or Path(made)
-        options = stack_options(args.checkpoint, work_dir, 1)
-        (work_dir / "created").mkdir(exist_ok=True)
-        options = replace(
-            options,
-            gateway_options=(*options.gateway_options, "--created-voices-dir", str(work_dir / "created")),
-            settings={**options.settings, "voice_cache_bytes": str(VOICE_CACHE_BYTES)},
-        )
-        with LocalStack(options, with_gateway=True) as stack:
+        host = find_host(args.device)
+        options = _options(args, work_dir, host)
+        with gpu_shared(options, host), LocalStack(options, with_gateway=True) as stack:
             doors = Doors(options.ports.gateway, options.ports.gateway_grpc)
             churn = Churn(doors, options.checkpoint.voices_dir / "default.wav", random.Random(args.seed))
             watched = asyncio.run(run(stack, churn, args))
@@ -99,6 +101,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for failure in churn.tally.failures:
         print(f"soak: {failure}", file=sys.stderr)
     return int(not is_well(found))
+
+
+def _options(args: argparse.Namespace, work_dir: Path, host: Host) -> StackOptions:
+    options = stack_options(args.checkpoint, work_dir, 1)
+    created = work_dir / "created"
+    created.mkdir(parents=True, exist_ok=True)
+    given = ("--created-voices-dir", str(created), *args.gateway_options)
+    if host.gpus:
+        return for_host(replace(options, settings={}, gateway_options=(*gateway_processes_option(host), *given)), host)
+    return replace(
+        options,
+        gateway_options=(*options.gateway_options, *given),
+        settings={**options.settings, "voice_cache_bytes": str(VOICE_CACHE_BYTES)},
+    )
 
 
 async def run(stack: LocalStack, churn: Churn, args: argparse.Namespace) -> Watched:
@@ -114,7 +130,7 @@ async def run(stack: LocalStack, churn: Churn, args: argparse.Namespace) -> Watc
             watched.left.append(await _until_idle(urls))
             await asyncio.sleep(_SETTLE_S)
             watched.quiet_s.append(time.monotonic() - watched.began_s)
-            watched.quiet.append(usages(services))
+            watched.quiet.append(_usages(services))
             memory = ", ".join(f"{name} {usage.memory_mib:.0f}" for name, usage in watched.quiet[-1].items())
             print(f"round {number} of {args.rounds}: {churn.tally.ended.total()} ended; MiB: {memory}", flush=True)
     return watched
@@ -123,8 +139,13 @@ async def run(stack: LocalStack, churn: Churn, args: argparse.Namespace) -> Watc
 async def _sample(services: Mapping[int, str], watched: Watched) -> None:
     while True:
         watched.moments_s.append(time.monotonic() - watched.began_s)
-        watched.samples.append(await asyncio.to_thread(usages, services))
+        watched.samples.append(await asyncio.to_thread(_usages, services))
         await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+def _usages(services: Mapping[int, str]) -> dict[str, Usage]:
+    used_mib = sum(gpu.memory_mib - gpu.free_mib for gpu in read_gpus())
+    return usages(services) | ({GPU_MEMORY: Usage(float(used_mib))} if used_mib else {})
 
 
 async def _until_idle(urls: Sequence[str]) -> float:
@@ -165,7 +186,7 @@ def _write(args: argparse.Namespace, watched: Watched, churn: Churn, found: Mapp
         "after_each_round": {"at_s": [round(at_s) for at_s in watched.quiet_s], "left": watched.left, **rounds},
         "ended": dict(sorted(churn.tally.ended.items())),
         "failures": churn.tally.failures,
-        "environment": describe_environment(vars(args)),
+        "environment": describe_environment(vars(args), args.commit),
     }
     write_json(args.out, document)
 
@@ -210,6 +231,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", type=Path, help="directory with token2wav/, llm/ and voices/ (default: the demo voice)"
     )
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="where both services run (default %(default)s)"
+    )
+    parser.add_argument(
+        "--gateway-options", type=shlex.split, default=[], metavar="'OPTIONS'", help="further options of the gateway"
+    )
+    parser.add_argument("--commit", help="commit of the code that runs (default: as git says)")
     parser.add_argument("--work-dir", type=Path, help="directory for logs and repositories (default: a temporary one)")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write; the plot is written beside it")
     return parser
