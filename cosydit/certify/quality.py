@@ -36,7 +36,7 @@ from token2wav_service.features.prompt_models import SPEAKER_ENCODER_FILE, Speak
 
 AREA = "quality"
 PAGE = "performance.md"
-SENTENCES, SHORT_SENTENCES = 20, 2
+SENTENCES, SHORT_SENTENCES = 100, 2
 MOST_WORD_ERRORS = 0.25
 """Bound for pocketsphinx, the weakest recogniser: it misses 9 % of the demo voice's words and 5 % of its source's."""
 LEAST_SIMILARITY = 0.5
