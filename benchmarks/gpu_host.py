@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.figures import end_to_end_figures, read_runs
 from cosydit.bench.report import describe_environment, write_json
-from cosydit.stack.process import ServiceProcess, ServiceSpec
+from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, busy_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "run_stepaudio2_dit_token2wav.sh"
@@ -36,7 +36,8 @@ HAND_SET = (
 """Options of the server that is set up by hand, as figures were taken before `serve` chose for itself."""
 COMMANDS = ("stages", "say", "batch")
 SERVERS = ("plain", "hand_set")
-READY_URL = "http://127.0.0.1:8080/readyz"
+HTTP_PORT = 8080
+READY_URL = f"http://127.0.0.1:{HTTP_PORT}/readyz"
 READY_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 60.0
 TAIL_LINES = 12
 VOICES = 90
@@ -107,7 +108,7 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
     """Start a server at full size, measure one caller and 20 requests a second, and stop it.
 
     Raises:
-        ServiceStartError: it ended, or was not ready in time.
+        ServiceStartError: another server has its port, it ended, or it was not ready in time.
     """
     checkpoint = args.work_dir / "full-size"
     if not checkpoint.exists():
@@ -115,6 +116,8 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
         subprocess.run([*_cosydit(), *make], check=True)
     options = HAND_SET if part == "hand_set" else ("--gateway-options", RANDOM_ANSWERS)
     command = [*_cosydit(), "serve", "--checkpoint", str(checkpoint), "--work-dir", str(args.work_dir / part), *options]
+    if taken := busy_ports((HTTP_PORT,)):
+        raise ServiceStartError(f"something listens on port {taken}: its times would count as this server's; stop it")
     log, begun_s = args.work_dir / f"{part}.log", time.monotonic()
     log.unlink(missing_ok=True)
     with ServiceProcess(ServiceSpec("serve", command, READY_URL, log, stop_timeout_s=STOP_TIMEOUT_S)) as server:
