@@ -46,6 +46,11 @@ URGENT_LEAD_S = 1.0
 """Seconds of speech in a listener's hand below which waiting for more is urgent."""
 _URGENT_SHARE = 0.5
 """Share of the waiting that is urgent from which on a slow service is at its limit."""
+_SLOW_WAITS_S = 1.0
+"""Seconds that each stream must have waited in the measurements that call a service slow. One that lets listeners with
+enough wait serves many of them by turns: for moments little of what is waited for is made, then much."""
+_MOST_WAIT = 0.5
+"""Share of the streams that wait from which on a service works for all of them: what it makes is all that they get."""
 _RAISING_WAITS_S = 2.0
 """Seconds that as many streams as the limit must have waited in the measurements that raise it."""
 _MOST_DOUBLINGS = 20.0
@@ -78,6 +83,12 @@ class _Sums:
     @property
     def speed(self) -> float:
         return self.speech_s / self.waited_s
+
+    @property
+    def speed_for_all(self) -> float:
+        """Return the speed for each stream; where most wait, those that don't will wait in turn."""
+        waiting_share = self.waited_s / (self.busy_s * self.streams) if self.busy_s else 0.0
+        return self.speed * (min(1.0, waiting_share) if waiting_share >= _MOST_WAIT else 1.0)
 
     @property
     def is_urgent(self) -> bool:
@@ -334,9 +345,11 @@ class SpeedMeter:
         is_known = math.isfinite(self._ceiling)
         if is_known and self._lately.busy_s < min(GAPS * self._lately.gap_s, MAX_BUSY_S):
             return
+        is_slow = self._lately.speed_for_all < _AT_ITS_LIMIT * self._least_speed
+        if is_known and is_slow and self._lately.waited_s < _SLOW_WAITS_S * self._lately.streams:
+            return
         # News may come late again soon, so the longest gap is only halved.
         lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
-        is_slow = lately.speed < _AT_ITS_LIMIT * self._least_speed
         is_at_its_limit = is_slow and lately.is_urgent and self._tells_limit(lately.streams)
         if is_known and not is_at_its_limit:
             # The last of many streams that wait at the same time are fast, and say nothing of as many that come.
@@ -354,7 +367,7 @@ class SpeedMeter:
 
     def _served(self, sums: _Sums) -> float:
         """Return the streams that would have got the least speed."""
-        return sums.streams * sums.speed / self._least_speed
+        return sums.streams * sums.speed_for_all / self._least_speed
 
     def _grown_since(self, at_s: float) -> float:
         return math.pow(2.0, min((self._clock.now() - at_s) / _MEMORY_S, _MOST_DOUBLINGS))

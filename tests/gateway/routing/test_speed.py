@@ -185,3 +185,33 @@ def test_a_gateway_that_stood_still_takes_the_service_neither_for_slow_nor_for_f
         service.meter.set_streams(0)
         limits.append(service.meter.limit)
     assert 10.0 <= min(limits) and max(limits) <= 30.0, limits
+
+
+def test_a_service_that_serves_many_by_turns_is_not_slow_for_a_moment() -> None:
+    service = Service()
+    service.serve_until_known(100, speed=0.9)
+    service.meter.set_streams(100)
+    for _ in range(100):
+        service.meter.begin_wait()
+    limits = []
+    for tick in range(100):
+        # Twice as fast as needed, but most of it comes in every fifth tenth of a second.
+        service.clock.seconds += 0.1
+        service.meter.made(92.0 if tick % 5 == 4 else 2.0)
+        service.meter.end_wait()
+        service.meter.begin_wait()
+        limits.append(service.meter.limit)
+    assert min(limits) > 80.0, limits
+
+
+def test_streams_that_do_not_wait_now_count_where_most_others_do() -> None:
+    service = Service()
+    for _ in range(8):
+        service.meter.set_streams(100)
+        for _ in range(70):
+            service.meter.begin_wait()
+        service.clock.seconds += 4.0
+        service.meter.made(4.0 * 80.0)
+        for _ in range(70):
+            service.meter.end_wait()
+    assert service.meter.limit == pytest.approx(80.0, rel=0.05), "80 s of speech a second are real time for 80"
