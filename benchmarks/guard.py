@@ -41,8 +41,8 @@ from cosydit.bench.report import write_study, write_text
 from cosydit.bench.types import count
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.study import Heard
-from demo_voice.train.flite import Flite, SourceVoice, SynthesisError
 from demo_voice.train.make_voices import PROMPT_VOICES
+from demo_voice.train.teachers.flite import Flite, SourceVoice, SynthesisError
 from gateway.chunking.policies import FixedChunks
 from gateway.core import RegisteredVoice, Sampling, SpeechLM, SpeechTokenDelta, Token2Wav, Utterance
 from gateway.speech.guard import GuardMode

@@ -27,9 +27,9 @@ from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxR
 from demo_voice.ears.seams import contour_distance
 from demo_voice.ears.speakers import rank_speakers
 from demo_voice.ears.study import Heard, StudyRow, figures, row_json
-from demo_voice.train.flite import Flite, SourceVoice, SynthesisError
-from demo_voice.train.make_heldout import heldout_sentences
 from demo_voice.train.make_voices import PROMPT_VOICES
+from demo_voice.train.teachers.flite import Flite, SourceVoice, SynthesisError
+from demo_voice.train.text.make_heldout import heldout_sentences
 from gateway.client import ClientError, SpeechTiming, speak_over_http
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ

@@ -26,7 +26,7 @@ from benchmarks.lib.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
 from cosydit.bench.report import write_study
 from cosydit.bench.types import count
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, SphinxAligner, words_of
-from demo_voice.train.make_heldout import heldout_sentences
+from demo_voice.train.text.make_heldout import heldout_sentences
 from gateway.speech.guard import GuardMode
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.pipeline import SpeechPipeline

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
-from demo_voice.train.make_heldout import heldout_sentences
+from demo_voice.train.text.make_heldout import heldout_sentences
 
 KINDS = ("numbers", "names", "twisters", "short", "long")
 TEXTS_A_KIND = 200

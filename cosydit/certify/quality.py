@@ -26,7 +26,7 @@ from demo_voice.ears.recognition import (
     word_errors,
 )
 from demo_voice.ears.speakers import cosine
-from demo_voice.train.make_heldout import heldout_sentences
+from demo_voice.train.text.make_heldout import heldout_sentences
 from gateway.client import speak_over_grpc, speak_over_http
 from servicekit.clock import SystemClock
 from servicekit.extras import install_command

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.train.flite import Spoken, SynthesisError
-from demo_voice.train.teachers import DEFAULT, TEACHERS, Engine
+from demo_voice.train.teachers.choices import DEFAULT, TEACHERS, Engine
+from demo_voice.train.teachers.flite import Spoken, SynthesisError
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.utterance import (
     FRAMES_PER_TOKEN,

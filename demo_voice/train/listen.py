@@ -36,7 +36,7 @@ from demo_voice.ears.recognition import (
 )
 from demo_voice.ears.speakers import rank_speakers, top1
 from demo_voice.train.make_voices import VOICES_OF
-from demo_voice.train.teachers import DEFAULT, TEACHERS, Engine
+from demo_voice.train.teachers.choices import DEFAULT, TEACHERS, Engine
 from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import BUNDLE, VOICES, unpack
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine

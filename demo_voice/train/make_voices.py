@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from demo_voice.train.flite import RATE_HZ
-from demo_voice.train.teachers import DEFAULT, HIBARI, MIXED, TEACHERS, Engine
+from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED, TEACHERS, Engine
+from demo_voice.train.teachers.flite import RATE_HZ
 from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import VOICES
 

@@ -17,9 +17,9 @@ from demo_voice.packing import FloatArray, packed
 from demo_voice.train.models.aligner import AlignerNet, aligner_arrays
 from demo_voice.train.models.flow import TrainableFlow
 from demo_voice.train.models.llm import TrainableLLM
+from demo_voice.train.models.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.models.speaker import SpeakerNet
 from demo_voice.train.models.tokenizer import SpeechTokenizerNet
-from demo_voice.train.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.sizes import DemoSizes, LLMSizes
 from demo_voice.train.trainer import StateError, load_part
 from demo_voice.train.workspace import Workspace

@@ -16,9 +16,9 @@ import numpy as np
 from tqdm import tqdm
 
 from demo_voice.ears.recognition import FloatArray
-from demo_voice.train.flite import Flite, SourceVoice
-from demo_voice.train.make_heldout import heldout_sentences
 from demo_voice.train.make_voices import PROMPT_VOICES
+from demo_voice.train.teachers.flite import Flite, SourceVoice
+from demo_voice.train.text.make_heldout import heldout_sentences
 from demo_voice.train.utterance import SAMPLES_PER_TOKEN_16K
 from demo_voice.unpack import BUNDLE
 from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer, tokenize_samples

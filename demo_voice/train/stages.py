@@ -36,7 +36,7 @@ from demo_voice.train.models.llm_data import Noise
 from demo_voice.train.package import trained_speaker, trained_tokenizer, write_aligner
 from demo_voice.train.silent_tokens import silent_tokens
 from demo_voice.train.sizes import SIZES, DemoSizes
-from demo_voice.train.teachers import DEFAULT, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
+from demo_voice.train.teachers.choices import DEFAULT, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
 from demo_voice.train.utterance import MIN_TOKENS, SAMPLES_PER_TOKEN_24K, whole_tokens
@@ -45,9 +45,9 @@ from demo_voice.unpack import BUNDLE
 from token2wav_service.checkpoint.loader import SPEECH_TOKENIZER
 
 if TYPE_CHECKING:
-    from demo_voice.train.flite import Spoken
-    from demo_voice.train.hibari import HibariEngine
-    from demo_voice.train.kokoro import Kokoro
+    from demo_voice.train.teachers.flite import Spoken
+    from demo_voice.train.teachers.hibari import HibariEngine
+    from demo_voice.train.teachers.kokoro import Kokoro
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +155,8 @@ def run_corpus(options: StageOptions) -> None:
 
 def run_kokoro(options: StageOptions) -> None:
     """Make the wide shards of Kokoro's speakers that are missing: sound on the device, features on the cores."""
-    from demo_voice.train import kokoro
-    from demo_voice.train.hibari import MANNERS, HibariEngine
+    from demo_voice.train.teachers import kokoro
+    from demo_voice.train.teachers.hibari import MANNERS, HibariEngine
 
     assert tuple(speaker.name for speaker in kokoro.SPEAKERS) == KOKORO_SPEAKERS
     began, work = time.monotonic(), options.work
@@ -205,7 +205,7 @@ def _spoken_by_kokoro(
     teacher: Kokoro, letters: HibariEngine, plan: Sequence[PlannedUtterance], first_speaker: int
 ) -> list[tuple[PlannedUtterance, Spoken]]:
     """Speak a plan; its speakers are Kokoro's, the answer's are those of the teachers, from `first_speaker` on."""
-    from demo_voice.train import kokoro
+    from demo_voice.train.teachers import kokoro
 
     phonemes = [teacher.known(" ".join(letters.phonemes(utterance.text))) for utterance in plan]
     found: dict[int, Spoken] = {}
@@ -263,7 +263,7 @@ def run_vocoder(options: StageOptions) -> None:
 def run_codes(options: StageOptions) -> None:
     """Tokenize the corpus with the trained tokenizer, export it, and learn the LLM's text tokenizer."""
     from demo_voice.train.models.llm_data import save_text_tokenizer, train_text_tokenizer
-    from demo_voice.train.onnx_export import export_tokenizer, tokenize_streams
+    from demo_voice.train.models.onnx_export import export_tokenizer, tokenize_streams
 
     net = trained_tokenizer(options.work, options.sizes)
     is_bundled = options.teachers == DEFAULT

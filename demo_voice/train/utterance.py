@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from demo_voice.ears.pitch import heard_pitch, track_pitch
-from demo_voice.train.flite import RATE_HZ, FloatArray, Segment, Spoken, phone_number
+from demo_voice.train.teachers.flite import RATE_HZ, FloatArray, Segment, Spoken, phone_number
 from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
 from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel
 

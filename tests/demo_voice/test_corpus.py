@@ -12,7 +12,7 @@ import torch
 
 from demo_voice.train.corpus import make_corpus, wide_jobs
 from demo_voice.train.data import CorpusError, SpeechStreams
-from demo_voice.train.flite import PHONES, Flite, Segment, SourceVoice, Spoken, SynthesisError, phone_number
+from demo_voice.train.teachers.flite import PHONES, Flite, Segment, SourceVoice, Spoken, SynthesisError, phone_number
 from demo_voice.train.utterance import LAYOUTS, phones_at_frames, utterance_arrays, whole_tokens
 from demo_voice.train.workspace import Workspace
 from token2wav_service.features.mel import flow_mel_24k

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from demo_voice.ears.pitch import heard_pitch, track_pitch
-from demo_voice.train import corpus, teachers
+from demo_voice.train import corpus
 from demo_voice.train.corpus import make_corpus, wide_jobs
-from demo_voice.train.flite import FloatArray, SynthesisError
-from demo_voice.train.hibari import (
+from demo_voice.train.make_voices import VOICES_OF, make_voices
+from demo_voice.train.teachers import choices
+from demo_voice.train.teachers.flite import FloatArray, SynthesisError
+from demo_voice.train.teachers.hibari import (
     FRAME_SECONDS,
     MANNERS,
     PHONES_OF,
@@ -23,7 +25,6 @@ from demo_voice.train.hibari import (
     pitch_at_frames,
     segments_of,
 )
-from demo_voice.train.make_voices import VOICES_OF, make_voices
 from demo_voice.train.utterance import LAYOUTS, audio_16k, utterance_arrays, whole_tokens
 
 FRAME_SAMPLES = round(RATE_HZ * FRAME_SECONDS)
@@ -112,7 +113,7 @@ def test_features_of_a_teacher_at_24_khz_cover_the_same_whole_tokens() -> None:
 
 @pytest.mark.parametrize("teachers_name", VOICES_OF)
 def test_prompt_voices_are_spoken_by_speakers_of_their_teachers(teachers_name: str) -> None:
-    speakers = teachers.TEACHERS[teachers_name].speakers
+    speakers = choices.TEACHERS[teachers_name].speakers
     voices = VOICES_OF[teachers_name]
 
     assert {voice.base for voice in voices} <= set(speakers)
@@ -134,8 +135,8 @@ def test_prompt_voices_are_written_at_16_khz_with_their_words(tmp_path: Path) ->
 def test_shards_are_made_by_the_teachers_asked_for(
     monkeypatch: pytest.MonkeyPatch, texts: Path, tmp_path: Path
 ) -> None:
-    choice = replace(teachers.TEACHERS["hibari"], open=lambda _: HibariEngine(FakeHibari()))
-    monkeypatch.setitem(teachers.TEACHERS, "hibari", choice)
+    choice = replace(choices.TEACHERS["hibari"], open=lambda _: HibariEngine(FakeHibari()))
+    monkeypatch.setitem(choices.TEACHERS, "hibari", choice)
     monkeypatch.setattr(corpus, "SHARD_UTTERANCES", 12)
     corpus._engine.cache_clear()
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from demo_voice.train import hibari, kokoro, stages, teachers
+from demo_voice.train import stages
 from demo_voice.train.data import SpeechStreams
-from demo_voice.train.hibari import HibariEngine
-from demo_voice.train.kokoro import Kokoro, KokoroSpeaker, Made, batches, spoken
+from demo_voice.train.teachers import choices, hibari, kokoro
+from demo_voice.train.teachers.hibari import HibariEngine
+from demo_voice.train.teachers.kokoro import Kokoro, KokoroSpeaker, Made, batches, spoken
 from demo_voice.train.utterance import LAYOUTS
 from demo_voice.train.workspace import Workspace
 from tests.demo_voice.test_hibari import FakeHibari
@@ -210,7 +211,7 @@ def test_weights_are_read_out_of_an_int8_file() -> None:
 def test_kokoro_s_shards_lie_beside_the_others_and_are_not_made_again(
     monkeypatch: pytest.MonkeyPatch, teacher: Kokoro, texts: Path, tmp_path: Path
 ) -> None:
-    speakers = [replace(WOMAN, name=name) for name in teachers.KOKORO_SPEAKERS]
+    speakers = [replace(WOMAN, name=name) for name in choices.KOKORO_SPEAKERS]
     monkeypatch.setattr(kokoro, "SPEAKERS", speakers)
     monkeypatch.setattr(kokoro, "BUFFER", 8)
     monkeypatch.setattr(stages, "SHARD_UTTERANCES", 8)
@@ -227,4 +228,4 @@ def test_kokoro_s_shards_lie_beside_the_others_and_are_not_made_again(
     assert [path.name for path in work.corpus.iterdir()] == [f"shard-{kokoro.FIRST_SHARD}.npz"]
     streams = SpeechStreams(work.corpus, list(LAYOUTS), torch.device("cpu"), 0)
     made = {utterance.speaker for utterance in streams.utterances}
-    assert min(made) >= len(hibari.MANNERS) and max(made) < len(teachers.TEACHERS["hibari+kokoro"].speakers)
+    assert min(made) >= len(hibari.MANNERS) and max(made) < len(choices.TEACHERS["hibari+kokoro"].speakers)

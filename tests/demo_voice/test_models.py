@@ -25,6 +25,7 @@ from demo_voice.train.models.llm_data import (
     UtteranceBank,
     train_text_tokenizer,
 )
+from demo_voice.train.models.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.models.speaker import SpeakerNet
 from demo_voice.train.models.tokenizer import (
     CodeTable,
@@ -35,7 +36,6 @@ from demo_voice.train.models.tokenizer import (
     token_ids,
 )
 from demo_voice.train.models.vocoder_losses import MelLoss
-from demo_voice.train.onnx_export import export_speaker_encoder, export_tokenizer
 from demo_voice.train.package import llm_arrays, llm_shape
 from demo_voice.train.sizes import DEMO, TINY, DemoSizes
 from llm_service.embedded.model import SpeechLanguageModel

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from demo_voice.train.make_heldout import HELDOUT, MIN_USES, choose, heldout_sentences, read_novels
-from demo_voice.train.teachers import TEACHERS, Teachers
+from demo_voice.train.teachers.choices import TEACHERS, Teachers
 from demo_voice.train.text.generated import generated_sentence, varied_sentence
+from demo_voice.train.text.make_heldout import HELDOUT, MIN_USES, choose, heldout_sentences, read_novels
 from demo_voice.train.text.mix import TextSources, planned
 from demo_voice.train.text.wordnet import DATA_FILES, MAX_CHARACTERS, as_sentence, read_glosses
 

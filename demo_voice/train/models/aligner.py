@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from demo_voice.packing import FloatArray
 from demo_voice.train.data import CorpusError
-from demo_voice.train.flite import PHONES
 from demo_voice.train.sizes import AlignerSizes
+from demo_voice.train.teachers.flite import PHONES
 from demo_voice.train.trainer import OneModel, mean_of
 from llm_service.aligner import (
     DIGITS,

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams, Windows
-from demo_voice.train.flite import PHONES
 from demo_voice.train.models.speaker import ConvUnit, ResidualBlock
 from demo_voice.train.sizes import TokenizerSizes
+from demo_voice.train.teachers.flite import PHONES
 from demo_voice.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.features.mel import FLOW_MEL_BINS, S3_MEL_BINS
 

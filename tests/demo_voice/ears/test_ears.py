@@ -22,8 +22,8 @@ from demo_voice.ears.recognition import (
 )
 from demo_voice.ears.seams import contour_distance, seam_jumps
 from demo_voice.ears.speakers import rank_speakers, top1
-from demo_voice.train.flite import Flite, SourceVoice
-from demo_voice.train.make_heldout import heldout_sentences
+from demo_voice.train.teachers.flite import Flite, SourceVoice
+from demo_voice.train.text.make_heldout import heldout_sentences
 from tests.demo_voice.ears.conftest import RATE_HZ, Voice, harmonics, noise
 
 

@@ -1,4 +1,4 @@
-"""Chooses the hundred held-out sentences: `python -m demo_voice.train.make_heldout`. Run once, before any training.
+"""Chooses the hundred held-out sentences, once, before any training: `python -m demo_voice.train.text.make_heldout`.
 
 Source: Jane Austen's six novels (public domain), from the Debian package r-cran-janeaustenr, of which nothing is
 trained on. Chosen by their text alone: 6 to 14 words, no name, no number, and only words that the novels use at least
@@ -87,7 +87,7 @@ def _strings(serialized: bytes) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fetch the packages and write the sentences; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.make_heldout", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.text.make_heldout", description=__doc__)
     parser.add_argument("--out", type=Path, default=HELDOUT, help="default %(default)s")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from demo_voice.train.flite import FloatArray, Spoken, SynthesisError
-from demo_voice.train.hibari import pitch_at_frames, segments_of
+from demo_voice.train.teachers.flite import FloatArray, Spoken, SynthesisError
+from demo_voice.train.teachers.hibari import pitch_at_frames, segments_of
 
 RATE_HZ = 24_000
 STYLE_SIZE = 128

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.train.flite import PAUSE, PLAIN, FloatArray, Segment, Spoken, SynthesisError
+from demo_voice.train.teachers.flite import PAUSE, PLAIN, FloatArray, Segment, Spoken, SynthesisError
 
 RATE_HZ = 24_000
 FRAME_SECONDS = 0.0125

@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from demo_voice.train import hibari
-from demo_voice.train.flite import SPEAKERS, Flite, Spoken, SynthesisError, speaker_shares
+from demo_voice.train.teachers import hibari
+from demo_voice.train.teachers.flite import SPEAKERS, Flite, Spoken, SynthesisError, speaker_shares
 
 if TYPE_CHECKING:
-    from demo_voice.train.kokoro import Kokoro
+    from demo_voice.train.teachers.kokoro import Kokoro
 
 
 class Engine(Protocol):
@@ -74,7 +74,7 @@ class HibariAndKokoro:
         number = speaker - len(hibari.MANNERS)
         if number < 0:
             return self._hibari.speak(text, speaker)
-        from demo_voice.train import kokoro
+        from demo_voice.train.teachers import kokoro
 
         phonemes = _kokoro().known(" ".join(self._hibari.phonemes(text)))
         if not phonemes:
@@ -87,7 +87,7 @@ class HibariAndKokoro:
 def _kokoro() -> Kokoro:
     import torch
 
-    from demo_voice.train.kokoro import Kokoro
+    from demo_voice.train.teachers.kokoro import Kokoro
 
     return Kokoro.load(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 

@@ -1,0 +1,1 @@
+"""The teachers: synthesisers that speak the corpus, and the choice among them."""
