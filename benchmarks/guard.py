@@ -1,7 +1,7 @@
 """Counts how often speech leaves its text, without the guard and with it: `python -m benchmarks.guard`.
 
 Speaks the thousand texts of `benchmarks.lib.guard_texts` in this process through the gateway's own path, and has the
-recogniser and the source engine (flite) judge each. Rows are appended to a JSONL file beside `--out`; a run that was
+recogniser and the voice's teachers judge each. Rows are appended to a JSONL file beside `--out`; a run that was
 broken off goes on behind them.
 """
 
@@ -41,8 +41,10 @@ from cosydit.bench.report import write_study, write_text
 from cosydit.bench.types import count
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.study import Heard
-from demo_voice.train.make_voices import PROMPT_VOICES
-from demo_voice.train.teachers.flite import Flite, SourceVoice, SynthesisError
+from demo_voice.train.make_voices import SourceVoices
+from demo_voice.train.teachers.flite import SynthesisError
+from demo_voice.train.utterance import audio_of
+from demo_voice.unpack import BundleError, teachers_of
 from gateway.chunking.policies import FixedChunks
 from gateway.core import RegisteredVoice, Sampling, SpeechLM, SpeechTokenDelta, Token2Wav, Utterance
 from gateway.speech.guard import GuardMode
@@ -121,12 +123,12 @@ class UnheardToken2Wav(InstantToken2Wav):
 class Study:
     """What a study speaks and listens with."""
 
-    def __init__(self, checkpoint: Path, engine: Flite, recogniser: Recogniser, audio_dir: Path | None) -> None:
+    def __init__(self, checkpoint: Path, source: SourceVoices, recogniser: Recogniser, audio_dir: Path | None) -> None:
         """Load everything.
 
         Args:
             checkpoint: directory with llm/, token2wav/ and voices/.
-            engine: the voice's training source.
+            source: the teachers' own speech.
             recogniser: judges.
             audio_dir: keeps the audio of each text; None: it is not kept.
         """
@@ -136,7 +138,7 @@ class Study:
         self._without = make_pipeline(checkpoint, self._llm, token2wav, GuardMode.OFF, _CHUNKS)
         self._with = make_pipeline(checkpoint, self._llm, token2wav, GuardMode.MEND)
         self._replayed = make_pipeline(checkpoint, self._replay, UnheardToken2Wav(token2wav), GuardMode.MEND)
-        self._engine, self._recogniser, self._audio_dir = engine, recogniser, audio_dir
+        self._source, self._recogniser, self._audio_dir = source, recogniser, audio_dir
 
     async def before(self, text: GuardText) -> GuardRow:
         """Speak one text without the guard and judge it."""
@@ -161,7 +163,7 @@ class Study:
         if self._audio_dir is not None:
             _write_wav(self._audio_dir / f"{text.number:04}.wav", audio_16k)
         heard = self._heard(result.spoken_text, audio_16k)
-        source = self._engine.speak(result.spoken_text, _source_voice()).samples
+        source = audio_of(self._source.speak(result.spoken_text, VOICE), RATE_HZ)
         return GuardRow(
             number=text.number,
             kind=text.kind,
@@ -178,10 +180,6 @@ class Study:
     def _heard(self, text: str, audio_16k: FloatArray) -> Heard:
         transcript = self._recogniser.transcribe(audio_16k)
         return Heard(transcript, word_errors(text, transcript))
-
-
-def _source_voice() -> SourceVoice:
-    return SourceVoice(next(prompt.base for prompt in PROMPT_VOICES if prompt.name == VOICE))
 
 
 def _write_wav(path: Path, samples: FloatArray) -> None:
@@ -239,7 +237,8 @@ def _take(args: argparse.Namespace) -> dict[str, Any]:
     """Speak and judge; return the document."""
     if args.audio_dir is not None:
         args.audio_dir.mkdir(parents=True, exist_ok=True)
-    study = Study(args.checkpoint, Flite(args.engines), SphinxRecogniser(), args.audio_dir)
+    source = SourceVoices(teachers_of(args.checkpoint), args.engines)
+    study = Study(args.checkpoint, source, SphinxRecogniser(), args.audio_dir)
     texts = guard_texts()[: args.limit]
     before, after = (RowFile(args.out.with_suffix(f".{name}.jsonl")) for name in ("before", "after"))
     asyncio.run(_speak_all(study, texts, before))
@@ -259,7 +258,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the study; returns 0, or 2 if it could not run."""
     try:
         document = _take(args)
-    except (SynthesisError, ImportError, OSError) as error:
+    except (SynthesisError, BundleError, ImportError, OSError) as error:
         print(f"guard: {error}", file=sys.stderr)
         return 2
     print(write_study(args.out, document, vars(args)))
@@ -272,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory with llm/, token2wav/ and voices/")
     parser.add_argument(
-        "--engines", type=Path, help="directory of the unpacked source engine (default: the installed flite)"
+        "--engines", type=Path, help="directory of unpacked source engines (default: the installed ones)"
     )
     parser.add_argument("--limit", type=count, default=None, help="number of first texts to speak (default: all)")
     parser.add_argument("--audio-dir", type=Path, help="directory for a WAV of each text (default: none is kept)")

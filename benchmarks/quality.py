@@ -2,9 +2,10 @@
 
 Needs two gateways in front of the same services: one as it serves (`--url`), one that speaks every text in one chunk
 (`--offline-url`; start it with `--dynamic-chunk-strategy equal --token-hop-len 2000 --token-hop-len-first 2000`). Equal
-seeds give equal speech tokens, so that the two differ in their seams alone. The source engine (flite) speaks the same
-sentences for the yardstick. Where the package `speechmos` is installed (`pip install --no-deps speechmos`), DNSMOS
-scores the streamed audio. Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
+seeds give equal speech tokens, so that the two differ in their seams alone. The voice's teachers, which the checkpoint
+names in `bundle.json`, speak the same sentences for the yardstick. Where the package `speechmos` is installed
+(`pip install --no-deps speechmos`), DNSMOS scores the streamed audio. `--speed` takes over what `benchmarks.cpu_speed`
+found beside an earlier commit. Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
 """
 
 from __future__ import annotations
@@ -14,22 +15,27 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cosydit.bench.report import describe_environment, write_json, write_text
 from cosydit.bench.types import count, zero_or_more
+from demo_voice.ears import bandwidth
 from demo_voice.ears.faults import find_faults
 from demo_voice.ears.opinion import Critic, DnsMos
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.seams import contour_distance
 from demo_voice.ears.speakers import rank_speakers
 from demo_voice.ears.study import Heard, StudyRow, figures, row_json
-from demo_voice.train.make_voices import PROMPT_VOICES
-from demo_voice.train.teachers.flite import Flite, SourceVoice, SynthesisError
-from demo_voice.train.text.make_heldout import heldout_sentences
+from demo_voice.train.make_voices import SourceVoices
+from demo_voice.train.teachers.choices import TEACHERS
+from demo_voice.train.teachers.flite import SynthesisError
+from demo_voice.train.text.make_heldout import heldout_fragments, heldout_sentences
+from demo_voice.train.utterance import audio_of
+from demo_voice.unpack import BundleError, teachers_of
 from gateway.client import ClientError, SpeechTiming, speak_over_http
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
@@ -53,7 +59,7 @@ class Study:
     encoder: SpeakerEncoder
     voices: dict[str, FloatArray]
     """Embedding of each voice's prompt."""
-    engine: Flite
+    source: SourceVoices
     clock: Clock
     critic: Critic | None = None
     """None: no scores."""
@@ -62,8 +68,7 @@ class Study:
         """Speak a sentence streamed, offline and by the source engine."""
         timing, streamed = self._spoken(self.url, text, voice, seed)
         _, offline = self._spoken(self.offline_url, text, voice, seed)
-        base = next(prompt.base for prompt in PROMPT_VOICES if prompt.name == voice)
-        source = self.engine.speak(text, SourceVoice(base)).samples
+        source = self.source.speak(text, voice)
         semitones, decibels = contour_distance(streamed, offline, SAMPLE_RATE_HZ)
         return self._row(
             text,
@@ -72,9 +77,17 @@ class Study:
             timing,
             streamed,
             offline=self._heard(text, resample_poly(offline, SAMPLE_RATE_HZ, RATE_HZ)),
-            source=self._heard(text, source),
+            source=self._heard(text, audio_of(source, RATE_HZ)),
+            band=bandwidth.bandwidth(streamed, audio_of(source, SAMPLE_RATE_HZ)),
             distances=(_known(semitones), _known(decibels)),
         )
+
+    def fragment_row(self, text: str, voice: str, seed: int) -> StudyRow:
+        """Speak a fragment streamed, and by the source engine."""
+        timing, streamed = self._spoken(self.url, text, voice, seed)
+        source = self._heard(text, audio_of(self.source.speak(text, voice), RATE_HZ))
+        row = self._row(text, voice, seed, timing, streamed, offline=None, source=source, distances=(None, None))
+        return replace(row, is_fragment=True)
 
     def speaker_row(self, text: str, voice: str, seed: int) -> StudyRow:
         """Speak a sentence streamed only, to hear in whose voice it is."""
@@ -91,6 +104,7 @@ class Study:
         offline: Heard | None,
         source: Heard | None,
         distances: tuple[float | None, float | None],
+        band: bandwidth.Bandwidth | None = None,
     ) -> StudyRow:
         audio_16k = resample_poly(streamed, SAMPLE_RATE_HZ, RATE_HZ)
         return StudyRow(
@@ -108,6 +122,7 @@ class Study:
             pitch_distance=distances[0],
             loudness_distance=distances[1],
             opinion=None if self.critic is None else self.critic.opinion(audio_16k),
+            bandwidth=band,
         )
 
     def _spoken(self, url: str, text: str, voice: str, seed: int) -> tuple[SpeechTiming, FloatArray]:
@@ -125,18 +140,43 @@ def run(args: argparse.Namespace) -> int:
     """Run the study; returns 0, or 2 if it could not run."""
     try:
         study = _open(args)
+        speed = {} if args.speed is None else speed_ratios(args.speed)
         rows = _listen(study, heldout_sentences()[: args.sentences], args)
-    except (ClientError, SynthesisError, ImportError, OSError) as error:
+    except (ClientError, SynthesisError, BundleError, ImportError, OSError, LookupError, ValueError) as error:
         print(f"quality: {error}", file=sys.stderr)
         return 2
-    found = figures(rows, args.voice)
+    found = {**figures(rows, args.voice), **speed.get("figures", {})}
     arguments = {name: value for name, value in vars(args).items() if name != "run"}
     write_text(args.out.with_suffix(".jsonl"), "".join(json.dumps(row_json(row)) + "\n" for row in rows))
-    write_json(args.out, {"figures": found, "rows": len(rows), "environment": describe_environment(arguments)})
+    told = {"rows": len(rows), "teachers": study.source.teachers, "speed": speed.get("taken_from")}
+    write_json(args.out, {"figures": found, **told, "environment": describe_environment(arguments)})
     for name, value in found.items():
-        print(f"{name:16} {value:.4f}")
+        print(f"{name:24} {value:.4f}")
     print(f"figures in {args.out}, rows in {args.out.with_suffix('.jsonl')}")
     return 0
+
+
+def speed_ratios(path: Path) -> dict[str, Any]:
+    """Read what `benchmarks.cpu_speed` wrote.
+
+    Returns:
+        "figures": `rtf_ratio` and `ttfa_ratio`; "taken_from": the two commits and the time.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it is no JSON.
+        KeyError: it lacks them.
+    """
+    document = json.loads(path.read_text("utf-8"))
+    environment = document["environment"]
+    return {
+        "figures": {name: float(document["figures"][name]) for name in ("rtf_ratio", "ttfa_ratio")},
+        "taken_from": {
+            "commit_before": document["commit_before"],
+            "git_commit": environment["git_commit"],
+            "date_utc": environment["date_utc"],
+        },
+    }
 
 
 def _open(args: argparse.Namespace) -> Study:
@@ -150,7 +190,7 @@ def _open(args: argparse.Namespace) -> Study:
         recogniser=SphinxRecogniser(),
         encoder=encoder,
         voices=voices,
-        engine=Flite(args.engines),
+        source=SourceVoices(args.teachers or teachers_of(args.checkpoint), args.engines),
         clock=SystemClock(),
         critic=_critic(),
     )
@@ -169,6 +209,8 @@ def _listen(study: Study, sentences: Sequence[str], args: argparse.Namespace) ->
     for voice in study.voices:
         study.speaker_row(_WARM_UP_TEXT, voice, seed=0)
     rows = [study.full_row(text, args.voice, seed) for seed, text in enumerate(sentences)]
+    fragments = heldout_fragments()[: args.fragments]
+    rows += [study.fragment_row(text, args.voice, seed) for seed, text in enumerate(fragments)]
     others = [voice for voice in study.voices if voice != args.voice]
     spoken = sentences[: args.speaker_sentences]
     return rows + [study.speaker_row(text, voice, seed) for voice in others for seed, text in enumerate(spoken)]
@@ -191,7 +233,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory with token2wav/ and voices/")
     parser.add_argument(
-        "--engines", type=Path, help="directory of the unpacked source engine (default: the installed flite)"
+        "--engines", type=Path, help="directory of unpacked source engines (default: the installed ones)"
+    )
+    parser.add_argument(
+        "--teachers", choices=list(TEACHERS), help="who speaks the yardstick (default: what the checkpoint says)"
     )
     parser.add_argument(
         "--voice", default=DEFAULT_VOICE, help="voice whose errors and speed count (default %(default)s)"
@@ -199,6 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sentences", type=count, default=100, help="number of held-out sentences (default %(default)s)"
     )
+    parser.add_argument(
+        "--fragments", type=zero_or_more, default=50, help="number of held-out fragments (default %(default)s)"
+    )
+    parser.add_argument("--speed", type=Path, help="JSON of benchmarks.cpu_speed (default: no ratios of speed)")
     parser.add_argument(
         "--speaker-sentences",
         type=zero_or_more,

@@ -2,7 +2,7 @@
 
 The bundle holds most weights as int8 and only those rows of the LLM's tables that are used. What is in it:
 
-    bundle.json               sizes of the models, and how much the LLM speaks at once
+    bundle.json               sizes of the models, how much the LLM speaks at once, and who taught them
     checkpoint.json           what the checkpoint declares
     flow.safetensors          the flow, packed
     hift.safetensors          the vocoder, half precision
@@ -57,6 +57,8 @@ DECLARATION = CheckpointDeclaration(name="demo-voice", family="step_audio2", lan
 """Declaration of the demo voice, which was trained on English without any tags."""
 DIGEST_FILE = "demo_voice.sha256"
 """File in an unpacked checkpoint with the digest of its bundle and voices."""
+FIRST_TEACHERS = "flite"
+"""Teachers of a bundle that does not name them."""
 BUNDLE = Path(__file__).parent / "weights"
 VOICES = Path(__file__).parent / "voices"
 
@@ -73,11 +75,13 @@ class BundleSizes:
     hift: HiFTConfig
     llm: DemoLLMShape
     bounds: SpeechBounds
+    teachers: str = FIRST_TEACHERS
+    """Name in `demo_voice.train.teachers.choices.TEACHERS` of those whose speech the models learnt from."""
 
     def to_json(self) -> str:
         """Return the text of bundle.json."""
-        sizes = {"flow": asdict(self.flow), "hift": hift_arguments(self.hift), "llm": asdict(self.llm)}
-        sizes["bounds"] = asdict(self.bounds)
+        sizes: dict[str, Any] = {"flow": asdict(self.flow), "hift": hift_arguments(self.hift), "llm": asdict(self.llm)}
+        sizes |= {"bounds": asdict(self.bounds), "teachers": self.teachers}
         return json.dumps(sizes, indent=1) + "\n"
 
     @classmethod
@@ -96,6 +100,7 @@ class BundleSizes:
                 HiFTConfig.from_mapping(values["hift"]),
                 DemoLLMShape(**values["llm"]),
                 SpeechBounds(**values["bounds"]),
+                str(values.get("teachers", FIRST_TEACHERS)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as err:
             raise BundleError(f"{SIZES_FILE} can't be read ({err!r}); check the files out again") from err
@@ -174,9 +179,20 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
         write_speech_bounds(made / "llm", sizes.bounds)
         write_aligner(made / "llm", _read(bundle / ALIGNER_WEIGHTS))
         shutil.copytree(voices, made / "voices")
-        shutil.copyfile(bundle / CHECKPOINT_FILE, made / CHECKPOINT_FILE)
+        for name in (CHECKPOINT_FILE, SIZES_FILE):
+            shutil.copyfile(bundle / name, made / name)
         write_sums(made)
         made.rename(directory)
+
+
+def teachers_of(directory: Path) -> str:
+    """Return who taught a bundle, or a checkpoint unpacked from one; the first teachers where it does not say.
+
+    Raises:
+        BundleError: its bundle.json can't be read.
+    """
+    path = directory / SIZES_FILE
+    return BundleSizes.from_json(path.read_text("utf-8")).teachers if path.is_file() else FIRST_TEACHERS
 
 
 def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None:

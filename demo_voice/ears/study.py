@@ -11,6 +11,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
+from demo_voice.ears.bandwidth import Bandwidth
 from demo_voice.ears.faults import AudioFaults
 from demo_voice.ears.opinion import Opinion, mean_opinion
 from demo_voice.ears.recognition import WordErrors, total
@@ -51,6 +52,10 @@ class StudyRow:
     """Decibels between streamed and offline."""
     opinion: Opinion | None = None
     """Scores of the streamed audio; None where no critic listened."""
+    bandwidth: Bandwidth | None = None
+    """How high streamed and source audio reach; None without source audio, or where it never hisses."""
+    is_fragment: bool = False
+    """Whether the text is a fragment without a stop; those count for the fragments' figures alone."""
 
 
 def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
@@ -61,12 +66,14 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         voice: the one whose sentences count for the error rates and the speed; all count for the speakers.
 
     Returns:
-        Figures by name; `dnsmos_p808` and `dnsmos_ovrl` only if a critic heard every row of the voice.
+        Figures by name; `dnsmos_p808` and `dnsmos_ovrl` only if a critic heard every row of the voice, those of
+        fragments and `bandwidth_over_source` only if there are such rows.
 
     Raises:
         ValueError: there are no rows of the voice, or one lacks the offline or the source audio.
     """
-    own = [row for row in rows if row.voice == voice]
+    sentences = [row for row in rows if not row.is_fragment]
+    own = [row for row in sentences if row.voice == voice]
     offline = [row.offline for row in own if row.offline is not None]
     source = [row.source for row in own if row.source is not None]
     if not own or not len(own) == len(offline) == len(source):
@@ -76,15 +83,40 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         )
     streamed_rate = total(row.streamed.errors for row in own).rate
     offline_rate = total(heard.errors for heard in offline).rate
+    source_rate = total(heard.errors for heard in source).rate
     return {
         "wer": streamed_rate,
-        "source_wer": total(heard.errors for heard in source).rate,
+        "source_wer": source_rate,
+        "wer_over_source": _ratio(streamed_rate, source_rate),
+        **_fragments([row for row in rows if row.is_fragment and row.voice == voice]),
         "rtf": sum(row.total_s for row in own) / sum(row.audio_s for row in own),
         "ttfa_ms": _MS * median(row.ttfa_s for row in own),
-        "speaker_top1": top1([row.ranking for row in rows]),
+        "speaker_top1": top1([row.ranking for row in sentences]),
+        **_bandwidth(own),
         "seam_wer_ratio": _ratio(streamed_rate, offline_rate),
         **_opinions(own),
     }
+
+
+def _fragments(rows: Sequence[StudyRow]) -> dict[str, float]:
+    source = [row.source for row in rows if row.source is not None]
+    if not rows or len(source) < len(rows):
+        return {}
+    rate, source_rate = total(row.streamed.errors for row in rows).rate, total(heard.errors for heard in source).rate
+    ratio = _ratio(rate, source_rate)
+    return {"fragment_wer": rate, "fragment_source_wer": source_rate, "fragment_wer_over_source": ratio}
+
+
+def _bandwidth(rows: Sequence[StudyRow]) -> dict[str, float]:
+    """Every frame that counts weighs alike."""
+    found = [row.bandwidth for row in rows if row.bandwidth is not None]
+    if not found:
+        return {}
+    spoken, source = (
+        sum(each.frames * hz for each, hz in zip(found, values, strict=True))
+        for values in ([each.spoken_hz for each in found], [each.source_hz for each in found])
+    )
+    return {"bandwidth_over_source": spoken / source}
 
 
 def _opinions(rows: Sequence[StudyRow]) -> dict[str, float]:
@@ -105,7 +137,9 @@ def row_from_json(values: Mapping[str, Any]) -> StudyRow:
     nested = {name: _heard(values[name]) for name in ("streamed", "offline", "source")}
     ranking, faults = SpeakerRanking(**values["ranking"]), AudioFaults(**values["faults"])
     opinion = None if values.get("opinion") is None else Opinion(**values["opinion"])
-    return StudyRow(**{**values, **nested, "ranking": ranking, "faults": faults, "opinion": opinion})
+    band = None if values.get("bandwidth") is None else Bandwidth(**values["bandwidth"])
+    made = {"ranking": ranking, "faults": faults, "opinion": opinion, "bandwidth": band}
+    return StudyRow(**{**values, **nested, **made})
 
 
 def _heard(values: Mapping[str, Any] | None) -> Heard | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED, TEACHERS, Engine
-from demo_voice.train.teachers.flite import RATE_HZ
+from demo_voice.train.teachers.flite import RATE_HZ, Spoken, SynthesisError
 from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import VOICES
 
@@ -122,6 +122,37 @@ MIXED_VOICES = (
 )
 VOICES_OF = {DEFAULT: PROMPT_VOICES, HIBARI: HIBARI_VOICES, MIXED: MIXED_VOICES}
 """Prompt voices by teachers."""
+
+
+class SourceVoices:
+    """The teachers' own speech in the bundled voices: the yardstick of every listening test."""
+
+    def __init__(self, teachers: str, engines: Path | None = None) -> None:
+        """Open the teachers.
+
+        Args:
+            teachers: name in `TEACHERS`; `unpack.teachers_of` tells a checkpoint's.
+            engines: folder of unpacked engines; None: the installed ones.
+
+        Raises:
+            SynthesisError: their package is missing, or nobody bundles voices of such teachers.
+        """
+        if teachers not in VOICES_OF:
+            raise SynthesisError(f"got teachers {teachers!r}, expected one of {sorted(VOICES_OF)}")
+        self.teachers = teachers
+        self._voices = {voice.name: voice for voice in VOICES_OF[teachers]}
+        self._engine = TEACHERS[teachers].open(engines)
+
+    def speak(self, text: str, voice: str) -> Spoken:
+        """Speak a text as the teacher of a bundled voice does.
+
+        Raises:
+            SynthesisError: there is no such voice, or the engine failed.
+        """
+        if voice not in self._voices:
+            raise SynthesisError(f"got voice {voice!r}, expected one of {sorted(self._voices)} of {self.teachers}")
+        speakers = list(TEACHERS[self.teachers].speakers)
+        return self._engine.speak(text, speakers.index(self._voices[voice].base))
 
 
 def make_voices(directory: Path, teachers: str, engine: Engine) -> None:

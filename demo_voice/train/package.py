@@ -27,6 +27,7 @@ from demo_voice.unpack import (
     ALIGNER_WEIGHTS,
     BUNDLE_FILES,
     DECLARATION,
+    FIRST_TEACHERS,
     FLOW_FILE,
     HIFT_FILE,
     LLM_FILE,
@@ -102,8 +103,13 @@ class BundleTooLargeError(Exception):
     """The bundle passes its limit."""
 
 
-def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
+def write_bundle(work: Workspace, sizes: DemoSizes, teachers: str = FIRST_TEACHERS) -> dict[str, int]:
     """Write the workspace's bundle and return its files' sizes in bytes.
+
+    Args:
+        work: has all states.
+        sizes: of the models.
+        teachers: name in `TEACHERS`.
 
     Raises:
         StateError: a stage has not been trained.
@@ -125,7 +131,7 @@ def write_bundle(work: Workspace, sizes: DemoSizes) -> dict[str, int]:
     bounds = sizes.bounds
     if work.silent_tokens.is_file():
         bounds = replace(bounds, silent_tokens=tuple(json.loads(work.silent_tokens.read_text("utf-8"))))
-    bundle_sizes = BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm), bounds)
+    bundle_sizes = BundleSizes(sizes.flow, sizes.hift, llm_shape(sizes.llm), bounds, teachers)
     (directory / SIZES_FILE).write_text(bundle_sizes.to_json(), "utf-8")
     write_declaration(directory, DECLARATION)
     return _checked_sizes(directory)

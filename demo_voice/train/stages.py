@@ -360,7 +360,7 @@ def run_package(options: StageOptions) -> None:
     from demo_voice.train.package import write_bundle
 
     work = options.work
-    sizes = write_bundle(work, options.sizes)
+    sizes = write_bundle(work, options.sizes, options.teachers)
     if options.teachers != DEFAULT:
         make_voices(work.voices, options.teachers, TEACHERS[options.teachers].open(None))
     logger.info("%s", json.dumps({"stage": "package", **sizes, "all": sum(sizes.values())}))

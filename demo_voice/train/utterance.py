@@ -56,6 +56,11 @@ def whole_tokens(spoken: Spoken) -> int:
     return len(spoken.samples) // (spoken.rate_hz // TOKENS_A_SECOND)
 
 
+def audio_of(spoken: Spoken, rate_hz: int) -> FloatArray:
+    """Return all samples of an utterance at another rate."""
+    return spoken.samples if spoken.rate_hz == rate_hz else resample_poly(spoken.samples, spoken.rate_hz, rate_hz)
+
+
 def audio_16k(spoken: Spoken) -> FloatArray:
     """Return [640 whole tokens] samples at 16 kHz."""
     tokens = whole_tokens(spoken)

@@ -12,7 +12,7 @@ import pytest
 from demo_voice.ears.pitch import heard_pitch, track_pitch
 from demo_voice.train import corpus
 from demo_voice.train.corpus import make_corpus, wide_jobs
-from demo_voice.train.make_voices import VOICES_OF, make_voices
+from demo_voice.train.make_voices import VOICES_OF, SourceVoices, make_voices
 from demo_voice.train.teachers import choices
 from demo_voice.train.teachers.flite import FloatArray, SynthesisError
 from demo_voice.train.teachers.hibari import (
@@ -129,6 +129,21 @@ def test_prompt_voices_are_written_at_16_khz_with_their_words(tmp_path: Path) ->
             assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)
             assert file.getnframes() > 16_000
         assert (tmp_path / f"{voice.name}.txt").read_text("utf-8").strip() == voice.transcript
+
+
+def test_the_yardstick_of_a_voice_is_its_own_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = HibariEngine(FakeHibari())
+    monkeypatch.setitem(choices.TEACHERS, "hibari", replace(choices.TEACHERS["hibari"], open=lambda _: teacher))
+    source = SourceVoices("hibari")
+
+    low = source.speak("abba abba", "low")
+
+    assert low.rate_hz == 24_000
+    assert np.array_equal(low.samples, teacher.speak("abba abba", [m.name for m in MANNERS].index("heart_low")).samples)
+    with pytest.raises(SynthesisError, match="got voice 'slt'"):
+        source.speak("abba", "slt")
+    with pytest.raises(SynthesisError, match="got teachers 'nobody'"):
+        SourceVoices("nobody")
 
 
 @pytest.mark.slow

@@ -14,16 +14,33 @@ import pytest
 
 from demo_voice.train.teachers.choices import TEACHERS, Teachers
 from demo_voice.train.text.generated import generated_sentence, varied_sentence
-from demo_voice.train.text.make_heldout import HELDOUT, MIN_USES, choose, heldout_sentences, read_novels
+from demo_voice.train.text.make_heldout import (
+    FRAGMENTS,
+    HELDOUT,
+    MIN_USES,
+    choose,
+    choose_fragments,
+    heldout_fragments,
+    heldout_sentences,
+    read_novels,
+)
 from demo_voice.train.text.mix import TextSources, planned
 from demo_voice.train.text.wordnet import DATA_FILES, MAX_CHARACTERS, as_sentence, read_glosses
 
 HELDOUT_SHA256 = "3782154c65a039e58e15ec5b263f5e07258a321fc405bf7b9263eb0ce2ec80ab"
+FRAGMENTS_SHA256 = "610f11a9a16e57b4cffa33df8a6aa0831c8324c06887c7973389f9468892c85e"
 
 
 def test_the_heldout_sentences_are_those_that_were_chosen_before_training() -> None:
     assert hashlib.sha256(HELDOUT.read_bytes()).hexdigest() == HELDOUT_SHA256
     assert len(heldout_sentences()) == len(set(heldout_sentences())) == 100
+
+
+def test_the_heldout_fragments_have_no_stop_and_are_in_no_heldout_sentence() -> None:
+    assert hashlib.sha256(FRAGMENTS.read_bytes()).hexdigest() == FRAGMENTS_SHA256
+    fragments, spoken = heldout_fragments(), " ".join(heldout_sentences()).lower()
+    assert len(fragments) == len(set(fragments)) == 50
+    assert all(each.replace(" ", "").replace("'", "").isalpha() and each not in spoken for each in fragments)
 
 
 def test_no_heldout_sentence_can_be_generated() -> None:
@@ -115,6 +132,20 @@ def test_heldout_sentences_are_chosen_by_their_words_alone() -> None:
     assert len(chosen) == len(set(chosen)) == 100
     assert set(chosen) <= set(plain)
     assert choose([novel], known) == chosen
+
+
+def test_fragments_stand_between_commas_and_have_known_words_only() -> None:
+    pairs = [(first, second) for first in ("red", "blue", "old", "new", "far") for second in "abcdefghijklmn"]
+    plain = [f"{first} and {second}" for first, second in pairs]
+    known = {"and", *(word for pair in pairs for word in pair)}
+    others = ["red and Emma", "red and strange", "red", "and and and and and and and"]
+    spoken = [f"We said, {text}, then." for text in plain] * MIN_USES
+    novel = "\n\n".join([*spoken, *(f"So, {text}, it was." for text in others)])
+
+    chosen = choose_fragments([novel], known, ["We saw red and a."])
+
+    assert len(chosen) == len(set(chosen)) == 50
+    assert set(chosen) <= set(plain) - {"red and a"}
 
 
 def test_novels_are_read_out_of_an_r_database(tmp_path: Path) -> None:

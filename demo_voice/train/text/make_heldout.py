@@ -1,8 +1,9 @@
-"""Chooses the hundred held-out sentences, once, before any training: `python -m demo_voice.train.text.make_heldout`.
+"""Chooses what is held out: `python -m demo_voice.train.text.make_heldout`. Run once, before any training.
 
 Source: Jane Austen's six novels (public domain), from the Debian package r-cran-janeaustenr, of which nothing is
 trained on. Chosen by their text alone: 6 to 14 words, no name, no number, and only words that the novels use at least
-150 times, so that what is measured is the speech and not the recogniser's vocabulary.
+150 times, so that what is measured is the speech and not the recogniser's vocabulary. The fifty fragments are what
+stands between two commas: 2 to 6 such words, without a stop and without a capital.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HELDOUT = Path(__file__).parent / "heldout.txt"
+FRAGMENTS = Path(__file__).parent / "fragments.txt"
 PACKAGE = "r-cran-janeaustenr"
 WORD_LIST_PACKAGE = "wamerican"
-COUNT = 100
+COUNT, FRAGMENT_COUNT = 100, 50
 SEED = 20240
 MIN_WORDS, MAX_WORDS = 6, 14
+MIN_FRAGMENT_WORDS, MAX_FRAGMENT_WORDS = 2, 6
 MIN_USES = 150
 
 _SENTENCE = re.compile(r"(?:(?<=[.?!] )|^ ?)[A-Z][a-z ,']*[.?!]")
+_FRAGMENT = re.compile(r"(?<=, )[a-z][a-z ']*(?=,)")
 _WORD = re.compile(r"[A-Za-z']+")
 _TWICE = re.compile(r"\b(\w+) (?:\w+ )?\1\b")
 _FRAGMENT_STARTS = ("Which", "Who", "Whose", "Than")
@@ -41,16 +45,39 @@ def heldout_sentences() -> list[str]:
     return HELDOUT.read_text("utf-8").splitlines()
 
 
+def heldout_fragments() -> list[str]:
+    """Read the committed fragments, one a line: no stop at their end, no capital at their beginning."""
+    return FRAGMENTS.read_text("utf-8").splitlines()
+
+
 def choose(novels: Sequence[str], known_words: set[str]) -> list[str]:
     """Draw the sentences out of the novels' texts (paragraphs divided by blank lines)."""
-    uses = Counter(word for novel in novels for word in _WORD.findall(novel.lower()))
+    uses = _uses(novels)
     found = {sentence for novel in novels for sentence in _candidates(novel) if _is_plain(sentence, uses, known_words)}
     return random.Random(SEED).sample(sorted(found), COUNT)
 
 
-def _candidates(novel: str) -> Iterator[str]:
+def choose_fragments(novels: Sequence[str], known_words: set[str], sentences: Sequence[str]) -> list[str]:
+    """Draw the fragments out of the novels' texts; none is part of one of the held-out `sentences`."""
+    uses, spoken = _uses(novels), " ".join(sentences).lower()
+    candidates = {fragment for novel in novels for fragment in _candidates(novel, _FRAGMENT)}
+    found = [each for each in sorted(candidates) if _is_short(each, uses, known_words) and each not in spoken]
+    return random.Random(SEED).sample(found, FRAGMENT_COUNT)
+
+
+def _uses(novels: Sequence[str]) -> Counter[str]:
+    return Counter(word for novel in novels for word in _WORD.findall(novel.lower()))
+
+
+def _candidates(novel: str, form: re.Pattern[str] = _SENTENCE) -> Iterator[str]:
     for paragraph in novel.split("\n\n"):
-        yield from _SENTENCE.findall(" ".join(paragraph.split()))
+        yield from form.findall(" ".join(paragraph.split()))
+
+
+def _is_short(fragment: str, uses: Counter[str], known: set[str]) -> bool:
+    words = fragment.split()
+    is_of_length = MIN_FRAGMENT_WORDS <= len(words) <= MAX_FRAGMENT_WORDS
+    return is_of_length and all(word in known and uses[word] >= MIN_USES for word in words)
 
 
 def _is_plain(sentence: str, uses: Counter[str], known: set[str]) -> bool:
@@ -86,9 +113,12 @@ def _strings(serialized: bytes) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch the packages and write the sentences; returns the exit status."""
+    """Fetch the packages and write sentences and fragments; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.text.make_heldout", description=__doc__)
-    parser.add_argument("--out", type=Path, default=HELDOUT, help="default %(default)s")
+    parser.add_argument("--out", type=Path, default=HELDOUT, help="file of the sentences (default %(default)s)")
+    parser.add_argument(
+        "--fragments-out", type=Path, default=FRAGMENTS, help="file of the fragments (default %(default)s)"
+    )
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
@@ -97,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
         novels = read_novels(root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
         words = set((root / "usr/share/dict/american-english").read_text("utf-8").split())
-    args.out.write_text("".join(f"{sentence}\n" for sentence in choose(novels, words)), encoding="utf-8")
+    sentences = choose(novels, words)
+    fragments = choose_fragments(novels, words, sentences)
+    for path, lines in ((args.out, sentences), (args.fragments_out, fragments)):
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 0
 
 

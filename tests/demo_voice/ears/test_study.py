@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import quality
+from demo_voice.ears.bandwidth import Bandwidth
 from demo_voice.ears.faults import AudioFaults
 from demo_voice.ears.opinion import Opinion
 from demo_voice.ears.recognition import WordErrors
@@ -50,6 +51,7 @@ def test_figures_are_computed_from_the_rows() -> None:
     assert found == {
         "wer": 0.25,
         "source_wer": 0.0,
+        "wer_over_source": float("inf"),
         "rtf": 0.5,
         "ttfa_ms": 400.0,
         "speaker_top1": pytest.approx(2 / 3),
@@ -73,7 +75,7 @@ def test_rows_without_what_a_figure_needs_are_refused() -> None:
 
 @pytest.mark.parametrize("opinion", [None, Opinion(4.0, 3.5, 4.1, 3.2)])
 def test_a_row_survives_json(opinion: Opinion | None) -> None:
-    row = replace(ROW, opinion=opinion)
+    row = replace(ROW, opinion=opinion, bandwidth=Bandwidth(7000.0, 8000.0, 9) if opinion else None)
 
     assert row_from_json(json.loads(json.dumps(row_json(row)))) == row
 
@@ -86,6 +88,36 @@ def test_opinions_are_figures_only_where_every_row_of_the_voice_has_one() -> Non
 
     assert (found["dnsmos_p808"], found["dnsmos_ovrl"]) == (3.5, 2.5)
     assert "dnsmos_p808" not in figures([*rows, ROW], "default")
+
+
+def test_fragments_have_figures_of_their_own() -> None:
+    wrong = Heard("to", WordErrors(1, 2))
+    fragments = [replace(ROW, is_fragment=True, offline=None, source=wrong, streamed=wrong)] * 2
+    unsure = replace(fragments[0], ranking=SpeakerRanking("default", {"default": 0.1, "slt": 0.9}))
+
+    found = figures([ROW, *fragments, unsure], "default")
+
+    assert (found["wer"], found["speaker_top1"]) == (0.25, 1.0)
+    assert (found["fragment_wer"], found["fragment_source_wer"], found["fragment_wer_over_source"]) == (0.5, 0.5, 1.0)
+    assert "fragment_wer" not in figures([ROW, replace(fragments[0], source=None)], "default")
+
+
+def test_every_hissing_frame_weighs_alike_in_the_bandwidth() -> None:
+    rows = [replace(ROW, bandwidth=Bandwidth(hz, 8000.0, frames)) for hz, frames in ((8000.0, 30), (4000.0, 10))]
+
+    assert figures([*rows, ROW], "default")["bandwidth_over_source"] == pytest.approx(0.875)
+    assert "bandwidth_over_source" not in figures([ROW], "default")
+
+
+def test_the_ratios_of_speed_come_from_the_other_benchmark(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    told = {"commit_before": "a", "environment": {"git_commit": "b", "date_utc": "c"}}
+    path.write_text(json.dumps({**told, "figures": {"rtf_ratio": 0.5, "ttfa_ratio": 1, "wer_before": 0}}), "utf-8")
+
+    assert quality.speed_ratios(path) == {
+        "figures": {"rtf_ratio": 0.5, "ttfa_ratio": 1.0},
+        "taken_from": {"commit_before": "a", "git_commit": "b", "date_utc": "c"},
+    }
 
 
 class _Gateway(BaseHTTPRequestHandler):
@@ -131,12 +163,16 @@ def test_the_benchmark_listens_to_both_gateways_and_the_source_engine(
     out = tmp_path / "voice.json"
     options = ["--url", gateway, "--offline-url", gateway, "--checkpoint", str(checkpoint), "--engines", str(engines)]
 
-    assert quality.main([*options, "--sentences", "1", "--speaker-sentences", "1", "--out", str(out)]) == 0
+    assert (
+        quality.main([*options, "--sentences", "1", "--speaker-sentences", "1", "--fragments", "1", "--out", str(out)])
+        == 0
+    )
 
     result = json.loads(out.read_text("utf-8"))
     rows = [row_from_json(json.loads(line)) for line in out.with_suffix(".jsonl").read_text("utf-8").splitlines()]
     assert result["figures"] == pytest.approx(figures(rows, "default"))
-    assert len(rows) == result["rows"] == 3
+    assert len(rows) == result["rows"] == 4
+    assert result["teachers"] == "flite" and "fragment_wer" in result["figures"]
     assert result["figures"]["seam_wer_ratio"] == 1.0
     assert result["figures"]["speaker_top1"] == 1.0
     assert "seam_wer_ratio" in capsys.readouterr().out
