@@ -1,7 +1,7 @@
-"""Finds the speech tokens that sound as silence: `python -m demo_voice.train.silent_tokens`. Needs flite.
+"""Finds the speech tokens that sound as silence: `python -m demo_voice.train.silent_tokens`. Needs the teachers.
 
-The source engine speaks the held-out sentences in the three voices that are bundled; the speech tokenizer codes them.
-A token is silent if nearly all its audio is much softer than the loud parts. `sizes.BOUNDS` keeps the list.
+The bundle's teachers speak the held-out sentences in the voices that are bundled; the speech tokenizer codes them.
+A token is silent if nearly all its audio is much softer than the loud parts. `bundle.json` keeps the list.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import numpy as np
 from tqdm import tqdm
 
 from demo_voice.ears.recognition import FloatArray
-from demo_voice.train.make_voices import PROMPT_VOICES
-from demo_voice.train.teachers.flite import Flite, SourceVoice
+from demo_voice.train.make_voices import VOICES_OF, SourceVoices
 from demo_voice.train.text.make_heldout import heldout_sentences
-from demo_voice.train.utterance import SAMPLES_PER_TOKEN_16K
-from demo_voice.unpack import BUNDLE
+from demo_voice.train.utterance import SAMPLES_PER_TOKEN_16K, audio_16k
+from demo_voice.unpack import BUNDLE, teachers_of
 from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, OnnxSpeechTokenizer, tokenize_samples
 
 SOFTER_DB = 35.0
@@ -61,11 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Find and print them; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.silent_tokens", description=__doc__)
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="packed weights (default %(default)s)")
-    parser.add_argument("--engines", type=Path, help="unpacked source engine (default: the installed flite)")
+    parser.add_argument("--engines", type=Path, help="unpacked source engines (default: the installed ones)")
     args = parser.parse_args(argv)
-    engine, tokenizer = Flite(args.engines), OnnxSpeechTokenizer(args.bundle / SPEECH_TOKENIZER_FILE)
-    texts = [(text, SourceVoice(voice.base)) for voice in PROMPT_VOICES for text in heldout_sentences()]
-    audio = (engine.speak(text, voice).samples for text, voice in tqdm(texts, unit="sentence"))
+    teachers = teachers_of(args.bundle)
+    source, tokenizer = SourceVoices(teachers, args.engines), OnnxSpeechTokenizer(args.bundle / SPEECH_TOKENIZER_FILE)
+    texts = [(text, voice.name) for voice in VOICES_OF[teachers] for text in heldout_sentences()]
+    audio = (audio_16k(source.speak(text, voice)) for text, voice in tqdm(texts, unit="sentence"))
     found = silent_tokens((tokenize_samples(tokenizer, samples).tolist(), samples) for samples in audio)
     sys.stdout.write(f"{found}\n")
     return 0

