@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.stack import LocalStack, Ports, StackOptions
 from demo_voice.ears.faults import find_faults
+from demo_voice.ears.opinion import DnsMos, mean_opinion
 from demo_voice.ears.recognition import FloatArray, SphinxRecogniser, total, word_errors
 from demo_voice.ears.speakers import rank_speakers, top1
 from demo_voice.train.listen import SENTENCES, Listener, SamplingChoice
@@ -39,6 +40,8 @@ pytestmark = [pytest.mark.quality, pytest.mark.servers, pytest.mark.slow]
 
 MAX_WORD_ERROR_RATE = 0.35
 """Of three to six sentences; a hundred of them are measured by `benchmarks.quality`."""
+MIN_P808, MIN_OVERALL = 2.9, 2.5
+"""Floors of DNSMOS; a hundred sentences of the first voice had 3.34 and 3.09."""
 MIN_NOISE_ERROR_RATE = 0.8
 SPOKEN = 6 if is_whole() else 3
 SHORT_SENTENCE = "How many of these boxes can we carry down the stairs in one go?"
@@ -106,6 +109,18 @@ def test_the_demo_voice_is_understood_and_sounds_clean(options: StackOptions, re
         faults = find_faults(audio, SAMPLE_RATE_HZ)
         assert faults.clipped_samples == 0
         assert faults.longest_silence_s < 1.0
+
+
+def test_the_demo_voice_is_worth_hearing(options: StackOptions) -> None:
+    try:
+        critic = DnsMos()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+    spoken = asyncio.run(speak(options, sentences(SPOKEN), "default"))
+
+    scores = mean_opinion([critic.opinion(resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)) for audio in spoken])
+    assert scores.p808 >= MIN_P808 and scores.overall >= MIN_OVERALL, scores
 
 
 def test_a_text_without_a_stop_is_spoken_and_nothing_else(options: StackOptions, recogniser: SphinxRecogniser) -> None:
