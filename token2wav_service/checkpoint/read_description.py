@@ -52,7 +52,7 @@ def read_description(path: Path, trees: tuple[str, ...]) -> dict[str, Any]:
         return {name: _resolve(values[name], values, 0) for name in trees}
     except RecursionError as err:
         raise CheckpointError(f"{path} is nested too deeply to be a model's description; download it again") from err
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as err:
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, ArithmeticError) as err:
         raise CheckpointError(
             f"{path}: expected the keys {list(trees)} in the official nesting, got {err!r}; "
             "download the file again, or write the sizes as plain numbers"
