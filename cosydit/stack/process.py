@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from cosydit.stack.guardian import MARK_VARIABLE, guard, kill_service, mark_below, marked
 from servicekit.clock import Clock, SystemClock
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,11 @@ POLL_INTERVAL_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 LOG_TAIL_LINES = 25
 DEFAULT_STOP_TIMEOUT_S = 40.0
+HURRY_TIMEOUT_S = 5.0
+"""Seconds from a second SIGTERM on, after which a service is killed: all of ours end at once then, with what they
+started."""
+GONE_TIMEOUT_S = 10.0
+"""Seconds that the system may take to end what was killed."""
 HTTP_OK = 200
 
 
@@ -46,11 +52,14 @@ class ServiceSpec:
     env: Mapping[str, str] | None = None
     """Variables added to our own environment."""
     stop_timeout_s: float = DEFAULT_STOP_TIMEOUT_S
-    """Seconds that the process may take to end when asked to, before its group is killed."""
+    """Seconds that the process may take to end when asked to, before it is asked to hurry, and then killed."""
 
 
 class ServiceProcess:
-    """Runs one service in a process group of its own; a context manager that stops it on exit."""
+    """Runs one service in a process group of its own; a context manager that stops it on exit.
+
+    When this process is gone, whatever ended it, its guardian ends the service: see `cosydit.stack.guardian`.
+    """
 
     def __init__(self, spec: ServiceSpec, clock: Clock | None = None) -> None:
         self.spec = spec
@@ -58,6 +67,7 @@ class ServiceProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._group: int | None = None
         """Id of the process group while it may have members."""
+        self._mark = ""
 
     @property
     def pid(self) -> int:
@@ -79,16 +89,21 @@ class ServiceProcess:
         """Start the process; its output goes to the log."""
         self.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         logger.info("starting %s: %s", self.spec.name, " ".join(self.spec.command))
+        guard.forget(self._mark)
+        mark = secrets.token_hex(8)
+        guard.watch(mark)  # before the start: a kill between the two must leave nothing
+        self._mark = mark
         with self.spec.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.spec.command,
-                env={**os.environ, **(self.spec.env or {})},
+                env={**os.environ, **(self.spec.env or {}), MARK_VARIABLE: mark_below(mark, os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         self._group = self._process.pid
+        guard.watch(mark, self._group)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the service answers that it is ready.
@@ -105,24 +120,49 @@ class ServiceProcess:
             time.sleep(POLL_INTERVAL_S)
 
     def stop(self) -> None:
-        """Ask the service to end, and kill its group after its time or an interrupt; harmless when it has ended."""
+        """Ask the service to end, ask it to hurry after its time, and kill what is left of it and of what it started.
+
+        An interrupt kills at once. Harmless when the service has ended.
+        """
         if self._process is None:
             return
         try:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(self.spec.stop_timeout_s)
-        except subprocess.TimeoutExpired:
-            logger.warning("%s did not stop within %.0f s; killing it", self.spec.name, self.spec.stop_timeout_s)
+            if self._process.poll() is None:
+                self._ask_to_end(self._process)
         finally:
             self.kill()
             self._process.wait()
+            self._await_gone()
             self._group = None
+            guard.forget(self._mark)
 
     def kill(self) -> None:
-        """Kill the service's group, without waiting for its end; a signal handler may call this at any time."""
+        """Kill the service and what it started, without waiting for their end; a signal handler may call this."""
         if self._group is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._group, signal.SIGKILL)
+            kill_service(self._group, self._mark)
+
+    def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
+        name, longest_s = self.spec.name, self.spec.stop_timeout_s
+        logger.info("stopping %s: it has up to %.0f s to finish what is under way", name, longest_s)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(longest_s)
+            return
+        except subprocess.TimeoutExpired:
+            logger.warning("%s did not stop within %.0f s; asking it to end at once", name, longest_s)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(HURRY_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("%s did not end at once; killing it and what it started", name)
+
+    def _await_gone(self) -> None:
+        deadline = self._clock.now() + GONE_TIMEOUT_S
+        while left := marked(self._mark):
+            if self._clock.now() >= deadline:
+                logger.error("%s: processes %s do not end, though they were killed", self.spec.name, left)
+                return
+            time.sleep(POLL_INTERVAL_S)
 
     def __enter__(self) -> ServiceProcess:
         self.start()

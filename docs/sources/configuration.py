@@ -52,6 +52,7 @@ _ENVIRONMENT = (
     ("COSYDIT_LOG_FORMAT", "`text` or `json`, for all services", "text"),
     ("COSYDIT_GATEWAY_WORKER", "set by a gateway of several processes for each of them", ""),
     ("COSYDIT_DRAIN_FLAG", "set by the token2wav process for its models: a file that says the server is stopping", ""),
+    ("COSYDIT_SERVICE", "set for a service by what starts it: all that it starts is found by it when it must end", ""),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "base URL of an OTLP/HTTP receiver of spans, for all services", ""),
 )
 """Read by the Python programs; the run script's own stand in its manual below."""

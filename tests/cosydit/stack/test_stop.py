@@ -148,6 +148,62 @@ def test_an_interrupted_stop_kills_what_would_not_end(tmp_path: Path) -> None:
     assert service.returncode == -signal.SIGKILL
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether a process that need not be our child lives; a zombie does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    with suppress(OSError):
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("ending_s", [SHORT_S, LONG_S])
+def test_the_services_of_a_killed_serve_end_too(tmp_path: Path, ending_s: str) -> None:
+    with running("serve", tmp_path, ending_s, "speak:") as started:
+        services = started.services
+        assert len(services) == 3 and all(map(is_running, services))
+        started.process.kill()
+        started.end()
+        started.until(lambda: not any(map(is_running, services)))
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_serve_that_stops_too_slowly_takes_its_services_along(tmp_path: Path, is_frozen: bool) -> None:
+    ports = [str(port) for port in free_ports(6)]
+    command = [sys.executable, "-m", "tests.cosydit.stack.fake_services", "serve", str(tmp_path), LONG_S, *ports]
+    serve = ServiceProcess(ServiceSpec("serve", command, "", tmp_path / "out", stop_timeout_s=0.5))
+    serve.start()
+    started = Running(serve._process, tmp_path / "out")  # type: ignore[arg-type]
+    services: list[int] = []
+    try:
+        started.until(lambda: "speak:" in started.output)
+        services = started.services
+        assert len(services) == 3 and all(map(is_running, services))
+        if is_frozen:
+            os.kill(serve.pid, signal.SIGSTOP)
+        serve.stop()
+        assert not any(map(is_running, services))
+    finally:
+        serve.kill()
+        for pid in services:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def test_a_killed_service_takes_along_what_it_started_in_a_session_of_its_own(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    service = ServiceProcess(ServiceSpec("parent", [sys.executable, "-c", program], "", tmp_path / "log"))
+    with service:
+        while not (told := service.spec.log_path.read_text().strip()):
+            time.sleep(0.02)
+        assert is_running(int(told))
+        os.kill(service.pid, signal.SIGKILL)
+    assert not is_running(int(told))
+
+
 def test_a_gateway_whose_stop_fails_keeps_no_backend_from_being_stopped(tmp_path: Path) -> None:
     class Noted(ServiceProcess):
         def stop(self) -> None:
