@@ -51,6 +51,8 @@ _SLOW_WAITS_S = 1.0
 enough wait serves many of them by turns: for moments little of what is waited for is made, then much."""
 _MOST_WAIT = 0.5
 """Share of the streams that wait from which on a service works for all of them: what it makes is all that they get."""
+_MANY_STREAMS = 32.0
+"""Fewest streams that a service may serve by turns; fewer are served together, and the two values above don't count."""
 _RAISING_WAITS_S = 2.0
 """Seconds that as many streams as the limit must have waited in the measurements that raise it."""
 _MOST_DOUBLINGS = 20.0
@@ -87,7 +89,9 @@ class _Sums:
     @property
     def speed_for_all(self) -> float:
         """Return the speed for each stream; where most wait, those that don't will wait in turn."""
-        waiting_share = self.waited_s / (self.busy_s * self.streams) if self.busy_s else 0.0
+        if self.streams < _MANY_STREAMS or not self.busy_s:
+            return self.speed
+        waiting_share = self.waited_s / (self.busy_s * self.streams)
         return self.speed * (min(1.0, waiting_share) if waiting_share >= _MOST_WAIT else 1.0)
 
     @property
@@ -346,7 +350,8 @@ class SpeedMeter:
         if is_known and self._lately.busy_s < min(GAPS * self._lately.gap_s, MAX_BUSY_S):
             return
         is_slow = self._lately.speed_for_all < _AT_ITS_LIMIT * self._least_speed
-        if is_known and is_slow and self._lately.waited_s < _SLOW_WAITS_S * self._lately.streams:
+        is_short = self._lately.waited_s < _SLOW_WAITS_S * self._lately.streams
+        if is_known and is_slow and is_short and self._lately.streams >= _MANY_STREAMS:
             return
         # News may come late again soon, so the longest gap is only halved.
         lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
