@@ -116,8 +116,8 @@ def _serve(part: str, args: argparse.Namespace) -> dict[str, Any]:
         subprocess.run([*_cosydit(), *make], check=True)
     options = HAND_SET if part == "hand_set" else ("--gateway-options", RANDOM_ANSWERS)
     command = [*_cosydit(), "serve", "--checkpoint", str(checkpoint), "--work-dir", str(args.work_dir / part), *options]
-    if taken := busy_ports((HTTP_PORT,)):
-        raise ServiceStartError(f"something listens on port {taken}: its times would count as this server's; stop it")
+    if busy_ports((HTTP_PORT,)):
+        raise ServiceStartError(f"something listens on port {HTTP_PORT}: its times would count as this one's; stop it")
     log, begun_s = args.work_dir / f"{part}.log", time.monotonic()
     log.unlink(missing_ok=True)
     with ServiceProcess(ServiceSpec("serve", command, READY_URL, log, stop_timeout_s=STOP_TIMEOUT_S)) as server:
