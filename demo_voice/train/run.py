@@ -1,10 +1,12 @@
 """Runs phases of the training, one after another, the stages of a phase side by side: `python -m demo_voice.train.run`.
 
-    python -m demo_voice.train.run --work WORK --carry carry/demo_voice corpus:110 tokenizer+speaker+vocoder:300
+    python -m demo_voice.train.run --work WORK --carry carry/demo_voice corpus:110 tokenizer+vocoder=600:300 codes:60
 
-A phase is its stages joined by +, and the seconds each of them may train. They take the GPUs in turn; several small
-models share one well, too: alone, none of them fills it. Takes up the carried state where the workspace has none, and
-hands the state out after every phase, also when a stage has failed.
+A phase is its stages joined by +, and the seconds each of them may train. A stage with seconds of its own
+(`vocoder=600`) goes on beside the next phases; where all of a phase do, the next one begins after the phase's seconds,
+and the last phase when all have ended. The stages take the GPUs in turn; several small models share one well, too:
+alone, none of them fills it. Takes up the carried state where the workspace has none, and hands the state out after
+every phase, also when a stage has failed.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -33,29 +35,40 @@ STATE_FOLDER = "state"
 _CPU_THREADS = "2"
 """CPU threads of each stage: little is left to the CPU, and many threads would wait for cores that make corpus."""
 
+_POLL_S = 0.05
+
 
 @dataclass(frozen=True)
 class Phase:
-    """Stages that run side by side."""
+    """Stages that begin together."""
 
     stages: tuple[str, ...]
     wall_s: float
+    own_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the stages that go on beside the next phases."""
 
 
 def parse_phase(text: str) -> Phase:
-    """Read `stage+stage:seconds`.
+    """Read `stage+stage=own seconds:seconds`.
 
     Raises:
         argparse.ArgumentTypeError: it is of another form.
     """
-    names, colon, seconds = text.rpartition(":")
+    names, _, seconds = text.rpartition(":")
+    stages: list[str] = []
+    own_s: dict[str, float] = {}
     try:
         wall_s = float(seconds)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected STAGE+STAGE:SECONDS") from err
-    if not (colon and names) or wall_s <= 0:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected STAGE+STAGE:SECONDS")
-    return Phase(tuple(names.split("+")), wall_s)
+        for part in names.split("+"):
+            stage, equals, own = part.partition("=")
+            stages.append(stage)
+            if equals:
+                own_s[stage] = float(own)
+    except ValueError:
+        wall_s = 0.0
+    if not all(stages) or min([wall_s, *own_s.values()]) <= 0:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected STAGE+STAGE=OWN_SECONDS:SECONDS")
+    return Phase(tuple(stages), wall_s, own_s)
 
 
 def prepare(work: Workspace, carried: Path) -> None:
@@ -68,28 +81,67 @@ def prepare(work: Workspace, carried: Path) -> None:
     work.adopt(carried / STATE_FOLDER)
 
 
-def run_phase(work: Workspace, phase: Phase, options: Sequence[str]) -> list[str]:
-    """Run a phase's stages side by side; returns the names of those that failed."""
-    began = time.monotonic()
-    processes = {stage: _start(work, stage, phase, options) for stage in phase.stages}
-    try:
-        failed = [stage for stage, process in processes.items() if process.wait() != 0]
-    finally:
-        for process in processes.values():
-            if process.poll() is None:
-                process.terminate()
-    logger.info("phase %s took %.1f s", "+".join(phase.stages), time.monotonic() - began)
-    return failed
+class Stages:
+    """The stages of one run, each a process of its own."""
+
+    def __init__(self, work: Workspace, options: Sequence[str], deadline_s: float | None = None) -> None:
+        """Nothing is started.
+
+        Args:
+            work: the workspace.
+            options: of every stage.
+            deadline_s: no stage trains longer than until so many seconds from now; None: no bound.
+        """
+        self._work, self._options = work, options
+        self._began = time.monotonic()
+        self._deadline_s = deadline_s
+        self._going_on: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, phase: Phase) -> list[str]:
+        """Run a phase; returns the names of the stages that have failed, those of earlier phases included."""
+        began = time.monotonic()
+        processes = {stage: self._start(stage, phase) for stage in phase.stages}
+        self._going_on |= {stage: processes.pop(stage) for stage in phase.own_s}
+        try:
+            failed = [stage for stage, process in processes.items() if process.wait() != 0]
+            while not processes and self._is_any_going_on() and time.monotonic() - began < phase.wall_s:
+                time.sleep(_POLL_S)
+        finally:
+            _end(processes)
+        logger.info("phase %s took %.1f s", "+".join(phase.stages), time.monotonic() - began)
+        return failed + [stage for stage, process in self._going_on.items() if process.poll()]
+
+    def _is_any_going_on(self) -> bool:
+        return any(process.poll() is None for process in self._going_on.values())
+
+    def wait(self) -> list[str]:
+        """Wait for the stages that go on; returns the names of those that failed."""
+        failed = [stage for stage, process in self._going_on.items() if process.wait() != 0]
+        self._going_on.clear()
+        return failed
+
+    def end(self) -> None:
+        """End the stages that go on."""
+        _end(self._going_on)
+
+    def _start(self, stage: str, phase: Phase) -> subprocess.Popen[bytes]:
+        seconds = phase.own_s.get(stage, phase.wall_s)
+        if self._deadline_s is not None:
+            left_s = self._deadline_s - (time.monotonic() - self._began)
+            seconds = max(1.0, min(seconds, left_s))
+        command = [sys.executable, "-m", "demo_voice.train.stages", stage, "--work", str(self._work.root)]
+        environment = {
+            "OMP_NUM_THREADS": _CPU_THREADS,
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": _gpu(phase.stages.index(stage)),
+        }
+        return subprocess.Popen([*command, "--wall-s", str(seconds), *self._options], env=environment)
 
 
-def _start(work: Workspace, stage: str, phase: Phase, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "demo_voice.train.stages", stage, "--work", str(work.root)]
-    environment = {
-        "OMP_NUM_THREADS": _CPU_THREADS,
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": _gpu(phase.stages.index(stage)),
-    }
-    return subprocess.Popen([*command, "--wall-s", str(phase.wall_s), *options], env=environment)
+def _end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    for process in processes.values():
+        if process.poll() is None:
+            process.terminate()
 
 
 def _gpu(turn: int) -> str:
@@ -102,28 +154,34 @@ def _gpu(turn: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the phases; returns 1 if a stage failed, and goes on to no phase after it."""
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.run", description=__doc__.splitlines()[0])
-    parser.add_argument("phases", nargs="+", type=parse_phase, metavar="STAGE+STAGE:SECONDS")
+    parser.add_argument("phases", nargs="+", type=parse_phase, metavar="STAGE+STAGE=OWN_SECONDS:SECONDS")
     parser.add_argument("--work", type=Path, required=True, help="folder of the training")
     parser.add_argument("--carry", type=Path, required=True, help="what was carried along; an earlier state in state/")
     parser.add_argument("--out", type=Path, help="copy the state there at the end")
+    parser.add_argument("--deadline-s", type=float, help="let no stage train longer than so many seconds from now")
     parser.add_argument("--sizes", default="demo", help="sizes of the models (default %(default)s)")
     parser.add_argument("--options", default="", help="further options of every stage, in one string")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     work = Workspace(args.work)
     prepare(work, args.carry)
+    stages = Stages(work, ["--sizes", args.sizes, *args.options.split()], args.deadline_s)
     failed: list[str] = []
     try:
-        for phase in args.phases:
-            failed = run_phase(work, phase, ["--sizes", args.sizes, *args.options.split()])
+        for place, phase in enumerate(args.phases):
+            is_last = place == len(args.phases) - 1
+            failed = (stages.wait() if is_last else []) or stages.run(phase)
             if args.out is not None:
                 work.hand_out(args.out)
             if failed:
-                logger.error("failed: %s", ", ".join(failed))
                 break
+        failed = failed or stages.wait()
     finally:
+        stages.end()
         if args.out is not None:
             work.hand_out(args.out)
+    if failed:
+        logger.error("failed: %s", ", ".join(failed))
     return 1 if failed else 0
 
 

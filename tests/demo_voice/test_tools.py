@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,7 +100,7 @@ def test_a_run_ends_when_its_time_is_up(tmp_path: Path) -> None:
     assert (tmp_path / "line.pt").is_file()
 
 
-@pytest.mark.parametrize("text", ["flow", "flow:", ":10", "flow:soon", "flow:-1"])
+@pytest.mark.parametrize("text", ["flow", "flow:", ":10", "flow:soon", "flow:-1", "flow=:9", "flow=0:9"])
 def test_a_phase_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected STAGE"):
         parse_phase(text)
@@ -109,6 +111,89 @@ def test_a_phase_names_its_stages_and_its_seconds() -> None:
 
     assert phase.stages == ("flow", "llm")
     assert phase.wall_s == 90.0
+    assert phase.own_s == {}
+    assert parse_phase("flow=300+llm:90").own_s == {"flow": 300.0}
+
+
+def stand_in_stages(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Have every stage run a program of its name (argv[1]) and its seconds (argv[2]) instead."""
+    popen = subprocess.Popen
+
+    def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        seconds = command[command.index("--wall-s") + 1]
+        return popen([sys.executable, "-c", program, command[3], seconds], env=env)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+
+
+@pytest.mark.slow
+def test_a_stage_with_seconds_of_its_own_goes_on_until_the_last_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    program = f"""
+import sys, time
+from pathlib import Path
+seen = Path({str(seen)!r})
+def note(what):
+    with seen.open("a") as file:
+        file.write(what + sys.argv[1] + "\\n")
+note("+")
+while sys.argv[1] == "flow" and "-llm" not in seen.read_text():
+    time.sleep(0.01)
+note("-")
+"""
+    stand_in_stages(monkeypatch, program)
+
+    status = main(["flow=99+llm:5", "aligner:5", "package:5", "--work", str(tmp_path), "--carry", str(tmp_path)])
+
+    events = seen.read_text("utf-8").split()
+    assert status == 0
+    assert events.index("-llm") < events.index("-flow") < events.index("+package")
+    assert events.index("-llm") < events.index("+aligner")
+
+
+@pytest.mark.slow
+def test_a_phase_whose_stages_all_go_on_takes_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tmp_path / "seen"
+    program = f"""
+import sys, time
+from pathlib import Path
+seen = Path({str(seen)!r})
+while sys.argv[1] == "corpus" and not seen.exists():
+    time.sleep(0.01)
+if sys.argv[1] == "warm":
+    seen.write_text("warm")
+"""
+    stand_in_stages(monkeypatch, program)
+
+    assert main(["corpus=9:0.2", "warm:5", "package:5", "--work", str(tmp_path), "--carry", str(tmp_path)]) == 0
+
+    assert seen.read_text("utf-8") == "warm"
+
+
+@pytest.mark.slow
+def test_no_stage_trains_beyond_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tmp_path / "seen"
+    program = f"import sys; open({str(seen)!r}, 'a').write(sys.argv[2] + ' ')"
+    stand_in_stages(monkeypatch, program)
+
+    assert main(["flow=99:99", "llm:5", "--work", str(tmp_path), "--carry", str(tmp_path), "--deadline-s", "30"]) == 0
+
+    flow_s, llm_s = map(float, seen.read_text("utf-8").split())
+    assert 0 < flow_s <= 30
+    assert llm_s == 5
+
+
+@pytest.mark.slow
+def test_a_stage_that_goes_on_and_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tmp_path / "seen"
+    program = f"import sys; open({str(seen)!r}, 'a').write(sys.argv[1] + ' '); sys.exit(sys.argv[1] == 'flow')"
+    stand_in_stages(monkeypatch, program)
+
+    assert main(["flow=9+llm:9", "package:9", "--work", str(tmp_path), "--carry", str(tmp_path)]) == 1
+
+    assert "package" not in seen.read_text("utf-8")
 
 
 def test_a_workspace_takes_over_what_was_carried_but_never_overwrites(tmp_path: Path) -> None:
