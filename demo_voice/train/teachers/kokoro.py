@@ -235,7 +235,9 @@ class _Net:
         flat = [weights[f"{name}.{kind}{way}"] for way in ("", "_reverse") for kind in ("w_ih", "w_hh", "b_ih", "b_hh")]
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         zeros = x.new_zeros(2, len(x), flat[1].shape[1])
-        out = torch.lstm(packed.data, packed.batch_sizes, (zeros, zeros), flat, True, 1, 0.0, False, True)[0]
+        # cuDNN would copy the weights into a block of its own at every call.
+        with torch.backends.cudnn.flags(enabled=False):
+            out = torch.lstm(packed.data, packed.batch_sizes, (zeros, zeros), flat, True, 1, 0.0, False, True)[0]
         whole = PackedSequence(out, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
         return pad_packed_sequence(whole, batch_first=True, total_length=x.shape[1])[0]
 
@@ -419,7 +421,7 @@ def read_weights(model: bytes) -> dict[str, Tensor]:
             found |= _lstm_weights(node, values)
         elif node.op_type == "MatMul" and node.input[1] in values and "l_linear" in node.name:
             found["generator.m_source.l_linear.weight"] = values[node.input[1]].T
-    return {name: torch.from_numpy(np.array(value, np.float32)) for name, value in found.items()}
+    return {name: torch.from_numpy(np.array(value, np.float32, order="C")) for name, value in found.items()}
 
 
 def _short(name: str) -> str:
