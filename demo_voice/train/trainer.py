@@ -81,13 +81,20 @@ class Updater:
         self._module = module
         self._rate = rate
         self._steps = 0
-        self._optimiser = torch.optim.AdamW(_decayed(module), lr=rate, betas=betas)
+        is_fused = next(module.parameters()).is_cuda  # one launch instead of a dozen
+        self._optimiser = torch.optim.AdamW(_decayed(module), lr=rate, betas=betas, fused=is_fused)
         self.average = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=_average)
 
-    def update(self, loss: Tensor, progress: float) -> Tensor:
-        """Go down the loss's gradient; returns the gradient's norm."""
+    def update(self, loss: Tensor, progress: float, keeps_graph: bool = False) -> Tensor:
+        """Go down the loss's gradient in the module's own parameters; returns the gradient's norm.
+
+        Args:
+            loss: scalar; the parameters of other modules get no gradient.
+            progress: 0..1 of the planned time.
+            keeps_graph: another module's update uses the loss's graph, too.
+        """
         self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(inputs=list(self._module.parameters()), retain_graph=keeps_graph)  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), MAX_GRADIENT_NORM)
         for group in self._optimiser.param_groups:
             group["lr"] = self._rate * _rate_share(self._steps, progress)

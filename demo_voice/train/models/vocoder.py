@@ -65,23 +65,23 @@ class VocoderStage:
         return {"hift": self._updater.average.module, "judges": self._judges}
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
-        """Train on one batch of windows; discriminators first, once they have joined."""
+        """Train on one batch of windows; once the discriminators have joined, on one judgement of it for both sides."""
         windows = self._streams.draw(self._batch, WINDOW_TOKENS)
         uses_own = progress >= OWN_PITCH_FROM and bool(torch.rand((), generator=self._draw) < 0.5)
         made, true, pitch_loss = self._vocoded(self._hift, windows, uses_own)
         losses = {**self._distances(made, true), "pitch": pitch_loss}
         loss = MEL_WEIGHT * losses["mel"] + SPECTRAL_WEIGHT * losses["spectral"] + PITCH_WEIGHT * pitch_loss
-        if progress >= ADVERSARIAL_FROM:
-            judged = discriminator_loss(self._judges(true), self._judges(made.detach()))
-            self._judges_updater.update(judged, progress)
-            on_true, on_made = self._judges(true), self._judges(made)
-            losses |= {
-                "judges": judged,
-                "features": feature_loss(on_true, on_made),
-                "fooled": adversarial_loss(on_made),
-            }
-            loss = loss + FEATURE_WEIGHT * losses["features"] + ADVERSARIAL_WEIGHT * losses["fooled"]
-        norm = self._updater.update(loss, progress)
+        if progress < ADVERSARIAL_FROM:
+            return {**losses, "norm": self._updater.update(loss, progress)}
+        on_true, on_made = self._judges(true), self._judges(made)
+        losses |= {
+            "judges": discriminator_loss(on_true, on_made),
+            "features": feature_loss(on_true, on_made),
+            "fooled": adversarial_loss(on_made),
+        }
+        loss = loss + FEATURE_WEIGHT * losses["features"] + ADVERSARIAL_WEIGHT * losses["fooled"]
+        norm = self._updater.update(loss, progress, keeps_graph=True)
+        self._judges_updater.update(losses["judges"], progress)
         return {**losses, "norm": norm}
 
     @torch.no_grad()
