@@ -55,7 +55,7 @@ TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.
 """Planned seconds of training over all runs; the learning rates fall along them."""
 PLANS = {
     DEFAULT: TOTAL_S,
-    HIBARI: {"tokenizer": 250.0, "speaker": 180.0, "vocoder": 1160.0, "flow": 1260.0, "llm": 960.0, "aligner": 270.0},
+    HIBARI: {"tokenizer": 250.0, "speaker": 280.0, "vocoder": 1560.0, "flow": 1530.0, "llm": 1400.0, "aligner": 300.0},
 }
 PLANS[MIXED] = PLANS[HIBARI]
 """The same by teachers."""
@@ -308,7 +308,7 @@ def run_tokens(options: StageOptions) -> None:
         work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer, options.teachers
     )
     # The models that train beside it need cores too.
-    end_s = options.limits.wall_s - (0.0 if options.teachers == DEFAULT else LAST_SHARDS_S)
+    end_s = max(1.0, options.limits.wall_s - (0.0 if options.teachers == DEFAULT else LAST_SHARDS_S))
     make_corpus(jobs, max(1, options.workers * 2 // 3), end_s)
     most = PACKED_UTTERANCES[options.teachers]
     # No more than are packed: models that train beside it wait until all are done.
