@@ -18,8 +18,8 @@ READY_TIMEOUT_S=180
 GPUS=1
 SERVE_OPTIONS=()
 if command -v nvidia-cuda-mps-control > /dev/null; then MPS=${MPS:-on}; else MPS=off; fi
-# vLLM's newer runner samples on the GPU, seeds and penalties included.
-export VLLM_USE_V2_MODEL_RUNNER=${VLLM_USE_V2_MODEL_RUNNER:-1}
+# As the launcher chooses for the converted form; vLLM's newer runner (1) draws without repetition-aware sampling.
+export VLLM_USE_V2_MODEL_RUNNER=${VLLM_USE_V2_MODEL_RUNNER:-0}
 SERVER_PID=
 HAS_MPS=
 
@@ -32,7 +32,7 @@ Each part takes at most 9 minutes on an H200 (prediction 14), writes OUT/NAME_* 
 skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment:
 NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (auto: our
 own engine unless trtllm-serve works; vllm or trtllm, on PATH), LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and
-OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (1), COMMIT
+OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (0), COMMIT
 (where there is no git).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
 USAGE

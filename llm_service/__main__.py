@@ -12,7 +12,6 @@ from pathlib import Path
 
 from llm_service.backends import Backend, EmbeddedBackend, TrtllmBackend, VllmBackend
 from llm_service.backends.auto import AUTO, GPU_DEVICE, choose_backend, has_gpu
-from llm_service.backends.vllm import ENVIRONMENT
 from llm_service.config import (
     SETTINGS,
     LLMBackend,
@@ -20,6 +19,7 @@ from llm_service.config import (
     SettingValue,
     parse_embedded_config,
     parse_server_config,
+    parse_vllm_config,
 )
 from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServiceError
 from servicekit.file_sums import FileSumsError, check_files
@@ -75,7 +75,7 @@ def _chosen(name: str, options: dict[str, SettingValue]) -> LLMBackend:
 def _backend(name: LLMBackend, options: dict[str, SettingValue]) -> Backend:
     if name is LLMBackend.EMBEDDED:
         return EmbeddedBackend(parse_embedded_config(options))
-    return TrtllmBackend() if name is LLMBackend.TRTLLM else VllmBackend()
+    return TrtllmBackend() if name is LLMBackend.TRTLLM else VllmBackend(parse_vllm_config(options))
 
 
 def _run(backend: Backend, config: ServerConfig) -> None:
@@ -87,7 +87,7 @@ def _run(backend: Backend, config: ServerConfig) -> None:
         return
     _check_weights(config.model_dir)
     if isinstance(backend, VllmBackend):
-        for name, value in ENVIRONMENT.items():
+        for name, value in backend.environment(config).items():
             os.environ.setdefault(name, value)
     command = backend.command(config)
     logging.getLogger(__name__).info("running %s", shlex.join(command))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -17,17 +18,21 @@ from llm_service.__main__ import main
 from llm_service.backends import Backend, TrtllmBackend, VllmBackend
 from llm_service.backends.auto import choose_backend, succeeds
 from llm_service.backends.trtllm import serve_options
+from llm_service.backends.vllm import RUNNER_VARIABLE
 from llm_service.config import (
     SETTINGS,
     SPEECH_HEAD_FILE,
     EmbeddedConfig,
     LLMBackend,
     SettingValue,
+    VllmConfig,
     parse_embedded_config,
     parse_server_config,
+    parse_vllm_config,
 )
 from llm_service.embedded.serve import build_loop
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError
+from llm_service.huggingface_layout import ARCHITECTURE
 from servicekit.clock import SystemClock
 
 # For every setting, a value that is not the default.
@@ -111,7 +116,14 @@ def test_vllm_gets_the_same_settings_under_its_own_names(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("backend", list(LLMBackend))
-def test_every_accepted_setting_changes_the_command(capsys: pytest.CaptureFixture[str], backend: LLMBackend) -> None:
+def test_every_accepted_setting_changes_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: LLMBackend
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
+    for name in ("m", VALUES["model_dir"]):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"architectures": [ARCHITECTURE]}))
     plain = dry_run(capsys, backend.value)
     for setting in SETTINGS:
         flag = [f"--{setting.name.replace('_', '-')}"] + ([] if setting.kind is bool else [VALUES[setting.name]])
@@ -152,6 +164,12 @@ def test_all_interfaces_are_bound_in_a_container_only() -> None:
 def test_bad_settings_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_server_config(LLMBackend.EMBEDDED, settings)
+
+
+def test_vllms_settings_are_read_and_bounded() -> None:
+    assert parse_vllm_config({"model_dir": "m", "ras_window": "4"}) == VllmConfig(ras_window=4)
+    with pytest.raises(ConfigError, match="ras_window"):
+        VllmConfig(ras_window=-1)
 
 
 def test_the_embedded_settings_are_read_and_bounded() -> None:
