@@ -83,6 +83,7 @@ def _checks_of(backend: LLMBackend) -> Iterator[Check]:
         "token-offset": check_token_offset,
         "head-bias": check_head_bias,
         "penalty": check_penalty,
+        "repetition": check_repetition,
         "seeds": check_seeds,
         "cancel": check_cancel,
         "at-once": check_at_once,
@@ -295,6 +296,33 @@ def _decided_by_penalty(question: Question, vocabulary: SpeechVocabulary) -> tup
     margins[rows] = -np.inf
     other = int(margins.argmax())
     return heard, other, float(margins[other])
+
+
+def check_repetition(context: CheckContext, found: Findings, backend: LLMBackend) -> None:
+    """Sampling is repetition-aware: of two possible tokens, the one just drawn is not drawn again."""
+    asked = server(context, backend)
+    if backend is LLMBackend.TRTLLM:
+        raise NotRunError("trtllm-serve has no repetition-aware sampling")
+    questions, _ = _greedy(context, asked)
+    repeated = sum(first == second for first, second in (_two_of_two(asked, question) for question in questions))
+    found.tell("answers", len(questions))
+    found.equals("answers that repeat their first token at once", repeated, 0)
+    if repeated:
+        raise CheckFailedError(
+            f"{repeated} of {len(questions)} answers repeat a token where another is possible: the sampler is not "
+            "repetition-aware; the LLM service's log says why, --ras-window 0 switches it off"
+        )
+
+
+def _two_of_two(asked: Server, question: Question) -> tuple[int, int]:
+    """Return the ids that the server draws after a prompt if only the two likeliest speech tokens are possible."""
+    likeliest = np.argsort(question.logits[:SPEECH_TOKEN_COUNT])[-2:]
+    only = [asked.vocabulary.first_id + int(row) for row in likeliest]
+    flags = {"top_k": 1, "repetition_penalty": LITTLE_PENALTY, "max_tokens": 2, "min_tokens": 2}
+    ids, _ = asked.ids(asked.body(TEXTS[0], **flags) | {"prompt": question.prompt, "allowed_token_ids": only})
+    if len(ids) != 2 or not set(ids) <= set(only):
+        raise CheckFailedError(f"asked for two of the ids {only}, the server answered {ids}")
+    return ids[0], ids[1]
 
 
 def check_seeds(context: CheckContext, found: Findings, backend: LLMBackend) -> None:

@@ -35,6 +35,7 @@ class FakeServer:
     bias: llm.FloatArray = field(default_factory=lambda: rows_of(1000) / 4)
     has_bias: bool = True
     has_penalty: bool = True
+    is_aware: bool = True
     shift: int = 0
     backend: LLMBackend = LLMBackend.EMBEDDED
     vocabulary: SpeechVocabulary = COSYVOICE2
@@ -55,8 +56,11 @@ class FakeServer:
             penalty = body["repetition_penalty"]
             scores[heard] = np.where(scores[heard] > 0, scores[heard] / penalty, scores[heard] * penalty)
         allowed = [token - FIRST for token in body.get("allowed_token_ids", range(FIRST, FIRST + ROWS))]
-        row = max(allowed, key=lambda each: float(scores[each]))
-        return ([FIRST + row + self.shift] if row < SPEECH_TOKEN_COUNT else []), "length"
+        drawn: list[int] = []
+        for _ in range(body.get("max_tokens", 1)):
+            possible = [row for row in allowed if not (self.is_aware and row in drawn)]
+            drawn.append(max(possible, key=lambda each: float(scores[each])))
+        return [FIRST + row + self.shift for row in drawn if row < SPEECH_TOKEN_COUNT], "length"
 
 
 def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
@@ -70,7 +74,7 @@ def asked(name: str, server: FakeServer, folder: Path, monkeypatch: pytest.Monke
     return run_here(context, NAMES[name])
 
 
-@pytest.mark.parametrize("name", ["token-offset", "head-bias", "penalty"])
+@pytest.mark.parametrize("name", ["token-offset", "head-bias", "penalty", "repetition"])
 def test_a_good_server_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = asked(name, FakeServer(), tmp_path, monkeypatch)
     assert outcome.result is Result.PASS, outcome.reason
@@ -83,6 +87,8 @@ def test_a_good_server_passes(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         pytest.param("token-offset", FakeServer(shift=-3), r"off by -3", id="offset below"),
         pytest.param("head-bias", FakeServer(has_bias=False), "the bias was dropped", id="bias"),
         pytest.param("penalty", FakeServer(has_penalty=False), "applies no penalty", id="penalty"),
+        pytest.param("repetition", FakeServer(is_aware=False), "12 of 12 answers repeat a token", id="repetition"),
+        pytest.param("repetition", FakeServer(shift=9000), "asked for two of the ids", id="other tokens"),
     ],
 )
 def test_a_spoiled_server_is_found_by_name(

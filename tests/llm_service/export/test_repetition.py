@@ -258,6 +258,18 @@ def test_no_token_comes_twice_within_the_window_where_two_are_possible(plugin: M
         assert (client.ids[0] == client.ids[1]) is comes_twice, own
 
 
+def test_each_token_of_an_answer_is_drawn_anew(plugin: ModuleType) -> None:
+    processor, client = processor_of(plugin, ras_window=1), Client(0, params(top_k=0, top_p=1.0))
+    processor.update_state(BatchUpdate(1, added=[added(0, client)]))
+    steps = 3000
+    for _ in range(steps):
+        client.take(processor.apply(masked(torch.zeros(ROWS))[None])[0])
+    counts = np.bincount(np.array(client.ids) - FIRST_ID, minlength=ROWS)
+    np.testing.assert_allclose(counts / steps, 1 / ROWS, atol=0.02)
+    pairs = {(first, second) for first, second in zip(client.ids, client.ids[1:], strict=False)}
+    assert len(pairs) == ROWS * (ROWS - 1)  # all but a token twice
+
+
 def test_only_requests_that_draw_with_awareness_are_touched(plugin: ModuleType) -> None:
     processor = processor_of(plugin)
     clients = [
