@@ -112,7 +112,7 @@ MIXED_VOICES = (
     replace(HIBARI_VOICES[2], base="kumo", description="A man, calm, reading in American English."),
     PromptVoice(
         "bright",
-        "alpha",
+        "gongitsune",
         "The children ran across the square when the music started again.",
         "A woman with a bright, young voice, reading in American English.",
         "female",

@@ -70,8 +70,8 @@ SPEAKERS = (
     KokoroSpeaker("alpha_nezumi", {"jf_alpha": 0.5, "jf_nezumi": 0.5}),
     KokoroSpeaker("gongitsune_alpha", {"jf_gongitsune": 0.6, "jf_alpha": 0.4}),
 )
-SHARES = (0.34, 0.2, 0.1, 0.08, 0.08, 0.08, 0.06, 0.06)
-"""Of Kokoro's audio; the man has most."""
+SHARES = (0.34, 0.1, 0.2, 0.08, 0.08, 0.08, 0.06, 0.06)
+"""Of Kokoro's audio; the man has most, then the woman whose English is understood best."""
 
 
 GAIN = 1.5
