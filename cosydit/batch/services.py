@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -86,8 +85,7 @@ def _llm_url(settings: LLMSettings, plan: BatchPlan, log_dir: Path) -> Iterator[
 
 
 def _llm_command(settings: LLMSettings, served: Path, plan: BatchPlan, port: int) -> list[str]:
-    command = [sys.executable, "-m", "cosydit.batch.bound_child", str(os.getpid())]
-    command += [sys.executable, "-m", "llm_service", "--backend", settings.backend.value, "--port", str(port)]
+    command = [sys.executable, "-m", "llm_service", "--backend", settings.backend.value, "--port", str(port)]
     command += ["--model-dir", str(served)]
     command += ["--tokenizer-dir", str(settings.model_dir), "--max-batch-size", str(plan.batch_size)]
     if settings.kv_cache_free_gpu_memory_fraction is not None:

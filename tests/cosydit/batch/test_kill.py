@@ -57,18 +57,17 @@ def _kill_at_a_random_moment(output_dir: Path, voice: Path, moment_s: float) -> 
     assert child.returncode == -signal.SIGKILL
 
 
-def test_a_service_that_a_killed_batch_had_started_ends_too() -> None:
+def test_a_service_that_a_killed_batch_had_started_ends_too(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, subprocess, sys, time\n"
-        "command = [sys.executable, '-m', 'cosydit.batch.bound_child', str(os.getpid()), 'sleep', '60']\n"
-        "service = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)\n"
-        "while not pathlib.Path(f'/proc/{service.pid}/cmdline').read_bytes().startswith(b'sleep'):\n"
-        "    time.sleep(0.01)\n"
-        "print(service.pid, flush=True)\n"
-        "input()\n"
+        "import pathlib, sys\n"
+        "from cosydit.stack.process import ServiceProcess, ServiceSpec\n"
+        "spec = ServiceSpec('llm_service', ['sleep', '60'], 'http://127.0.0.1:9/health', pathlib.Path(sys.argv[1]))\n"
+        "with ServiceProcess(spec) as service:\n"
+        "    print(service.pid, flush=True)\n"
+        "    input()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(tmp_path / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         service = int(child.stdout.readline())
