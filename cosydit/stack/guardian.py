@@ -135,9 +135,12 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     watched: dict[str, int] = {}
     rest = b""
-    while os.getppid() == parent:
+    while True:
         if not select.select([0], [], [], _POLL_INTERVAL_S)[0]:
+            if os.getppid() != parent:
+                break
             continue
+        # What the parent has told is read even if it is gone by now: it may be killed before this process runs.
         told = os.read(0, 1 << 16)
         if not told:
             break
