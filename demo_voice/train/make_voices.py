@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED, TEACHERS, Engine
-from demo_voice.train.teachers.flite import RATE_HZ, Spoken, SynthesisError
+from demo_voice.train.teachers.flite import RATE_HZ, FloatArray, Spoken, SynthesisError
 from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import VOICES
 
@@ -166,14 +166,19 @@ def make_voices(directory: Path, teachers: str, engine: Engine) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for voice in VOICES_OF[teachers]:
         samples = audio_16k(engine.speak(voice.transcript, list(TEACHERS[teachers].speakers).index(voice.base)))
-        with wave.open(str(directory / f"{voice.name}.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(_SAMPLE_WIDTH_BYTES)
-            file.setframerate(RATE_HZ)
-            file.writeframes((np.clip(samples, -1, 1) * _PCM16_PEAK).astype("<i2").tobytes())
-        (directory / f"{voice.name}.txt").write_text(voice.transcript + "\n", encoding="utf-8")
+        write_prompt(directory, voice.name, samples, voice.transcript)
         (directory / f"{voice.name}.json").write_text(voice.profile, encoding="utf-8")
         logger.info("%s: %.2f s", voice.name, len(samples) / RATE_HZ)
+
+
+def write_prompt(directory: Path, name: str, samples: FloatArray, transcript: str) -> None:
+    """Write `<name>.wav` (16 kHz mono, 16 bit) of [N] samples in +-1, and `<name>.txt`."""
+    with wave.open(str(directory / f"{name}.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(_SAMPLE_WIDTH_BYTES)
+        file.setframerate(RATE_HZ)
+        file.writeframes((np.clip(samples, -1, 1) * _PCM16_PEAK).astype("<i2").tobytes())
+    (directory / f"{name}.txt").write_text(transcript + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from demo_voice.train.teachers import hibari
 from demo_voice.train.teachers.flite import SPEAKERS, Flite, Spoken, SynthesisError, speaker_shares
 
 if TYPE_CHECKING:
-    from demo_voice.train.teachers.kokoro import Kokoro
+    from demo_voice.train.teachers.kokoro import Kokoro, KokoroSpeaker
 
 
 class Engine(Protocol):
@@ -76,10 +76,20 @@ class HibariAndKokoro:
             return self._hibari.speak(text, speaker)
         from demo_voice.train.teachers import kokoro
 
+        return self.speak_as(text, kokoro.SPEAKERS[number])
+
+    def speak_as(self, text: str, speaker: KokoroSpeaker) -> Spoken:
+        """Speak a text as any mixture of Kokoro's voices.
+
+        Raises:
+            SynthesisError: there is no word in the text, or a package is missing.
+        """
+        from demo_voice.train.teachers import kokoro
+
         phonemes = _kokoro().known(" ".join(self._hibari.phonemes(text)))
         if not phonemes:
             raise SynthesisError(f"Kokoro has no phonemes for {text!r}; is there a word in it?")
-        (made,) = _kokoro().speak([(phonemes, kokoro.SPEAKERS[number])])
+        (made,) = _kokoro().speak([(phonemes, speaker)])
         return kokoro.spoken(phonemes, made)
 
 
