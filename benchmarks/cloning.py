@@ -11,7 +11,6 @@ comparison.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.lib.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
+from benchmarks.lib.in_process import open_pipeline, speak
 from cosydit.bench.report import write_study
 from cosydit.bench.types import count
 from demo_voice.ears.likeness import RATE_HZ, Likeness, VoiceEncoder, mean_embedding
@@ -36,9 +35,6 @@ from demo_voice.train.teachers.kokoro import KokoroSpeaker
 from demo_voice.train.text.make_heldout import heldout_sentences
 from demo_voice.train.utterance import audio_16k, audio_of
 from demo_voice.unpack import BundleError, teachers_of
-from gateway.speech.guard import GuardMode
-from gateway.speech.pipeline import SpeechPipeline
-from gateway.speech.request import SpeechRequest
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import resample_poly
 
@@ -247,18 +243,15 @@ def with_voices(checkpoint: Path, people: Sequence[Person], directory: Path) -> 
         write_prompt(directory / "voices", person.name, audio_16k(person.speak(PROMPT)), PROMPT)
 
 
-async def _speak(pipeline: SpeechPipeline, text: str, voice: str, seed: int) -> FloatArray:
-    request = SpeechRequest(text, voice, seed)
-    audio = np.concatenate([chunk.samples async for chunk in pipeline.synthesize(request)])
-    return resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)
-
-
 def _cloned(checkpoint: Path, voices: Sequence[Person], texts: Sequence[str], ear: Likeness) -> Embeddings:
     torch.set_num_threads(1)
-    token2wav = EngineToken2Wav(checkpoint / "token2wav")
-    pipeline = make_pipeline(checkpoint, EmbeddedLM(checkpoint / "llm"), token2wav, GuardMode.MEND)
+    pipeline = open_pipeline(checkpoint)
+
+    def heard(text: str, voice: str, seed: int) -> FloatArray:
+        return ear.embed(resample_poly(speak(pipeline, text, voice, seed), SAMPLE_RATE_HZ, RATE_HZ))
+
     return {
-        voice.name: [ear.embed(asyncio.run(_speak(pipeline, text, voice.name, n))) for n, text in enumerate(texts)]
+        voice.name: [heard(text, voice.name, seed) for seed, text in enumerate(texts)]
         for voice in tqdm(voices, desc="the product", unit="voice")
     }
 

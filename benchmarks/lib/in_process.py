@@ -29,6 +29,7 @@ from gateway.core import (
 from gateway.llm.wire import LLMWire
 from gateway.speech.guard import GuardMode, GuardSettings
 from gateway.speech.pipeline import SpeechPipeline
+from gateway.speech.request import SpeechRequest
 from gateway.speech.speaker import PipelineSettings, StreamSpeaker
 from gateway.text import load_text_front_end
 from gateway.text.prosody_carry import CarryLimits
@@ -173,3 +174,19 @@ def make_pipeline(
     )
     speaker = StreamSpeaker(llm, token2wav, voices, settings)
     return SpeechPipeline(speaker, settings, load_text_front_end(bounds.segment_letters, find_declaration(llm_dir)))
+
+
+def open_pipeline(checkpoint: Path) -> SpeechPipeline:
+    """Load a checkpoint with llm/, token2wav/ and voices/, and speak as it would be served."""
+    token2wav = EngineToken2Wav(checkpoint / "token2wav")
+    return make_pipeline(checkpoint, EmbeddedLM(checkpoint / "llm"), token2wav, GuardMode.MEND)
+
+
+def speak(pipeline: SpeechPipeline, text: str, voice: str, seed: int) -> FloatArray:
+    """Return all samples of a text, [N] in +-1 at 24 kHz."""
+
+    async def whole() -> FloatArray:
+        request = SpeechRequest(text, voice, seed)
+        return np.concatenate([chunk.samples async for chunk in pipeline.synthesize(request)])
+
+    return asyncio.run(whole())
