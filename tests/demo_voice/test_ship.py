@@ -11,6 +11,7 @@ import pytest
 from demo_voice.train import ship
 from demo_voice.train.make_voices import VOICES_OF
 from demo_voice.unpack import BUNDLE, BUNDLE_FILES, SIZES_FILE, VOICES, teachers_of
+from tests.bundled_voices import NAMES
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_other_voices_or_a_teacher_that_is_not_installed_change_nothing(
     taught_by(bundle, "hibari")
     arguments = ["--demo-voice", str(shipped)]
     assert ship.main([str(bundle), str(VOICES), *arguments]) == 2
-    assert "got the voices' files ['awb.json'" in capsys.readouterr().err
+    assert f"got the voices' files ['{NAMES[0]}.json'" in capsys.readouterr().err
     voices = tmp_path / "voices"
     voices.mkdir()
     for voice in VOICES_OF["hibari"]:
@@ -119,6 +120,6 @@ def test_a_licence_is_found_wherever_it_lies_and_taken_once(tmp_path: Path, monk
 
 
 def test_a_bundle_says_who_taught_it(bundle: Path) -> None:
-    assert teachers_of(bundle) == "flite"
+    assert teachers_of(bundle) in ship.PACKAGES
     taught_by(bundle, "hibari")
     assert teachers_of(bundle) == "hibari"

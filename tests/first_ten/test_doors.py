@@ -22,6 +22,7 @@ import pytest
 from demo_voice.unpack import VOICES
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import load_voices
+from tests.bundled_voices import BUNDLED, MEN, NAMES, OTHER, WOMEN
 from tests.gateway.doors.http_door import Door, opened_door
 from tests.gateway.fakes import FakeLLM, speech_deltas
 from tests.gateway.voices.fakes import UNREADABLE, FakeVoiceMaker, make_store
@@ -33,7 +34,6 @@ HERE = "http://127.0.0.1:8080"
 JSON = "-H 'content-type: application/json'"
 SECONDS = 1
 """The fake LLM's answer to anything."""
-TRANSCRIPTS = {name: (VOICES / f"{name}.txt").read_text("utf-8").strip() for name in ("default", "slt", "awb")}
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Newcomer:
     def spoken_in(self) -> str:
         """The name of the bundled voice that spoke last."""
         heard = self.door.llm.utterances[-1].reference_text
-        return next(name for name, text in TRANSCRIPTS.items() if text == heard)
+        return next(name for name, voice in BUNDLED.items() if voice.transcript == heard)
 
 
 @asynccontextmanager
@@ -89,15 +89,16 @@ async def test_the_list_of_voices_says_who_they_are(tmp_path: Path) -> None:
         listed = await newcomer.reads(f"curl {HERE}/v1/audio/voices")
         elevenlabs = await newcomer.reads(f"curl {HERE}/v1/voices -H 'xi-api-key: any'")
     told = {voice["name"]: voice for voice in listed["details"]}
-    assert set(told) == {"default", "slt", "awb"}
-    assert [told[name]["gender"] for name in ("default", "slt", "awb")] == ["male", "female", "male"]
-    assert "alloy" in told["default"]["aliases"] and "nova" in told["slt"]["aliases"]
+    assert sorted(told) == NAMES
+    assert {name: told[name]["gender"] for name in NAMES} == dict.fromkeys(WOMEN, "female") | dict.fromkeys(MEN, "male")
+    assert "alloy" in told["default"]["aliases"]
+    assert [name for name in NAMES if "nova" in told[name]["aliases"]] in [[name] for name in WOMEN]
     assert all(voice["description"] and voice["labels"]["language"] for voice in elevenlabs["voices"])
 
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
-    [("alloy", ["default"]), ("nova", ["slt"]), ("Shimmer", ["slt"]), ("onyx", ["default", "awb"]), ("slt", ["slt"])],
+    [("alloy", ["default"]), ("nova", WOMEN), ("Shimmer", WOMEN), ("onyx", MEN), (OTHER, [OTHER])],
 )
 async def test_openais_names_speak_in_voices_of_their_kind(tmp_path: Path, asked: str, wanted: list[str]) -> None:
     async with arrived(tmp_path) as newcomer:
@@ -109,7 +110,7 @@ async def test_a_voice_that_is_not_there_is_answered_with_those_that_are(tmp_pat
     async with arrived(tmp_path) as newcomer:
         assert await newcomer.says(voice="Rachel") == "404"
         message = json.loads(newcomer.file)["error"]["message"]
-    assert all(name in message for name in ("default", "slt", "awb", "alloy", "nova", "cedar", "ryan"))
+    assert all(name in message for name in (*NAMES, "alloy", "nova", "cedar", "ryan"))
 
 
 # Row 9: HTTP for people
@@ -148,12 +149,13 @@ async def test_the_public_benchmark_is_answered_without_an_option(tmp_path: Path
 async def test_what_elevenlabs_sdk_asks_for_is_there(tmp_path: Path) -> None:
     key = "-H 'xi-api-key: any'"
     async with arrived(tmp_path) as newcomer:
-        voice = await newcomer.reads(f"curl {HERE}/v1/voices/slt {key}")
+        voice = await newcomer.reads(f"curl {HERE}/v1/voices/{OTHER} {key}")
         user = await newcomer.reads(f"curl {HERE}/v1/user {key}")
         subscription = await newcomer.reads(f"curl {HERE}/v1/user/subscription {key}")
         body = f"""{JSON} {key} -d '{{"text": "Hi."}}'"""
-        timed = await newcomer.reads(f"curl {HERE}/v1/text-to-speech/slt/with-timestamps?output_format=pcm_8000 {body}")
-    assert (voice["voice_id"], voice["labels"]["gender"]) == ("slt", "female")
+        spoken = f"{HERE}/v1/text-to-speech/{OTHER}/with-timestamps?output_format=pcm_8000"
+        timed = await newcomer.reads(f"curl {spoken} {body}")
+    assert (voice["voice_id"], voice["labels"]["gender"]) == (OTHER, "female" if OTHER in WOMEN else "male")
     assert user["subscription"]["status"] == subscription["status"] == "active"
     assert "".join(timed["alignment"]["characters"]) == "Hi."
 
@@ -162,7 +164,7 @@ async def test_what_elevenlabs_sdk_asks_for_is_there(tmp_path: Path) -> None:
     ("path", "shape"),
     [
         pytest.param("/v1/audio/speach", "error", id="OpenAI"),
-        pytest.param("/v1/text-to-speech/slt/streem", "detail", id="ElevenLabs"),
+        pytest.param(f"/v1/text-to-speech/{OTHER}/streem", "detail", id="ElevenLabs"),
         pytest.param("/v1/voices/Rachel", "detail", id="ElevenLabs, a voice"),
         pytest.param("/v1/audio/voices/Rachel", "error", id="a voice"),
     ],

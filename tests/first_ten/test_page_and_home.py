@@ -25,6 +25,7 @@ from gateway.audio import AudioFormat
 from gateway.config import parse_args
 from gateway.voices.registry import VoiceAliases, load_voices
 from tests import ROOT
+from tests.bundled_voices import NAMES, OTHER
 from tests.gateway.doors.http_door import opened_door
 from tests.gateway.doors.wyoming_door import ask, listen, opened_wyoming
 from tests.gateway.fakes import FakeLLM, FakeToken2Wav, speech_deltas
@@ -77,9 +78,9 @@ async def test_home_assistant_finds_the_voices_and_hears_an_announcement() -> No
             await ask(client, Describe())
             (program,) = Info.from_event((await listen(client, "info")).events[0]).tts
         async with door.client() as client:
-            await ask(client, Synthesize("The washing machine has finished.", SynthesizeVoice("slt")))
+            await ask(client, Synthesize("The washing machine has finished.", SynthesizeVoice(OTHER)))
             heard = await listen(client, "audio-stop")
-    assert [voice.name for voice in program.voices] == ["awb", "default", "slt"]
+    assert [voice.name for voice in program.voices] == NAMES
     assert all(voice.languages[0].startswith("en") for voice in program.voices)
     assert all(voice.description.startswith(f"{voice.name}: ") for voice in program.voices), "what each is like"
     assert len(heard.pcm) == PCM_BYTES and AudioStop.is_type(heard.events[-1].type)
