@@ -31,7 +31,6 @@ from tests.demo_voice.ears.conftest import RATE_HZ, Voice, harmonics, noise
 def test_the_recogniser_understands_the_source_engine(voices: list[Voice], recogniser: SphinxRecogniser) -> None:
     errors = {voice.name: word_errors(voice.text, recogniser.transcribe(voice.samples)) for voice in voices}
 
-    assert len(errors) == 3
     assert errors["default"].rate <= 0.1
     assert total(errors.values()).rate <= 0.25
 
@@ -204,5 +203,13 @@ def test_the_critic_prefers_speech_to_noise(default_voice: Voice) -> None:
 
     speech, hiss = critic.opinion(default_voice.samples), critic.opinion(noise(4.0))
 
-    assert speech.p808 == pytest.approx(3.44, abs=0.03)  # the package's own code says 3.44 of this file
     assert speech.p808 > hiss.p808 + 0.5 and speech.overall > hiss.overall + 0.5
+
+
+@pytest.mark.skipif(find_spec("speechmos") is None, reason="the critic's models are not installed")
+def test_the_critic_s_scores_are_the_packages_own() -> None:
+    """What the package's own code says of this buzz."""
+    opinion = DnsMos().opinion(harmonics(150.0, 4.0))
+
+    assert (opinion.p808, opinion.signal, opinion.background) == pytest.approx((2.492, 3.002, 2.386), abs=0.03)
+    assert opinion.overall == pytest.approx(2.029, abs=0.03)
