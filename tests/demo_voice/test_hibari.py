@@ -162,3 +162,17 @@ def test_shards_are_made_by_the_teachers_asked_for(
         assert set(shard["speaker"]) <= set(range(len(MANNERS))) and len(set(shard["speaker"])) > 2
         assert len(shard["audio"]) == shard["tokens"].sum() * 960
     corpus._engine.cache_clear()
+
+
+class LoudHibari(FakeHibari):
+    """Twice as loud as there is room for."""
+
+    def samples(self, prediction: Prediction, pitch: FloatArray, draw: np.random.Generator) -> FloatArray:
+        return 5 * super().samples(prediction, pitch, draw)
+
+
+def test_a_manner_that_would_be_too_loud_is_turned_down_and_not_cut_off() -> None:
+    plain, loud = (HibariEngine(model).speak("abba.", 0).samples for model in (FakeHibari(), LoudHibari()))
+
+    assert loud.dtype == np.float32 and np.abs(loud).max() == pytest.approx(0.95)
+    assert loud == pytest.approx(0.95 * plain / np.abs(plain).max(), abs=1e-5)

@@ -64,6 +64,10 @@ SHARES = (0.44, 0.1, 0.1, 0.14, 0.05, 0.03, 0.04, 0.04, 0.03, 0.03)
 """Shares of the audio; the default voice has most."""
 
 
+LOUDEST = 0.95
+"""Greatest sample of a text; a louder text is turned down as a whole."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One phrase before it is sound; F frames."""
@@ -196,7 +200,9 @@ class HibariEngine:
         samples = _played(np.concatenate(pieces), manner.warp)
         frames = len(samples) // round(RATE_HZ * _PITCH_FRAME_SECONDS)
         pitch = pitch_at_frames(np.concatenate(pitches), FRAME_SECONDS / warp, frames)
-        return Spoken(np.clip(samples, -1, 1), tuple(segments), RATE_HZ, pitch)
+        # Other formants may be louder than the model's own; at another rate, peaks may rise a little.
+        gain = LOUDEST / max(LOUDEST, float(np.abs(samples).max(initial=0.0)))
+        return Spoken(samples * np.float32(gain), tuple(segments), RATE_HZ, pitch)
 
 
 def segments_of(
