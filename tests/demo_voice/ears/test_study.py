@@ -21,6 +21,7 @@ from demo_voice.ears.recognition import WordErrors
 from demo_voice.ears.speakers import SpeakerRanking
 from demo_voice.ears.study import Heard, StudyRow, figures, row_from_json, row_json
 from demo_voice.unpack import VOICES
+from tests.bundled_voices import NAMES
 from tests.demo_voice.ears.conftest import Voice
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder
 from token2wav_service.features.audio import resample_16k_to_24k
@@ -171,7 +172,7 @@ def test_the_benchmark_listens_to_both_gateways_and_the_source_engine(
     result = json.loads(out.read_text("utf-8"))
     rows = [row_from_json(json.loads(line)) for line in out.with_suffix(".jsonl").read_text("utf-8").splitlines()]
     assert result["figures"] == pytest.approx(figures(rows, "default"))
-    assert len(rows) == result["rows"] == 4
+    assert len(rows) == result["rows"] == len(NAMES) + 1
     assert result["teachers"] == "flite" and "fragment_wer" in result["figures"]
     assert result["figures"]["seam_wer_ratio"] == 1.0
     assert result["figures"]["speaker_top1"] == 1.0
