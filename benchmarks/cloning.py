@@ -50,7 +50,7 @@ HELD_OUT = (
     KokoroSpeaker("alpha_gongitsune_kumo", {"jf_alpha": 0.4, "jf_gongitsune": 0.3, "jm_kumo": 0.3}),
 )
 """Speakers that nothing was trained on. Five have a share of jf_tebukuro, which no speaker of the training has."""
-PROMPT = "The lamp in the window was still burning when the last train left the station."
+PROMPT = "The lamp in the window was still burning when the train left."
 """What every held-out speaker says to the product; about 4 s."""
 SHORTEST, LONGEST = 55, 80
 """Letters of a sentence: about 4 s too."""
@@ -244,7 +244,6 @@ def with_voices(checkpoint: Path, people: Sequence[Person], directory: Path) -> 
 
 
 def _cloned(checkpoint: Path, voices: Sequence[Person], texts: Sequence[str], ear: Likeness) -> Embeddings:
-    torch.set_num_threads(1)
     pipeline = open_pipeline(checkpoint)
 
     def heard(text: str, voice: str, seed: int) -> FloatArray:
@@ -280,6 +279,7 @@ def study(checkpoint: Path, people: People, texts: Sequence[str], ear: Likeness)
 
 def run(args: argparse.Namespace) -> int:
     """Run the study; returns 0, or 2 if it could not run."""
+    torch.set_num_threads(1)  # several wait for one another where other programs run
     torch.manual_seed(0)  # Kokoro's noise
     try:
         teachers = teachers_of(args.checkpoint)
