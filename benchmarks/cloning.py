@@ -73,17 +73,27 @@ class Person:
 
 
 @dataclass(frozen=True)
+class Bundled:
+    """A bundled voice."""
+
+    name: str
+    teacher: str
+    """Who of the training's speakers it is."""
+
+
+@dataclass(frozen=True)
 class People:
     """Everybody of a study."""
 
     held_out: Sequence[Person]
-    bundled: Sequence[Person]
+    bundled: Sequence[Bundled]
     trained: Sequence[Person]
-    """Whom the models learnt from; nobody imitates them."""
+    """Whom the models learnt from, the bundled voices' teachers among them."""
 
     @property
-    def imitated(self) -> list[Person]:
-        return [*self.held_out, *self.bundled]
+    def imitated(self) -> list[str]:
+        """Names of the voices that the product speaks in."""
+        return [*(person.name for person in self.held_out), *(voice.name for voice in self.bundled)]
 
 
 @dataclass(frozen=True)
@@ -207,14 +217,12 @@ def gather(teachers: str, engines: Path | None) -> People:
     if teachers not in VOICES_OF:
         raise SynthesisError(f"got teachers {teachers!r}, expected one of {sorted(VOICES_OF)}")
     engine, mixer = TEACHERS[teachers].open(engines), HibariAndKokoro()
-    trained = {
-        name: Person(name, partial(engine.speak, speaker=number))
-        for number, name in enumerate(TEACHERS[teachers].speakers)
-    }
+    speakers = enumerate(TEACHERS[teachers].speakers)
+    trained = [Person(name, partial(engine.speak, speaker=number)) for number, name in speakers]
     return People(
         [Person(speaker.name, partial(mixer.speak_as, speaker=speaker)) for speaker in HELD_OUT],
-        [Person(voice.name, trained[voice.base].speak) for voice in VOICES_OF[teachers]],
-        list(trained.values()),
+        [Bundled(voice.name, voice.base) for voice in VOICES_OF[teachers]],
+        trained,
     )
 
 
@@ -243,14 +251,14 @@ def with_voices(checkpoint: Path, people: Sequence[Person], directory: Path) -> 
         write_prompt(directory / "voices", person.name, audio_16k(person.speak(PROMPT)), PROMPT)
 
 
-def _cloned(checkpoint: Path, voices: Sequence[Person], texts: Sequence[str], ear: Likeness) -> Embeddings:
+def _cloned(checkpoint: Path, voices: Sequence[str], texts: Sequence[str], ear: Likeness) -> Embeddings:
     pipeline = open_pipeline(checkpoint)
 
     def heard(text: str, voice: str, seed: int) -> FloatArray:
         return ear.embed(resample_poly(speak(pipeline, text, voice, seed), SAMPLE_RATE_HZ, RATE_HZ))
 
     return {
-        voice.name: [heard(text, voice.name, seed) for seed, text in enumerate(texts)]
+        voice: [heard(text, voice, seed) for seed, text in enumerate(texts)]
         for voice in tqdm(voices, desc="the product", unit="voice")
     }
 
@@ -258,7 +266,7 @@ def _cloned(checkpoint: Path, voices: Sequence[Person], texts: Sequence[str], ea
 def _said(people: Sequence[Person], texts: Sequence[str], ear: Likeness) -> Embeddings:
     return {
         person.name: [ear.embed(audio_of(person.speak(text), RATE_HZ)) for text in texts]
-        for person in tqdm(people, desc="the teachers", unit="voice")
+        for person in tqdm(people, desc="the teachers", unit="speaker")
     }
 
 
@@ -273,7 +281,9 @@ def study(checkpoint: Path, people: People, texts: Sequence[str], ear: Likeness)
     with tempfile.TemporaryDirectory() as scratch:
         widened = Path(scratch) / "checkpoint"
         with_voices(checkpoint, people.held_out, widened)
-        said, trained = _said(people.imitated, texts, ear), _said(people.trained, texts, ear)
+        trained, said = _said(people.trained, texts, ear), dict(_said(people.held_out, texts, ear))
+        for person in people.bundled:
+            said[person.name] = trained[person.teacher]
         return compare(people, texts, said, trained, _cloned(widened, people.imitated, texts, ear))
 
 
@@ -312,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--encoder", type=Path, help="Resemblyzer's pretrained.pt (default: that of the installed package)"
     )
     parser.add_argument(
-        "--sentences", type=count, default=5, help="number of sentences of each voice (default %(default)s)"
+        "--sentences", type=count, default=4, help="number of sentences of each voice (default %(default)s)"
     )
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default %(default)s)")
     return run(parser.parse_args(argv))
