@@ -86,7 +86,7 @@ def _on_gpu(settings: BatchSettings, host: Host) -> Iterator[None]:
     with ExitStack() as stack:
         lines = _choice(settings, host)
         if settings.llm.url is None and settings.token2wav.url is None:
-            lines.append(f"MPS       {stack.enter_context(mps_running(settings.output_dir)).note}")
+            lines.append(f"MPS       {stack.enter_context(mps_running(settings.output_dir, is_client=True)).note}")
         print("\n".join(lines), flush=True)
         yield
 

@@ -93,7 +93,7 @@ PRESETS = (
     GpuPreset("16gb", 15_000, 32, 16, 1 * GB, _rooms(LLMRoom(64, 0.1), 64, 0.1), 32, 16, "computed; not run"),
     GpuPreset("24gb", 22_000, 60, 32, 3 * GB, _rooms(LLMRoom(128, 0.1), 64, 0.1), 64, 32, "computed; not run"),
     GpuPreset("48gb", 44_000, 150, 64, 8 * GB, _rooms(LLMRoom(256, 0.12), 64, 0.12), 128, 64, "computed; not run"),
-    GpuPreset("80gb", 79_000, 480, 64, 16 * GB, _rooms(LLMRoom(512, 0.15), 64, 0.15), 256, 64, "computed; not run"),
+    GpuPreset("80gb", 79_000, 480, 64, 16 * GB, _rooms(LLMRoom(512, 0.15), 64, 0.15), 256, 64, "run on an H100"),
     GpuPreset("141gb", 140_000, 1000, 64, 20 * GB, _rooms(LLMRoom(1024, 0.15), 64, 0.15), 256, 64, "run on an H200"),
 )
 """Presets by memory, ascending. With one voice of 18 s each fits its smallest GPU; with a full cache of voices, too."""

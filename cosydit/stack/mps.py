@@ -62,6 +62,21 @@ def run_control(command: Sequence[str], text: str, environment: Mapping[str, str
     return done.returncode == 0
 
 
+def run_unwaited(command: Sequence[str], text: str, environment: Mapping[str, str]) -> bool:
+    """Start the daemon's control program in a session of its own, and leave it; see `Control`."""
+    shell = ["/bin/sh", "-c", 'printf %s "$0" | "$@" &', text, *command]
+    done = subprocess.run(
+        shell,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+        start_new_session=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
 def own_pipes() -> Path:
     """Return where a daemon of ours has its pipes: one place a user, short, for a socket's path may have 107 bytes."""
     return Path(tempfile.gettempdir()) / f"cosydit-mps-{os.getuid()}"
@@ -97,8 +112,23 @@ def stop_mps(use: MpsUse, control: Control = run_control) -> None:
 
 
 @contextmanager
-def mps_running(log_dir: Path, control: Control = run_control, system_pipes: Path = SYSTEM_PIPES) -> Iterator[MpsUse]:
-    """Have a daemon while the context lasts, and its place in this process's environment, which services inherit."""
+def mps_running(
+    log_dir: Path,
+    control: Control = run_control,
+    system_pipes: Path = SYSTEM_PIPES,
+    is_client: bool = False,
+    unwaited: Control = run_unwaited,
+) -> Iterator[MpsUse]:
+    """Have a daemon while the context lasts, and its place in this process's environment, which services inherit.
+
+    Args:
+        log_dir: a daemon started here writes its logs below it.
+        control: runs the control program.
+        system_pipes: where a daemon is looked for if the environment names no other place.
+        is_client: whether this process itself uses the GPU. The daemon ends when its last client has, so the stop of
+            one started here is then asked for by `unwaited`, which does not wait for it.
+        unwaited: starts the control program and leaves it.
+    """
     use = start_mps(log_dir, control, system_pipes)
     before = os.environ.get(MPS_VARIABLE)
     if use.pipes is not None:
@@ -110,7 +140,7 @@ def mps_running(log_dir: Path, control: Control = run_control, system_pipes: Pat
             os.environ.pop(MPS_VARIABLE, None)
         else:
             os.environ[MPS_VARIABLE] = before
-        stop_mps(use, control)
+        stop_mps(use, unwaited if is_client else control)
 
 
 def _started(pipes: Path, log_dir: Path, control: Control, refused: str) -> MpsUse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -60,6 +61,23 @@ def test_a_daemon_is_started_for_the_services_and_stopped_with_them(host: Path) 
         assert daemon.running == {str(host / "own")}
     assert not daemon.running and MPS_VARIABLE not in os.environ
     assert daemon.calls[-1] == ("quit", str(host / "own"))
+
+
+def test_a_client_of_the_daemon_does_not_wait_for_its_end(host: Path) -> None:
+    asked = host / "asked"
+    program = host / "nvidia-cuda-mps-control"
+    # The daemon's program waits, as the real one does, until its last client has ended: here, until a file is there.
+    program.write_text(
+        f"#!/bin/sh\nPATH=/usr/bin:/bin\nread line\nwhile [ ! -e {host}/over ]; do sleep 0.01; done\n"
+        f'echo "$line $CUDA_MPS_PIPE_DIRECTORY" > {asked}.part\nmv {asked}.part {asked}\n'
+    )
+    with mps_running(host, FakeDaemon(), host / "system", is_client=True):
+        pass
+    assert not asked.exists(), "nobody waited for it"
+    (host / "over").touch()
+    while not asked.exists():
+        time.sleep(0.01)
+    assert asked.read_text() == f"quit {host / 'own'}\n"
 
 
 def test_a_daemon_is_stopped_when_the_services_fail(host: Path) -> None:
