@@ -80,6 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"numbers of listeners to try, ascending (default {LISTENERS} or {BLOCK_LISTENERS})",
     )
     parser.add_argument(
+        "--batches",
+        type=int,
+        nargs="*",
+        default=list(BATCH_STREAMS),
+        help="numbers of streams to time in one batch, for three lengths of chunks (default %(default)s)",
+    )
+    parser.add_argument(
         "--listen-s", type=float, default=12.0, help="seconds for which each number of listeners is held"
     )
     parser.add_argument(
@@ -98,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.listeners = LISTENERS if args.family is Family.STEP_AUDIO2 else BLOCK_LISTENERS
     if args.quick:
         args.runs, args.first_chunk, args.listeners = QUICK_RUNS, [1, QUICK_STREAMS], []
+        args.batches = []
     try:
         raw, engine = measure(args)
     except (ProgramCaptureError, MeasurementError) as err:
@@ -147,7 +155,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], Token2WavEngine]:
     raw |= {
         "new_voice_s": new_voices(engine, args.runs),
         "first_chunk_s": {str(n): first_chunks(engine, voice, n, args.runs) for n in args.first_chunk},
-        "batches": [] if args.quick else batches(engine, voice, estimator_weights(flow)),
+        "batches": batches(engine, voice, estimator_weights(flow), args.batches),
         "chunk_cost_s": chunk_costs(engine, voice, hop, QUICK_COST_S if args.quick else COST_S),
         "listeners": listen_all(engine, voice, args.listeners, args.listen_s),
         "bytes_per_stream": _bytes_per_stream(engine, voice),
@@ -263,11 +271,11 @@ def estimator_weights(flow: AnyFlowConfig) -> int:
     return sum(p.numel() for name, p in estimator.named_parameters() if not any(part in name for part in tables))
 
 
-def batches(engine: Token2WavEngine, voice: str, weights: int) -> list[dict[str, Any]]:
+def batches(engine: Token2WavEngine, voice: str, weights: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Measure one chunk of every stream for each number of streams and chunk length, and compare with the floor."""
     rows = []
     for tokens in BATCH_TOKENS:
-        for streams in BATCH_STREAMS:
+        for streams in numbers:
             seconds = first_chunks(engine, voice, streams, BATCH_RUNS, tokens)
             median, floor = statistics.median(seconds), floor_s(weights, streams, tokens)
             row = {"streams": streams, "tokens": tokens, "seconds": seconds, "stream_s": median / streams}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import end_to_end_figures
+from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main
 from benchmarks.lib.sweep import FinishedRun, closed_run, open_run, read_run, unique_sentences, unseen_run, write_run
 from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.report import write_json
 from cosydit.bench.types import AudioArrival, BenchmarkError, LoadResult, RequestRecord
 from tests.cosydit.bench.test_load import ScriptedSpeaker
 
@@ -92,3 +94,19 @@ def test_a_run_that_listened_is_timed_from_dispatch_to_the_first_sound() -> None
 def test_a_missing_run_is_named() -> None:
     with pytest.raises(BenchmarkError, match="poisson-032"):
         end_to_end_figures({"closed-001": finished("closed-001", [0.1])})
+
+
+def test_a_family_s_figures_join_those_that_are_there(tmp_path: Path) -> None:
+    offline, out = tmp_path / "offline.json", tmp_path / "families.json"
+    write_json(offline, {"figures": {"rtf": 0.007}, "setting": {}, "environment": {"git_commit": "abc"}, "raw": {}})
+    before = {"figures": {"cosyvoice2_offline_rtf": 0.003, "cosyvoice3_first_chunk_1_ms": 14.0}, "sources": {}}
+    write_json(out, before)
+    assert main(["--family", "cosyvoice3", "--offline", str(offline), "--out", str(out)]) == 0
+    document = json.loads(out.read_text("utf-8"))
+    assert document["figures"] == {**before["figures"], "cosyvoice3_offline_rtf": 0.007}
+    assert document["sources"]["cosyvoice3"]["offline"]["environment"] == {"git_commit": "abc"}
+
+
+def test_a_family_s_end_to_end_figures_are_named_as_its_engine_s(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match="poisson-016"):
+        end_to_end_figures({"closed-001": finished("closed-001", [0.1])}, FAMILY_RUNS)
