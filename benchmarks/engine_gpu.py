@@ -99,6 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="measure few programs and runs and no listeners, in less than a minute"
     )
+    parser.add_argument(
+        "--recent-frames",
+        type=int,
+        default=SynthesisPolicy().estimator_recent_frames,
+        help="newest mel frames that a stream keeps beside its prompt, whole blocks (default %(default)s)",
+    )
     parser.add_argument("--commit", default=None, help="commit of the code that runs (default: as git says)")
     args = parser.parse_args(argv)
     if args.listeners is None:
@@ -143,7 +149,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], Token2WavEngine]:
         make_random_token2wav(model_dir, seed=0, flow=flow, hift=hift)
         began = CLOCK.now()
         shapes = quick_shapes(flow) if args.quick else None
-        engine = _engine(model_dir, args.dtype, max(args.listeners, default=64), shapes)
+        engine = _engine(model_dir, args.dtype, max(args.listeners, default=64), args.recent_frames, shapes)
         start_s = CLOCK.now() - began
     print(f"ready after {start_s:.1f} s", file=sys.stderr)
     voice = engine.voices.register(_prompt()).voice_id
@@ -346,7 +352,9 @@ def listen(engine: Token2WavEngine, voice: str, listeners: int, seconds: float) 
     return {"listeners": listeners, "underruns": underruns, "worst_s": worst_s, "chunks": chunks, "held_s": seconds}
 
 
-def _engine(model_dir: Path, dtype: str, max_streams: int, shapes: StepShapes | None) -> Token2WavEngine:
+def _engine(
+    model_dir: Path, dtype: str, max_streams: int, recent_frames: int, shapes: StepShapes | None
+) -> Token2WavEngine:
     config = Token2WavConfig(
         model_dir=model_dir,
         device="cuda",
@@ -354,7 +362,7 @@ def _engine(model_dir: Path, dtype: str, max_streams: int, shapes: StepShapes | 
         max_batch_size=64,
         max_streams=max_streams,
         voice_cache_bytes=8 * 1024**3,
-        synthesis=SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT),
+        synthesis=SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=recent_frames),
     )
     return build_engine(config, CLOCK, shapes)
 
