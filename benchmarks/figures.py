@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.engine_gpu import compute_figures
 from benchmarks.lib.plot import draw_sweep
+from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, GPUs, measured_points, unit_json
 from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
 from cosydit.bench.audible import heard_at_s, nearest_rank
 from cosydit.bench.metrics import START_BUFFERS_S
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--offline", type=Path, help="with --family: JSON of cosydit batch --figures")
     parser.add_argument(
         "--family", type=Family, choices=list(Family), help="family whose part of --out is to be filled"
+    )
+    parser.add_argument(
+        "--points", type=Path, help="with --family and --end-to-end: points for `cosydit plan` to write"
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--plot", type=Path, help="PNG of the sweep to write (needs matplotlib)")
@@ -71,6 +75,8 @@ def _fill_family(args: argparse.Namespace) -> int:
     try:
         before = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
         document = family_document(before, args.family, args.engine, args.end_to_end, args.offline)
+        if args.points is not None and args.end_to_end is not None:
+            write_json(args.points, plan_points(args.points, args.end_to_end, document, args.family))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
         print(f"figures: {error!r}", file=sys.stderr)
         return 1
@@ -112,6 +118,28 @@ def family_document(
         figures[f"{prefix}offline_rtf"] = content["figures"]["rtf"]
         source["offline"] = {"figures": content["figures"], **_origin(content)}
     return {**before, "figures": figures, "sources": {**before.get("sources", {}), family.value: source}}
+
+
+def plan_points(path: Path, end_to_end: Path, document: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return the measured points of a family for `cosydit plan`: the open loops of one GPU with both services.
+
+    Args:
+        path: where they go, which names the GPU (see `cosydit.plan.capacity.points_file`).
+        end_to_end: directory of `benchmarks.end_to_end`.
+        document: with the family's figures.
+        family: which one.
+    """
+    runs, figures = read_runs(end_to_end), document["figures"]
+    held = figures.get(f"{family.value}_realtime_streams")
+    alone = "number of listeners not measured" if held is None else f"{held} listeners on one GPU, chunks of 1 s"
+    source = {"kind": "measured", "text": f"open loops, {end_to_end.name}"}
+    return {
+        "gpu": path.stem.split("_")[1],
+        "token2wav_alone": f"token2wav alone: {alone}",
+        "listeners_a_gateway": LISTENERS_A_GATEWAY,
+        "arrangements": [unit_json(GPUs(llm=0, token2wav=1), measured_points(runs.values()), source)],
+        "environment": document["sources"][family.value]["end_to_end"]["environment"],
+    }
 
 
 def read_runs(directory: Path) -> dict[str, FinishedRun]:
