@@ -101,7 +101,7 @@ family_end_to_end() {
   local plain='{"serve_options": "--gateway-options --llm-max-speech-tokens 200", "audio_s": 8, "prompt_s": 5}'
   is_done "$out/summary.txt" && return
   mapfile -t options < <(commit_option)
-  make_checkpoint "$WORK/$1" "$1"
+  make_checkpoint "$WORK/$1" "$1" 64
   start_server --checkpoint "$WORK/$1" --work-dir "$WORK/serve_$1" --gateway-options "--llm-max-speech-tokens 200"
   mkdir -p "$out"
   "$PYTHON" -m benchmarks.end_to_end --out "$out" --closed 1 --open 16 --open-s 30 --unseen 0 --warm-up-burst 32 \
@@ -116,7 +116,7 @@ family_offline() {
   local options out=$OUT/offline_${NAME}_${1}.json
   is_done "$out" && return
   mapfile -t options < <(commit_option)
-  make_checkpoint "$WORK/$1" "$1"
+  make_checkpoint "$WORK/$1" "$1" 64
   make_texts "$WORK/$1"
   "$PYTHON" -m benchmarks.offline_batch --checkpoint "$WORK/$1" --jsonl-path "$WORK/offline.jsonl" \
     --output-dir "$WORK/offline" --warm-up 64 --figures "$out" \
@@ -286,10 +286,10 @@ start_server() {
   wait_for_services
 }
 
-# Args: directory, family.
+# Args: directory, family, number of voices (90).
 make_checkpoint() {
   if [[ -d $1 ]]; then return; fi
-  "$PYTHON" -m cosydit.cli.main checkpoint make-random "$1" --family "$2" --size official --numbered-voices 90
+  "$PYTHON" -m cosydit.cli.main checkpoint make-random "$1" --family "$2" --size official --numbered-voices "${3:-90}"
 }
 
 llm_options() {
