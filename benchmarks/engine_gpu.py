@@ -80,6 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"numbers of listeners to try, ascending (default {LISTENERS} or {BLOCK_LISTENERS})",
     )
     parser.add_argument(
+        "--batches",
+        type=int,
+        nargs="*",
+        default=list(BATCH_STREAMS),
+        help="numbers of streams to time in one batch, for three lengths of chunks (default %(default)s)",
+    )
+    parser.add_argument(
         "--listen-s", type=float, default=12.0, help="seconds for which each number of listeners is held"
     )
     parser.add_argument(
@@ -92,12 +99,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="measure few programs and runs and no listeners, in less than a minute"
     )
+    parser.add_argument(
+        "--recent-frames",
+        type=int,
+        default=SynthesisPolicy().estimator_recent_frames,
+        help="newest mel frames that a stream keeps beside its prompt, whole blocks (default %(default)s)",
+    )
     parser.add_argument("--commit", default=None, help="commit of the code that runs (default: as git says)")
     args = parser.parse_args(argv)
     if args.listeners is None:
         args.listeners = LISTENERS if args.family is Family.STEP_AUDIO2 else BLOCK_LISTENERS
     if args.quick:
         args.runs, args.first_chunk, args.listeners = QUICK_RUNS, [1, QUICK_STREAMS], []
+        args.batches = []
     try:
         raw, engine = measure(args)
     except (ProgramCaptureError, MeasurementError) as err:
@@ -135,7 +149,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], Token2WavEngine]:
         make_random_token2wav(model_dir, seed=0, flow=flow, hift=hift)
         began = CLOCK.now()
         shapes = quick_shapes(flow) if args.quick else None
-        engine = _engine(model_dir, args.dtype, max(args.listeners, default=64), shapes)
+        engine = _engine(model_dir, args.dtype, max(args.listeners, default=64), args.recent_frames, shapes)
         start_s = CLOCK.now() - began
     print(f"ready after {start_s:.1f} s", file=sys.stderr)
     voice = engine.voices.register(_prompt()).voice_id
@@ -147,7 +161,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], Token2WavEngine]:
     raw |= {
         "new_voice_s": new_voices(engine, args.runs),
         "first_chunk_s": {str(n): first_chunks(engine, voice, n, args.runs) for n in args.first_chunk},
-        "batches": [] if args.quick else batches(engine, voice, estimator_weights(flow)),
+        "batches": batches(engine, voice, estimator_weights(flow), args.batches),
         "chunk_cost_s": chunk_costs(engine, voice, hop, QUICK_COST_S if args.quick else COST_S),
         "listeners": listen_all(engine, voice, args.listeners, args.listen_s),
         "bytes_per_stream": _bytes_per_stream(engine, voice),
@@ -263,11 +277,11 @@ def estimator_weights(flow: AnyFlowConfig) -> int:
     return sum(p.numel() for name, p in estimator.named_parameters() if not any(part in name for part in tables))
 
 
-def batches(engine: Token2WavEngine, voice: str, weights: int) -> list[dict[str, Any]]:
+def batches(engine: Token2WavEngine, voice: str, weights: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Measure one chunk of every stream for each number of streams and chunk length, and compare with the floor."""
     rows = []
     for tokens in BATCH_TOKENS:
-        for streams in BATCH_STREAMS:
+        for streams in numbers:
             seconds = first_chunks(engine, voice, streams, BATCH_RUNS, tokens)
             median, floor = statistics.median(seconds), floor_s(weights, streams, tokens)
             row = {"streams": streams, "tokens": tokens, "seconds": seconds, "stream_s": median / streams}
@@ -338,7 +352,9 @@ def listen(engine: Token2WavEngine, voice: str, listeners: int, seconds: float) 
     return {"listeners": listeners, "underruns": underruns, "worst_s": worst_s, "chunks": chunks, "held_s": seconds}
 
 
-def _engine(model_dir: Path, dtype: str, max_streams: int, shapes: StepShapes | None) -> Token2WavEngine:
+def _engine(
+    model_dir: Path, dtype: str, max_streams: int, recent_frames: int, shapes: StepShapes | None
+) -> Token2WavEngine:
     config = Token2WavConfig(
         model_dir=model_dir,
         device="cuda",
@@ -346,7 +362,7 @@ def _engine(model_dir: Path, dtype: str, max_streams: int, shapes: StepShapes | 
         max_batch_size=64,
         max_streams=max_streams,
         voice_cache_bytes=8 * 1024**3,
-        synthesis=SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT),
+        synthesis=SynthesisPolicy(history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=recent_frames),
     )
     return build_engine(config, CLOCK, shapes)
 

@@ -1,7 +1,8 @@
 """The published figures of one machine, computed from raw samples: `python -m benchmarks.figures --help`.
 
-Reads what `benchmarks.engine_gpu` and `benchmarks.end_to_end` wrote; measures nothing. Says for every source where and
-with which commit it was taken.
+Reads what `benchmarks.engine_gpu`, `benchmarks.end_to_end` and `cosydit batch --figures` wrote; measures nothing. Says
+for every source where and with which commit it was taken. With --family it fills that family's part of a file of
+several, which keeps what no new source was given for.
 """
 
 from __future__ import annotations
@@ -16,23 +17,40 @@ from typing import Any
 from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.engine_gpu import compute_figures
 from benchmarks.lib.plot import draw_sweep
+from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, GPUs, measured_points, unit_json
 from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
 from cosydit.bench.audible import heard_at_s, nearest_rank
 from cosydit.bench.metrics import START_BUFFERS_S
 from cosydit.bench.report import aligned_table, write_json
 from cosydit.bench.types import BenchmarkError
+from token2wav_service.checkpoint.family import Family
 
+FAMILY_RUNS = ("closed-001", "poisson-016")
+"""Runs that a family's end-to-end figures are computed from."""
 _MS = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
-    parser.add_argument("--engine", type=Path, required=True, help="JSON of benchmarks.engine_gpu")
-    parser.add_argument("--end-to-end", type=Path, required=True, help="directory of benchmarks.end_to_end")
+    parser.add_argument("--engine", type=Path, help="JSON of benchmarks.engine_gpu (required without --family)")
+    parser.add_argument(
+        "--end-to-end", type=Path, help="directory of benchmarks.end_to_end (required without --family)"
+    )
+    parser.add_argument("--offline", type=Path, help="with --family: JSON of cosydit batch --figures")
+    parser.add_argument(
+        "--family", type=Family, choices=list(Family), help="family whose part of --out is to be filled"
+    )
+    parser.add_argument(
+        "--points", type=Path, help="with --family and --end-to-end: points for `cosydit plan` to write"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--plot", type=Path, help="PNG of the sweep to write (needs matplotlib)")
     args = parser.parse_args(argv)
+    if args.family is not None:
+        return _fill_family(args)
+    if args.engine is None or args.end_to_end is None:
+        parser.error("--engine and --end-to-end are required without --family")
     try:
         engine = json.loads(args.engine.read_text("utf-8"))
         runs = read_runs(args.end_to_end)
@@ -51,6 +69,77 @@ def main(argv: Sequence[str] | None = None) -> int:
         draw_sweep(args.plot, list(runs.values()))
     print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
     return 0
+
+
+def _fill_family(args: argparse.Namespace) -> int:
+    try:
+        before = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
+        document = family_document(before, args.family, args.engine, args.end_to_end, args.offline)
+        if args.points is not None and args.end_to_end is not None:
+            write_json(args.points, plan_points(args.points, args.end_to_end, document, args.family))
+    except (OSError, ValueError, LookupError, BenchmarkError) as error:
+        print(f"figures: {error!r}", file=sys.stderr)
+        return 1
+    write_json(args.out, document)
+    found = {name: value for name, value in document["figures"].items() if name.startswith(args.family.value)}
+    print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in found.items())]), end="")
+    return 0
+
+
+def family_document(
+    before: Mapping[str, Any], family: Family, engine: Path | None, end_to_end: Path | None, offline: Path | None
+) -> dict[str, Any]:
+    """Return a document of several families with one's part filled from the sources that are given.
+
+    Args:
+        before: the document as it was; may be empty.
+        family: whose figures these are; their names begin with it.
+        engine: JSON of `benchmarks.engine_gpu`.
+        end_to_end: directory of `benchmarks.end_to_end`, with the runs `FAMILY_RUNS`.
+        offline: JSON of `cosydit batch --figures`.
+
+    Raises:
+        OSError, ValueError, LookupError: a source can't be read or holds something else.
+        BenchmarkError: a run that a figure needs is missing.
+    """
+    figures, prefix = dict(before.get("figures", {})), f"{family.value}_"
+    source = dict(before.get("sources", {}).get(family.value, {}))
+    if engine is not None:
+        content = json.loads(engine.read_text("utf-8"))
+        figures |= compute_figures(content["raw"], prefix)
+        source |= {name: content[name] for name in ("setting", "environment", "raw")}
+    if end_to_end is not None:
+        runs = read_runs(end_to_end)
+        figures |= {prefix + name: value for name, value in end_to_end_figures(runs, FAMILY_RUNS).items()}
+        setting = json.loads((end_to_end / ENVIRONMENT_FILE).read_text("utf-8"))
+        source["end_to_end"] = {"runs": {name: _row(run) for name, run in runs.items()}, **_origin(setting)}
+    if offline is not None:
+        content = json.loads(offline.read_text("utf-8"))
+        figures[f"{prefix}offline_rtf"] = content["figures"]["rtf"]
+        source["offline"] = {"figures": content["figures"], **_origin(content)}
+    return {**before, "figures": figures, "sources": {**before.get("sources", {}), family.value: source}}
+
+
+def plan_points(path: Path, end_to_end: Path, document: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return the measured points of a family for `cosydit plan`: the open loops of one GPU with both services.
+
+    Args:
+        path: where they go, which names the GPU (see `cosydit.plan.capacity.points_file`).
+        end_to_end: directory of `benchmarks.end_to_end`.
+        document: with the family's figures.
+        family: which one.
+    """
+    runs, figures = read_runs(end_to_end), document["figures"]
+    held = figures.get(f"{family.value}_realtime_streams")
+    alone = "number of listeners not measured" if held is None else f"{held} listeners on one GPU, chunks of 1 s"
+    source = {"kind": "measured", "text": f"open loops, {end_to_end.name}"}
+    return {
+        "gpu": path.stem.split("_")[1],
+        "token2wav_alone": f"token2wav alone: {alone}",
+        "listeners_a_gateway": LISTENERS_A_GATEWAY,
+        "arrangements": [unit_json(GPUs(llm=0, token2wav=1), measured_points(runs.values()), source)],
+        "environment": document["sources"][family.value]["end_to_end"]["environment"],
+    }
 
 
 def read_runs(directory: Path) -> dict[str, FinishedRun]:

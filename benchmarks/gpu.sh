@@ -12,6 +12,7 @@ NAME=${NAME:-gpu}
 WORK=${WORK:-${TMPDIR:-/tmp}/cosydit-gpu}
 LLM_BACKEND=${LLM_BACKEND:-auto}
 LIMIT_S=${LIMIT_S:-330}
+FAMILIES=${FAMILIES:-cosyvoice2 cosyvoice3}
 OFFLINE_BATCH_SIZE=${OFFLINE_BATCH_SIZE:-256}
 OFFLINE_TOKEN2WAV_BATCH_SIZE=${OFFLINE_TOKEN2WAV_BATCH_SIZE:-64}
 READY_TIMEOUT_S=180
@@ -28,10 +29,10 @@ usage() {
 Usage: benchmarks/gpu.sh [PART ...]
 
 Parts (default: all, in this order): ${PARTS[*]}.
-Each part takes at most 9 minutes on an H200 (prediction 14), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
+Each part takes at most 9 minutes on an H200 (prediction 14, families not measured), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
 skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment:
 NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (auto: our
-own engine unless trtllm-serve works; vllm or trtllm, on PATH), LIMIT_S (of a sweep), OFFLINE_BATCH_SIZE and
+own engine unless trtllm-serve works; vllm or trtllm, on PATH), LIMIT_S (of a sweep), FAMILIES (cosyvoice2 cosyvoice3), OFFLINE_BATCH_SIZE and
 OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (0), COMMIT
 (where there is no git).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
@@ -71,15 +72,55 @@ part_precision() {
   "$PYTHON" -m benchmarks.precision_gpu --out "$OUT/${NAME}_precision.json"
 }
 
-# CosyVoice2's and CosyVoice3's engines; first a look at whether this GPU's graphs hold them, which takes a minute each.
+# CosyVoice2 and CosyVoice3: the engine alone, a plain `serve` with one caller and 16 requests a second, and 512
+# utterances of about 8 s in a plain `batch`; first a look at whether this GPU's graphs hold them, which takes a minute
+# each. All figures are in OUT/NAME_families.json.
 part_families() {
-  local options family
-  mapfile -t options < <(commit_option)
-  for family in cosyvoice2 cosyvoice3; do
-    if is_done "$OUT/${NAME}_${family}_engine.json"; then continue; fi
-    "$PYTHON" -m benchmarks.engine_gpu --family "$family" --quick --out "$WORK/${family}_quick.json" "${options[@]}"
-    "$PYTHON" -m benchmarks.engine_gpu --family "$family" --out "$OUT/${NAME}_${family}_engine.json" "${options[@]}"
+  local family
+  for family in $FAMILIES; do
+    family_engine "$family"
+    family_end_to_end "$family"
+    family_offline "$family"
+    "$PYTHON" -m benchmarks.figures --family "$family" --engine "$OUT/${NAME}_${family}_engine.json" \
+      --end-to-end "$OUT/${NAME}_${family}_end_to_end" --offline "$OUT/offline_${NAME}_${family}.json" \
+      --out "$OUT/${NAME}_families.json"
+    rm -rf "${WORK:?}/$family"
   done
+}
+
+family_engine() {
+  local options out=$OUT/${NAME}_${1}_engine.json
+  is_done "$out" && return
+  mapfile -t options < <(commit_option)
+  "$PYTHON" -m benchmarks.engine_gpu --family "$1" --quick --out "$WORK/${1}_quick.json" "${options[@]}"
+  "$PYTHON" -m benchmarks.engine_gpu --family "$1" --out "$out" "${options[@]}"
+}
+
+family_end_to_end() {
+  local options out=$OUT/${NAME}_${1}_end_to_end status=0
+  local plain='{"serve_options": "--gateway-options --llm-max-speech-tokens 200", "audio_s": 8, "prompt_s": 5}'
+  is_done "$out/summary.txt" && return
+  mapfile -t options < <(commit_option)
+  make_checkpoint "$WORK/$1" "$1" 64
+  start_server --checkpoint "$WORK/$1" --work-dir "$WORK/serve_$1" --gateway-options "--llm-max-speech-tokens 200"
+  mkdir -p "$out"
+  "$PYTHON" -m benchmarks.end_to_end --out "$out" --closed 1 --open 16 --open-s 30 --unseen 0 --warm-up-burst 32 \
+    --setting "$plain" "${options[@]}" | tee "$WORK/summary.txt" || status=$?
+  stop_services
+  # 1: requests failed, which the figures tell.
+  if ((status > 1)); then return "$status"; fi
+  mv "$WORK/summary.txt" "$out/summary.txt"
+}
+
+family_offline() {
+  local options out=$OUT/offline_${NAME}_${1}.json
+  is_done "$out" && return
+  mapfile -t options < <(commit_option)
+  make_checkpoint "$WORK/$1" "$1" 64
+  make_texts "$WORK/$1"
+  "$PYTHON" -m benchmarks.offline_batch --checkpoint "$WORK/$1" --jsonl-path "$WORK/offline.jsonl" \
+    --output-dir "$WORK/offline" --warm-up 64 --figures "$out" \
+    --setting '{"batch_options": "none but the list", "audio_s": "6.4 to 9.6", "prompt_s": 5}' "${options[@]}"
 }
 
 part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
@@ -114,7 +155,7 @@ engine_figures() {
 # The converted form of the LLM, which keeps its head's bias, in the server that LLM_BACKEND names.
 part_llm_form() {
   local checkpoint=$WORK/checkpoint
-  make_checkpoint "$checkpoint"
+  make_checkpoint "$checkpoint" step_audio2
   if [[ ! -d $WORK/llm_converted ]]; then
     "$PYTHON" -m cosydit.cli.main convert-llm huggingface "$checkpoint/llm" "$WORK/llm_converted" --dtype bfloat16
   fi
@@ -171,10 +212,8 @@ part_offline() {
   local options checkpoint=$WORK/checkpoint
   is_done "$OUT/offline_$NAME.json" && return
   mapfile -t options < <(commit_option)
-  make_checkpoint "$checkpoint"
-  "$PYTHON" -m benchmarks.offline_input --llm-model-name-or-path "$checkpoint/llm" --voices-dir "$checkpoint/voices" \
-    --rows 512 --voices 64 --seconds 8 --out "$WORK/offline.jsonl"
-  rm -rf "$WORK/offline"
+  make_checkpoint "$checkpoint" step_audio2
+  make_texts "$checkpoint"
   start_mps
   "$PYTHON" -m benchmarks.offline_batch --jsonl-path "$WORK/offline.jsonl" --output-dir "$WORK/offline" \
     --backend "$LLM_BACKEND" --llm-model-name-or-path "$checkpoint/llm" --batch-size "$OFFLINE_BATCH_SIZE" \
@@ -183,6 +222,13 @@ part_offline() {
     --token2wav-set device=cuda --token2wav-set dtype=float16 --token2wav-set voice_cache_bytes=20000000000 \
     --warm-up 64 --figures "$OUT/offline_$NAME.json" --setting "$(offline_setting)" "${options[@]}"
   stop_mps
+}
+
+# The list for an offline batch of a checkpoint; what an earlier one spoke is thrown away.
+make_texts() {
+  "$PYTHON" -m benchmarks.offline_input --llm-model-name-or-path "$1/llm" --voices-dir "$1/voices" \
+    --rows 512 --voices 64 --seconds 8 --out "$WORK/offline.jsonl"
+  rm -rf "$WORK/offline"
 }
 
 part_figures() {
@@ -224,20 +270,26 @@ stop_mps() {
 start_services() {
   local checkpoint=$WORK/checkpoint
   start_mps
-  make_checkpoint "$checkpoint"
-  setsid "$PYTHON" -m cosydit.cli.main serve --checkpoint "$checkpoint" --work-dir "$WORK" \
+  make_checkpoint "$checkpoint" step_audio2
+  start_server --checkpoint "$checkpoint" --work-dir "$WORK" \
     --set BLS_INSTANCE_NUM=1 --set device=cuda --set dtype=float16 --set TRITON_MAX_BATCH_SIZE=64 \
     --set max_streams=400 --set voice_cache_bytes=20000000000 \
     --llm-backend "$LLM_BACKEND" --llm-options "$(llm_options)" \
-    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline" "${SERVE_OPTIONS[@]}" \
-    > "$WORK/serve.log" 2>&1 < /dev/null &
+    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline" "${SERVE_OPTIONS[@]}"
+}
+
+# Args: of `cosydit serve`.
+start_server() {
+  : > "$WORK/serve.log"  # an earlier server's says that it is ready
+  setsid "$PYTHON" -m cosydit.cli.main serve "$@" > "$WORK/serve.log" 2>&1 < /dev/null &
   SERVER_PID=$!
   wait_for_services
 }
 
+# Args: directory, family, number of voices (90).
 make_checkpoint() {
   if [[ -d $1 ]]; then return; fi
-  "$PYTHON" -m cosydit.cli.main checkpoint make-random "$1" --size official --numbered-voices 90
+  "$PYTHON" -m cosydit.cli.main checkpoint make-random "$1" --family "$2" --size official --numbered-voices "${3:-90}"
 }
 
 llm_options() {

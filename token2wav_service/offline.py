@@ -79,13 +79,17 @@ def best_chunk_tokens(config: Token2WavConfig) -> int:
     )
 
 
-def cut_chunks(token_ids: Sequence[int], chunk_tokens: int) -> list[tuple[int, ...]]:
-    """Cut tokens into chunks of `chunk_tokens` plus 3 of look-ahead; the last one carries all that remain."""
+def cut_chunks(token_ids: Sequence[int], chunk_tokens: int, hop_multiple: int = 1) -> list[tuple[int, ...]]:
+    """Cut tokens into chunks of `chunk_tokens` plus 3 of look-ahead; the last one carries all that remain.
+
+    Where hops are multiples of blocks, the first chunk is so much shorter that a voice's usual start fits it.
+    """
     chunks = []
-    start = 0
-    while len(token_ids) - start > chunk_tokens + LOOKAHEAD_TOKENS:
-        chunks.append(tuple(token_ids[start : start + chunk_tokens + LOOKAHEAD_TOKENS]))
-        start += chunk_tokens
+    hop = chunk_tokens - (chunk_tokens - CHUNK_SIZES_TOKENS[0]) % hop_multiple
+    start, hop = 0, hop if hop > 0 else chunk_tokens
+    while len(token_ids) - start > hop + LOOKAHEAD_TOKENS:
+        chunks.append(tuple(token_ids[start : start + hop + LOOKAHEAD_TOKENS]))
+        start, hop = start + hop, chunk_tokens
     return [*chunks, tuple(token_ids[start:])]
 
 
@@ -121,7 +125,7 @@ def _open(engine: Token2WavEngine, utterance: OfflineUtterance, chunk_tokens: in
     if not utterance.token_ids:
         raise InvalidRequestError(f"utterance {utterance.name!r} has no speech tokens; expected at least one")
     stream_id = _open_stream(engine, utterance)
-    chunks = cut_chunks(utterance.token_ids, chunk_tokens)
+    chunks = cut_chunks(utterance.token_ids, chunk_tokens, engine.runner.facts.hop_multiple)
     try:
         for index, token_ids in enumerate(chunks):
             engine.add_chunk(TokenChunk(stream_id, index, token_ids, is_last=index == len(chunks) - 1))

@@ -293,7 +293,7 @@ def _add_token2wav_options(group: argparse._ArgumentGroup) -> None:
     where.add_argument(
         "--token2wav-path",
         type=Path,
-        help="directory with flow.yaml, to run token2wav in this process (default: of --checkpoint)",
+        help="directory token2wav of a checkpoint of any family, to run it in this process (default: of --checkpoint)",
     )
     where.add_argument("--token2wav-url", help="host:port of a running Triton's gRPC service")
     group.add_argument("--token2wav-batch-size", type=count, help=f"utterances in token2wav at once ({_BY_MEMORY})")

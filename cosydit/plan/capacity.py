@@ -19,6 +19,9 @@ DEFAULT_HEADROOM = 0.3
 DEFAULT_UNDERRUN_RATIO = 0.01
 _ROUNDING = 1e-9
 """Tolerance of a number of units: floating point may add so much to a whole one."""
+DEFAULT_FAMILY = "step_audio2"
+FAMILIES = (DEFAULT_FAMILY, "cosyvoice2", "cosyvoice3")
+"""Families of checkpoints; each is as fast as its own models, so that no other's points say anything of it."""
 _FILES = Path(__file__).parent
 _PREFIX, _SUFFIX = "capacity_", ".json"
 
@@ -104,21 +107,32 @@ class Proposal:
         return self.units * self.arrangement.token2wav_gpus
 
 
-def known_gpus() -> list[str]:
-    """Return the GPU kinds that there are points of."""
-    return sorted(path.stem.removeprefix(_PREFIX) for path in _FILES.glob(f"{_PREFIX}*{_SUFFIX}"))
+def known_gpus(family: str = DEFAULT_FAMILY) -> list[str]:
+    """Return the GPU kinds that there are points of, for a family."""
+    stems = [path.stem.removeprefix(_PREFIX) for path in _FILES.glob(f"{_PREFIX}*{_SUFFIX}")]
+    of_families = [tuple(stem.split("_", 1)) if "_" in stem else (stem, DEFAULT_FAMILY) for stem in stems]
+    return sorted(gpu for gpu, of in of_families if of == family)
 
 
-def read_curves(gpu: str) -> Curves:
+def points_file(gpu: str, family: str = DEFAULT_FAMILY) -> str:
+    """Return what the file with a GPU kind's points is called."""
+    return f"{_PREFIX}{gpu}{'' if family == DEFAULT_FAMILY else f'_{family}'}{_SUFFIX}"
+
+
+def read_curves(gpu: str, family: str = DEFAULT_FAMILY) -> Curves:
     """Read the points of a GPU kind.
 
     Raises:
         CapacityError: there are none.
     """
-    if gpu not in known_gpus():
-        got = f"got GPU {gpu!r}, expected one of {', '.join(known_gpus())}: no other was measured"
+    known = known_gpus(family)
+    if not known:
+        got = f"got family {family}, whose listeners were measured on no GPU"
+        raise CapacityError(f"{got}; bash benchmarks/gpu.sh families measures it, and docs/capacity.md says what next")
+    if gpu not in known:
+        got = f"got GPU {gpu!r}, expected one of {', '.join(known)}: no other was measured"
         raise CapacityError(f"{got}; bash benchmarks/gpu.sh measures one, and docs/capacity.md says what next")
-    return _curves(json.loads((_FILES / f"{_PREFIX}{gpu}{_SUFFIX}").read_text("utf-8")))
+    return _curves(json.loads((_FILES / points_file(gpu, family)).read_text("utf-8")))
 
 
 def propose(curves: Curves, demand: Demand) -> list[Proposal]:

@@ -7,7 +7,9 @@ import sys
 from typing import Any
 
 from cosydit.plan.capacity import (
+    DEFAULT_FAMILY,
     DEFAULT_HEADROOM,
+    FAMILIES,
     CapacityError,
     Curves,
     Demand,
@@ -33,6 +35,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--gpu", default="h200", help=f"kind of GPU: {', '.join(known_gpus())} (default %(default)s)")
     parser.add_argument(
+        "--family", choices=FAMILIES, default=DEFAULT_FAMILY, help="family of the checkpoint (default %(default)s)"
+    )
+    parser.add_argument(
         "--headroom",
         type=float,
         default=DEFAULT_HEADROOM,
@@ -45,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; returns the exit status."""
     demand = Demand(args.listeners, args.p95_ms, args.headroom)
     try:
-        curves = read_curves(args.gpu)
+        curves = read_curves(args.gpu, args.family)
         proposals = propose(curves, demand)
     except CapacityError as error:
         print(f"cosydit plan: {error}", file=sys.stderr)

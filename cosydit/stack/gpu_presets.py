@@ -11,11 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from servicekit.gpu_host import MIB
+
 GB = 1_000_000_000
 STREAM_BYTES = 70_470_340
 """Bytes of the pool for one stream at full size; `bytes_per_stream` of benchmarks/results/h200_engine.json."""
 LONGEST_VOICE_BYTES = 612_480_000
 """Bytes of a voice with a prompt of 18 s: 170,133,352 for 5 s (`voice_bytes`, the same file), times 18 / 5."""
+BLOCK_STREAM_BYTES = {"cosyvoice2": 231_527_620, "cosyvoice3": 183_313_360}
+"""Bytes of the pool for one stream of a block-masked flow at full size; `bytes_per_stream` of
+benchmarks/results/h200_families.json."""
+BLOCK_VOICE_BYTES = {"cosyvoice2": 4_161_367_368, "cosyvoice3": 3_266_982_216}
+"""Bytes of its voice with a prompt of 18 s: `voice_bytes` of 5 s, 200 shared frames, times 900 / 200."""
+BLOCK_VOICES_SHARE = 0.6
+"""Share for voices of the memory that a block-masked flow's streams and voices have: a voice takes as much as four
+streams."""
 CONTEXT_BYTES = 600_000_000
 """Bytes of CUDA's context and libraries in one process; estimated."""
 TOKEN2WAV_BYTES = 4_500_000_000
@@ -29,6 +39,7 @@ OFFLINE_LLM_SHARE = 0.35
 """Share of memory for the LLM of an offline batch, whose token2wav has a small pool."""
 STREAM_INTERVAL = 4
 """Tokens in one event of vLLM."""
+_CACHE_STEP = GB // 10
 
 
 @dataclass(frozen=True)
@@ -66,20 +77,40 @@ class GpuPreset:
         """In words."""
         return f"{self.name.removesuffix('gb')} GB"
 
-    def token2wav_settings(self, servers: int = 1) -> dict[str, str]:
-        """Return settings of the model repository, for one of so many servers on the GPU."""
+    def token2wav_settings(self, servers: int = 1, family: str | None = None) -> dict[str, str]:
+        """Return settings of the model repository, for one of so many servers on the GPU.
+
+        Args:
+            servers: of token2wav on the GPU.
+            family: of the checkpoint; one that is not in `BLOCK_STREAM_BYTES` has Step-Audio2's settings.
+        """
+        streams, cache_bytes = self.max_streams, self.voice_cache_bytes
+        if family in BLOCK_STREAM_BYTES:
+            streams, cache_bytes = self._block_sizes(family)
         return {
             "device": "cuda",
             "dtype": SERVED_TYPE,
             "TRITON_MAX_BATCH_SIZE": str(self.step_streams),
-            "max_streams": str(max(1, self.max_streams // servers)),
-            "voice_cache_bytes": str(max(LONGEST_VOICE_BYTES, self.voice_cache_bytes // servers)),
+            "max_streams": str(max(1, streams // servers)),
+            "voice_cache_bytes": str(max(LONGEST_VOICE_BYTES, cache_bytes // servers)),
         }
+
+    def _block_sizes(self, family: str) -> tuple[int, int]:
+        """Return streams and bytes of voices of a block-masked flow: what the greediest LLM leaves, shared out."""
+        memory_bytes = self.least_mib * MIB
+        llm_bytes = max(self._llm_bytes(backend, memory_bytes) for backend in self.llm)
+        free = int(memory_bytes - llm_bytes - 2 * CONTEXT_BYTES - TOKEN2WAV_BYTES)
+        voices = max(int(BLOCK_VOICES_SHARE * free) // _CACHE_STEP * _CACHE_STEP, BLOCK_VOICE_BYTES[family])
+        slots = (free - voices) // BLOCK_STREAM_BYTES[family]
+        # One slot is the pool's scratch.
+        return max(1, min(slots - 1, self.max_streams)), voices
+
+    def _llm_bytes(self, backend: str, memory_bytes: int) -> float:
+        return self.llm[backend].memory_share * memory_bytes + (0 if backend == "vllm" else LLM_BYTES)
 
     def needed_bytes(self, backend: str, memory_bytes: int, voices_bytes: int = LONGEST_VOICE_BYTES) -> int:
         """Return what both services take of a GPU's memory, at full size, with so much for voices."""
-        room = self.llm[backend]
-        llm = room.memory_share * memory_bytes + (0 if backend == "vllm" else LLM_BYTES)
+        llm = self._llm_bytes(backend, memory_bytes)
         pool = (self.max_streams + 1) * STREAM_BYTES
         prompt = LONGEST_VOICE_BYTES  # the buffers in which a prompt is run
         return int(2 * CONTEXT_BYTES + llm + TOKEN2WAV_BYTES + pool + prompt + voices_bytes)

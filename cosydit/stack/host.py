@@ -135,13 +135,14 @@ def token2wav_settings(
 
     Args:
         preset: of the GPU.
-        token2wav_dir: of the checkpoint; `runner=tensorrt` where an engine of it fits this GPU.
+        token2wav_dir: of the checkpoint, whose family decides how many streams fit; `runner=tensorrt` where an engine
+            of it fits this GPU.
         given: by the user.
         servers: of token2wav on the GPU.
     """
     if not given.get("device", CUDA).startswith(CUDA):
         return {}
-    return preset.token2wav_settings(servers) | _runner(token2wav_dir)
+    return preset.token2wav_settings(servers, _family(token2wav_dir)) | _runner(token2wav_dir)
 
 
 def engine_settings(preset: GpuPreset, token2wav_dir: Path, given: Mapping[str, str]) -> dict[str, str]:
@@ -219,6 +220,13 @@ def _usable_mib(gpu: GpuFacts) -> int:
 def _servers_a_gpu(options: StackOptions) -> int:
     gpus = len(set(options.token2wav_gpus)) or 1
     return -(-len(options.tritons) // gpus)
+
+
+def _family(token2wav_dir: Path) -> str | None:
+    from token2wav_service.checkpoint.family import find_family
+
+    family = find_family(token2wav_dir)
+    return family.value if family else None
 
 
 def _runner(token2wav_dir: Path) -> dict[str, str]:

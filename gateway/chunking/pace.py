@@ -72,6 +72,8 @@ class Pace:
     """Estimated seconds until token2wav has answered every chunk under way."""
     dry_in_s: float = float("inf")
     """Seconds until the listener has played all audio delivered and under way; inf before the first chunk."""
+    hop_multiple: int = 1
+    """Tokens that token2wav wants every hop behind the first to be a multiple of."""
 
 
 @dataclass
@@ -108,6 +110,8 @@ class PaceBook:
 
     def __init__(self) -> None:
         """Begin with the constants' prior; the first chunk measured replaces it."""
+        self.hop_multiple = 1
+        """As the stream that was opened last had it."""
         self._cost = PRIOR_COST
         self._token_rate_hz = PRIOR_TOKEN_RATE_HZ
         self._sums = _FadingSums()
@@ -198,7 +202,8 @@ class PaceMeter:
         now_s, cost = self._clock.now(), self._cautious_cost()
         free_s, dry_s = self._look_ahead(now_s, cost)
         dry_in_s = dry_s - now_s if self._chunks else float("inf")
-        return Pace(self._token_rate(now_s), self._burst, cost, max(free_s - now_s, 0.0), dry_in_s)
+        free_in_s = max(free_s - now_s, 0.0)
+        return Pace(self._token_rate(now_s), self._burst, cost, free_in_s, dry_in_s, self._book.hop_multiple)
 
     def _look_ahead(self, now_s: float, cost: ChunkCost) -> tuple[float, float]:
         """Play what is under way; return when token2wav is free and when the listener runs dry."""

@@ -139,7 +139,8 @@ class TimeBasedChunks:
 class DeadlineChunks:
     """The shortest first hop that playback can go on from, then the longest hops whose audio comes in time.
 
-    From 15 tokens on, hops are of the sizes that token2wav batches best.
+    From 15 tokens on, hops are of the sizes that token2wav batches best. A block-masked flow's first hop is the usual
+    one: for every other length token2wav would have to run the voice's prompt again, so that the hop ends a block.
     """
 
     first_hop_tokens: int | None = None
@@ -152,7 +153,8 @@ class DeadlineChunks:
         """Follow the pace; a hop that will be late anyway is short, but long enough to catch up."""
         outlook = Outlook(progress.pace, progress.tokens_pending, progress.last_hop_tokens)
         if progress.chunks_sent == 0:
-            return min(self.first_hop_tokens or self._first_hop(outlook), self.max_hop_tokens)
+            usual = self.hop_tokens if progress.pace.hop_multiple > 1 else None
+            return min(self.first_hop_tokens or usual or self._first_hop(outlook), self.max_hop_tokens)
         return self._longest_in_time(outlook) or self._late(outlook)
 
     def _first_hop(self, outlook: Outlook) -> int:

@@ -223,7 +223,7 @@ class StreamSpeaker:
                     job.use(voice)
                     lease = self._token2wav.open_stream(voice.registered.voice_id, seed, request.priority)
                     stream = await leases.enter_async_context(lease)
-            job.open(stream.stream_id)
+            job.open(stream.stream_id, stream.hop_multiple)
             yield stream
 
     async def _tokens(

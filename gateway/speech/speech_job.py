@@ -76,6 +76,7 @@ class SpeechJob:
         self._cut_short: str | None = None
         self._clock = clock
         self._began_s = clock.now()
+        self._book = book
         self._meter = PaceMeter(book, clock)
         result.request_id = request.request_id
         result.seed = draw_seed() if request.seed is None else request.seed
@@ -88,8 +89,9 @@ class SpeechJob:
     def pace(self) -> Pace:
         return self._meter.read()
 
-    def open(self, stream_id: str) -> None:
+    def open(self, stream_id: str, hop_multiple: int) -> None:
         self.result.stream_id = stream_id
+        self._book.hop_multiple = hop_multiple
         self.observer.opened(stream_id)
 
     def use(self, voice: ReadyVoice) -> None:

@@ -45,12 +45,22 @@ def test_a_prediction_that_is_there_is_not_made_again_after_its_measurement(tmp_
     assert not [call for call in calls if "simulate" in call]
 
 
-def test_each_family_is_looked_at_before_it_is_measured(tmp_path: Path) -> None:
+def test_each_family_is_looked_at_and_then_measured_alone_end_to_end_and_offline(tmp_path: Path) -> None:
     (tmp_path / "gpu_cosyvoice2_engine.json").touch()
-    status, (look, measure) = predict(tmp_path, part="families")
+    status, calls = predict(tmp_path, part="families")
+    names = ["make-random", "serve", "end_to_end", "offline_input", "offline_batch", "figures"]
     assert status == 0
+    # The checkpoint is made again only because nothing has made it.
+    second = [name for name, call in zip([*names[:3], "make-random", *names[3:]], calls, strict=False) if name in call]
+    assert second == [*names[:3], "make-random", *names[3:]]
+    look, measure, *others = calls[7:]
     assert "--family cosyvoice3 --quick --out" in look
     assert f"--family cosyvoice3 --out {tmp_path}/gpu_cosyvoice3_engine.json" in measure
+    assert "make-random" in others[0] and "--family cosyvoice3" in others[0]
+    serve, load = others[1:3]
+    assert "--set " not in serve and "--llm-backend" not in serve, "a plain server chooses for itself"
+    assert "--closed 1 --open 16" in load
+    assert f"--offline {tmp_path}/offline_gpu_cosyvoice3.json --out {tmp_path}/gpu_families.json" in others[-1]
 
 
 @pytest.mark.parametrize("verified", [1, 2])

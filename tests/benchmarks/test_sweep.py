@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import end_to_end_figures
+from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main
 from benchmarks.lib.sweep import FinishedRun, closed_run, open_run, read_run, unique_sentences, unseen_run, write_run
 from cosydit.bench.load import LoadGenerator, LoadPlan
+from cosydit.bench.report import write_json
 from cosydit.bench.types import AudioArrival, BenchmarkError, LoadResult, RequestRecord
+from cosydit.plan import capacity
+from cosydit.plan.capacity import points_file, read_curves
 from tests.cosydit.bench.test_load import ScriptedSpeaker
 
 
@@ -92,3 +96,37 @@ def test_a_run_that_listened_is_timed_from_dispatch_to_the_first_sound() -> None
 def test_a_missing_run_is_named() -> None:
     with pytest.raises(BenchmarkError, match="poisson-032"):
         end_to_end_figures({"closed-001": finished("closed-001", [0.1])})
+
+
+def test_a_family_s_figures_join_those_that_are_there(tmp_path: Path) -> None:
+    offline, out = tmp_path / "offline.json", tmp_path / "families.json"
+    write_json(offline, {"figures": {"rtf": 0.007}, "setting": {}, "environment": {"git_commit": "abc"}, "raw": {}})
+    before = {"figures": {"cosyvoice2_offline_rtf": 0.003, "cosyvoice3_first_chunk_1_ms": 14.0}, "sources": {}}
+    write_json(out, before)
+    assert main(["--family", "cosyvoice3", "--offline", str(offline), "--out", str(out)]) == 0
+    document = json.loads(out.read_text("utf-8"))
+    assert document["figures"] == {**before["figures"], "cosyvoice3_offline_rtf": 0.007}
+    assert document["sources"]["cosyvoice3"]["offline"]["environment"] == {"git_commit": "abc"}
+
+
+def test_a_family_s_end_to_end_figures_are_named_as_its_engine_s(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match="poisson-016"):
+        end_to_end_figures({"closed-001": finished("closed-001", [0.1])}, FAMILY_RUNS)
+
+
+def test_a_family_s_open_loops_become_points_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    run = finished("poisson-016", [0.1, 0.2])
+    run.load["requests_per_s"] = 16.0
+    for each in (finished("closed-001", [0.1]), run):
+        each.load.setdefault("requests_per_s", None)
+        write_run(runs / f"{each.name}.json.xz", each)
+    write_json(runs / "environment.json", {"setting": {}, "environment": {"git_commit": "abc"}})
+    out, points = tmp_path / "families.json", tmp_path / points_file("h200", "cosyvoice2")
+    asked = ["--family", "cosyvoice2", "--end-to-end", str(runs), "--points", str(points), "--out", str(out)]
+    assert main(asked) == 0
+    assert json.loads(out.read_text("utf-8"))["figures"]["cosyvoice2_ttfa_1_p50_ms"] == pytest.approx(100)
+    monkeypatch.setattr(capacity, "_FILES", tmp_path)
+    (arrangement,) = read_curves("h200", "cosyvoice2").arrangements
+    assert [point.listeners for point in arrangement.points] == [pytest.approx(16.0 * 2.0)]

@@ -40,6 +40,12 @@ def test_chunks_cover_all_tokens_and_repeat_the_look_ahead_only() -> None:
     assert cut_chunks(tokens[:23], 20) == [tokens[:23]]
 
 
+def test_the_first_chunk_of_a_block_masked_flow_fits_a_voice_s_usual_start() -> None:
+    tokens = tuple(range(250))
+    assert [len(chunk) for chunk in cut_chunks(tokens, 100, 25)] == [93, 103, 60], "90 is 15 and three blocks"
+    assert [len(chunk) for chunk in cut_chunks(tokens[:50], 10, 25)] == [13, 13, 13, 13, 10], "shorter than the start's"
+
+
 def test_utterances_run_side_by_side_up_to_the_batch_size() -> None:
     engine = make_engine(max_batch_size=2)
     spoken = list(synthesize_all(engine, [_utterance(name, 10) for name in "abcde"]))

@@ -77,7 +77,7 @@ class ChunkedFlow(Protocol[P, F]):
         ...
 
     def begin(self, prompt: P, hop: int) -> F:
-        """Return what a stream starts from whose first chunk speaks `hop` tokens."""
+        """Return what a stream starts from whose first chunk speaks `hop` tokens; 0 if that chunk is the last, too."""
         ...
 
     def forward(self, rows: Sequence[FlowInput[F]]) -> tuple[list[Tensor], list[F]]:

@@ -105,5 +105,5 @@ class ModelRunner(Generic[P, F, A]):
     def _flow_state(self, work: ChunkWork[TorchState[P, F, A]]) -> F:
         if work.state.flow is not None:
             return work.state.flow
-        hop = self.facts.new_tokens(len(work.token_ids), work.is_last)
+        hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
         return self.flow.begin(work.state.voice.prompt, hop)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from cosydit.cli.main import main
+from cosydit.plan import capacity
 from cosydit.plan.capacity import (
     Arrangement,
     CapacityError,
@@ -15,7 +17,9 @@ from cosydit.plan.capacity import (
     Curves,
     Demand,
     gateway_processes,
+    known_gpus,
     most_listeners,
+    points_file,
     propose,
     read_curves,
 )
@@ -110,6 +114,20 @@ def test_the_points_are_close_to_each_other_where_the_waiting_time_begins_to_ris
 def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(CapacityError, match="got GPU 'abacus', expected one of h200"):
         read_curves("abacus")
+
+
+def test_a_family_that_was_not_measured_gets_no_other_s_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(capacity, "_FILES", tmp_path)
+    points = Path(capacity.__file__).with_name("capacity_h200.json").read_text("utf-8")
+    (tmp_path / points_file("h200")).write_text(points, encoding="utf-8")
+    asked = ["plan", "--listeners", "500", "--p95-ms", "250", "--family", "cosyvoice3"]
+    assert main(asked) == 2
+    assert "got family cosyvoice3, whose listeners were measured on no GPU" in capsys.readouterr().err
+    (tmp_path / points_file("h200", "cosyvoice3")).write_text(points, encoding="utf-8")
+    assert main(asked) == 0
+    assert known_gpus() == known_gpus("cosyvoice3") == ["h200"]
 
 
 def test_the_command_tells_gpus_headroom_and_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from cosydit.batch.types import BatchPlan, BatchReport
 from cosydit.bench.inputs import read_jsonl, require_all_good
 from cosydit.bench.types import SpeechInput
 from cosydit.cli import main as cli
+from cosydit.stack.checkpoint.make_checkpoint import make_random_checkpoint
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
 from gateway.errors import InvalidTextError
 from gateway.text import Normalization, TextOptions, load_text_front_end
@@ -30,6 +31,7 @@ from llm_service.text_encoder import load_text_encoder
 from servicekit.clock import SystemClock
 from tests.cosydit.batch.fake_llm import SPEECH_TOKENS, FakeLLM
 from tests.cosydit.batch.scripted_stages import ScriptedLLM, ScriptedToken2Wav
+from token2wav_service.checkpoint.family import Family
 
 pytestmark = pytest.mark.slow
 
@@ -192,6 +194,18 @@ def test_a_bare_list_is_spoken_in_the_checkpoints_voices_with_one_line_and_one_s
     assert shown.out.count("rows: 3") == 1 and "FAILED 0003 in input: got the voice 'nobody'" in shown.out
     others = [line for line in shown.err.split("\n") if line and "text/s" not in line]
     assert others == [], "nothing but the line of progress"
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("family", [Family.COSYVOICE2, Family.COSYVOICE3], ids=lambda family: family.value)
+def test_every_family_is_spoken_with_its_own_llm(tmp_path: Path, family: Family) -> None:
+    make_random_checkpoint(tmp_path / "checkpoint", 0, family=family)
+    lines, out = tmp_path / "texts.txt", tmp_path / "out"
+    lines.write_text("Hello.\nOne more.\n", encoding="utf-8")
+    paths = ["--checkpoint", str(tmp_path / "checkpoint"), "--output-dir", str(out)]
+    assert cli.main(["batch", str(lines), *paths, "--device", "cpu", "--llm-max-speech-tokens", "60"]) == 0
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text("utf-8").splitlines()]
+    assert len(rows) == 2 and all(row["audio_s"] == pytest.approx(row["speech_tokens"] / 25) for row in rows)
 
 
 def test_texts_are_cleaned_and_cut_as_the_gateway_does() -> None:

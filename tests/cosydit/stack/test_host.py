@@ -11,6 +11,8 @@ import pytest
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
 from cosydit.stack.gpu_presets import (
     BASE_PRESET,
+    BLOCK_STREAM_BYTES,
+    BLOCK_VOICE_BYTES,
     CONTEXT_BYTES,
     PRESETS,
     STREAM_BYTES,
@@ -71,6 +73,22 @@ def test_a_large_gpu_serves_with_the_settings_of_the_published_figures(
     assert chosen.llm_backend == "embedded"
     assert chosen.llm_options[:2] == ("--device", "cuda")
     assert "--num-threads" not in llm_spec(chosen).command
+
+
+@pytest.mark.parametrize("family", BLOCK_STREAM_BYTES)
+def test_a_block_masked_flow_gets_as_many_streams_as_fit(tmp_path: Path, family: str) -> None:
+    options = options_of(tmp_path)
+    options.checkpoint.token2wav_dir.mkdir(parents=True)
+    (options.checkpoint.token2wav_dir / f"{family}.yaml").touch()
+    for gpu in KINDS:
+        settings = for_host(options, gpu_host(gpu)).settings
+        preset, memory_bytes = preset_of(gpu_host(gpu)), gpu.memory_mib * MIB
+        pool = (int(settings["max_streams"]) + 1) * BLOCK_STREAM_BYTES[family]
+        services = 2 * CONTEXT_BYTES + TOKEN2WAV_BYTES
+        llm = max(room.memory_share for room in preset.llm.values()) * memory_bytes
+        assert pool + int(settings["voice_cache_bytes"]) + services + llm < memory_bytes
+        assert int(settings["voice_cache_bytes"]) > 0.99 * BLOCK_VOICE_BYTES[family]
+    assert int(for_host(options, gpu_host(H200)).settings["max_streams"]) > 150
 
 
 def test_vllm_gets_the_settings_of_the_published_figures(tmp_path: Path) -> None:
@@ -184,6 +202,9 @@ def test_the_page_has_the_table() -> None:
     for preset in PRESETS:
         values = (preset.max_streams, preset.voice_cache_bytes, preset.step_streams, preset.llm["embedded"].slots)
         assert f"| {preset.memory} | `{preset.name}` | {' | '.join(map(str, values))} | {preset.source}" in page
+        sizes = [preset.token2wav_settings(family=family) for family in BLOCK_STREAM_BYTES]
+        cells = [f"{each['max_streams']} | {each['voice_cache_bytes']}" for each in sizes]
+        assert f"| {preset.memory} | {' | '.join(cells)} |" in page
 
 
 def test_half_of_a_gpu_holds_token2wav_of_the_next_smaller_preset() -> None:

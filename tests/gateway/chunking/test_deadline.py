@@ -277,3 +277,17 @@ def test_a_stalled_llm_is_seen_before_its_next_token() -> None:
     lively = meter.read().token_rate_hz
     clock.seconds += 2.0
     assert meter.read().token_rate_hz < lively / 3
+
+
+def test_a_block_masked_flow_s_first_hop_is_the_usual_one_whatever_the_pace() -> None:
+    pace = Pace(200.0, 1, ChunkCost(0.01, 0.0001))
+    assert DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace)) < 15
+    blocks = replace(pace, hop_multiple=25)
+    assert DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=blocks)) == 15
+    assert DeadlineChunks(first_hop_tokens=9).next_hop(ChunkProgress(0, 0, 0, 0.0, pace=blocks)) == 9
+
+
+def test_the_pace_knows_the_hops_of_the_stream_that_was_opened_last() -> None:
+    book = PaceBook()
+    book.hop_multiple = 25
+    assert PaceMeter(book, ManualClock()).read().hop_multiple == 25

@@ -155,6 +155,17 @@ def test_a_voice_keeps_few_starts_and_counts_them(family: Family) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", COSYVOICE)
+def test_speech_of_one_chunk_runs_no_prompt_again(family: Family) -> None:
+    engine = make_engine(family)
+    for tokens in (8, 9, 21):
+        speak(engine, tokens_of(tokens), [])
+    voice = engine.voices.register(make_prompt(1, 27))
+    with engine.voices.cache.pinned(voice.voice_id) as cached:
+        assert len(cached.state.prompt.starts) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", COSYVOICE)
 def test_the_state_of_a_long_stream_does_not_grow(family: Family) -> None:
     policy = SynthesisPolicy(ode_steps=1, history=HistoryPolicy.PROMPT_AND_RECENT, estimator_recent_frames=8 * BLOCK)
     flow = BlockStreamFlow(make_block_flow(family), policy)

@@ -70,3 +70,17 @@ def test_a_stream_that_paused_is_not_before_those_that_waited() -> None:
     assert [result.stream_id for _ in range(3) for result in engine.step()] == [other, paused, paused]
     for stream_id in (paused, other):
         engine.abort(stream_id)
+
+
+def test_a_new_stream_whose_text_came_late_is_not_before_a_listener_who_runs_dry_sooner() -> None:
+    clock = ManualClock()
+    engine = make_engine(clock, max_batch_size=1)
+    late, listener = open_stream(engine, seed=0), open_stream(engine, seed=1)
+    engine.add_chunk(TokenChunk(listener, 0, tokens_of(18, 0), False))
+    engine.step()
+    clock.time_s = 0.4  # more than a first audio may take, and the listener has 0.04 s left
+    engine.add_chunk(TokenChunk(late, 0, tokens_of(18, 0), False))
+    engine.add_chunk(TokenChunk(listener, 1, tokens_of(18, 1), False))
+    assert [result.stream_id for _ in range(2) for result in engine.step()] == [listener, late]
+    for stream_id in (late, listener):
+        engine.abort(stream_id)

@@ -148,6 +148,8 @@ class BlockStreamFlow:
     def begin(self, prompt: BlockVoice, hop: int) -> BlockState:
         """Return what a stream starts from whose first chunk speaks `hop` tokens, so that it ends a block.
 
+        The usual start where `hop` is 0: the first chunk is the last, and ends no block.
+
         Runs the prompt, shortened at its start, where no newer stream of the voice began with such a chunk.
         """
         starts, trimmed = prompt.starts, self.trimmed(len(prompt.tokens), hop)
@@ -159,10 +161,10 @@ class BlockStreamFlow:
         return starts[trimmed]
 
     def trimmed(self, count: int, hop: int) -> int:
-        """Return the tokens to leave away at a prompt's start: none of one that is no longer than a block."""
+        """Return the tokens to leave away at a prompt's start, for `begin`: none of one no longer than a block."""
         if self.is_whole or count <= self.flow.block_tokens:
             return 0
-        return (count + hop) % self.flow.block_tokens
+        return (count + (hop or CHUNK_SIZES_TOKENS[0])) % self.flow.block_tokens
 
     def shared_tokens(self, count: int) -> int:
         """Return the tokens of a prompt of `count` whose blocks need none of a stream's: all its streams share them."""

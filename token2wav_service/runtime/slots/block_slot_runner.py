@@ -208,7 +208,7 @@ class BlockSlotRunner:
         if state.start is not None:
             return len(state.pending) + hop
         whole = len(state.voice.prompt.tokens)
-        prompt = whole - self._prompts.trimmed(whole, hop)
+        prompt = whole - self._prompts.trimmed(whole, 0 if is_last else hop)
         return prompt - self._prompts.shared_tokens(prompt) + hop
 
     def _run_group(self, works: Sequence[ChunkWork[BlockSlotState]], tokens: int) -> list[FloatArray]:
@@ -226,7 +226,8 @@ class BlockSlotRunner:
     def _begin(self, work: ChunkWork[BlockSlotState]) -> BlockSlotState:
         """Find what a new stream starts from, which its first hop decides."""
         state = work.state
-        start = self._prompts.begin(state.voice.prompt, self.facts.new_tokens(len(work.token_ids), work.is_last))
+        hop = 0 if work.is_last else self.facts.new_tokens(len(work.token_ids), is_last=False)
+        start = self._prompts.begin(state.voice.prompt, hop)
         state.start, state.first_token, state.end_token = start, start.first_token, start.end_token
         state.pending = tuple(start.pending.tolist())
         return state
