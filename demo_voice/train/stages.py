@@ -34,6 +34,7 @@ from demo_voice.train.data import SpeechStreams
 from demo_voice.train.make_voices import make_voices
 from demo_voice.train.models.llm_data import Noise
 from demo_voice.train.package import trained_speaker, trained_tokenizer, write_aligner
+from demo_voice.train.replay import use_own_stream
 from demo_voice.train.silent_tokens import silent_tokens
 from demo_voice.train.sizes import SIZES, DemoSizes
 from demo_voice.train.teachers.choices import DEFAULT, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
@@ -111,6 +112,8 @@ class StageOptions:
     workers: int
     teachers: str
     """Name in `TEACHERS`."""
+    is_eager: bool
+    """Launch every step by itself, without CUDA graphs."""
     seed: int
     """Steps done before: so that a run that goes on draws other windows than the one before."""
 
@@ -128,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = args.stage in FIXED_SHAPES
+        use_own_stream(device)
     work = Workspace(args.work)
     seed = steps_done(work.weights(args.stage))
     torch.manual_seed(seed)
@@ -139,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     utterances = args.utterances or planned_utterances.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
     options = StageOptions(
-        work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, args.teachers, seed
+        work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, args.teachers, args.eager, seed
     )
     STAGES[args.stage](options)
     return 0
@@ -387,6 +391,8 @@ def _streams(options: StageOptions, features: Sequence[str]) -> SpeechStreams:
 
 
 def _train(options: StageOptions, trainee: Trainee) -> None:
+    if options.is_eager:
+        trainee.replayer.stop_capturing()
     train(trainee, options.work.weights(trainee.name), options.work.log, options.limits)
 
 
@@ -397,6 +403,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", choices=list(SIZES), default="demo", help="default %(default)s")
     parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
+    parser.add_argument("--eager", action="store_true", help="launch steps one by one, without CUDA graphs")
     parser.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
     parser.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")
     parser.add_argument("--max-steps", type=int, help="stop after so many steps")

@@ -15,6 +15,7 @@ import torch
 
 from demo_voice.packing import packed, quantised, unpacked
 from demo_voice.train.collect import ENGINES_ARCHIVE, unpack_engines
+from demo_voice.train.replay import Replayer
 from demo_voice.train.run import main, parse_phase, prepare
 from demo_voice.train.trainer import RunLimits, Updater, read_log, train
 from demo_voice.train.workspace import MAX_STATE_FILE_BYTES, Workspace
@@ -29,23 +30,25 @@ class LineStage:
         torch.manual_seed(0)
         self.model = torch.nn.Linear(1, 1)
         self.updater = Updater(self.model, rate=0.05)
+        self.replayer = Replayer(torch.device("cpu"))
         self.progress: list[float] = []
 
     def parts(self) -> Mapping[str, torch.nn.Module]:
         return {"model": self.model}
 
     def averaged(self) -> Mapping[str, torch.nn.Module]:
-        return {"model": self.updater.average.module}
+        return {"model": self.updater.average}
 
     def step(self, progress: float) -> Mapping[str, torch.Tensor]:
         self.progress.append(progress)
         x = torch.linspace(-1, 1, 16)[:, None]
         loss = ((self.model(x) - 2 * x) ** 2).mean()
-        self.updater.update(loss, progress)
+        self.updater.prepare(progress)
+        self.updater.update(loss)
         return {"loss": loss}
 
     def validate(self) -> Mapping[str, float]:
-        return {"slope": float(self.updater.average.module.weight.detach())}
+        return {"slope": float(self.updater.average.weight.detach())}
 
 
 def test_quantised_rows_are_within_half_a_step() -> None:

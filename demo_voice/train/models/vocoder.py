@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from demo_voice.train.models.vocoder_losses import (
     discriminator_loss,
     feature_loss,
 )
+from demo_voice.train.replay import Inputs, Replayer
 from demo_voice.train.sizes import DiscriminatorSizes
 from demo_voice.train.trainer import Updater, mean_of
 from token2wav_service.config import SourcePhase
@@ -55,6 +57,7 @@ class VocoderStage:
         self._updater = Updater(self._hift, RATE, BETAS)
         self._judges_updater = Updater(self._judges, RATE, BETAS)
         self._draw = torch.Generator().manual_seed(streams.seed)
+        self.replayer = Replayer(streams.device)
 
     def parts(self) -> Mapping[str, nn.Module]:
         """Vocoder and discriminators."""
@@ -62,17 +65,24 @@ class VocoderStage:
 
     def averaged(self) -> Mapping[str, nn.Module]:
         """The vocoder's average; the discriminators as they are."""
-        return {"hift": self._updater.average.module, "judges": self._judges}
+        return {"hift": self._updater.average, "judges": self._judges}
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows; once the discriminators have joined, on one judgement of it for both sides."""
         windows = self._streams.draw(self._batch, WINDOW_TOKENS)
         uses_own = progress >= OWN_PITCH_FROM and bool(torch.rand((), generator=self._draw) < 0.5)
-        made, true, pitch_loss = self._vocoded(self._hift, windows, uses_own)
+        is_judged = progress >= ADVERSARIAL_FROM
+        for updater in (self._updater, self._judges_updater) if is_judged else (self._updater,):
+            updater.prepare(progress)
+        step = partial(self._updated, uses_own, is_judged)
+        return self.replayer.run((uses_own, is_judged), {"starts": windows.starts}, step)
+
+    def _updated(self, uses_own_pitch: bool, is_judged: bool, inputs: Inputs) -> dict[str, Tensor]:
+        made, true, pitch_loss = self._vocoded(self._hift, inputs["starts"], uses_own_pitch)
         losses = {**self._distances(made, true), "pitch": pitch_loss}
         loss = MEL_WEIGHT * losses["mel"] + SPECTRAL_WEIGHT * losses["spectral"] + PITCH_WEIGHT * pitch_loss
-        if progress < ADVERSARIAL_FROM:
-            return {**losses, "norm": self._updater.update(loss, progress)}
+        if not is_judged:
+            return {**losses, "norm": self._updater.update(loss)}
         on_true, on_made = self._judges(true), self._judges(made)
         losses |= {
             "judges": discriminator_loss(on_true, on_made),
@@ -80,30 +90,31 @@ class VocoderStage:
             "fooled": adversarial_loss(on_made),
         }
         loss = loss + FEATURE_WEIGHT * losses["features"] + ADVERSARIAL_WEIGHT * losses["fooled"]
-        norm = self._updater.update(loss, progress, keeps_graph=True)
-        self._judges_updater.update(losses["judges"], progress)
+        norm = self._updater.update(loss, keeps_graph=True)
+        self._judges_updater.update(losses["judges"])
         return {**losses, "norm": norm}
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure the average's distances and pitch on unseen audio, with its own pitch."""
-        hift = self._updater.average.module
-        assert isinstance(hift, HiFT)
+        hift = self._updater.average
         drawn = [self._streams.draw(self._batch, WINDOW_TOKENS, is_validation=True) for _ in range(_VALIDATION_BATCHES)]
         return mean_of(self._figures(hift, windows) for windows in drawn)
 
     def _figures(self, hift: HiFT, windows: Windows) -> dict[str, Tensor]:
-        made, true, pitch_loss = self._vocoded(hift, windows, uses_own_pitch=True)
+        made, true, pitch_loss = self._vocoded(hift, windows.starts, uses_own_pitch=True)
         return {**self._distances(made, true), "pitch_hz": PITCH_SCALE * pitch_loss}
 
-    def _vocoded(self, hift: HiFT, windows: Windows, uses_own_pitch: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _vocoded(self, hift: HiFT, starts: Tensor, uses_own_pitch: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return made and true samples [B, N], and the loss of the predicted pitch."""
-        audio, mel, pitch = (self._streams.window(name, windows.starts, WINDOW_TOKENS).float() for name in FEATURES)
+        audio, mel, pitch = (self._streams.window(name, starts, WINDOW_TOKENS).float() for name in FEATURES)
         mel = mel.transpose(1, 2)
         predicted = hift.f0_predictor(mel)
         pitch_loss = functional.l1_loss(predicted / PITCH_SCALE, pitch / PITCH_SCALE)
         source = self._source(hift, predicted.detach() if uses_own_pitch else pitch)
-        return hift(mel, source), audio / _PCM16_PEAK, pitch_loss
+        spectra = hift.spectra(mel, hift.stft(source[:, 0]))
+        made = hift.samples(spectra, torch.ones_like(spectra[:1, :1]))
+        return made, audio / _PCM16_PEAK, pitch_loss
 
     def _source(self, hift: HiFT, pitch: Tensor) -> Tensor:
         module = hift.m_source
