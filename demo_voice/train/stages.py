@@ -124,8 +124,18 @@ class StageOptions:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage; returns the exit status."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = prepared(args)
+    if args.stage in TRAINEES:
+        _train(options, TRAINEES[args.stage](options))
+    else:
+        STAGES[args.stage](options)
+    return 0
+
+
+def prepared(args: argparse.Namespace) -> StageOptions:
+    """Set the device up for a stage, and return what it may use; `args` are `parser`'s."""
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -142,11 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         planned_utterances["tokens"] = MORE_TOKEN_UTTERANCES
     utterances = args.utterances or planned_utterances.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
-    options = StageOptions(
+    return StageOptions(
         work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, args.teachers, args.eager, seed
     )
-    STAGES[args.stage](options)
-    return 0
 
 
 def run_corpus(options: StageOptions) -> None:
@@ -235,8 +243,8 @@ def run_warm(options: StageOptions) -> None:
     logger.info("%s", record)
 
 
-def run_tokenizer(options: StageOptions) -> None:
-    """Train the speech tokenizer."""
+def tokenizer_stage(options: StageOptions) -> Trainee:
+    """Return the speech tokenizer, to be trained."""
     from demo_voice.train.models.tokenizer import FEATURES, TokenizerStage
 
     streams = _streams(options, FEATURES)
@@ -245,23 +253,23 @@ def run_tokenizer(options: StageOptions) -> None:
         from demo_voice.train.warm import bundled_anchor
 
         anchor = bundled_anchor(options.device)
-    _train(options, TokenizerStage(options.sizes.tokenizer, options.speakers, streams, options.batch, anchor))
+    return TokenizerStage(options.sizes.tokenizer, options.speakers, streams, options.batch, anchor)
 
 
-def run_speaker(options: StageOptions) -> None:
-    """Train the speaker encoder."""
+def speaker_stage(options: StageOptions) -> Trainee:
+    """Return the speaker encoder, to be trained."""
     from demo_voice.train.models.speaker import FEATURES, SpeakerStage
 
     streams = _streams(options, FEATURES)
-    _train(options, SpeakerStage(options.sizes.speaker, options.speakers, streams, options.batch))
+    return SpeakerStage(options.sizes.speaker, options.speakers, streams, options.batch)
 
 
-def run_vocoder(options: StageOptions) -> None:
-    """Train the vocoder."""
+def vocoder_stage(options: StageOptions) -> Trainee:
+    """Return the vocoder, to be trained."""
     from demo_voice.train.models.vocoder import FEATURES, VocoderStage
 
     sizes, streams = options.sizes, _streams(options, FEATURES)
-    _train(options, VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch))
+    return VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch)
 
 
 def run_codes(options: StageOptions) -> None:
@@ -293,13 +301,13 @@ def _write_silent_tokens(work: Workspace, streams: SpeechStreams, codes: npt.NDA
     logger.info("%d tokens sound as silence in %d utterances", len(found), len(heard))
 
 
-def run_flow(options: StageOptions) -> None:
-    """Train the flow."""
+def flow_stage(options: StageOptions) -> Trainee:
+    """Return the flow, to be trained."""
     from demo_voice.train.models.flow import FEATURES, TOKENS, FlowStage
 
     streams = _streams(options, FEATURES)
     streams.add_column(TOKENS, torch.from_numpy(np.load(options.work.codes).astype(np.int32)))
-    _train(options, FlowStage(options.sizes.flow, streams, trained_speaker(options.work, options.sizes), options.batch))
+    return FlowStage(options.sizes.flow, streams, trained_speaker(options.work, options.sizes), options.batch)
 
 
 def run_tokens(options: StageOptions) -> None:
@@ -322,8 +330,8 @@ def run_tokens(options: StageOptions) -> None:
     logger.info("packed %d utterances, %.1f hours, %d bytes", len(utterances), hours, work.packed_tokens.stat().st_size)
 
 
-def run_llm(options: StageOptions) -> None:
-    """Train the LLM on all speech tokens that there are: the shards, or what was packed of them, and the corpus's."""
+def llm_stage(options: StageOptions) -> Trainee:
+    """Return the LLM, to learn all speech tokens that there are: the shards, or what was packed, and the corpus's."""
     from tokenizers import Tokenizer
 
     from demo_voice.train.models.llm import LLMStage
@@ -337,7 +345,7 @@ def run_llm(options: StageOptions) -> None:
     noise = NOISES[options.teachers]
     bank = UtteranceBank(utterances, tokenizer, options.seed, noise)
     logger.info("%d utterances, %.1f hours of speech tokens", len(utterances), bank.speech_tokens / 25 / 3600)
-    _train(options, LLMStage(options.sizes.llm, bank, options.device, options.batch, noise.dropout))
+    return LLMStage(options.sizes.llm, bank, options.device, options.batch, noise.dropout)
 
 
 def run_aligner(options: StageOptions) -> None:
@@ -370,17 +378,20 @@ def run_package(options: StageOptions) -> None:
     logger.info("%s", json.dumps({"stage": "package", **sizes, "all": sum(sizes.values())}))
 
 
+TRAINEES: dict[str, Callable[[StageOptions], Trainee]] = {
+    "tokenizer": tokenizer_stage,
+    "speaker": speaker_stage,
+    "vocoder": vocoder_stage,
+    "flow": flow_stage,
+    "llm": llm_stage,
+}
+"""Stages that only train; each builds its models and data."""
 STAGES: dict[str, Callable[[StageOptions], None]] = {
     "corpus": run_corpus,
     "kokoro": run_kokoro,
     "warm": run_warm,
-    "tokenizer": run_tokenizer,
-    "speaker": run_speaker,
-    "vocoder": run_vocoder,
     "codes": run_codes,
-    "flow": run_flow,
     "tokens": run_tokens,
-    "llm": run_llm,
     "aligner": run_aligner,
     "package": run_package,
 }
@@ -396,21 +407,22 @@ def _train(options: StageOptions, trainee: Trainee) -> None:
     train(trainee, options.work.weights(trainee.name), options.work.log, options.limits)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.stages", description=__doc__)
-    parser.add_argument("stage", choices=list(STAGES))
-    parser.add_argument("--work", type=Path, required=True, help="folder of the training")
-    parser.add_argument("--sizes", choices=list(SIZES), default="demo", help="default %(default)s")
-    parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
-    parser.add_argument("--eager", action="store_true", help="launch steps one by one, without CUDA graphs")
-    parser.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
-    parser.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")
-    parser.add_argument("--max-steps", type=int, help="stop after so many steps")
-    parser.add_argument("--batch", type=int, help="windows or sequences a step (default: the plan's)")
-    parser.add_argument("--utterances", type=int, help="of corpus and tokens (default: the plan's)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of corpus and tokens")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the options of a stage."""
+    found = argparse.ArgumentParser(prog="python -m demo_voice.train.stages", description=__doc__)
+    found.add_argument("stage", choices=[*STAGES, *TRAINEES])
+    found.add_argument("--work", type=Path, required=True, help="folder of the training")
+    found.add_argument("--sizes", choices=list(SIZES), default="demo", help="default %(default)s")
+    found.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
+    found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
+    found.add_argument("--eager", action="store_true", help="launch steps one by one, without CUDA graphs")
+    found.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
+    found.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")
+    found.add_argument("--max-steps", type=int, help="stop after so many steps")
+    found.add_argument("--batch", type=int, help="windows or sequences a step (default: the plan's)")
+    found.add_argument("--utterances", type=int, help="of corpus and tokens (default: the plan's)")
+    found.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of corpus and tokens")
+    return found
 
 
 if __name__ == "__main__":
