@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,8 @@ class Updater(Generic[M]):
         self._optimiser = torch.optim.AdamW(
             _decayed(module), lr=self._rate_now, betas=betas, fused=on_gpu, capturable=on_gpu
         )
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._rate_now  # itself, not a copy
         self.average = copy.deepcopy(module)
 
     def prepare(self, progress: float) -> None:
@@ -174,19 +176,22 @@ def train(trainee: Trainee, state_path: Path, log_path: Path, limits: RunLimits)
     steps_before, seconds_before = load_state(state_path, trainee.parts())
     began = saved = logged = time.monotonic()
     sums: defaultdict[str, float] = defaultdict(float)
-    steps = steps_logged = 0
+    counts: Counter[str] = Counter()  # not every step has every loss
+    steps = 0
     while not _is_over(limits, steps, time.monotonic() - began):
         elapsed = time.monotonic() - began
         losses = trainee.step(min(1.0, (seconds_before + elapsed) / limits.total_s))
         steps += 1
         for name, value in losses.items():
             sums[name] += value.detach()  # type: ignore[assignment]  # stays on the device until it is logged
+            counts[name] += 1
         now = time.monotonic()
         if now - logged > LOG_EVERY_S or _is_over(limits, steps, now - began):
-            means = {name: float(value) / (steps - steps_logged) for name, value in sums.items()}
+            means = {name: float(value) / counts[name] for name, value in sums.items()}
             _log(log_path, trainee.name, steps_before + steps, seconds_before + now - began, means)
             sums.clear()
-            logged, steps_logged = now, steps
+            counts.clear()
+            logged = now
         if now - saved > SAVE_EVERY_S:
             save_state(state_path, trainee.averaged(), steps_before + steps, seconds_before + now - began)
             saved = now
