@@ -100,7 +100,7 @@ def test_a_loud_source_begins_with_all_harmonics() -> None:
     samples = source(pitch, torch.zeros(1, 10 * FRAME, 9), phase)[0, 0]
 
     harmonics = torch.fft.rfft(samples).abs()[20::20][:9] / len(samples)  # 5 Hz a bin
-    assert (harmonics > 0.03).all()
+    assert (harmonics > 0.01).all()
 
 
 def test_the_phase_loss_hears_phase_alone_and_voiced_frames_alone() -> None:
