@@ -41,9 +41,13 @@ class Windows:
     """A batch of windows."""
 
     speakers: Tensor
-    """[B] int64 on the CPU."""
+    """[B] int64; on the CPU when drawn."""
     starts: Tensor
-    """[B] int64 on the CPU: rows of their first tokens."""
+    """[B] int64: rows of their first tokens."""
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return them by name, as a step's inputs."""
+        return vars(self)
 
 
 class SpeechStreams:

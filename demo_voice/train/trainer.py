@@ -6,18 +6,21 @@ as large as the weights twice over, and come back within the warm-up.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from demo_voice.train.replay import Inputs, Replayer, Step
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,6 @@ MAX_GRADIENT_NORM = 1.0
 EMA_DECAY = 0.999
 """Decay of the averaged weights for each step; less in a run's first steps."""
 _EMA_DELAY = 10
-_Tensors = tuple[Tensor, ...] | list[Tensor]
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -55,6 +57,8 @@ class Trainee(Protocol):
     """One stage: what is trained, and how one step goes."""
 
     name: str
+    replayer: Replayer
+    """What runs its steps."""
 
     def parts(self) -> Mapping[str, nn.Module]:
         """Return what belongs into the state, by name."""
@@ -73,35 +77,60 @@ class Trainee(Protocol):
         ...
 
 
-class Updater:
-    """AdamW with warm-up, clipping and an average of the weights."""
+class Updater(Generic[M]):
+    """AdamW with warm-up, clipping and an average of the weights; an update never waits for the device."""
 
-    def __init__(self, module: nn.Module, rate: float, betas: tuple[float, float] = (0.9, 0.98)) -> None:
+    def __init__(self, module: M, rate: float, betas: tuple[float, float] = (0.9, 0.98)) -> None:
         """Take a module on its device, in float32."""
         self._module = module
         self._rate = rate
         self._steps = 0
-        is_fused = next(module.parameters()).is_cuda  # one launch instead of a dozen
-        self._optimiser = torch.optim.AdamW(_decayed(module), lr=rate, betas=betas, fused=is_fused)
-        self.average = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=_average)
+        device = next(module.parameters()).device
+        # Tensors: a captured update reads them where they are.
+        self._rate_now = torch.zeros((), device=device)
+        self._share_now = torch.zeros((), device=device)
+        on_gpu = device.type == "cuda"
+        self._optimiser = torch.optim.AdamW(
+            _decayed(module), lr=self._rate_now, betas=betas, fused=on_gpu, capturable=on_gpu
+        )
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._rate_now  # itself, not a copy
+        self.average = copy.deepcopy(module)
 
-    def update(self, loss: Tensor, progress: float, keeps_graph: bool = False) -> Tensor:
+    def prepare(self, progress: float) -> None:
+        """Set what changes from step to step; `update` comes next.
+
+        Args:
+            progress: 0..1 of the planned time.
+        """
+        self._rate_now.fill_(self._rate * _rate_share(self._steps, progress))
+        self._share_now.fill_(_average_share(self._steps))
+        self._steps += 1
+
+    def update(self, loss: Tensor, keeps_graph: bool = False) -> Tensor:
         """Go down the loss's gradient in the module's own parameters; returns the gradient's norm.
 
         Args:
             loss: scalar; the parameters of other modules get no gradient.
-            progress: 0..1 of the planned time.
             keeps_graph: another module's update uses the loss's graph, too.
         """
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward(inputs=list(self._module.parameters()), retain_graph=keeps_graph)  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), MAX_GRADIENT_NORM)
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._rate * _rate_share(self._steps, progress)
         self._optimiser.step()
-        self._steps += 1
-        self.average.update_parameters(self._module)
+        self._move_average()
         return norm
+
+    @torch.no_grad()
+    def _move_average(self) -> None:
+        """Move the averages towards the current weights; buffers are copied."""
+        averages: list[Tensor] = list(self.average.parameters())
+        currents: list[Tensor] = list(self._module.parameters())
+        ways = torch._foreach_sub(currents, averages)
+        torch._foreach_mul_(ways, self._share_now)
+        torch._foreach_add_(averages, ways)
+        for own, current in zip(self.average.buffers(), self._module.buffers(), strict=True):
+            own.copy_(current)
 
 
 class OneModel(Generic[M]):
@@ -111,10 +140,11 @@ class OneModel(Generic[M]):
         """Take a model on its device, in float32."""
         self._model = model
         self._updater = Updater(model, rate)
+        self.replayer = Replayer(next(model.parameters()).device)
 
     @property
     def _average(self) -> M:
-        return cast(M, self._updater.average.module)
+        return self._updater.average
 
     def parts(self) -> Mapping[str, nn.Module]:
         """Return the model."""
@@ -124,9 +154,14 @@ class OneModel(Generic[M]):
         """Return its average."""
         return {"model": self._average}
 
-    def _updated(self, losses: Mapping[str, Tensor], progress: float) -> Mapping[str, Tensor]:
+    def _updated(self, losses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Go down the `loss` among the losses; returns them with the gradient's norm."""
-        return {**losses, "norm": self._updater.update(losses["loss"], progress)}
+        return {**losses, "norm": self._updater.update(losses["loss"])}
+
+    def _replayed(self, name: Hashable, inputs: Inputs, progress: float, losses_of: Step) -> Mapping[str, Tensor]:
+        """Go down the `loss` of what `losses_of` returns for the inputs; see `Replayer.run`."""
+        self._updater.prepare(progress)
+        return self.replayer.run(name, inputs, lambda placed: self._updated(losses_of(placed)))
 
 
 def train(trainee: Trainee, state_path: Path, log_path: Path, limits: RunLimits) -> Mapping[str, float]:
@@ -141,19 +176,22 @@ def train(trainee: Trainee, state_path: Path, log_path: Path, limits: RunLimits)
     steps_before, seconds_before = load_state(state_path, trainee.parts())
     began = saved = logged = time.monotonic()
     sums: defaultdict[str, float] = defaultdict(float)
-    steps = steps_logged = 0
+    counts: Counter[str] = Counter()  # not every step has every loss
+    steps = 0
     while not _is_over(limits, steps, time.monotonic() - began):
         elapsed = time.monotonic() - began
         losses = trainee.step(min(1.0, (seconds_before + elapsed) / limits.total_s))
         steps += 1
         for name, value in losses.items():
             sums[name] += value.detach()  # type: ignore[assignment]  # stays on the device until it is logged
+            counts[name] += 1
         now = time.monotonic()
         if now - logged > LOG_EVERY_S or _is_over(limits, steps, now - began):
-            means = {name: float(value) / (steps - steps_logged) for name, value in sums.items()}
+            means = {name: float(value) / counts[name] for name, value in sums.items()}
             _log(log_path, trainee.name, steps_before + steps, seconds_before + now - began, means)
             sums.clear()
-            logged, steps_logged = now, steps
+            counts.clear()
+            logged = now
         if now - saved > SAVE_EVERY_S:
             save_state(state_path, trainee.averaged(), steps_before + steps, seconds_before + now - began)
             saved = now
@@ -238,12 +276,9 @@ def _decayed(module: nn.Module) -> list[dict[str, object]]:
     return [group for group in groups if group["params"]]
 
 
-@torch.no_grad()
-def _average(averages: _Tensors, currents: _Tensors, count: Tensor | int) -> None:
-    """Move the averages towards the current weights; fast at first, so that short runs are averages too."""
-    done = int(count)
-    decay = min(EMA_DECAY, (1 + done) / (_EMA_DELAY + done))
-    torch._foreach_lerp_(averages, currents, 1 - decay)
+def _average_share(steps: int) -> float:
+    """Share of the way to the current weights that the average goes; large at first: short runs are averages too."""
+    return 1 - min(EMA_DECAY, (1 + steps) / (_EMA_DELAY + steps)) if steps else 1.0
 
 
 def _require_same_shapes(path: Path, got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -47,8 +47,10 @@ LAYOUTS = {
     "fbank": Layout(LOG_MEL_FRAMES_PER_TOKEN, np.float16),
     "phones": Layout(FRAMES_PER_TOKEN, np.uint8),
     "pitch": Layout(FRAMES_PER_TOKEN, np.float16),
+    "phase": Layout(FRAMES_PER_TOKEN, np.float16),
 }
-"""audio [960 n] at 24 kHz; log_mel [4 n, 128]; mel [2 n, 80]; fbank [4 n, 80]; phones, pitch (Hz) [2 n]."""
+"""audio [960 n] at 24 kHz; log_mel [4 n, 128]; mel [2 n, 80]; fbank [4 n, 80]; phones, pitch (Hz), phase (of the
+fundamental, in cycles from 0 to 1; -1 where the teacher does not tell it) [2 n]."""
 
 
 def whole_tokens(spoken: Spoken) -> int:
@@ -86,6 +88,7 @@ def utterance_arrays(spoken: Spoken) -> Arrays:
         "fbank": _padded(kaldi_fbank(at_16k), tokens * LOG_MEL_FRAMES_PER_TOKEN),
         "phones": phones_at_frames(spoken.segments, frames),
         "pitch": pitch,
+        "phase": np.full(frames, -1.0) if spoken.phase is None else spoken.phase[:frames],
     }
     return {name: _checked(name, array, tokens) for name, array in arrays.items()}
 

@@ -26,6 +26,7 @@ from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_
 from demo_voice.packing import FloatArray, unpacked
 from demo_voice.train.data import SpeechStreams
 from demo_voice.train.models.aligner import AlignerNet
+from demo_voice.train.models.excitation import make_loud
 from demo_voice.train.models.flow import TrainableFlow
 from demo_voice.train.models.llm import TrainableLLM
 from demo_voice.train.models.speaker import ConvUnit, MarginClassifier, SpeakerNet
@@ -46,7 +47,13 @@ _FLOW_TABLE = "input_embedding.weight"
 
 
 def begin_from_bundle(
-    work: Workspace, sizes: DemoSizes, speakers: int, streams: SpeechStreams, began_s: dict[str, float], fit_steps: int
+    work: Workspace,
+    sizes: DemoSizes,
+    speakers: int,
+    streams: SpeechStreams,
+    began_s: dict[str, float],
+    fit_steps: int,
+    knows_phase: bool = False,
 ) -> dict[str, float]:
     """Write the states that a workspace lacks out of a bundle; returns how far each fitted table is off, relatively.
 
@@ -57,6 +64,7 @@ def begin_from_bundle(
         streams: the new corpus with FEATURES, on the device that fits.
         began_s: by stage, seconds of its plan that count as done.
         fit_steps: of each table.
+        knows_phase: the vocoder shall hear its source; that of the bundled one has no ear for it.
 
     Raises:
         StateError: the bundle is of other sizes.
@@ -82,6 +90,8 @@ def begin_from_bundle(
     if not work.weights("vocoder").exists():
         hift = HiFT(sizes.hift)
         _put(hift, unpacked(load_file(BUNDLE / HIFT_FILE)))
+        if knows_phase:
+            make_loud(hift.m_source)
         judges = Discriminators(sizes.discriminators)
         save_state(work.weights("vocoder"), {"hift": hift, "judges": judges}, 0, began_s["vocoder"])
     if not work.weights("flow").exists():

@@ -47,7 +47,7 @@ class FakeHibari:
         return Prediction((), pitch, lengths)
 
     def samples(self, prediction: Prediction, pitch: FloatArray, draw: np.random.Generator) -> FloatArray:
-        phase = 2 * np.pi * np.cumsum(np.repeat(pitch, FRAME_SAMPLES)) / RATE_HZ
+        phase = 2 * np.pi * np.cumsum(np.repeat(pitch, FRAME_SAMPLES), dtype=np.float64) / RATE_HZ
         tone = sum(np.sin(n * phase) for n in (1, 2, 3)) * 0.2
         return (tone + 1e-3 * draw.standard_normal(len(phase))).astype(np.float32)
 

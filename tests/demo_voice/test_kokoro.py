@@ -151,7 +151,8 @@ def test_batches_hold_sentences_of_like_length_and_leave_out_what_can_t_be_spoke
 
 
 def test_what_is_spoken_has_phones_and_pitch_at_its_own_times() -> None:
-    made = Made(np.full(6000, 0.1, np.float32), np.full(20, 120, np.float32), np.array([2, 3, 5]))
+    cycles = np.arange(1, 21) * 120 / 80
+    made = Made(np.full(6000, 0.1, np.float32), np.full(20, 120, np.float32), cycles, np.array([2, 3, 5]))
 
     audio = spoken("a", made)
 

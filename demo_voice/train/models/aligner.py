@@ -206,7 +206,8 @@ class AlignerStage(OneModel[AlignerNet]):
         reach = min(1.0, max(_SHORTEST_SHARE, 3 * progress))
         known = max(int(reach * len(self._training)), min(self._size, len(self._training)))
         chosen = [self._training[index] for index in self._draw.integers(0, known, self._size)]
-        return self._updated(self._losses(self._model, chosen), progress)
+        self._updater.prepare(progress)
+        return self._updated(self._losses(self._model, chosen))
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:

@@ -12,15 +12,17 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams
-from demo_voice.train.models.flow_masks import FRAMES_PER_TOKEN, WindowCut, draw_cut, plans_for
+from demo_voice.train.models.flow_masks import FRAMES_PER_TOKEN, blocks_of, draw_cut, history_of, plans_for
 from demo_voice.train.models.speaker import SpeakerNet
 from demo_voice.train.models.tokenizer import CodeTable
+from demo_voice.train.replay import Inputs
 from demo_voice.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.models.config import FlowConfig
 from token2wav_service.models.flow.flow import Flow, FlowPlans
@@ -40,9 +42,9 @@ class TrainableFlow(nn.Module):
         _initialise(self.flow)
 
     def encode(self, tokens: Tensor, is_last: Tensor, frames: int, plans: FlowPlans) -> Tensor:
-        """Return mu [B, 80, frames] of tokens [B, N], three more than are spoken unless a row is last."""
+        """Return mu [B, 80, frames] of tokens [B, N], three more than are spoken; a last row's three are not heard."""
         embedded = functional.embedding(tokens, self.codes())
-        lengths = torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
+        lengths = tokens.shape[1] - LOOKAHEAD_TOKENS * is_last.long()
         size = frames // self.flow.config.encoder.up_stride
         hidden, _, _ = self.flow.encoder(embedded, lengths, is_last, plans=plans.encoder, size=size)
         return torch.as_tensor(self.flow.encoder_proj(hidden).transpose(1, 2))
@@ -94,7 +96,7 @@ RATE = 8e-4
 UNCONDITIONAL_SHARE = 0.2
 """Share of rows without condition: what guidance subtracts must be learnt, too."""
 LAST_SHARE = 0.3
-"""Share of batches whose last tokens have silence for look-ahead, as the end of a text has."""
+"""Share of rows whose last tokens have silence for look-ahead, as the end of a text has."""
 PRIOR_WEIGHT = 0.1
 MEL_MEAN, MEL_SCALE = -6.0, 3.0
 VALIDATION_PROMPT_TOKENS, VALIDATION_TARGET_TOKENS = 75, 100
@@ -107,7 +109,7 @@ class FlowBatch:
     """[prompt | target] windows; T = frames of both."""
 
     tokens: Tensor
-    """[B, T / 2 and the look-ahead]."""
+    """[B, T / 2 and the look-ahead], which last rows don't hear."""
     is_last: Tensor
     """[B] bool."""
     mel: Tensor
@@ -134,41 +136,53 @@ class FlowStage(OneModel[TrainableFlow]):
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows."""
-        losses = self._losses(self._model, self._batch_of(is_validation=False))
-        return self._updated(losses, progress)
+        prompt, target = self._draw.choice(PROMPT_TOKENS), self._draw.choice(TARGET_TOKENS)
+        inputs = self._drawn(prompt, target, is_validation=False)
+        return self._replayed((prompt, target), inputs, progress, partial(self._training_losses, prompt, target))
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure the average's losses, and how far its ten-step mel is from the source engine's."""
         model = self._average
         flow = model.finished().to(self._streams.device)
-        batches = [self._batch_of(is_validation=True) for _ in range(_VALIDATION_BATCHES)]
+        # One size, so that figures of different runs compare.
+        prompt, target = VALIDATION_PROMPT_TOKENS, VALIDATION_TARGET_TOKENS
+        drawn = [self._drawn(prompt, target, is_validation=True) for _ in range(_VALIDATION_BATCHES)]
+        placed = [{name: value.to(self._streams.device) for name, value in inputs.items()} for inputs in drawn]
+        batches = [self._assembled(prompt, target, inputs) for inputs in placed]
         losses = mean_of(self._losses(model, batch) for batch in batches)
         return {**losses, **mean_of(_solved_distance(flow, batch) for batch in batches)}
 
-    def _batch_of(self, is_validation: bool) -> FlowBatch:
-        # Validation has one size, so that figures of different runs compare.
-        prompt = VALIDATION_PROMPT_TOKENS if is_validation else self._draw.choice(PROMPT_TOKENS)
-        target = VALIDATION_TARGET_TOKENS if is_validation else self._draw.choice(TARGET_TOKENS)
+    def _drawn(self, prompt: int, target: int, is_validation: bool) -> dict[str, Tensor]:
+        """Draw where windows begin and how they are cut, on the CPU."""
         cut = draw_cut(self._draw, prompt, target)
-        return self._assemble(cut, target, is_last=self._draw.random() < LAST_SHARE, is_validation=is_validation)
+        last_share = 0.0 if is_validation else LAST_SHARE  # the solver takes a batch's rows as they all are
+        second = self._streams.draw(self._batch, target + LOOKAHEAD_TOKENS, is_validation)
+        return {
+            "first": self._streams.draw_for(second.speakers, prompt, is_validation),
+            "second": second.starts,
+            "is_last": torch.tensor([self._draw.random() < last_share for _ in range(self._batch)]),
+            "blocks": blocks_of(cut),
+            "history": history_of(cut),
+        }
 
-    def _assemble(self, cut: WindowCut, target: int, is_last: bool, is_validation: bool) -> FlowBatch:
-        prompt = cut.prompt_tokens
-        read = target + LOOKAHEAD_TOKENS
-        second = self._streams.draw(self._batch, read, is_validation)
-        first = self._streams.draw_for(second.speakers, prompt, is_validation)
-        pieces = ((first, prompt), (second.starts, target if is_last else read))
+    def _training_losses(self, prompt: int, target: int, inputs: Inputs) -> dict[str, Tensor]:
+        return self._losses(self._model, self._assembled(prompt, target, inputs))
+
+    def _assembled(self, prompt: int, target: int, inputs: Inputs) -> FlowBatch:
+        """Cut the windows out of the streams, with nothing but launches."""
+        first, second = inputs["first"], inputs["second"]
+        pieces = ((first, prompt), (second, target + LOOKAHEAD_TOKENS))
         tokens = torch.cat([self._streams.window(TOKENS, start, size) for start, size in pieces], 1)
-        pieces = ((first, prompt), (second.starts, target))
+        pieces = ((first, prompt), (second, target))
         mel = torch.cat([self._streams.window("mel", start, size) for start, size in pieces], 1).float()
         mel = mel.transpose(1, 2)
         frames = prompt * FRAMES_PER_TOKEN
         cond = mel.clone()
         cond[:, :, frames:] = 0
-        ended = torch.full((self._batch,), is_last, device=mel.device)
-        plans = plans_for(cut, mel.device)
-        return FlowBatch(tokens.long(), ended, mel, cond, self._embedding(first, prompt), frames, plans)
+        plans = plans_for(inputs["blocks"], inputs["history"], prompt)
+        speaker = self._embedding(first, prompt)
+        return FlowBatch(tokens.long(), inputs["is_last"], mel, cond, speaker, frames, plans)
 
     @torch.no_grad()
     def _embedding(self, starts: Tensor, tokens: int) -> Tensor:
@@ -194,7 +208,7 @@ class FlowStage(OneModel[TrainableFlow]):
 
 def _solved_distance(flow: Flow, batch: FlowBatch) -> dict[str, Tensor]:
     """Mean absolute difference (nats of log-mel) of the solved target mel from the true one."""
-    lengths = torch.full((len(batch.mel),), batch.tokens.shape[1], device=batch.mel.device)
+    lengths = batch.tokens.shape[1] - LOOKAHEAD_TOKENS * batch.is_last.long()
     noise = torch.randn_like(batch.mel)
     mask = batch.plans.solver_mask.expand(len(batch.mel), -1, -1, -1)
     mel, _ = flow(

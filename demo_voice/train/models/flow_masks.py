@@ -28,6 +28,7 @@ _SCHEDULES = ((15, 25, 50, 100), (15,), (25,), (25, 50, 100), (5, 10, 20, 40, 80
 _WHOLE_SHARE = 0.25
 """Share of windows whose target is one chunk, as offline synthesis has it."""
 _SHORT_HISTORY_SHARE = 0.5
+_ALL_FRAMES = 1 << 30
 _HISTORY_FRAMES = (50, 300)
 """Newest earlier frames that the estimator sees, where it doesn't see all."""
 
@@ -56,30 +57,37 @@ def draw_cut(draw: random.Random, prompt_tokens: int, target_tokens: int) -> Win
     return WindowCut(prompt_tokens, (*ends[:-1], target_tokens), history)
 
 
-def plans_for(cut: WindowCut, device: torch.device) -> FlowPlans:
-    """Return the masks of both rates, each [1, 1, T, T]: one for all rows of a batch."""
-    tokens = _blocks(cut, 1, device)
-    frames = _blocks(cut, FRAMES_PER_TOKEN, device)
-    encoder = EncoderPlans(_plan(_seen(tokens, None, 0)), _plan(_seen(frames, None, 0)))
-    solver = _seen(frames, cut.history_frames, cut.prompt_tokens * FRAMES_PER_TOKEN)
-    return FlowPlans(encoder, solver[None, None])
-
-
-def _blocks(cut: WindowCut, scale: int, device: torch.device) -> Tensor:
-    """Return [T, 2] int64: where each column's own block begins and ends."""
-    edges = [0, *(scale * (cut.prompt_tokens + end) for end in (0, *cut.chunk_ends))]
+def blocks_of(cut: WindowCut) -> Tensor:
+    """Return [T, 2] int64 on the CPU, T tokens: where each token's own block begins and ends."""
+    edges = [0, *(cut.prompt_tokens + end for end in (0, *cut.chunk_ends))]
     sizes = torch.tensor([end - start for start, end in pairwise(edges)])
     spans = torch.tensor(list(pairwise(edges)))
-    return spans.repeat_interleave(sizes, dim=0).to(device)
+    return spans.repeat_interleave(sizes, dim=0)
 
 
-def _seen(blocks: Tensor, history: int | None, prompt: int) -> Tensor:
+def history_of(cut: WindowCut) -> Tensor:
+    """Return the newest earlier frames that the estimator sees, int64 on the CPU."""
+    return torch.tensor(_ALL_FRAMES if cut.history_frames is None else cut.history_frames)
+
+
+def plans_for(blocks: Tensor, history: Tensor, prompt_tokens: int) -> FlowPlans:
+    """Return the masks of both rates, each [1, 1, T, T]: one for all rows of a batch.
+
+    Args:
+        blocks: from `blocks_of`, on the masks' device.
+        history: from `history_of`, there too.
+        prompt_tokens: of the window.
+    """
+    frames = FRAMES_PER_TOKEN * blocks.repeat_interleave(FRAMES_PER_TOKEN, dim=0)
+    encoder = EncoderPlans(_plan(_seen(blocks)), _plan(_seen(frames)))
+    keys = torch.arange(len(frames), device=frames.device)
+    is_remembered = (keys < prompt_tokens * FRAMES_PER_TOKEN) | (keys >= frames[:, :1] - history)
+    return FlowPlans(encoder, (_seen(frames) & is_remembered)[None, None])
+
+
+def _seen(blocks: Tensor) -> Tensor:
     """Return [T, T] bool: which keys each query sees."""
-    keys = torch.arange(len(blocks), device=blocks.device)
-    seen = keys[None, :] < blocks[:, 1:]
-    if history is not None:
-        seen = seen & ((keys[None, :] < prompt) | (keys[None, :] >= blocks[:, :1] - history))
-    return seen
+    return torch.arange(len(blocks), device=blocks.device) < blocks[:, 1:]
 
 
 def _plan(seen: Tensor) -> AttentionPlan:

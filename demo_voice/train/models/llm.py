@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from demo_voice.train.models.llm_data import CONTROL, IGNORED, SPEECH, TEXT, LLMBatch, UtteranceBank
 from demo_voice.train.models.tokenizer import CodeTable
+from demo_voice.train.replay import Inputs
 from demo_voice.train.sizes import LLMSizes
 from demo_voice.train.trainer import OneModel, autocast, mean_of
 from llm_service.qwen2 import ROPE_THETA
@@ -59,15 +60,22 @@ class TrainableLLM(nn.Module):
 
     def forward(self, batch: LLMBatch) -> Tensor:
         """Return hidden states [B, T, hidden]; rows are causal, so padding on the right changes nothing."""
-        hidden: Tensor = self.decoder(inputs_embeds=self.embed(batch), use_cache=False).last_hidden_state
-        return hidden
+        # The layers one by one: the decoder's own forward looks into the positions on the host, to choose a mask.
+        hidden = self.embed(batch)
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        turned = self.decoder.rotary_emb(hidden, positions)
+        for layer in self.decoder.layers:
+            hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=turned)
+        return torch.as_tensor(self.decoder.norm(hidden))
 
     def embed(self, batch: LLMBatch) -> Tensor:
         """Return the input rows [B, T, hidden]."""
         tables = {TEXT: self.text_embedding.weight, CONTROL: self.control_embedding.weight, SPEECH: self.codes()}
         joined = torch.cat([tables[kind] for kind in sorted(tables)])
-        starts = torch.tensor([0, *(len(tables[kind]) for kind in (TEXT, CONTROL))], device=joined.device).cumsum(0)
-        rows = functional.embedding(starts[batch.kinds] + batch.rows, joined)
+        before_control = len(tables[TEXT])
+        before_speech = before_control + len(tables[CONTROL])
+        starts = (batch.kinds == CONTROL) * before_control + (batch.kinds == SPEECH) * before_speech
+        rows = functional.embedding(starts + batch.rows, joined)
         return functional.dropout(rows, self._dropout, self.training)
 
     def _check_positions(self) -> None:
@@ -91,7 +99,6 @@ _VALIDATION_BATCHES = 4
 _DRAWERS = 6
 """Processes that put batches together: one would hold the GPU up."""
 _AHEAD = 8
-_Parts = tuple[Tensor, Tensor, Tensor]
 
 
 class LLMStage(OneModel[TrainableLLM]):
@@ -114,9 +121,7 @@ class LLMStage(OneModel[TrainableLLM]):
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of sequences."""
-        parts = [part.to(self._device, non_blocking=True) for part in next(self._drawn)]
-        losses = self._losses(self._model, LLMBatch(*parts))
-        return self._updated(losses, progress)
+        return self._replayed(self.name, next(self._drawn), progress, self._training_losses)
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
@@ -125,26 +130,29 @@ class LLMStage(OneModel[TrainableLLM]):
         batches = [self._bank.batch(self._batch, self._device, is_validation=True) for _ in range(_VALIDATION_BATCHES)]
         return mean_of(self._losses(model, batch) for batch in batches)
 
+    def _training_losses(self, inputs: Inputs) -> dict[str, Tensor]:
+        return self._losses(self._model, LLMBatch(**inputs))
+
     def _losses(self, model: TrainableLLM, batch: LLMBatch) -> dict[str, Tensor]:
-        is_asked = batch.targets != IGNORED
-        targets = batch.targets[is_asked]
+        targets = batch.targets.flatten()[batch.asked]
+        # The last places repeat one where nothing is asked.
+        is_asked = targets != IGNORED
         with autocast(self._device):
             # Only where speech comes next: the head is most of the arithmetic.
-            logits = model.head(model(batch)[is_asked])
-        loss = functional.cross_entropy(logits.float(), targets)
-        return {"loss": loss, "right": (logits.argmax(-1) == targets).float().mean()}
+            logits = model.head(model(batch).flatten(0, 1)[batch.asked])
+        loss = functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
+        return {"loss": loss, "right": (logits.argmax(-1) == targets).sum() / is_asked.sum()}
 
 
-class _Drawn(IterableDataset[_Parts]):
+class _Drawn(IterableDataset[dict[str, Tensor]]):
     """Batches without end, on the CPU; each process draws its own."""
 
     def __init__(self, bank: UtteranceBank, batch: int) -> None:
         self._bank, self._batch = bank, batch
 
-    def __iter__(self) -> Iterator[_Parts]:
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()
         if worker is not None:
             self._bank.split(worker.id)
         while True:
-            batch = self._bank.batch(self._batch, torch.device("cpu"))
-            yield batch.kinds, batch.rows, batch.targets
+            yield vars(self._bank.batch(self._batch, torch.device("cpu")))

@@ -84,6 +84,9 @@ class Noise:
     """Share of the decoder's values that are dropped."""
 
 
+PLACES, ASKED = 64, 16
+"""Sequences are padded to whole multiples of so many places, and asked ones to so many a sequence: few shapes, because
+each has a graph of its own."""
 IGNORED = -100
 """Target where nothing is asked; torch's own default."""
 VALIDATION_EVERY = 50
@@ -109,6 +112,8 @@ class LLMBatch:
     """[B, T] int64: its row there."""
     targets: Tensor
     """[B, T] int64: the head's row that comes next, IGNORED where no speech does."""
+    asked: Tensor
+    """[N] int64: places in the flattened batch where speech comes next, and repeated ones where it does not."""
 
 
 TEXT, CONTROL, SPEECH = 0, 1, 2
@@ -241,12 +246,21 @@ def _laid_out(pairs: Sequence[_Pair], speech_in: npt.NDArray[np.int64]) -> _Rows
 
 
 def _padded(sequences: Sequence[_Rows], device: torch.device) -> LLMBatch:
-    size = max(len(kinds) for kinds, _, _ in sequences)
+    size = _whole(max(len(kinds) for kinds, _, _ in sequences), PLACES)
 
     def stacked(column: int, filler: int) -> Tensor:
         out = np.full((len(sequences), size), filler, np.int64)
         for row, sequence in enumerate(sequences):
             out[row, : len(sequence[column])] = sequence[column]
-        return torch.from_numpy(out).to(device, non_blocking=True)
+        return torch.from_numpy(out)
 
-    return LLMBatch(stacked(0, TEXT), stacked(1, 0), stacked(2, IGNORED))
+    targets = stacked(2, IGNORED)
+    asked = (targets != IGNORED).flatten().nonzero()[:, 0]
+    filled = torch.zeros(_whole(len(asked), len(sequences) * ASKED), dtype=torch.int64)  # the first place asks nothing
+    filled[: len(asked)] = asked
+    parts = (stacked(0, TEXT), stacked(1, 0), targets, filled)
+    return LLMBatch(*(part.to(device, non_blocking=True) for part in parts))
+
+
+def _whole(size: int, step: int) -> int:
+    return -(-size // step) * step

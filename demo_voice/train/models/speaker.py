@@ -9,12 +9,14 @@ Its convolutions with batch norm, folded into one when exported, are the speech 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from demo_voice.train.data import SpeechStreams
+from demo_voice.train.data import SpeechStreams, Windows
+from demo_voice.train.replay import Inputs
 from demo_voice.train.sizes import SpeakerSizes
 from demo_voice.train.trainer import OneModel, autocast, mean_of
 from token2wav_service.features.mel import FBANK_MEL_BINS
@@ -98,8 +100,8 @@ class MarginClassifier(nn.Module):
 
 
 FEATURES = ("fbank",)
-SHORTEST_TOKENS, LONGEST_TOKENS = 38, 100
-"""Bounds of an excerpt in tokens, 1.5 to 4 s."""
+EXCERPT_TOKENS = (38, 52, 68, 84, 100)
+"""Tokens of an excerpt, 1.5 to 4 s. Few sizes: each has a graph of its own."""
 RATE = 1e-3
 _NOISE_SPREAD = 0.3
 _VALIDATION_BATCHES = 8
@@ -120,23 +122,31 @@ class SpeakerStage(OneModel[nn.ModuleDict]):
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows of one length."""
         self._model.train()
-        losses = self._losses(self._model, is_validation=False)
-        return self._updated(losses, progress)
+        tokens = EXCERPT_TOKENS[int(torch.randint(len(EXCERPT_TOKENS), (), generator=self._draw))]
+        windows = self._streams.draw(self._batch, tokens, is_even=True)
+        return self._replayed(tokens, windows.inputs(), progress, partial(self._training_losses, tokens))
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure loss and the share of right speakers on unseen audio."""
         model = self._average.eval()
-        return mean_of(self._losses(model, is_validation=True) for _ in range(_VALIDATION_BATCHES))
+        tokens = EXCERPT_TOKENS[0]
+        drawn = (
+            self._streams.draw(self._batch, tokens, is_validation=True, is_even=True)
+            for _ in range(_VALIDATION_BATCHES)
+        )
+        return mean_of(self._losses(model, windows, self._energies(windows, tokens)) for windows in drawn)
 
-    def _losses(self, model: nn.Module, is_validation: bool) -> dict[str, Tensor]:
-        tokens = int(torch.randint(SHORTEST_TOKENS, LONGEST_TOKENS + 1, (), generator=self._draw))
-        tokens = SHORTEST_TOKENS if is_validation else tokens
-        windows = self._streams.draw(self._batch, tokens, is_validation, is_even=True)
+    def _training_losses(self, tokens: int, inputs: Inputs) -> dict[str, Tensor]:
+        windows = Windows(**inputs)
+        energies = self._energies(windows, tokens)
+        return self._losses(self._model, windows, energies + _NOISE_SPREAD * torch.randn_like(energies))
+
+    def _energies(self, windows: Windows, tokens: int) -> Tensor:
         energies = self._streams.window("fbank", windows.starts, tokens).float()
-        energies = energies - energies.mean(1, keepdim=True)
-        if not is_validation:
-            energies = energies + _NOISE_SPREAD * torch.randn_like(energies)
+        return energies - energies.mean(1, keepdim=True)
+
+    def _losses(self, model: nn.Module, windows: Windows, energies: Tensor) -> dict[str, Tensor]:
         own = windows.speakers.to(energies.device)
         with autocast(energies.device):
             embedding = model.get_submodule("net")(energies)

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams, Windows
 from demo_voice.train.models.speaker import ConvUnit, ResidualBlock
+from demo_voice.train.replay import Inputs
 from demo_voice.train.sizes import TokenizerSizes
 from demo_voice.train.teachers.flite import PHONES
 from demo_voice.train.trainer import OneModel, autocast, mean_of
@@ -166,8 +167,7 @@ class TokenizerStage(OneModel[nn.ModuleDict]):
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows."""
         self._model.train()
-        losses = self._losses(self._model, self._draw(False), is_augmented=True)
-        return self._updated(losses, progress)
+        return self._replayed(self.name, self._draw(False).inputs(), progress, self._training_losses)
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
@@ -185,6 +185,9 @@ class TokenizerStage(OneModel[nn.ModuleDict]):
             "entropy_bits": float(-(shares * shares.log2()).sum()),
             "repeated_share": float((ids[1:] == ids[:-1]).float().mean()),
         }
+
+    def _training_losses(self, inputs: Inputs) -> dict[str, Tensor]:
+        return self._losses(self._model, Windows(**inputs), is_augmented=True)
 
     def _draw(self, is_validation: bool) -> Windows:
         return self._streams.draw(self._batch, WINDOW_TOKENS, is_validation)

@@ -1,29 +1,38 @@
-"""Training stage of the vocoder: mel, spectra and pitch first, then against the discriminators too."""
+"""Training stage of the vocoder: mel, spectra and pitch first, then against the discriminators too.
+
+Where it may know the audio's phase, half of the batches are excited with that very phase, so that the waveform itself
+is learnt by regression where it is voiced and low.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.train.data import SpeechStreams, Windows
+from demo_voice.train.models.excitation import angles, known_cycles, make_loud, served_cycles, served_pitch
 from demo_voice.train.models.vocoder_losses import (
     Discriminators,
     MelLoss,
+    PhaseLoss,
     SpectralLoss,
     adversarial_loss,
     discriminator_loss,
     feature_loss,
 )
+from demo_voice.train.replay import Inputs, Replayer
 from demo_voice.train.sizes import DiscriminatorSizes
 from demo_voice.train.trainer import Updater, mean_of
-from token2wav_service.config import SourcePhase
 from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.vocoder.hift import HiFT
 
-FEATURES = ("audio", "mel", "pitch")
+FEATURES = ("audio", "mel", "pitch", "phase")
 WINDOW_TOKENS = 16
 """Tokens of a window, 0.64 s."""
 RATE = 5e-4
@@ -32,7 +41,8 @@ ADVERSARIAL_FROM = 0.2
 """Progress at which the discriminators join."""
 OWN_PITCH_FROM = 0.5
 """Progress from which half of the batches use the predicted pitch, as at inference."""
-MEL_WEIGHT, SPECTRAL_WEIGHT, PITCH_WEIGHT, FEATURE_WEIGHT, ADVERSARIAL_WEIGHT = 15.0, 2.0, 1.0, 0.5, 1.0
+MEL_WEIGHT, SPECTRAL_WEIGHT, PHASE_WEIGHT, PITCH_WEIGHT = 15.0, 2.0, 4.0, 1.0
+FEATURE_WEIGHT, ADVERSARIAL_WEIGHT = 0.5, 1.0
 PITCH_SCALE = 100.0
 """Hz; where the predictor's answers start, too: from 0 the small steps of training would take long to get there."""
 _PITCH_GAIN = 50.0
@@ -40,21 +50,52 @@ _PCM16_PEAK = 32767.0
 _VALIDATION_BATCHES = 4
 
 
+class Phase(Enum):
+    """Where a batch's harmonics begin."""
+
+    FREE = "free"
+    """Each by itself, anywhere."""
+    ANY = "any"
+    """Together, anywhere, as in use."""
+    KNOWN = "known"
+    """Together, with the audio's own phase."""
+
+
+@dataclass(frozen=True)
+class Excitation:
+    """What a batch is excited with."""
+
+    phase: Phase
+    is_own: bool = False
+    """The pitch is the predicted one, else the corpus's."""
+
+
 class VocoderStage:
     """Vocoder and discriminators."""
 
     name = "vocoder"
 
-    def __init__(self, config: HiFTConfig, judges: DiscriminatorSizes, streams: SpeechStreams, batch: int) -> None:
-        """Build on the streams' device."""
-        self._streams, self._batch = streams, batch
+    def __init__(
+        self,
+        config: HiFTConfig,
+        judges: DiscriminatorSizes,
+        streams: SpeechStreams,
+        batch: int,
+        knows_phase: bool = False,
+    ) -> None:
+        """Build on the streams' device; `knows_phase` excites half of the batches with their audio's phase."""
+        self._streams, self._batch, self._knows_phase = streams, batch, knows_phase
         self._hift = HiFT(config).to(streams.device)
         _start_at_speech_pitch(self._hift)
+        if knows_phase:
+            make_loud(self._hift.m_source)
         self._judges = Discriminators(judges).to(streams.device)
         self._mel_loss, self._spectral_loss = MelLoss().to(streams.device), SpectralLoss().to(streams.device)
+        self._phase_loss = PhaseLoss().to(streams.device)
         self._updater = Updater(self._hift, RATE, BETAS)
         self._judges_updater = Updater(self._judges, RATE, BETAS)
         self._draw = torch.Generator().manual_seed(streams.seed)
+        self.replayer = Replayer(streams.device)
 
     def parts(self) -> Mapping[str, nn.Module]:
         """Vocoder and discriminators."""
@@ -62,17 +103,32 @@ class VocoderStage:
 
     def averaged(self) -> Mapping[str, nn.Module]:
         """The vocoder's average; the discriminators as they are."""
-        return {"hift": self._updater.average.module, "judges": self._judges}
+        return {"hift": self._updater.average, "judges": self._judges}
 
     def step(self, progress: float) -> Mapping[str, Tensor]:
         """Train on one batch of windows; once the discriminators have joined, on one judgement of it for both sides."""
         windows = self._streams.draw(self._batch, WINDOW_TOKENS)
-        uses_own = progress >= OWN_PITCH_FROM and bool(torch.rand((), generator=self._draw) < 0.5)
-        made, true, pitch_loss = self._vocoded(self._hift, windows, uses_own)
-        losses = {**self._distances(made, true), "pitch": pitch_loss}
-        loss = MEL_WEIGHT * losses["mel"] + SPECTRAL_WEIGHT * losses["spectral"] + PITCH_WEIGHT * pitch_loss
-        if progress < ADVERSARIAL_FROM:
-            return {**losses, "norm": self._updater.update(loss, progress)}
+        excitation = self._drawn_excitation(progress)
+        is_judged = progress >= ADVERSARIAL_FROM
+        for updater in (self._updater, self._judges_updater) if is_judged else (self._updater,):
+            updater.prepare(progress)
+        step = partial(self._updated, excitation, is_judged)
+        return self.replayer.run((excitation, is_judged), {"starts": windows.starts}, step)
+
+    def _drawn_excitation(self, progress: float) -> Excitation:
+        is_even = bool(torch.rand((), generator=self._draw) < 0.5)
+        may_be_own = progress >= OWN_PITCH_FROM
+        if not self._knows_phase:
+            return Excitation(Phase.FREE, is_own=may_be_own and is_even)
+        return Excitation(Phase.KNOWN) if is_even else Excitation(Phase.ANY, is_own=may_be_own)
+
+    def _updated(self, excitation: Excitation, is_judged: bool, inputs: Inputs) -> dict[str, Tensor]:
+        made, true, losses = self._vocoded(self._hift, inputs["starts"], excitation)
+        loss = MEL_WEIGHT * losses["mel"] + SPECTRAL_WEIGHT * losses["spectral"] + PITCH_WEIGHT * losses["pitch"]
+        if "phase" in losses:
+            loss = loss + PHASE_WEIGHT * losses["phase"]
+        if not is_judged:
+            return {**losses, "norm": self._updater.update(loss)}
         on_true, on_made = self._judges(true), self._judges(made)
         losses |= {
             "judges": discriminator_loss(on_true, on_made),
@@ -80,41 +136,52 @@ class VocoderStage:
             "fooled": adversarial_loss(on_made),
         }
         loss = loss + FEATURE_WEIGHT * losses["features"] + ADVERSARIAL_WEIGHT * losses["fooled"]
-        norm = self._updater.update(loss, progress, keeps_graph=True)
-        self._judges_updater.update(losses["judges"], progress)
+        norm = self._updater.update(loss, keeps_graph=True)
+        self._judges_updater.update(losses["judges"])
         return {**losses, "norm": norm}
 
     @torch.no_grad()
     def validate(self) -> Mapping[str, float]:
         """Measure the average's distances and pitch on unseen audio, with its own pitch."""
-        hift = self._updater.average.module
-        assert isinstance(hift, HiFT)
+        hift = self._updater.average
         drawn = [self._streams.draw(self._batch, WINDOW_TOKENS, is_validation=True) for _ in range(_VALIDATION_BATCHES)]
         return mean_of(self._figures(hift, windows) for windows in drawn)
 
     def _figures(self, hift: HiFT, windows: Windows) -> dict[str, Tensor]:
-        made, true, pitch_loss = self._vocoded(hift, windows, uses_own_pitch=True)
-        return {**self._distances(made, true), "pitch_hz": PITCH_SCALE * pitch_loss}
+        _, _, losses = self._vocoded(hift, windows.starts, Excitation(Phase.ANY, is_own=True))
+        _, _, known = self._vocoded(hift, windows.starts, Excitation(Phase.KNOWN))
+        pitch_loss = losses.pop("pitch")
+        return {**losses, "phase": known["phase"], "pitch_hz": PITCH_SCALE * pitch_loss}
 
-    def _vocoded(self, hift: HiFT, windows: Windows, uses_own_pitch: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return made and true samples [B, N], and the loss of the predicted pitch."""
-        audio, mel, pitch = (self._streams.window(name, windows.starts, WINDOW_TOKENS).float() for name in FEATURES)
-        mel = mel.transpose(1, 2)
+    def _vocoded(self, hift: HiFT, starts: Tensor, excitation: Excitation) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return made and true samples [B, N], and how they differ; in phase, too, where it was the audio's."""
+        audio, mel, pitch, phase = (self._streams.window(name, starts, WINDOW_TOKENS).float() for name in FEATURES)
+        mel, true = mel.transpose(1, 2), audio / _PCM16_PEAK
+        cycles = known_cycles(pitch, phase)
+        target = served_pitch(pitch, cycles) if self._knows_phase else pitch
         predicted = hift.f0_predictor(mel)
-        pitch_loss = functional.l1_loss(predicted / PITCH_SCALE, pitch / PITCH_SCALE)
-        source = self._source(hift, predicted.detach() if uses_own_pitch else pitch)
-        return hift(mel, source), audio / _PCM16_PEAK, pitch_loss
+        used = predicted.detach() if excitation.is_own else target
+        source = self._source(
+            hift, used, cycles if excitation.phase is Phase.KNOWN else served_cycles(used), excitation
+        )
+        spectra = hift.spectra(mel, hift.stft(source[:, 0]))
+        made = hift.samples(spectra, torch.ones_like(spectra[:1, :1]))
+        losses = {
+            "mel": self._mel_loss(made, true),
+            "spectral": self._spectral_loss(made, true),
+            "pitch": functional.l1_loss(predicted / PITCH_SCALE, target / PITCH_SCALE),
+        }
+        if excitation.phase is Phase.KNOWN:
+            losses["phase"] = self._phase_loss(made, true, (pitch > 0) & (phase >= 0))
+        return made, true, losses
 
-    def _source(self, hift: HiFT, pitch: Tensor) -> Tensor:
+    def _source(self, hift: HiFT, pitch: Tensor, cycles: Tensor, excitation: Excitation) -> Tensor:
         module = hift.m_source
-        phase, _ = module.phase(pitch, SourcePhase.CONTINUOUS)
-        # A window begins anywhere in an utterance, so at any phase.
-        phase = phase + 2 * torch.pi * torch.rand_like(phase[:, :, :1])
+        phase = angles(cycles, pitch, module)
+        if excitation.phase is Phase.FREE:
+            phase = phase + 2 * torch.pi * torch.rand_like(phase[:, :, :1])
         noise = torch.randn(*phase.transpose(1, 2).shape, device=phase.device)
         return torch.as_tensor(module(pitch, noise, phase))
-
-    def _distances(self, made: Tensor, true: Tensor) -> dict[str, Tensor]:
-        return {"mel": self._mel_loss(made, true), "spectral": self._spectral_loss(made, true)}
 
 
 @torch.no_grad()

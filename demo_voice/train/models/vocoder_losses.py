@@ -17,10 +17,15 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from demo_voice.train.sizes import DiscriminatorSizes
 from demo_voice.train.trainer import autocast
+from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.mel import FLOW_HOP_SAMPLES, FLOW_WINDOW_SAMPLES, flow_mel_filters
 
 _RESOLUTIONS = ((512, 128), (1024, 256), (2048, 512))
 """FFT and hop, in samples at 24 kHz."""
+_PHASE_RESOLUTIONS = ((512, 120), (1024, 240))
+"""The same for phases; hops divide the mel's."""
+_PHASE_BELOW_HZ = 3000.0
+_PHASE_EPSILON = 1e-4
 _MAGNITUDE_FLOOR = 1e-5
 _MAGNITUDE_EPSILON = 1e-9
 
@@ -68,6 +73,33 @@ class SpectralLoss(nn.Module):
             window = self.get_buffer(f"window_{size}")
             a, b = (_magnitude(samples, size, hop, window) for samples in (made, true))
             losses.append(torch.norm(a - b) / torch.norm(b) + functional.l1_loss(a.log(), b.log()))
+        return torch.stack(losses).mean()
+
+
+class PhaseLoss(nn.Module):
+    """How far phases are off where the speech is voiced and low: 1 - cosine, weighted by the true magnitude."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for size, _ in _PHASE_RESOLUTIONS:
+            self.register_buffer(f"window_{size}", torch.hann_window(size, periodic=True), persistent=False)
+
+    def forward(self, made: Tensor, true: Tensor, is_voiced: Tensor) -> Tensor:
+        """Compare samples [B, N] in frames of which [B, N / 480] are voiced."""
+        losses = []
+        for size, hop in _PHASE_RESOLUTIONS:
+            bins = round(_PHASE_BELOW_HZ * size / SAMPLE_RATE_HZ)
+            window = self.get_buffer(f"window_{size}")
+            a, b = (
+                torch.stft(samples, size, hop, window=window, return_complex=True)[:, :bins] for samples in (made, true)
+            )
+            inside = is_voiced.float().repeat_interleave(FLOW_HOP_SAMPLES // hop, 1)
+            # A column stands between two steps; both must be voiced.
+            inside = functional.pad(inside, (1, 0)) * functional.pad(inside, (0, 1))
+            magnitude = b.abs() + _MAGNITUDE_FLOOR
+            cosine = (a.real * b.real + a.imag * b.imag) / ((a.abs() + _PHASE_EPSILON) * (magnitude + _PHASE_EPSILON))
+            weight = magnitude * inside[:, None]
+            losses.append((weight * (1 - cosine)).sum() / (weight.sum() + _MAGNITUDE_FLOOR))
         return torch.stack(losses).mean()
 
 

@@ -108,6 +108,8 @@ class Spoken:
     """16,000 or 24,000."""
     pitch: FloatArray | None = None
     """[N // (rate / 50)] Hz at the middle of every 20 ms, 0 where unvoiced; None: to be tracked in the audio."""
+    phase: FloatArray | None = None
+    """[N // (rate / 50)] the fundamental's phase there, in cycles from 0 to 1, but for a constant; None: not known."""
 
 
 class Flite:

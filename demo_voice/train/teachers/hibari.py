@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from demo_voice.train.teachers.cycles import cycles_at_samples, phase_at_frames
 from demo_voice.train.teachers.flite import PAUSE, PLAIN, FloatArray, Segment, Spoken, SynthesisError
 
 RATE_HZ = 24_000
@@ -24,6 +25,7 @@ FRAME_SECONDS = 0.0125
 VOICED_HZ = 40.0
 """The teacher speaks frames of lower pitch without voice."""
 _PITCH_FRAME_SECONDS = 0.02
+_HOP = round(RATE_HZ * FRAME_SECONDS)
 
 PHONES_OF = {
     **dict(zip("AIOWYQ", ("ey", "ay", "ow", "aw", "oy", "ow"), strict=True)),
@@ -187,22 +189,26 @@ class HibariEngine:
             raise SynthesisError(f"hibari has no phonemes for {text!r}; is there a word in it?")
         draw = np.random.default_rng(len(text))
         warp = float(manner.warp)
-        pieces, pitches, segments = [], [], list[Segment]()
+        pieces, pitches, cycles, segments = [], [], [], list[Segment]()
         for phonemes in sentences:
             # Played faster by the warp, the audio gets shorter; so the teacher speaks slower by the same factor.
             prediction = self._model.predict(phonemes, 1.0 / warp)
             voiced = np.where(prediction.pitch > VOICED_HZ, prediction.pitch, 0.0).astype(np.float32)
-            pieces.append(self._model.samples(prediction, (voiced * manner.pitch / warp).astype(np.float32), draw))
+            before_warp = (voiced * manner.pitch / warp).astype(np.float32)
+            pieces.append(self._model.samples(prediction, before_warp, draw))
+            cycles.append(cycles_at_samples(before_warp, _HOP, RATE_HZ, VOICED_HZ))
             began = segments[-1].end_s if segments else 0.0
             seconds = len(prediction.pitch) * FRAME_SECONDS / warp
             segments += segments_of(phonemes, prediction.lengths, began, began + seconds)
             pitches.append(voiced * manner.pitch)
         samples = _played(np.concatenate(pieces), manner.warp)
-        frames = len(samples) // round(RATE_HZ * _PITCH_FRAME_SECONDS)
+        step = round(RATE_HZ * _PITCH_FRAME_SECONDS)
+        frames = len(samples) // step
         pitch = pitch_at_frames(np.concatenate(pitches), FRAME_SECONDS / warp, frames)
+        phase = phase_at_frames(np.concatenate(cycles), step * warp, frames)
         # Other formants may be louder than the model's own; at another rate, peaks may rise a little.
         gain = LOUDEST / max(LOUDEST, float(np.abs(samples).max(initial=0.0)))
-        return Spoken(samples * np.float32(gain), tuple(segments), RATE_HZ, pitch)
+        return Spoken(samples * np.float32(gain), tuple(segments), RATE_HZ, pitch, phase)
 
 
 def segments_of(

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from demo_voice.train.teachers.cycles import Cycles, phase_at_frames
 from demo_voice.train.teachers.flite import FloatArray, Spoken, SynthesisError
 from demo_voice.train.teachers.hibari import pitch_at_frames, segments_of
 
@@ -94,6 +95,8 @@ class Made:
     """[600 n] at 24 kHz."""
     pitch: FloatArray
     """[2 n] Hz, 80 a second; 0 where unvoiced."""
+    cycles: Cycles
+    """[2 n] of the fundamental since the beginning, at the middles of the pitch's frames."""
     lengths: npt.NDArray[np.int64]
     """[phonemes and an edge on both sides]; their sum is n."""
 
@@ -152,7 +155,9 @@ class Kokoro:
             frames = int(spans.sum())
             curve = pitch[row, : 2 * frames].float().cpu().numpy()
             samples = audio[row, : 2 * frames * _SAMPLES_PER_PITCH].float().cpu().numpy()
-            made.append(Made(samples, np.where(curve > _VOICED_HZ, curve, 0).astype(np.float32), spans))
+            cycles = np.cumsum(curve.astype(np.float64)) * _SAMPLES_PER_PITCH / RATE_HZ
+            voiced = np.where(curve > _VOICED_HZ, curve, 0).astype(np.float32)
+            made.append(Made(samples, voiced, cycles, spans))
         return made
 
     def _run(self, tokens: Tensor, counts: Tensor, style: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,7 +185,8 @@ def spoken(phonemes: str, made: Made) -> Spoken:
     segments = segments_of(phonemes, made.lengths, 0.0, len(samples) / RATE_HZ)
     frames = len(samples) // (RATE_HZ // _PITCH_FRAMES_A_SECOND)
     pitch = pitch_at_frames(made.pitch, _SAMPLES_PER_PITCH / RATE_HZ, frames)
-    return Spoken(samples, tuple(segments), RATE_HZ, pitch)
+    phase = phase_at_frames(made.cycles, RATE_HZ / _SAMPLES_PER_PITCH / _PITCH_FRAMES_A_SECOND, frames)
+    return Spoken(samples, tuple(segments), RATE_HZ, pitch, phase)
 
 
 def batches(phonemes: Sequence[str]) -> Iterator[list[int]]:

@@ -102,7 +102,7 @@ class HiFT(nn.Module):
             [B, 480 T] samples within +-audio_limit, 0 beyond a row's end.
         """
         spectra = self.spectra(mel, self.stft(source.squeeze(1), lengths), lengths)
-        samples = self._istft(spectra, self._column_mask(lengths, spectra))
+        samples = self.samples(spectra, self._column_mask(lengths, spectra))
         if lengths is None:
             return samples
         ends = lengths * self.config.frame_samples
@@ -167,7 +167,16 @@ class HiFT(nn.Module):
             masks.append(valid_mask(lengths * scale + extra, mel.shape[2] * scale + extra, mel.dtype))
         return masks
 
-    def _istft(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def samples(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Map what `spectra` returned to samples.
+
+        Args:
+            x: [B, n_fft + 2, F].
+            mask: [B or 1, 1, F], 1 in columns that exist; None where all do, which waits for the device.
+
+        Returns:
+            [B, hop (F - 1)] samples within +-audio_limit.
+        """
         c = self.config
         bins = c.istft_n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
