@@ -30,8 +30,10 @@ OF_OTHERS = {
     "other._when",  # asyncio's timers
     "timer._scheduled",
     "torch._addmm_activation",
+    "torch._foreach_add_",
     "torch._foreach_copy_",
-    "torch._foreach_lerp_",
+    "torch._foreach_mul_",
+    "torch._foreach_sub",
     "torch.ops.mkldnn._linear_pointwise",
     "torch.ops.mkldnn._reorder_linear_weight",
 }

