@@ -35,6 +35,7 @@ from demo_voice.train.models.tokenizer import (
     soft_digits,
     token_ids,
 )
+from demo_voice.train.models.vocoder import JUDGED_SAMPLES, judged_places
 from demo_voice.train.models.vocoder_losses import MelLoss
 from demo_voice.train.package import llm_arrays, llm_shape
 from demo_voice.train.sizes import DEMO, TINY, DemoSizes
@@ -300,6 +301,16 @@ def test_the_vocoder_s_mel_loss_hears_the_flow_s_own_mel() -> None:
     made = MelLoss().mel(torch.from_numpy(samples)[None])[0].T.numpy()
 
     np.testing.assert_allclose(made, flow_mel_24k(samples), atol=2e-4)
+
+
+def test_the_judges_get_one_piece_of_each_window_from_anywhere_in_it() -> None:
+    torch.manual_seed(0)
+
+    places = judged_places(torch.zeros(64, 2 * JUDGED_SAMPLES))
+
+    assert places.shape == (64, JUDGED_SAMPLES) and (places.diff(dim=1) == 1).all()
+    assert 0 <= places.min() < JUDGED_SAMPLES / 4 and 7 / 4 * JUDGED_SAMPLES < places.max() < 2 * JUDGED_SAMPLES
+    assert torch.equal(judged_places(torch.zeros(1, JUDGED_SAMPLES))[0], torch.arange(JUDGED_SAMPLES))
 
 
 def test_the_llm_s_packed_tables_are_those_of_the_digits() -> None:

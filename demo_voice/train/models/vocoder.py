@@ -37,6 +37,9 @@ WINDOW_TOKENS = 16
 """Tokens of a window, 0.64 s."""
 RATE = 5e-4
 BETAS = (0.8, 0.99)
+JUDGED_SAMPLES = 7680
+"""Samples of each window that the discriminators judge, 0.32 s from anywhere in it: they are seven eighths of a step's
+arithmetic if they judge it whole, and look no further than that."""
 ADVERSARIAL_FROM = 0.2
 """Progress at which the discriminators join."""
 OWN_PITCH_FROM = 0.5
@@ -129,7 +132,8 @@ class VocoderStage:
             loss = loss + PHASE_WEIGHT * losses["phase"]
         if not is_judged:
             return {**losses, "norm": self._updater.update(loss)}
-        on_true, on_made = self._judges(true), self._judges(made)
+        judged = judged_places(made)
+        on_true, on_made = (self._judges(samples.gather(1, judged)) for samples in (true, made))
         losses |= {
             "judges": discriminator_loss(on_true, on_made),
             "features": feature_loss(on_true, on_made),
@@ -182,6 +186,13 @@ class VocoderStage:
             phase = phase + 2 * torch.pi * torch.rand_like(phase[:, :, :1])
         noise = torch.randn(*phase.transpose(1, 2).shape, device=phase.device)
         return torch.as_tensor(module(pitch, noise, phase))
+
+
+def judged_places(samples: Tensor) -> Tensor:
+    """Draw what the discriminators judge of samples [B, N]: [B, JUDGED_SAMPLES] int64 places, drawn on their device."""
+    rows, count = samples.shape
+    first = torch.randint(0, count - JUDGED_SAMPLES + 1, (rows, 1), device=samples.device)
+    return first + torch.arange(JUDGED_SAMPLES, device=samples.device)
 
 
 @torch.no_grad()
