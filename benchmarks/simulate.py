@@ -6,6 +6,7 @@
     python -m benchmarks.simulate fleet       many replicas: load steps, a lost replica, a rolling update
     python -m benchmarks.simulate curves      listeners and waiting times by GPUs, for `cosydit plan`
     python -m benchmarks.simulate written     a text that is still being written: by clauses, and interleaved in the LLM
+    python -m benchmarks.simulate admission   whom one GPU host refuses, below its capacity and beyond
 
 Nothing is sent and nothing sleeps; the same command gives the same figures.
 """
@@ -25,6 +26,7 @@ from typing import Any
 from benchmarks.end_to_end import ENVIRONMENT_FILE, add_run_lengths
 from benchmarks.figures import read_runs
 from benchmarks.lib.plot import draw_fleets
+from benchmarks.lib.simulate.admission import simulate_admission
 from benchmarks.lib.simulate.compare import (
     AIM,
     DRAWS,
@@ -72,6 +74,7 @@ ARRANGEMENTS = (
 FLEET_PLOT = "fleet.webp"
 LISTENERS = (500, 550, 600, 650, 700, 750, 800)
 LISTEN_S = 12.0
+ADMISSION_RATES, ADMISSION_S = (20.0, 32.0, 48.0, 64.0, 100.0, 200.0), 20.0
 EXIT_USAGE = 2
 
 
@@ -289,6 +292,21 @@ def run_written(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_admission(args: argparse.Namespace) -> int:
+    """Simulate the rates on one GPU host, and say who was refused and who heard gaps."""
+    costs = read_cost_model(args.model)
+    heard = {rate: simulate_admission(costs, rate, args.seconds) for rate in args.rates}
+    rates = {rate: asdict(found) for rate, found in heard.items()}
+    write_json(args.out, {"rates": rates, "environment": _environment(args)})
+    rows = [["requests/s", "requests", "refused", "refused after it", "ran dry", "s short", "ttfa p95 ms", "audio s/s"]]
+    for rate, found in heard.items():
+        counts = (found.requests, found.refused, found.refused_recovered, found.ran_dry)
+        seconds = [f"{found.short_s:.1f}", f"{1000 * found.ttfa_p95_s:.0f}", f"{found.audio_s_per_s:.0f}"]
+        rows.append([f"{rate:g}", *map(str, counts), *seconds])
+    print(aligned_table(rows), end="")
+    return 0
+
+
 def _note(simulation: int, loss: float) -> None:
     print(f"simulation {simulation}: loss {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -309,6 +327,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_fleet(commands)
     _add_curves(commands)
     _add_written(commands)
+    _add_admission(commands)
     return parser
 
 
@@ -381,6 +400,15 @@ def _add_curves(commands: Any) -> None:
     _add_draws(parser, POINT_DRAWS)
     parser.add_argument("--out", type=Path, default=CURVES, help="JSON to write (default %(default)s)")
     parser.set_defaults(run=run_curves)
+
+
+def _add_admission(commands: Any) -> None:
+    parser = commands.add_parser("admission", help="simulate whom one GPU host refuses, below its capacity and beyond")
+    parser.add_argument("--model", type=Path, default=MODEL, help="cost model (default %(default)s)")
+    parser.add_argument("--rates", type=float, nargs="+", default=ADMISSION_RATES, help="requests a second to try")
+    parser.add_argument("--seconds", type=float, default=ADMISSION_S, help="of arrivals (default %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
+    parser.set_defaults(run=run_admission)
 
 
 def _add_written(commands: Any) -> None:
