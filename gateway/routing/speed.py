@@ -142,22 +142,29 @@ class Listener:
         self._first_s: float | None = None
         self._got_s = 0.0
         self._wait: Wait | None = None
+        self._is_waiting = False
 
     def got(self, speech_s: float) -> None:
         """Note that so many seconds of speech have come."""
         if self._first_s is None:
             self._first_s = self._clock.now()
         self._got_s += speech_s
+        if self._is_waiting:
+            # It waits for a later chunk, and is in less of a hurry now.
+            self.end_wait()
+            self.begin_wait()
 
     def begin_wait(self) -> None:
         """Note that the stream waits for the service now."""
         now_s = self._clock.now()
         heard_until_s = now_s if self._first_s is None else self._first_s + self._got_s
         self._wait = self._meter.begin_wait(heard_until_s - URGENT_LEAD_S - now_s)
+        self._is_waiting = True
 
     def end_wait(self) -> None:
         """Note that it waits no longer."""
         wait, self._wait = self._wait, None
+        self._is_waiting = False
         self._meter.end_wait(wait)
 
 

@@ -141,6 +141,24 @@ def test_what_a_listener_has_in_hand_makes_a_wait_less_urgent() -> None:
     assert spare_s(2.0) == 0.0
 
 
+def test_speech_that_comes_during_a_wait_makes_the_rest_of_it_less_urgent() -> None:
+    clock = ManualClock()
+    witness = SpeedWitness(clock)
+    listener = witness.new_listener()
+
+    # Chunks are asked for before earlier ones come, so that one wait goes on over several.
+    listener.begin_wait()
+    clock.seconds += 0.5
+    assert witness.take_work().spare_s == 0.0
+    listener.got(4.0)
+    clock.seconds += 2.0
+    assert witness.take_work().spare_s == pytest.approx(2.0)
+    listener.end_wait()
+    listener.got(1.0)
+    clock.seconds += 1.0
+    assert witness.take_work().waited_s == 0.0, "it waits no longer"
+
+
 def test_without_a_least_speed_there_is_no_limit() -> None:
     service = Service(least_speed=0.0)
     service.serve_until_known(40, speed=0.01)
