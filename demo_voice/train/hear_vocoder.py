@@ -20,6 +20,7 @@ from demo_voice.train.data import SpeechStreams, Utterance
 from demo_voice.train.models.vocoder_losses import MelLoss, SpectralLoss
 from demo_voice.train.sizes import SIZES
 from demo_voice.train.trainer import load_part, mean_of
+from demo_voice.train.utterance import PCM16_SCALE
 from demo_voice.train.workspace import Workspace
 from token2wav_service.config import SynthesisPolicy
 from token2wav_service.contract import PROMPT_SAMPLE_RATE_HZ, SAMPLE_RATE_HZ
@@ -31,7 +32,6 @@ from token2wav_service.types import FloatArray
 
 LONG_ENOUGH_TOKENS = 50
 """2 s; the critic hears shorter ones many times over."""
-_PCM16_PEAK = 32767.0
 
 
 def newest(utterances: Sequence[Utterance], count: int) -> list[Utterance]:
@@ -51,7 +51,7 @@ def hear(hift: HiFT, streams: SpeechStreams, utterances: Sequence[Utterance], cr
     opinions: dict[str, list[Opinion]] = {"teacher": [], "vocoder": []}
     for utterance in utterances:
         mel = streams.column("mel", utterance.start, utterance.tokens).float().T
-        true = streams.column("audio", utterance.start, utterance.tokens).float() / _PCM16_PEAK
+        true = streams.column("audio", utterance.start, utterance.tokens).float() / PCM16_SCALE
         (made,), _, _ = vocoder.forward([VocoderInput(vocoder.initial_state(), mel, seed=0, is_last=True)])
         pair = made[None], true[None]
         distances.append({"mel": mel_loss(*pair), "spectral": spectral_loss(*pair)})

@@ -26,7 +26,8 @@ LOG_MEL_FRAMES_PER_TOKEN = 4
 MIN_TOKENS = 10
 """Fewest tokens of an utterance, 0.4 s: anything shorter is an error of the engine."""
 
-_PCM16_SCALE = 32767.0
+PCM16_SCALE = 32767.0
+"""Stored value of a sample of 1."""
 _FRAME_SECONDS = 0.02
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -82,7 +83,7 @@ def utterance_arrays(spoken: Spoken) -> Arrays:
         track_pitch(at_16k, RATE_HZ) if spoken.pitch is None else heard_pitch(at_16k, RATE_HZ, spoken.pitch[:frames])
     )
     arrays: Arrays = {
-        "audio": np.clip(audio_24k, -1, 1) * _PCM16_SCALE,
+        "audio": np.clip(audio_24k, -1, 1) * PCM16_SCALE,
         "log_mel": s3_log_mel(at_16k).T,
         "mel": flow_mel_24k(audio_24k),
         "fbank": _padded(kaldi_fbank(at_16k), tokens * LOG_MEL_FRAMES_PER_TOKEN),

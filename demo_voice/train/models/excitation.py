@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from demo_voice.ears.pitch import FRAME_SECONDS
 from token2wav_service.models.vocoder.source import HarmonicSource
 
-FRAME_SECONDS = 0.02
 LOUD = 0.33
 """Weights that the merging of harmonics begins with. Those of the bundled vocoder have come down to 0.04 and less: it
 learnt from harmonics of independent phases to do without a source, and takes the pitch from the mel."""

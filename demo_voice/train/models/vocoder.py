@@ -29,6 +29,7 @@ from demo_voice.train.models.vocoder_losses import (
 from demo_voice.train.replay import Inputs, Replayer
 from demo_voice.train.sizes import DiscriminatorSizes
 from demo_voice.train.trainer import Updater, mean_of
+from demo_voice.train.utterance import PCM16_SCALE
 from token2wav_service.models.config import HiFTConfig
 from token2wav_service.models.vocoder.hift import HiFT
 
@@ -49,7 +50,6 @@ FEATURE_WEIGHT, ADVERSARIAL_WEIGHT = 0.5, 1.0
 PITCH_SCALE = 100.0
 """Hz; where the predictor's answers start, too: from 0 the small steps of training would take long to get there."""
 _PITCH_GAIN = 50.0
-_PCM16_PEAK = 32767.0
 _VALIDATION_BATCHES = 4
 
 
@@ -160,7 +160,7 @@ class VocoderStage:
     def _vocoded(self, hift: HiFT, starts: Tensor, excitation: Excitation) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return made and true samples [B, N], and how they differ; in phase, too, where it was the audio's."""
         audio, mel, pitch, phase = (self._streams.window(name, starts, WINDOW_TOKENS).float() for name in FEATURES)
-        mel, true = mel.transpose(1, 2), audio / _PCM16_PEAK
+        mel, true = mel.transpose(1, 2), audio / PCM16_SCALE
         cycles = known_cycles(pitch, phase)
         target = served_pitch(pitch, cycles) if self._knows_phase else pitch
         predicted = hift.f0_predictor(mel)

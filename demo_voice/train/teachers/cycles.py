@@ -13,8 +13,6 @@ from demo_voice.train.teachers.flite import FloatArray
 
 Cycles = npt.NDArray[np.float64]
 
-FRAME_SECONDS = 0.02
-
 
 def cycles_at_samples(pitch: FloatArray, hop: int, rate_hz: int, least_hz: float) -> Cycles:
     """Sum up a pitch curve, sample by sample.
