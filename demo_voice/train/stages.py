@@ -56,15 +56,13 @@ TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.
 """Planned seconds of training over all runs; the learning rates fall along them."""
 PLANS = {
     DEFAULT: TOTAL_S,
-    HIBARI: {"tokenizer": 250.0, "speaker": 280.0, "vocoder": 1340.0, "flow": 1310.0, "llm": 1180.0, "aligner": 300.0},
+    HIBARI: {"tokenizer": 300.0, "speaker": 220.0, "vocoder": 1430.0, "flow": 1400.0, "llm": 1100.0, "aligner": 300.0},
 }
 PLANS[MIXED] = PLANS[HIBARI]
 """The same by teachers."""
 BEGUN_S = {"tokenizer": 100.0, "speaker": 30.0, "vocoder": 0.0, "flow": 250.0, "llm": 150.0}
 """Seconds of hibari's plan that count as done where training begins from the bundled weights: the learning rates begin
 lower. The vocoder's begin at the top, because the bundled one has never heard anything above 8 kHz."""
-FREE_PHASES, KNOWN_PHASE = EXCITATIONS = ("free", "known")
-"""What the vocoder is trained with: harmonics of independent phases, or in half of the batches those of its audio."""
 FIT_STEPS = 600
 """Steps in which a network is fitted to each table of the bundled weights."""
 NOISES = {DEFAULT: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1))
@@ -116,8 +114,6 @@ class StageOptions:
     """Name in `TEACHERS`."""
     is_eager: bool
     """Launch every step by itself, without CUDA graphs."""
-    knows_phase: bool
-    """Excite the vocoder with its audio's phase."""
     seed: int
     """Steps done before: so that a run that goes on draws other windows than the one before."""
 
@@ -156,8 +152,8 @@ def prepared(args: argparse.Namespace) -> StageOptions:
         planned_utterances["tokens"] = MORE_TOKEN_UTTERANCES
     utterances = args.utterances or planned_utterances.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
-    sizes, teachers, knows = SIZES[args.sizes], args.teachers, args.excitation == KNOWN_PHASE
-    return StageOptions(work, sizes, device, limits, batch, utterances, args.workers, teachers, args.eager, knows, seed)
+    sizes, teachers = SIZES[args.sizes], args.teachers
+    return StageOptions(work, sizes, device, limits, batch, utterances, args.workers, teachers, args.eager, seed)
 
 
 def run_corpus(options: StageOptions) -> None:
@@ -240,9 +236,7 @@ def run_warm(options: StageOptions) -> None:
 
     streams = _streams(options, FEATURES)
     steps = options.limits.max_steps or FIT_STEPS
-    errors = begin_from_bundle(
-        options.work, options.sizes, options.speakers, streams, BEGUN_S, steps, options.knows_phase
-    )
+    errors = begin_from_bundle(options.work, options.sizes, options.speakers, streams, BEGUN_S, steps)
     record = json.dumps({"stage": "warm", **{f"{k}_table_error": round(v, 4) for k, v in errors.items()}})
     options.work.warm.write_text(record + "\n", "utf-8")
     logger.info("%s", record)
@@ -274,7 +268,7 @@ def vocoder_stage(options: StageOptions) -> Trainee:
     from demo_voice.train.models.vocoder import FEATURES, VocoderStage
 
     sizes, streams = options.sizes, _streams(options, FEATURES)
-    return VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch, options.knows_phase)
+    return VocoderStage(sizes.hift, sizes.discriminators, streams, options.batch)
 
 
 def run_codes(options: StageOptions) -> None:
@@ -421,9 +415,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--teachers", choices=list(TEACHERS), default=DEFAULT, help="default %(default)s")
     found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default %(default)s")
     found.add_argument("--eager", action="store_true", help="launch steps one by one, without CUDA graphs")
-    found.add_argument(
-        "--excitation", choices=EXCITATIONS, default=FREE_PHASES, help="of the vocoder (default %(default)s)"
-    )
     found.add_argument("--wall-s", type=float, default=500.0, help="seconds of this run (default %(default)s)")
     found.add_argument("--total-s", type=float, help="planned seconds of all runs (default: the plan's)")
     found.add_argument("--max-steps", type=int, help="stop after so many steps")

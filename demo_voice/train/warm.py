@@ -53,7 +53,6 @@ def begin_from_bundle(
     streams: SpeechStreams,
     began_s: dict[str, float],
     fit_steps: int,
-    knows_phase: bool = False,
 ) -> dict[str, float]:
     """Write the states that a workspace lacks out of a bundle; returns how far each fitted table is off, relatively.
 
@@ -64,7 +63,6 @@ def begin_from_bundle(
         streams: the new corpus with FEATURES, on the device that fits.
         began_s: by stage, seconds of its plan that count as done.
         fit_steps: of each table.
-        knows_phase: the vocoder shall hear its source; that of the bundled one has no ear for it.
 
     Raises:
         StateError: the bundle is of other sizes.
@@ -90,8 +88,7 @@ def begin_from_bundle(
     if not work.weights("vocoder").exists():
         hift = HiFT(sizes.hift)
         _put(hift, unpacked(load_file(BUNDLE / HIFT_FILE)))
-        if knows_phase:
-            make_loud(hift.m_source)
+        make_loud(hift.m_source)
         judges = Discriminators(sizes.discriminators)
         save_state(work.weights("vocoder"), {"hift": hift, "judges": judges}, 0, began_s["vocoder"])
     if not work.weights("flow").exists():

@@ -81,11 +81,11 @@ def test_a_stage_goes_on_where_it_ended(trained: Workspace) -> None:
     assert all(v.dtype == torch.float16 for v in after["weights"]["model"].values() if v.is_floating_point())
 
 
-def test_a_vocoder_may_know_its_audio_s_phase_and_start_from_nothing(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_vocoder_begins_loud_and_is_judged_at_its_audio_s_phase(workspace: Workspace, tmp_path: Path) -> None:
     work = Workspace(tmp_path)
     work.corpus.symlink_to(workspace.corpus)
 
-    run_stage(work, "vocoder", "--excitation", "known")
+    run_stage(work, "vocoder")
 
     trained = torch.load(work.weights("vocoder"), weights_only=True)["weights"]["hift"]
     assert trained["m_source.l_linear.weight"].tolist()[0] == pytest.approx([0.33] * 9, abs=0.01)

@@ -1,13 +1,12 @@
 """Training stage of the vocoder: mel, spectra and pitch first, then against the discriminators too.
 
-Where it may know the audio's phase, half of the batches are excited with that very phase, so that the waveform itself
+Half of the batches are excited with the very phase of the audio, where the corpus knows it, so that the waveform itself
 is learnt by regression where it is voiced and low.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
@@ -41,7 +40,7 @@ BETAS = (0.8, 0.99)
 JUDGED_SAMPLES = 7680
 """Samples of each window that the discriminators judge, 0.32 s from anywhere in it: they are seven eighths of a step's
 arithmetic if they judge it whole, and look no further than that."""
-ADVERSARIAL_FROM = 0.2
+ADVERSARIAL_FROM = 0.1
 """Progress at which the discriminators join."""
 OWN_PITCH_FROM = 0.5
 """Progress from which half of the batches use the predicted pitch, as at inference."""
@@ -53,24 +52,15 @@ _PITCH_GAIN = 50.0
 _VALIDATION_BATCHES = 4
 
 
-class Phase(Enum):
-    """Where a batch's harmonics begin."""
+class Excitation(Enum):
+    """Where a batch's harmonics begin, together, and at which pitch they go on."""
 
-    FREE = "free"
-    """Each by itself, anywhere."""
-    ANY = "any"
-    """Together, anywhere, as in use."""
     KNOWN = "known"
-    """Together, with the audio's own phase."""
-
-
-@dataclass(frozen=True)
-class Excitation:
-    """What a batch is excited with."""
-
-    phase: Phase
-    is_own: bool = False
-    """The pitch is the predicted one, else the corpus's."""
+    """With the phase and pitch of the audio."""
+    ANY = "any"
+    """Anywhere, with the pitch of the audio."""
+    OWN = "own"
+    """Anywhere, with the predicted pitch: as in use."""
 
 
 class VocoderStage:
@@ -84,14 +74,12 @@ class VocoderStage:
         judges: DiscriminatorSizes,
         streams: SpeechStreams,
         batch: int,
-        knows_phase: bool = False,
     ) -> None:
-        """Build on the streams' device; `knows_phase` excites half of the batches with their audio's phase."""
-        self._streams, self._batch, self._knows_phase = streams, batch, knows_phase
+        """Build on the streams' device."""
+        self._streams, self._batch = streams, batch
         self._hift = HiFT(config).to(streams.device)
         _start_at_speech_pitch(self._hift)
-        if knows_phase:
-            make_loud(self._hift.m_source)
+        make_loud(self._hift.m_source)
         self._judges = Discriminators(judges).to(streams.device)
         self._mel_loss, self._spectral_loss = MelLoss().to(streams.device), SpectralLoss().to(streams.device)
         self._phase_loss = PhaseLoss().to(streams.device)
@@ -119,11 +107,9 @@ class VocoderStage:
         return self.replayer.run((excitation, is_judged), {"starts": windows.starts}, step)
 
     def _drawn_excitation(self, progress: float) -> Excitation:
-        is_even = bool(torch.rand((), generator=self._draw) < 0.5)
-        may_be_own = progress >= OWN_PITCH_FROM
-        if not self._knows_phase:
-            return Excitation(Phase.FREE, is_own=may_be_own and is_even)
-        return Excitation(Phase.KNOWN) if is_even else Excitation(Phase.ANY, is_own=may_be_own)
+        if torch.rand((), generator=self._draw) < 0.5:
+            return Excitation.KNOWN
+        return Excitation.OWN if progress >= OWN_PITCH_FROM else Excitation.ANY
 
     def _updated(self, excitation: Excitation, is_judged: bool, inputs: Inputs) -> dict[str, Tensor]:
         made, true, losses = self._vocoded(self._hift, inputs["starts"], excitation)
@@ -152,8 +138,8 @@ class VocoderStage:
         return mean_of(self._figures(hift, windows) for windows in drawn)
 
     def _figures(self, hift: HiFT, windows: Windows) -> dict[str, Tensor]:
-        _, _, losses = self._vocoded(hift, windows.starts, Excitation(Phase.ANY, is_own=True))
-        _, _, known = self._vocoded(hift, windows.starts, Excitation(Phase.KNOWN))
+        _, _, losses = self._vocoded(hift, windows.starts, Excitation.OWN)
+        _, _, known = self._vocoded(hift, windows.starts, Excitation.KNOWN)
         pitch_loss = losses.pop("pitch")
         return {**losses, "phase": known["phase"], "pitch_hz": PITCH_SCALE * pitch_loss}
 
@@ -162,12 +148,10 @@ class VocoderStage:
         audio, mel, pitch, phase = (self._streams.window(name, starts, WINDOW_TOKENS).float() for name in FEATURES)
         mel, true = mel.transpose(1, 2), audio / PCM16_SCALE
         cycles = known_cycles(pitch, phase)
-        target = served_pitch(pitch, cycles) if self._knows_phase else pitch
+        target = served_pitch(pitch, cycles)
         predicted = hift.f0_predictor(mel)
-        used = predicted.detach() if excitation.is_own else target
-        source = self._source(
-            hift, used, cycles if excitation.phase is Phase.KNOWN else served_cycles(used), excitation
-        )
+        used = predicted.detach() if excitation is Excitation.OWN else target
+        source = _source(hift, used, cycles if excitation is Excitation.KNOWN else served_cycles(used))
         spectra = hift.spectra(mel, hift.stft(source[:, 0]))
         made = hift.samples(spectra, torch.ones_like(spectra[:1, :1]))
         losses = {
@@ -175,17 +159,15 @@ class VocoderStage:
             "spectral": self._spectral_loss(made, true),
             "pitch": functional.l1_loss(predicted / PITCH_SCALE, target / PITCH_SCALE),
         }
-        if excitation.phase is Phase.KNOWN:
+        if excitation is Excitation.KNOWN:
             losses["phase"] = self._phase_loss(made, true, (pitch > 0) & (phase >= 0))
         return made, true, losses
 
-    def _source(self, hift: HiFT, pitch: Tensor, cycles: Tensor, excitation: Excitation) -> Tensor:
-        module = hift.m_source
-        phase = angles(cycles, pitch, module)
-        if excitation.phase is Phase.FREE:
-            phase = phase + 2 * torch.pi * torch.rand_like(phase[:, :, :1])
-        noise = torch.randn(*phase.transpose(1, 2).shape, device=phase.device)
-        return torch.as_tensor(module(pitch, noise, phase))
+
+def _source(hift: HiFT, pitch: Tensor, cycles: Tensor) -> Tensor:
+    phase = angles(cycles, pitch, hift.m_source)
+    noise = torch.randn(*phase.transpose(1, 2).shape, device=phase.device)
+    return torch.as_tensor(hift.m_source(pitch, noise, phase))
 
 
 def judged_places(samples: Tensor) -> Tensor:
