@@ -192,7 +192,7 @@ is_speech_llm_id = COSYVOICE2.is_speech
 _CLOSING = sorted({token for each in VOCABULARIES for token in each.closing_tokens if "s_" not in token})
 _PROTECTED = re.compile("|".join([r"<\|s_\d+\|>", *(re.escape(token) for token in CONTROL_TOKENS)]))
 # A whole token at the start of the text, or blank space between tokens (some servers put it there).
-_TOKEN = re.compile(r"<\|s_(\d{1,5})\|>|\s+|" + "|".join(re.escape(token) for token in _CLOSING))
+_TOKEN = re.compile(r"<\|s_(0|[1-9][0-9]{0,4})\|>|\s+|" + "|".join(re.escape(token) for token in _CLOSING))
 _PARTIAL = re.compile(r"<(\|([a-z](?:[a-z_0-9]{0,12}\|?)?)?)?")
 
 
