@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 
 from benchmarks.lib.simulate.compute import OwnGPU, SerialProcess
@@ -25,7 +26,7 @@ from benchmarks.lib.simulate.virtual_time import VirtualClock, run_virtually
 from benchmarks.lib.sweep import jobs_of, open_run, warm_up_bursts, warm_up_jobs
 from cosydit.bench.doors import PIECES_OF_A_CHUNK_S, SpeechJob
 from cosydit.bench.load import LoadGenerator, LoadPlan
-from cosydit.bench.metrics import playback_underrun
+from cosydit.bench.metrics import percentile, playback_underrun
 from cosydit.bench.types import RequestRecord
 from gateway.chunking.policies import ChunkSettings
 from gateway.core import Sampling, SpeechTokenDelta, Utterance
@@ -94,12 +95,12 @@ class PacedLLM:
         head = max(utterance.head_start_tokens, 1)
         token_s = 1.0 / (DEFAULT_PACE * TOKEN_RATE_HZ)
         while sent < SPEECH_TOKENS:
-            count = min(1 if sent < SINGLE_TOKENS else round(PACK_S / token_s), SPEECH_TOKENS - sent)
-            sent += count
+            tokens = min(1 if sent < SINGLE_TOKENS else round(PACK_S / token_s), SPEECH_TOKENS - sent)
+            sent += tokens
             paced_s = head * TOKEN_STEP_S + (sent - head) * token_s
             await asyncio.sleep(max(0.0, begun_s + max(sent * TOKEN_STEP_S, paced_s) - loop.time()))
             await self._gateway.use(self._message_s)
-            yield SpeechTokenDelta(tuple(range(sent - count, sent)), "length" if sent == SPEECH_TOKENS else None)
+            yield SpeechTokenDelta(tuple(range(sent - tokens, sent)), "length" if sent == SPEECH_TOKENS else None)
 
     async def answers_health(self) -> bool:
         """See `SpeechLMClient.answers_health`."""
@@ -112,8 +113,15 @@ class PacedLLM:
 class _Process:
     """One gateway process; it asks the host's admission for places."""
 
-    def __init__(self, costs: CostModel, server: Token2WavServer, source: Capacity, clock: VirtualClock) -> None:
-        process, settings = SerialProcess(), RoutingSettings()
+    def __init__(
+        self,
+        costs: CostModel,
+        settings: RoutingSettings,
+        server: Token2WavServer,
+        source: Capacity,
+        clock: VirtualClock,
+    ) -> None:
+        process = SerialProcess()
         self.witnesses = {LLM: SpeedWitness(clock), TOKEN2WAV: SpeedWitness(clock)}
         llm = PacedLLM(process, costs.gateway.message_s)
         self.llm = RoutedSpeechLM(
@@ -148,11 +156,12 @@ class _Process:
 class _Host:
     """The processes of one host, and their admission; a caller's connection reaches any of them."""
 
-    def __init__(self, costs: CostModel, settings: RoutingSettings, clock: VirtualClock) -> None:
+    def __init__(self, costs: CostModel, clock: VirtualClock) -> None:
+        settings = RoutingSettings()
         self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, OwnGPU(), clock, SLOTS))
         self.meters = {name: SpeedMeter(clock, settings.least_speed) for name in (LLM, TOKEN2WAV)}
         self.capacity = Capacity(settings, clock, self.meters[LLM], self.meters[TOKEN2WAV], self._slots)
-        self._processes = [_Process(costs, self.server, self.capacity, clock) for _ in range(PROCESSES)]
+        self._processes = [_Process(costs, settings, self.server, self.capacity, clock) for _ in range(PROCESSES)]
         self._draw = Random(0)
         self._telling: list[asyncio.Task[None]] = []
         self.most_streams = 0
@@ -188,7 +197,7 @@ class _Host:
         """Tell admission what a process saw, and the process what the others have open; each at moments of its own."""
         await asyncio.sleep(TELL_INTERVAL_S * number / PROCESSES)
         others = [other for other in self._processes if other is not process]
-        for tick in range(1 << 60):
+        for tick in count():
             open_streams = sum(other.token2wav.fleet.replicas.streams().get(self.server.address, 0) for other in others)
             process.token2wav.fleet.note_siblings({self.server.address: open_streams})
             for name, witness in process.witnesses.items() if tick % SLOW_TICKS == 0 else ():
@@ -196,17 +205,13 @@ class _Host:
             await asyncio.sleep(TELL_INTERVAL_S)
 
 
-def simulate_admission(
-    costs: CostModel, requests_per_s: float, seconds: float, settings: RoutingSettings | None = None
-) -> Heard:
+def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float) -> Heard:
     """Send so many requests a second for so many seconds, then an easy load."""
-    return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, settings or RoutingSettings(), clock))
+    return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, clock))
 
 
-async def _run(
-    costs: CostModel, requests_per_s: float, seconds: float, settings: RoutingSettings, clock: VirtualClock
-) -> Heard:
-    host = _Host(costs, settings, clock)
+async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: VirtualClock) -> Heard:
+    host = _Host(costs, clock)
     await host.start()
     for jobs in warm_up_jobs(warm_up_bursts(WARM_UP_BURST), VOICES):
         await _load(host, jobs, LoadPlan(len(jobs), len(jobs)), clock)
@@ -230,7 +235,7 @@ def _heard(
     records: Sequence[RequestRecord], seconds: float, most_streams: int, recovered: Sequence[RequestRecord]
 ) -> Heard:
     spoken = [record for record in records if record.is_ok]
-    firsts = sorted(record.arrivals[0].at_s for record in spoken)
+    firsts = [record.arrivals[0].at_s for record in spoken]
     gaps = [playback_underrun(record.arrivals, 0.0) for record in spoken]
     heard_s = sum(
         arrival.audio_s for record in spoken for arrival in record.arrivals if record.sent_s + arrival.at_s <= seconds
@@ -241,8 +246,8 @@ def _heard(
         refused=refused,
         failed=len(records) - len(spoken) - refused,
         audio_s_per_s=round(heard_s / seconds, 1),
-        ttfa_p50_s=round(firsts[len(firsts) // 2], _DIGITS),
-        ttfa_p95_s=round(firsts[int(0.95 * len(firsts))], _DIGITS),
+        ttfa_p50_s=round(percentile(firsts, 50), _DIGITS),
+        ttfa_p95_s=round(percentile(firsts, 95), _DIGITS),
         ran_dry=sum(1 for gap in gaps if gap.gaps),
         short_s=round(sum(gap.short_s for gap in gaps), _DIGITS),
         most_streams=most_streams,
