@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.ears.pitch import heard_pitch, track_pitch
+from demo_voice.ears.pitch import FRAME_SECONDS, heard_pitch, track_pitch
 from demo_voice.train.teachers.flite import RATE_HZ, FloatArray, Segment, Spoken, phone_number
 from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
 from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel
@@ -28,7 +28,6 @@ MIN_TOKENS = 10
 
 PCM16_SCALE = 32767.0
 """Stored value of a sample of 1."""
-_FRAME_SECONDS = 0.02
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -98,7 +97,7 @@ def phones_at_frames(segments: tuple[Segment, ...], frames: int) -> npt.NDArray[
     """Return the phone's class at the middle of every 20 ms."""
     ends = np.array([segment.end_s for segment in segments])
     numbers = np.array([phone_number(segment.phone) for segment in segments], np.uint8)
-    middle = (np.arange(frames) + 0.5) * _FRAME_SECONDS
+    middle = (np.arange(frames) + 0.5) * FRAME_SECONDS
     at: npt.NDArray[np.uint8] = numbers[np.minimum(np.searchsorted(ends, middle, side="right"), len(numbers) - 1)]
     return at
 

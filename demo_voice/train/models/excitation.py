@@ -16,8 +16,8 @@ from demo_voice.ears.pitch import FRAME_SECONDS
 from token2wav_service.models.vocoder.source import HarmonicSource
 
 LOUD = 0.33
-"""Weights that the merging of harmonics begins with. Those of the bundled vocoder are 0.04 and less: it
-learnt from harmonics of independent phases to do without a source, and takes the pitch from the mel."""
+"""Weights that the merging of harmonics begins with. Those of the bundled vocoder are 0.04 and less: it learnt
+from harmonics of independent phases to do without a source, and takes the pitch from the mel."""
 
 
 @torch.no_grad()

@@ -68,13 +68,7 @@ class VocoderStage:
 
     name = "vocoder"
 
-    def __init__(
-        self,
-        config: HiFTConfig,
-        judges: DiscriminatorSizes,
-        streams: SpeechStreams,
-        batch: int,
-    ) -> None:
+    def __init__(self, config: HiFTConfig, judges: DiscriminatorSizes, streams: SpeechStreams, batch: int) -> None:
         """Build on the streams' device."""
         self._streams, self._batch = streams, batch
         self._hift = HiFT(config).to(streams.device)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from demo_voice.ears.pitch import FRAME_SECONDS as PITCH_FRAME_SECONDS
 from demo_voice.train.teachers.cycles import cycles_at_samples, phase_at_frames
 from demo_voice.train.teachers.flite import PAUSE, PLAIN, FloatArray, Segment, Spoken, SynthesisError
 
@@ -24,7 +25,6 @@ FRAME_SECONDS = 0.0125
 """Of the teacher's pitch and its phonemes' lengths."""
 VOICED_HZ = 40.0
 """The teacher speaks frames of lower pitch without voice."""
-_PITCH_FRAME_SECONDS = 0.02
 _HOP = round(RATE_HZ * FRAME_SECONDS)
 
 PHONES_OF = {
@@ -202,7 +202,7 @@ class HibariEngine:
             segments += segments_of(phonemes, prediction.lengths, began, began + seconds)
             pitches.append(voiced * manner.pitch)
         samples = _played(np.concatenate(pieces), manner.warp)
-        step = round(RATE_HZ * _PITCH_FRAME_SECONDS)
+        step = round(RATE_HZ * PITCH_FRAME_SECONDS)
         frames = len(samples) // step
         pitch = pitch_at_frames(np.concatenate(pitches), FRAME_SECONDS / warp, frames)
         phase = phase_at_frames(np.concatenate(cycles), step * warp, frames)
@@ -243,7 +243,7 @@ def pitch_at_frames(pitch: FloatArray, frame_s: float, frames: int) -> FloatArra
     Returns:
         [frames] float32 Hz, interpolated between voiced neighbours; 0 where the nearest value is unvoiced.
     """
-    at = (np.arange(frames) + 0.5) * _PITCH_FRAME_SECONDS / frame_s - 0.5
+    at = (np.arange(frames) + 0.5) * PITCH_FRAME_SECONDS / frame_s - 0.5
     left = np.clip(np.floor(at).astype(np.int64), 0, len(pitch) - 1)
     right = np.minimum(left + 1, len(pitch) - 1)
     share = np.clip(at - left, 0.0, 1.0)
