@@ -34,8 +34,8 @@ SCRAPE_S = 1
 REQUESTS = 6
 WINDOW = "60s"
 PATIENCE_S = 40.0
-TRACE = "5b8efff798038103d269b633813fc60c"
-TRACEPARENT = f"00-{TRACE}-eee19b7ec3c1b174-01"
+TRACES = [digit * 32 for digit in "abc"]
+PARENT = "eee19b7ec3c1b174"
 TEXT = "Hello there, this is a sentence to be spoken. And this is one more of them."
 
 
@@ -166,8 +166,7 @@ def test_the_numbers_of_all_services_agree(prometheus: Prometheus) -> None:
 
 
 def test_one_trace_from_the_client_s_request_to_each_chunk(watched: Watched) -> None:
-    assert watched.speak(traceparent=TRACEPARENT).status_code == 200
-    spans = watched.receiver.wait(TRACE, is_whole)
+    spans = a_whole_trace(watched)
     drawing = tree_of(spans)
     by_id = {span.span_id: span for span in spans}
 
@@ -188,8 +187,17 @@ def test_one_trace_from_the_client_s_request_to_each_chunk(watched: Watched) -> 
         assert sum(each == f"{engine} > token2wav:{name}" for each in paths) == chunks, drawing
     assert sum(each == f"{stream} > triton:InferRequest" for each in paths) == chunks + 1, drawing
     (root,) = [span for span in spans if span.parent_id not in by_id]
-    assert root.parent_id == TRACEPARENT.split("-")[2]
+    assert root.parent_id == PARENT
     assert all(span.end_ns <= root.end_ns + 50_000_000 for span in spans), drawing
+
+
+def a_whole_trace(watched: Watched) -> list[ReceivedSpan]:
+    """Speak until a request's trace is whole, at most three times."""
+    for trace in TRACES:
+        assert watched.speak(traceparent=f"00-{trace}-{PARENT}-01").status_code == 200
+        if spans := watched.receiver.wait(trace, is_whole):
+            return spans
+    raise AssertionError("; ".join(watched.receiver.received(trace) for trace in TRACES))
 
 
 def is_whole(spans: list[ReceivedSpan]) -> bool:
