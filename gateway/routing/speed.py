@@ -39,7 +39,9 @@ for what it does only once."""
 UNMEASURED_STREAMS = 64.0
 """Limit before the first measurement, which takes no longer than the first streams' first seconds of speech."""
 _MEMORY_S = 60.0
-"""Seconds in which a limit that was seen doubles and a number that was served halves, unless seen again."""
+"""Seconds of work in which a limit that was seen doubles and a number that was served halves, unless seen again."""
+_IDLE_SHARE = 0.1
+"""What a second without work counts: only something else on its machine makes an idle service faster or slower."""
 _NEWEST_STREAMS_SHARE = 0.1
 
 URGENT_LEAD_S = 1.0
@@ -203,7 +205,9 @@ class SpeedMeter:
         self._is_urgent = True
         """Whether most of the waiting in the last measurement was urgent."""
         self._floor, self._ceiling = 0.0, math.inf
-        self._floor_s = self._ceiling_s = 0.0
+        self._floor_age_s = self._ceiling_age_s = 0.0
+        self._worked_s = 0.0
+        """Seconds in which any stream waited, over all measurements."""
         self._stream_speech_s: float | None = None
 
     @property
@@ -302,11 +306,11 @@ class SpeedMeter:
 
     def _seen_limit(self) -> float:
         """Return the streams that the service could serve at its limit; the number grows with the time since."""
-        return self._ceiling * self._grown_since(self._ceiling_s)
+        return self._ceiling * self._grown_since(self._ceiling_age_s)
 
     def _seen_served(self) -> float:
         """Return the streams that the service was seen to serve; the number shrinks with the time since."""
-        return self._floor / self._grown_since(self._floor_s)
+        return self._floor / self._grown_since(self._floor_age_s)
 
     def _advance(self) -> None:
         now_s = self._clock.now()
@@ -343,6 +347,7 @@ class SpeedMeter:
         self._streams_at_speed += _NEWEST_SHARE * (self._new.streams - self._streams_at_speed)
         self._is_urgent = self._new.is_urgent
         self._measurements += 1
+        self._worked_s += self._new.busy_s
         if self._least_speed:
             self._learn(self._new)
         self._new = _Sums()
@@ -368,11 +373,11 @@ class SpeedMeter:
             if self._longer.waited_s < _RAISING_WAITS_S * self._ceiling:
                 return
             lately, self._longer = self._longer, _Sums()
-        streams, now_s = self._served(lately), self._clock.now()
+        streams, age_s = self._served(lately), self._age_s()
         if is_at_its_limit or streams > self._seen_served():
-            self._floor, self._floor_s = streams, now_s
+            self._floor, self._floor_age_s = streams, age_s
         if is_at_its_limit or streams > self._ceiling:
-            self._ceiling, self._ceiling_s = streams, now_s
+            self._ceiling, self._ceiling_age_s = streams, age_s
 
     def _tells_limit(self, streams: float) -> bool:
         return streams > _FEW_STREAMS or self._measurements > _FIRST_MEASUREMENTS
@@ -381,8 +386,12 @@ class SpeedMeter:
         """Return the streams that would have got the least speed."""
         return sums.streams * sums.speed_for_all / self._least_speed
 
-    def _grown_since(self, at_s: float) -> float:
-        return math.pow(2.0, min((self._clock.now() - at_s) / _MEMORY_S, _MOST_DOUBLINGS))
+    def _age_s(self) -> float:
+        """Return how much this service has worked, and idled a little."""
+        return self._worked_s + _IDLE_SHARE * self._clock.now()
+
+    def _grown_since(self, age_s: float) -> float:
+        return math.pow(2.0, min((self._age_s() - age_s) / _MEMORY_S, _MOST_DOUBLINGS))
 
 
 class SpeedWitness(SpeedMeter):

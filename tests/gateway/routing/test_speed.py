@@ -71,6 +71,17 @@ def test_a_limit_that_was_seen_is_remembered_and_forgotten_slowly() -> None:
     assert service.meter.limit == pytest.approx(16.0, rel=0.2)
 
 
+def test_a_limit_that_was_seen_holds_while_the_service_has_nothing_to_do() -> None:
+    service = Service()
+    service.serve_until_known(40, speed=0.25)
+    service.serve_until_known(1, speed=20.0)
+    before = service.meter.limit
+    service.clock.seconds += 60.0
+    assert service.meter.limit == pytest.approx(before, rel=0.1)
+    service.serve_until_known(1, speed=20.0)
+    assert service.meter.limit > 1.2 * before, "with work it is forgotten"
+
+
 def test_what_was_served_once_is_served_again_after_a_quiet_time() -> None:
     service = Service()
     service.serve_until_known(100, speed=4.0)
