@@ -31,6 +31,7 @@ class Outlook:
     """Tokens received and not sent yet, look-ahead included."""
     last_hop_tokens: int = 0
     """Tokens of the latest hop; 0: nothing was sent yet."""
+    caution: float = CAUTION
 
     def ready_in_s(self, hop: int) -> float:
         """Until the LLM has sent the hop and its look-ahead, in whole messages."""
@@ -47,7 +48,7 @@ class Outlook:
     def is_in_time(self, hop: int) -> bool:
         """Whether that is before the listener runs dry, with caution."""
         to_come_s = self.audio_in_s(hop) - self.pace.free_in_s
-        return self.pace.free_in_s + CAUTION * to_come_s + MARGIN_S <= self.pace.dry_in_s
+        return self.pace.free_in_s + self.caution * to_come_s + MARGIN_S <= self.pace.dry_in_s
 
     def after(self, hop: int) -> Outlook:
         """Return the outlook at the moment when that chunk has been pushed."""
@@ -56,7 +57,7 @@ class Outlook:
         dry_s = audio_s if math.isinf(self.pace.dry_in_s) else max(self.pace.dry_in_s, audio_s)
         pace = replace(self.pace, free_in_s=audio_s - ready_s, dry_in_s=dry_s + max(spoken_s, 0.0) - ready_s)
         tokens = self.tokens_pending + ready_s * self.pace.token_rate_hz - hop
-        return Outlook(pace, tokens, hop)
+        return Outlook(pace, tokens, hop, self.caution)
 
     def sustaining_hop(self) -> int | None:
         """Return the shortest hop that token2wav speaks faster than it is played; None if there is none."""

@@ -22,6 +22,9 @@ _BOOK_DECAY = 0.98
 """Factor on the weight of earlier chunks at each new one: about the newest 50 count."""
 _OUTLIER = 4.0
 """Most times the expected cost that one chunk counts, so that one stall does not spoil the estimate."""
+_URGENT_HALF_LIFE_S = 0.5
+"""Time in which an urgent chunk loses half of its weight: a crowd that has gone costs nobody anything."""
+_URGENT_MEMORY_S = 2.0
 _SPREADS = 2.0
 """Margin of the estimate in mean relative deviations."""
 _SLOPE_PRIOR_TOKENS2 = 25.0
@@ -74,6 +77,9 @@ class Pace:
     """Seconds until the listener has played all audio delivered and under way; inf before the first chunk."""
     hop_multiple: int = 1
     """Tokens that token2wav wants every hop behind the first to be a multiple of."""
+    urgent_cost: ChunkCost | None = None
+    """What chunks lately cost whose listeners had nothing left: token2wav makes them first, and `cost` includes that
+    others wait for them. None: there were none in the newest seconds, or this stream has begun."""
 
 
 @dataclass
@@ -86,13 +92,13 @@ class _FadingSums:
     tokens_squared: float = 0.0
     tokens_by_cost: float = 0.0
 
-    def add(self, tokens: int, cost_s: float) -> None:
-        """Count one more chunk; those before lose a little of their weight."""
-        self.weight = self.weight * _BOOK_DECAY + 1
-        self.tokens = self.tokens * _BOOK_DECAY + tokens
-        self.cost_s = self.cost_s * _BOOK_DECAY + cost_s
-        self.tokens_squared = self.tokens_squared * _BOOK_DECAY + tokens * tokens
-        self.tokens_by_cost = self.tokens_by_cost * _BOOK_DECAY + tokens * cost_s
+    def add(self, tokens: int, cost_s: float, decay: float = _BOOK_DECAY) -> None:
+        """Count one more chunk; the weight of those before is multiplied by `decay`."""
+        self.weight = self.weight * decay + 1
+        self.tokens = self.tokens * decay + tokens
+        self.cost_s = self.cost_s * decay + cost_s
+        self.tokens_squared = self.tokens_squared * decay + tokens * tokens
+        self.tokens_by_cost = self.tokens_by_cost * decay + tokens * cost_s
 
     def fit(self) -> ChunkCost:
         """Return the line; where chunk sizes hardly differ, half of the mean cost is taken to be fixed."""
@@ -116,6 +122,8 @@ class PaceBook:
         self._token_rate_hz = PRIOR_TOKEN_RATE_HZ
         self._sums = _FadingSums()
         self._spread = 0.0
+        self._urgent = _FadingSums()
+        self._urgent_s = float("-inf")
 
     @property
     def line(self) -> ChunkCost:
@@ -140,6 +148,16 @@ class PaceBook:
             self._spread += (1 - _BOOK_DECAY) * (abs(seconds - expected_s) / max(expected_s, 1e-9) - self._spread)
         self._sums.add(hop_tokens + LOOKAHEAD_TOKENS, seconds)
         self._cost = self._sums.fit()
+
+    def record_urgent(self, hop_tokens: int, seconds: float, now_s: float) -> None:
+        """Learn from one chunk whose listener had nothing left, and which has just come."""
+        decay = 0.5 ** ((now_s - self._urgent_s) / _URGENT_HALF_LIFE_S)
+        self._urgent.add(hop_tokens + LOOKAHEAD_TOKENS, seconds, decay)
+        self._urgent_s = now_s
+
+    def urgent_line(self, now_s: float) -> ChunkCost | None:
+        """Fit through the urgent chunks of the newest seconds; None if there was none."""
+        return self._urgent.fit() if now_s - self._urgent_s <= _URGENT_MEMORY_S else None
 
     def record_token_rate(self, token_rate_hz: float) -> None:
         """Learn from one stream's LLM."""
@@ -188,6 +206,8 @@ class PaceMeter:
         pushed_s, hop = self._under_way.popleft()
         cost_s = now_s - max(pushed_s, self._answered_s)
         self._answered_s = now_s
+        if now_s > self._dry_s:
+            self._book.record_urgent(hop, cost_s, now_s)
         if audio_s > 0:
             self._dry_s = max(self._dry_s, now_s) + audio_s
         self._own.append((hop, cost_s))
@@ -203,7 +223,9 @@ class PaceMeter:
         free_s, dry_s = self._look_ahead(now_s, cost)
         dry_in_s = dry_s - now_s if self._chunks else float("inf")
         free_in_s = max(free_s - now_s, 0.0)
-        return Pace(self._token_rate(now_s), self._burst, cost, free_in_s, dry_in_s, self._book.hop_multiple)
+        urgent_cost = self._book.urgent_line(now_s) if not self._chunks else None
+        rate_hz, multiple = self._token_rate(now_s), self._book.hop_multiple
+        return Pace(rate_hz, self._burst, cost, free_in_s, dry_in_s, multiple, urgent_cost)
 
     def _look_ahead(self, now_s: float, cost: ChunkCost) -> tuple[float, float]:
         """Play what is under way; return when token2wav is free and when the listener runs dry."""

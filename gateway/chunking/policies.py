@@ -8,7 +8,7 @@ Source: CosyVoice runtime/triton_trtllm/model_repo/cosyvoice2_dit; differs in th
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.chunking.outlook import CAUTION, Outlook
@@ -32,6 +32,8 @@ _GROWTH = 2
 """Most times longer than the one before that a deadline hop may be: the listener's slack grows no faster."""
 _MOST_LATE_TOKENS = CHUNK_SIZES_TOKENS[1]
 """Most tokens of a hop that will be late, 1 s: other streams wait while it is made."""
+_LONGEST_FIRST_TOKENS = CHUNK_SIZES_TOKENS[2]
+"""Most tokens of a first hop, 2 s, while even urgent chunks take so long that a usual one would run dry."""
 _REHEARSED_CHUNKS = 12
 """Number of chunks simulated to judge a first hop; doubling reaches any usual bound before."""
 POLICY_NAMES = ("exponential", "equal", "time_based", "deadline")
@@ -146,7 +148,7 @@ class DeadlineChunks:
     first_hop_tokens: int | None = None
     """Tokens of the first hop; None: chosen from the measured speed, at most `hop_tokens`."""
     hop_tokens: int = DEFAULT_HOP_TOKENS
-    """Most tokens of a chosen first hop, and of a hop that will be late while token2wav is not overloaded."""
+    """Most tokens of a chosen first hop, and of a hop that will be late, while token2wav is not overloaded."""
     max_hop_tokens: int = DEFAULT_MAX_HOP_TOKENS
 
     def next_hop(self, progress: ChunkProgress) -> int:
@@ -158,9 +160,27 @@ class DeadlineChunks:
         return self._longest_in_time(outlook) or self._late(outlook)
 
     def _first_hop(self, outlook: Outlook) -> int:
-        """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer."""
+        """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer.
+
+        Above `hop_tokens` only what chunks cost that cannot wait counts, without caution: what others cost is their
+        waiting for these. Nor is a hop chosen there whose tokens take longer to come than it takes to make.
+        """
+        urgent_cost = outlook.pace.urgent_cost
+
+        def is_enough(hop: int) -> bool:
+            return self._stays_in_time(outlook.after(hop))
+
         candidates = range(MIN_AUDIBLE_FIRST_HOP_TOKENS, self.hop_tokens)
-        return candidates.start + bisect_left(candidates, True, key=lambda hop: self._stays_in_time(outlook.after(hop)))
+        chosen = candidates.start + bisect_left(candidates, True, key=is_enough)
+        if chosen < self.hop_tokens or urgent_cost is None:
+            return chosen
+        outlook = replace(outlook, pace=replace(outlook.pace, cost=urgent_cost), caution=1.0)
+        for hop in self._sizes(self.hop_tokens, max(self.hop_tokens, _LONGEST_FIRST_TOKENS)):
+            if outlook.ready_in_s(hop) <= urgent_cost.of_hop(hop):
+                chosen = hop
+            if is_enough(hop):
+                break
+        return chosen
 
     def _stays_in_time(self, outlook: Outlook) -> bool:
         """Rehearse the chunks to come; return whether the audio of every one is in time."""

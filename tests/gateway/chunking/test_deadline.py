@@ -102,6 +102,39 @@ def test_dearer_chunks_make_the_first_hop_longer() -> None:
     assert firsts == sorted(set(firsts))
 
 
+@pytest.mark.parametrize(
+    ("rate", "urgent_cost", "expected"),
+    [
+        (150, None, 15),
+        (150, ChunkCost(0.05, 0.004), 15),
+        (150, ChunkCost(0.4, 0.012), 25),
+        (150, ChunkCost(0.8, 0.02), 50),
+        (26, ChunkCost(0.4, 0.012), 15),
+    ],
+    ids=["not known", "urgent chunks are quick", "they are slow", "they are slower", "the LLM is slow"],
+)
+def test_the_first_hop_is_longer_than_usual_only_where_even_urgent_chunks_are_slow(
+    rate: float, urgent_cost: ChunkCost | None, expected: int
+) -> None:
+    pace = Pace(rate, cost=ChunkCost(0.5, 0.01), urgent_cost=urgent_cost)
+    assert DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace)) == expected
+    assert DeadlineChunks(max_hop_tokens=20).next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace)) <= 20
+
+
+def test_chunks_of_listeners_who_had_nothing_left_are_urgent_until_some_seconds_later() -> None:
+    clock, book = ManualClock(), PaceBook()
+    meter = PaceMeter(book, clock)
+    for clock.seconds, seconds in ((0.0, 0.2), (0.25, 0.1)):
+        meter.sent(18)
+        clock.seconds += seconds
+        meter.answered(0.44)
+    newcomer = PaceMeter(book, clock)
+    urgent_cost = newcomer.read().urgent_cost
+    assert urgent_cost is not None and urgent_cost.of_hop(15) == pytest.approx(0.2), "the second came in time"
+    clock.seconds += 6.0
+    assert newcomer.read().urgent_cost is None
+
+
 def rising(at_s: float, factor: float) -> CostOf:
     return lambda tokens, now_s: (0.05 + 0.002 * tokens) * (factor if now_s >= at_s else 1)
 
