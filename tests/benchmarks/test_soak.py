@@ -69,7 +69,9 @@ def test_a_large_process_may_vary_by_a_share_of_its_memory() -> None:
 def test_what_a_service_started_counts_with_it() -> None:
     waits = "import sys; sys.stdin.read()"
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}], start_new_session=True)"
-    with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE) as alone:
+    says_so = f"print(flush=True); {waits}"
+    with subprocess.Popen([sys.executable, "-c", says_so], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as alone:
+        assert alone.stdout is not None and alone.stdout.readline() == b"\n"
         own = usages({alone.pid: "alone", os.getpid(): "we"})
         assert own["alone"].memory_mib > 1 and own["alone"].threads == 1 and own["alone"].descriptors >= 3
         assert alone.stdin is not None
