@@ -15,7 +15,7 @@ from gateway.chunking.pace import HELD_BACK_S, Pace
 from token2wav_service.contract import LOOKAHEAD_TOKENS, TOKEN_RATE_HZ
 
 CAUTION = 1.25
-"""Factor on the expected time of work that has not begun."""
+"""Usual factor on the expected time of work that has not begun."""
 MARGIN_S = 0.05
 """Seconds added for the way to the listener and for the scheduler."""
 SUSTAINED_SHARE = 0.9
@@ -32,6 +32,7 @@ class Outlook:
     last_hop_tokens: int = 0
     """Tokens of the latest hop; 0: nothing was sent yet."""
     caution: float = CAUTION
+    """Factor on what has not begun; 1 for costs that need none."""
 
     def ready_in_s(self, hop: int) -> float:
         """Until the LLM has sent the hop and its look-ahead, in whole messages."""

@@ -165,22 +165,17 @@ class DeadlineChunks:
         Above `hop_tokens` only what chunks cost that cannot wait counts, without caution: what others cost is their
         waiting for these. Nor is a hop chosen there whose tokens take longer to come than it takes to make.
         """
-        urgent_cost = outlook.pace.urgent_cost
-
-        def is_enough(hop: int) -> bool:
-            return self._stays_in_time(outlook.after(hop))
-
         candidates = range(MIN_AUDIBLE_FIRST_HOP_TOKENS, self.hop_tokens)
-        chosen = candidates.start + bisect_left(candidates, True, key=is_enough)
-        if chosen < self.hop_tokens or urgent_cost is None:
-            return chosen
-        outlook = replace(outlook, pace=replace(outlook.pace, cost=urgent_cost), caution=1.0)
-        for hop in self._sizes(self.hop_tokens, max(self.hop_tokens, _LONGEST_FIRST_TOKENS)):
-            if outlook.ready_in_s(hop) <= urgent_cost.of_hop(hop):
-                chosen = hop
-            if is_enough(hop):
+        hop = candidates.start + bisect_left(candidates, True, key=lambda hop: self._stays_in_time(outlook.after(hop)))
+        urgent_cost = outlook.pace.urgent_cost
+        if hop < self.hop_tokens or urgent_cost is None:
+            return hop
+        urgent = replace(outlook, pace=replace(outlook.pace, cost=urgent_cost), caution=1.0)
+        for longer in (size for size in CHUNK_SIZES_TOKENS if self.hop_tokens < size <= _LONGEST_FIRST_TOKENS):
+            if self._stays_in_time(urgent.after(hop)) or urgent.ready_in_s(longer) > urgent_cost.of_hop(longer):
                 break
-        return chosen
+            hop = longer
+        return hop
 
     def _stays_in_time(self, outlook: Outlook) -> bool:
         """Rehearse the chunks to come; return whether the audio of every one is in time."""

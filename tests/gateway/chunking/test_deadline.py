@@ -119,6 +119,8 @@ def test_the_first_hop_is_longer_than_usual_only_where_even_urgent_chunks_are_sl
     pace = Pace(rate, cost=ChunkCost(0.5, 0.01), urgent_cost=urgent_cost)
     assert DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace)) == expected
     assert DeadlineChunks(max_hop_tokens=20).next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace)) <= 20
+    with_30 = DeadlineChunks(hop_tokens=30).next_hop(ChunkProgress(0, 0, 0, 0.0, pace=pace))
+    assert with_30 == (50 if expected == 50 else 30)
 
 
 def test_chunks_of_listeners_who_had_nothing_left_are_urgent_until_some_seconds_later() -> None:
