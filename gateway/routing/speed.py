@@ -1,11 +1,12 @@
 """Measures how fast one service makes speech for each stream, and how many streams it can serve at once. Pure.
 
     speed = seconds of speech made / seconds that streams waited for it          (all streams together)
+    pace  = seconds of speech made / seconds in which any stream waited
 
-`n` streams of that speed share the service; were it to do one after the other, `n * speed` streams would get real time.
-Services work in batches, so a service is assumed to serve twice as many until it is seen at its limit. The limit and
-the number of streams that it was seen to serve are remembered for a while. A slow service is at its limit only if most
-of the waiting was urgent: one with time to spare does first what listeners need first, and lets the others wait.
+As many streams as its pace get real time, were the service never to do more in a second than now. Services work in
+batches, so a service is assumed to serve twice as many until it is seen at its limit. The limit and the number of
+streams that it was seen to serve are remembered for a while. A slow service is at its limit only if most of the waiting
+was urgent: one with time to spare does first what listeners need first, and lets the others wait.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MAX_BUSY_S = 3.0
 GAPS = 4.0
 """Length of a measurement of the limit, in times the longest time without news, or `MAX_BUSY_S`. After a stall of this
 process its news come at once: shorter measurements would look slow, then fast."""
-_NEWEST_SHARE = 0.5
-"""Weight of the newest measurement in the mean."""
+_NEWEST_SHARE, _NEWEST_REPORTS_SHARE = 0.5, 0.8
+"""Weight of the newest measurement in the mean; of what several processes saw, as that takes longer."""
 _AT_ITS_LIMIT = 1.0
 """Times the least speed below which a service works all the time, so that its output is its limit."""
 _NEAR_ITS_LIMIT = 1.1
@@ -54,9 +55,11 @@ enough wait serves many of them by turns: for moments little of what is waited f
 _MOST_WAIT = 0.5
 """Share of the streams that wait from which on a service works for all of them: what it makes is all that they get."""
 _MANY_STREAMS = 32.0
-"""Fewest streams that a service may serve by turns; fewer are served together, and the two values above don't count."""
-_RAISING_WAITS_S = 2.0
-"""Seconds that as many streams as the limit must have waited in the measurements that raise it."""
+"""Fewest streams that a service may serve by turns; fewer are served together, and the value above doesn't count."""
+_REPORTS_S = 0.4
+"""Least length of a measurement of what several processes see, who tell of it at moments of their own."""
+_RAISING_S = 1.0
+"""Seconds of work in the measurements that raise the limit: in a moment many chunks may come that were long made."""
 _MOST_DOUBLINGS = 20.0
 
 
@@ -89,12 +92,14 @@ class _Sums:
         return self.speech_s / self.waited_s
 
     @property
+    def pace(self) -> float:
+        return self.speech_s / self.busy_s
+
+    @property
     def speed_for_all(self) -> float:
         """Return the speed for each stream; where most wait, those that don't will wait in turn."""
-        if self.streams < _MANY_STREAMS or not self.busy_s:
-            return self.speed
-        waiting_share = self.waited_s / (self.busy_s * self.streams)
-        return self.speed * (min(1.0, waiting_share) if waiting_share >= _MOST_WAIT else 1.0)
+        is_for_all = self.waited_s >= _MOST_WAIT * self.busy_s * self.streams
+        return self.pace / self.streams if is_for_all else self.speed
 
     @property
     def is_urgent(self) -> bool:
@@ -199,8 +204,10 @@ class SpeedMeter:
         """Sums since they last could raise that limit."""
         self._busy_elsewhere_s: dict[int, float] = {}
         """Process -> busy seconds since the last measurement; several may be busy at the same time."""
+        self._began_s = self._at_s
+        """Time of the last measurement, or from which on a process has worked since."""
         self._speed: float | None = None
-        self._streams_at_speed = 0.0
+        self._pace = self._streams_at_speed = 0.0
         self._measurements = 0
         self._is_urgent = True
         """Whether most of the waiting in the last measurement was urgent."""
@@ -232,8 +239,7 @@ class SpeedMeter:
         """Streams at once that are known to get the least speed, also if they were served one after the other."""
         if self._speed is None or not self._least_speed:
             return math.inf
-        served = self._streams_at_speed * self._speed / self._least_speed
-        return max(min(served, self._seen_limit()), self._seen_served())
+        return max(min(self._pace / self._least_speed, self._seen_limit()), self._seen_served())
 
     @property
     def stream_speech_s(self) -> float | None:
@@ -284,14 +290,17 @@ class SpeedMeter:
         self._new.speech_s += work.speech_s
         self._new.waited_s += work.waited_s
         self._new.stream_waits_s += work.waited_s * max(self._streams, 1)
+        if not self._busy_elsewhere_s:
+            self._began_s = max(self._began_s, self._clock.now() - work.busy_s)
         self._busy_elsewhere_s[process] = self._busy_elsewhere_s.get(process, 0.0) + work.busy_s
-        self._new.busy_s = max(self._busy_elsewhere_s.values())
+        passed_s = self._clock.now() - self._began_s
+        self._new.busy_s = min(max(self._busy_elsewhere_s.values()), passed_s)
         self._new.gap_s = max(self._new.gap_s, work.gap_s)
         self._new.spare_s += work.spare_s
         for speech_s in work.ended_s:
             self.ended(speech_s)
-        if self._is_enough():
-            self._measure()
+        if passed_s >= _REPORTS_S and self._is_enough():
+            self._measure(_NEWEST_REPORTS_SHARE)
 
     def _hoped_for(self) -> float:
         if not self._least_speed:
@@ -299,7 +308,7 @@ class SpeedMeter:
         if self._speed is None:
             return UNMEASURED_STREAMS
         ratio = self._speed / self._least_speed
-        hoped_for = self._streams_at_speed * ratio * min(max(1.0, ratio), _HOPED_FOR)
+        hoped_for = self._pace / self._least_speed * min(max(1.0, ratio), _HOPED_FOR)
         if not self._is_urgent:
             hoped_for = max(hoped_for, self._streams_at_speed * _SPARE_GROWTH + 1.0)
         return max(hoped_for, self._seen_served())
@@ -340,17 +349,18 @@ class SpeedMeter:
         is_much = self._new.busy_s >= MIN_BUSY_S and self._new.speech_s >= MIN_SPEECH_S
         return is_much or self._new.busy_s >= MAX_BUSY_S
 
-    def _measure(self) -> None:
+    def _measure(self, newest: float = _NEWEST_SHARE) -> None:
         if self._speed is None:
-            self._speed, self._streams_at_speed = self._new.speed, self._new.streams
-        self._speed += _NEWEST_SHARE * (self._new.speed - self._speed)
-        self._streams_at_speed += _NEWEST_SHARE * (self._new.streams - self._streams_at_speed)
+            self._speed, self._pace, self._streams_at_speed = self._new.speed, self._new.pace, self._new.streams
+        self._speed += newest * (self._new.speed - self._speed)
+        self._pace += newest * (self._new.pace - self._pace)
+        self._streams_at_speed += newest * (self._new.streams - self._streams_at_speed)
         self._is_urgent = self._new.is_urgent
         self._measurements += 1
         self._worked_s += self._new.busy_s
         if self._least_speed:
             self._learn(self._new)
-        self._new = _Sums()
+        self._new, self._began_s = _Sums(), self._clock.now()
         self._busy_elsewhere_s.clear()
         self.on_measured()
 
@@ -358,19 +368,17 @@ class SpeedMeter:
         """Note what the service did lately; the mean with what was long before would be the work of nobody."""
         self._lately.add(new)
         self._longer.add(new)
-        is_known = math.isfinite(self._ceiling)
-        if is_known and self._lately.busy_s < min(GAPS * self._lately.gap_s, MAX_BUSY_S):
+        if self._lately.busy_s < min(GAPS * self._lately.gap_s, MAX_BUSY_S):
             return
         is_slow = self._lately.speed_for_all < _AT_ITS_LIMIT * self._least_speed
         is_short = self._lately.waited_s < _SLOW_WAITS_S * self._lately.streams
-        if is_known and is_slow and is_short and self._lately.streams >= _MANY_STREAMS:
+        if is_slow and is_short and self._lately.streams >= _MANY_STREAMS:
             return
         # News may come late again soon, so the longest gap is only halved.
         lately, self._lately = self._lately, _Sums(gap_s=self._lately.gap_s / 2)
         is_at_its_limit = is_slow and lately.is_urgent and self._tells_limit(lately.streams)
-        if is_known and not is_at_its_limit:
-            # The last of many streams that wait at the same time are fast, and say nothing of as many that come.
-            if self._longer.waited_s < _RAISING_WAITS_S * self._ceiling:
+        if not is_at_its_limit:
+            if self._longer.busy_s < _RAISING_S:
                 return
             lately, self._longer = self._longer, _Sums()
         streams, age_s = self._served(lately), self._age_s()
@@ -384,7 +392,7 @@ class SpeedMeter:
 
     def _served(self, sums: _Sums) -> float:
         """Return the streams that would have got the least speed."""
-        return sums.streams * sums.speed_for_all / self._least_speed
+        return sums.pace / self._least_speed
 
     def _age_s(self) -> float:
         """Return how much this service has worked, and idled a little."""

@@ -187,13 +187,15 @@ async def _take_turn(process: Process) -> None:
 
 async def test_the_services_speed_is_measured_from_what_all_processes_see() -> None:
     async with two() as (group, first, second):
-        for process in (first, second):
-            process.worker.speeds[LLM].begin_wait()
-        await asyncio.sleep(0.15)
-        for process in (first, second):
-            process.worker.speeds[LLM].made(4.0)
-            process.worker.speeds[LLM].end_wait()
-            process.worker.speeds[LLM].ended(3.0)
+        # Each process tells of its work at moments of its own, so that it takes some of them.
+        for _ in range(6):
+            for process in (first, second):
+                process.worker.speeds[LLM].begin_wait()
+            await asyncio.sleep(0.15)
+            for process in (first, second):
+                process.worker.speeds[LLM].made(4.0)
+                process.worker.speeds[LLM].end_wait()
+                process.worker.speeds[LLM].ended(3.0)
         meter = group.hub._meters[LLM]
         await until(lambda: meter.speed is not None, "the measurement")
         assert meter.speed is not None

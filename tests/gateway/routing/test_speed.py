@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gateway.routing.speed import UNMEASURED_STREAMS, URGENT_LEAD_S, SpeedMeter, SpeedWitness
+from gateway.routing.speed import UNMEASURED_STREAMS, URGENT_LEAD_S, SpeedMeter, SpeedWitness, Work
 from tests.gateway.fakes import ManualClock
 
 
@@ -244,3 +244,29 @@ def test_streams_that_do_not_wait_now_count_where_most_others_do() -> None:
         for _ in range(70):
             service.meter.end_wait()
     assert service.meter.limit == pytest.approx(80.0, rel=0.05), "80 s of speech a second are real time for 80"
+
+
+def test_streams_that_wait_for_something_else_are_not_taken_to_be_served_as_fast() -> None:
+    service = Service()
+    for _ in range(8):
+        # A hundred streams, of which ten wait: each gets ten times real time, and a hundred would get real time.
+        service.meter.set_streams(100)
+        for _ in range(10):
+            service.meter.begin_wait()
+        service.clock.seconds += 4.0
+        service.meter.made(4.0 * 100.0)
+        for _ in range(10):
+            service.meter.end_wait()
+    assert service.meter.proven == pytest.approx(100.0, rel=0.02)
+
+
+def test_work_that_four_processes_see_at_the_same_time_took_that_time_once() -> None:
+    clock = ManualClock()
+    meter = SpeedMeter(clock, 1.0)
+    meter.set_streams(80)
+    for tick in range(400):
+        clock.seconds += 0.025
+        # Each tells every tenth of a second what it saw in it; all of them wait all the time.
+        meter.note(Work(speech_s=0.1 * 20.0, waited_s=0.1 * 20.0, busy_s=0.1, gap_s=0.02), tick % 4)
+    assert meter.speed == pytest.approx(1.0, rel=0.05)
+    assert meter.proven == pytest.approx(80.0, rel=0.1)
