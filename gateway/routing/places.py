@@ -5,7 +5,7 @@
                   └─ no ──► OverloadedError with when to try again
 
 Of the streams that wait, those of the caller with the fewest places come first. While others call too, a caller that
-has half of all places does not get the last fifth of them; if it has them already, others find a few more. Each
+has half of all places does not get the last quarter of them; if it has them already, others find a few more. Each
 refusal names a later time than the same caller's refusal before it, as requests that were refused before come back too
 (`promises`): their places are kept from the caller's new requests, but for one while no stream is under way. Several
 callers get their times in turn, even if one of them was refused more often.
@@ -32,7 +32,7 @@ LEAST_RETRY_S = 1.0
 """Shortest Retry-After in seconds, which is also its unit."""
 MAX_RETRY_S = 300.0
 """Longest Retry-After in seconds; a forecast for later would be a guess."""
-_RESERVED_SHARE = 0.2
+_RESERVED_SHARE = 0.25
 """Share of places kept for promises: larger than changes of the measured limit, or other callers would wait."""
 _MANY = 0.5
 _EXTRA_SHARE = 0.1

@@ -43,7 +43,7 @@ def test_a_refusal_says_when_to_try_again_on_every_wire() -> None:
 def test_before_anything_was_measured_refused_callers_are_told_times_one_behind_the_other() -> None:
     clock = ManualClock()
     llm, token2wav = SpeedMeter(clock, 1.0), SpeedMeter(clock, 1.0)
-    capacity = Capacity(RoutingSettings(max_waiting=1), clock, llm, token2wav, lambda: inf)
+    capacity = Capacity(RoutingSettings(max_waiting=1, least_speed=1.0), clock, llm, token2wav, lambda: inf)
     told = []
     for caller in range(64 + 1 + 320):
         try:

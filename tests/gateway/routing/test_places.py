@@ -67,15 +67,15 @@ def test_the_caller_with_the_fewest_places_comes_first() -> None:
     assert world.callers == ["quiet"]
 
 
-def test_nobody_with_half_of_the_places_takes_the_last_fifth_while_others_call() -> None:
+def test_nobody_with_half_of_the_places_takes_the_last_quarter_while_others_call() -> None:
     world = World(20)
     assert len(world.fill("loud")) == 20
     world = World(20)
     world.ask("quiet")
-    assert len(world.fill("loud")) == 15
+    assert len(world.fill("loud")) == 14
     assert isinstance(world.ask("quiet"), Place)
     world.clock.seconds += 61.0
-    assert len(world.fill("loud")) == 3
+    assert len(world.fill("loud")) == 4
 
 
 def test_who_has_hardly_any_place_finds_one_though_another_has_them_all() -> None:
