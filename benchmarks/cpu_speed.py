@@ -3,7 +3,7 @@
 Checks the earlier commit out beside this one, starts both with their own `cosydit serve` (default settings, the bundled
 voice, other ports and working directories), and loads them in turn: one caller, then twelve who ask for the next
 sentence as soon as they have heard one. While one is measured, the other has nothing to do. Both speak the same texts
-with the same seeds; afterwards a recogniser listens to both. Linux only.
+with the same seeds. Then each speaks the held-out sentences to one caller, and a recogniser listens. Linux only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from tqdm import tqdm
 
 from cosydit.bench.report import describe_environment, write_json
 from cosydit.bench.types import count
 from cosydit.stack.process import ServiceProcess, ServiceSpec, ServiceStartError, stopped_by_signals
-from demo_voice.ears.recognition import RATE_HZ, SphinxRecogniser, total, word_errors
+from demo_voice.ears.recognition import RATE_HZ, SphinxRecogniser, WordErrors, word_errors
+from demo_voice.train.text.make_heldout import heldout_sentences
 from gateway.audio.pcm import PCM16_BYTES
 from gateway.client import ClientError, speak_over_http
 from servicekit.clock import SystemClock
@@ -47,6 +49,7 @@ _REFUSED = "answered 429"
 _ASK_AGAIN_S = 1.0
 _MOST_REFUSALS = 120
 _PCM16_SCALE = 32768.0
+_DRAWS = 10_000
 _BYTES_A_SECOND = PCM16_BYTES * SAMPLE_RATE_HZ
 SENTENCES = (
     "The weather was fine, and the old man walked slowly down to the river to look at the boats.",
@@ -106,6 +109,9 @@ class Samples:
     """Share of each round's answers whose playback had to wait."""
     many_refused: list[int] = field(default_factory=list)
     """Requests of each round that were refused with 429; their callers asked again a second later."""
+    word_errors: list[int] = field(default_factory=list)
+    """In each of the held-out sentences."""
+    words: list[int] = field(default_factory=list)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,11 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         with stopped_by_signals(lambda: None), tempfile.TemporaryDirectory(prefix="cpu-speed-") as made:
-            measured, spoken = _measure(args, Path(made))
+            measured = _measure(args, Path(made))
     except (ClientError, OSError, ServiceStartError, subprocess.CalledProcessError) as error:
         print(f"cpu_speed: {error}", file=sys.stderr)
         return 2
-    found = figures(measured, {name: _word_error_rate(each) for name, each in spoken.items()})
+    found = figures(measured)
     write_json(
         args.out,
         {
@@ -132,8 +138,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def figures(measured: dict[str, Samples], word_error_rate: dict[str, float]) -> dict[str, float]:
-    """Return the ratios of today over before, each of medians, and what they are made of."""
+def figures(measured: dict[str, Samples]) -> dict[str, float]:
+    """Return the ratios of today over before, each of medians, and what they are made of.
+
+    `wer_low` and `wer_high` bound today's word error rate less the one before, in 95 of 100 draws of the sentences.
+    """
     before, today = measured[BEFORE], measured[TODAY]
 
     def ratio(name: str) -> float:
@@ -154,14 +163,23 @@ def figures(measured: dict[str, Samples], word_error_rate: dict[str, float]) -> 
             f"xrt_12_callers_{name}": median(each.many_audio_s_per_s),
             f"stalled_12_callers_{name}": sum(each.many_stalled_share) / len(each.many_stalled_share),
             f"refused_12_callers_{name}": sum(each.many_refused),
-            f"wer_{name}": word_error_rate[name],
+            f"wer_{name}": sum(each.word_errors) / sum(each.words),
         }
+    found["wer_low"], found["wer_high"] = _word_error_bounds(before, today)
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
-def _measure(args: argparse.Namespace, made: Path) -> tuple[dict[str, Samples], dict[str, list[Speech]]]:
+def _word_error_bounds(before: Samples, today: Samples) -> tuple[float, float]:
+    """Draw the sentences again and again, with both trees' errors in each."""
+    more = np.subtract(today.word_errors, before.word_errors)
+    drawn = np.random.default_rng(0).integers(len(more), size=(_DRAWS, len(more)))
+    differences = more[drawn].sum(axis=1) / np.asarray(today.words)[drawn].sum(axis=1)
+    low, high = np.percentile(differences, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def _measure(args: argparse.Namespace, made: Path) -> dict[str, Samples]:
     measured = {BEFORE: Samples(), TODAY: Samples()}
-    spoken: dict[str, list[Speech]] = {BEFORE: [], TODAY: []}
     with checked_out(args.commit, made / "tree") as tree, contextlib.ExitStack() as stack:
         urls, pids = {}, {}
         for name, root in ((BEFORE, tree), (TODAY, ROOT)):
@@ -172,19 +190,21 @@ def _measure(args: argparse.Namespace, made: Path) -> tuple[dict[str, Samples], 
             _one_caller(urls[name], seed=0)
         for number in range(args.rounds):
             for name in (BEFORE, TODAY) if number % 2 == 0 else (TODAY, BEFORE):
-                heard = _round(measured[name], urls[name], pids[name], args.callers, number)
-                spoken[name] += heard
                 each = measured[name]
+                _round(each, urls[name], pids[name], args.callers, number)
                 print(
                     f"round {number + 1} of {args.rounds}, {name}: rtf {each.rtf[-1]:.2f}, first audio "
                     f"{1e3 * each.ttfa_s[-1]:.0f} ms, {args.callers} callers {each.many_audio_s_per_s[-1]:.2f} s/s",
                     flush=True,
                 )
-    return measured, spoken
+        for name, each in measured.items():
+            heard = _listen(urls[name], heldout_sentences()[: args.sentences], name)
+            each.word_errors, each.words = [one.errors for one in heard], [one.words for one in heard]
+    return measured
 
 
-def _round(samples: Samples, url: str, pid: int, callers: int, number: int) -> list[Speech]:
-    """Measure both loads once; returns what the one caller heard."""
+def _round(samples: Samples, url: str, pid: int, callers: int, number: int) -> None:
+    """Measure both loads once."""
     began_s = cpu_seconds(pid)
     alone = _one_caller(url, 1 + number)
     between_s = cpu_seconds(pid)
@@ -200,7 +220,6 @@ def _round(samples: Samples, url: str, pid: int, callers: int, number: int) -> l
     samples.many_ttfa_s += [each.ttfa_s for each in many]
     samples.many_refused.append(sum(each.refused for each in many))
     samples.many_stalled_share.append(sum(each.stalled_s > 0 for each in many) / len(many))
-    return alone
 
 
 def _one_caller(url: str, seed: int) -> list[Speech]:
@@ -289,13 +308,13 @@ def _stack(name: str, root: Path, made: Path) -> tuple[ServiceProcess, str]:
     return ServiceProcess(spec), url
 
 
-def _word_error_rate(spoken: Sequence[Speech]) -> float:
-    recogniser = SphinxRecogniser()
-    heard = []
-    for speech in spoken:
-        samples = np.frombuffer(speech.pcm, "<i2").astype(np.float32) / _PCM16_SCALE
-        heard.append(word_errors(speech.text, recogniser.transcribe(resample_poly(samples, SAMPLE_RATE_HZ, RATE_HZ))))
-    return total(heard).rate
+def _listen(url: str, sentences: Sequence[str], name: str) -> list[WordErrors]:
+    """Speak the sentences one after the other, and count the words that are heard wrong."""
+    recogniser, heard = SphinxRecogniser(), list[WordErrors]()
+    for seed, text in enumerate(tqdm(sentences, desc=f"listening to {name}", unit="sentence")):
+        samples = np.frombuffer(_speak(url, text, seed).pcm, "<i2").astype(np.float32) / _PCM16_SCALE
+        heard.append(word_errors(text, recogniser.transcribe(resample_poly(samples, SAMPLE_RATE_HZ, RATE_HZ))))
+    return heard
 
 
 def _audio_s(spoken: Sequence[Speech]) -> float:
@@ -313,6 +332,9 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=count, default=5, help="number of rounds of both loads, on both trees (default %(default)s)"
     )
     parser.add_argument("--callers", type=count, default=12, help="number of callers at once (default %(default)s)")
+    parser.add_argument(
+        "--sentences", type=count, default=100, help="number of held-out sentences to listen to (default %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON to write (default %(default)s)")
     return parser
 

@@ -14,7 +14,7 @@ SECOND = bytes(48_000)
 """Of audio."""
 
 
-def _samples(rtf: float, ttfa_s: float, audio_s_per_s: float) -> Samples:
+def _samples(rtf: float, ttfa_s: float, audio_s_per_s: float, wrong: int) -> Samples:
     return Samples(
         rtf=[rtf, 9.0, rtf],
         ttfa_s=[ttfa_s, ttfa_s, 9.0],
@@ -24,15 +24,23 @@ def _samples(rtf: float, ttfa_s: float, audio_s_per_s: float) -> Samples:
         many_ttfa_s=[ttfa_s],
         many_stalled_share=[0.25, 0.75],
         many_refused=[1, 2],
+        word_errors=[wrong, 0, wrong, 0],
+        words=[10, 10, 10, 10],
     )
 
 
 def test_ratios_are_of_medians_of_today_over_before() -> None:
-    measured = {BEFORE: _samples(0.8, 0.5, 1.0), TODAY: _samples(0.4, 0.2, 3.0)}
-    found = figures(measured, {BEFORE: 0.05, TODAY: 0.04})
+    measured = {BEFORE: _samples(0.8, 0.5, 1.0, 2), TODAY: _samples(0.4, 0.2, 3.0, 1)}
+    found = figures(measured)
     assert (found["rtf_ratio"], found["ttfa_ratio"], found["xrt_12_callers_ratio"]) == (0.5, 0.4, 3.0)
-    assert (found["ttfa_ms_today"], found["wer_before"], found["refused_12_callers_today"]) == (200.0, 0.05, 3.0)
+    assert (found["ttfa_ms_today"], found["wer_before"], found["refused_12_callers_today"]) == (200.0, 0.1, 3.0)
     assert found["stalled_12_callers_today"] == 0.5
+
+
+def test_the_bounds_of_the_word_errors_are_of_both_trees_in_the_same_sentences() -> None:
+    measured = {BEFORE: _samples(0.8, 0.5, 1.0, 2), TODAY: _samples(0.4, 0.2, 3.0, 1)}
+    found = figures(measured)
+    assert found["wer_low"] < found["wer_today"] - found["wer_before"] == -0.05 < found["wer_high"] <= 0
 
 
 @pytest.mark.parametrize(
