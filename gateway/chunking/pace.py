@@ -25,6 +25,8 @@ _OUTLIER = 4.0
 _URGENT_HALF_LIFE_S = 0.5
 """Time in which an urgent chunk loses half of its weight: a crowd that has gone costs nobody anything."""
 _URGENT_MEMORY_S = 2.0
+_CROWD_DECAY = 0.9
+"""Factor on the weight of earlier urgent chunks in a crowd as large, at each new one."""
 _SPREADS = 2.0
 """Margin of the estimate in mean relative deviations."""
 _SLOPE_PRIOR_TOKENS2 = 25.0
@@ -78,8 +80,8 @@ class Pace:
     hop_multiple: int = 1
     """Tokens that token2wav wants every hop behind the first to be a multiple of."""
     urgent_cost: ChunkCost | None = None
-    """What chunks lately cost whose listeners had nothing left: token2wav makes them first, and `cost` includes that
-    others wait for them. None: there were none in the newest seconds, or this stream has begun."""
+    """What chunks cost whose listeners had nothing left, lately or when as many were without a sound: token2wav makes
+    them first, and `cost` includes that others wait for them. None: there were none, or this stream has begun."""
 
 
 @dataclass
@@ -118,12 +120,16 @@ class PaceBook:
         """Begin with the constants' prior; the first chunk measured replaces it."""
         self.hop_multiple = 1
         """As the stream that was opened last had it."""
+        self.soundless = 0
+        """Streams that were opened and whose listeners have heard nothing yet."""
         self._cost = PRIOR_COST
         self._token_rate_hz = PRIOR_TOKEN_RATE_HZ
         self._sums = _FadingSums()
         self._spread = 0.0
         self._urgent = _FadingSums()
         self._urgent_s = float("-inf")
+        self._crowds: dict[int, _FadingSums] = {}
+        """Urgent chunks by the number of soundless streams when they were pushed: its length in bits, from 2 on."""
 
     @property
     def line(self) -> ChunkCost:
@@ -149,15 +155,32 @@ class PaceBook:
         self._sums.add(hop_tokens + LOOKAHEAD_TOKENS, seconds)
         self._cost = self._sums.fit()
 
-    def record_urgent(self, hop_tokens: int, seconds: float, now_s: float) -> None:
-        """Learn from one chunk whose listener had nothing left, and which has just come."""
+    def record_urgent(self, hop_tokens: int, seconds: float, now_s: float, soundless: int) -> None:
+        """Learn from one chunk whose listener had nothing left, and which has just come.
+
+        Args:
+            hop_tokens: of the chunk.
+            seconds: that it took.
+            now_s: time.
+            soundless: streams without a sound when it was pushed.
+        """
         decay = 0.5 ** ((now_s - self._urgent_s) / _URGENT_HALF_LIFE_S)
         self._urgent.add(hop_tokens + LOOKAHEAD_TOKENS, seconds, decay)
         self._urgent_s = now_s
+        if soundless > 1:
+            crowd = self._crowds.setdefault(soundless.bit_length(), _FadingSums())
+            crowd.add(hop_tokens + LOOKAHEAD_TOKENS, seconds, _CROWD_DECAY)
 
     def urgent_line(self, now_s: float) -> ChunkCost | None:
-        """Fit through the urgent chunks of the newest seconds; None if there was none."""
-        return self._urgent.fit() if now_s - self._urgent_s <= _URGENT_MEMORY_S else None
+        """Fit through urgent chunks: of the newest seconds, or of the last crowd as large as now's if that took longer.
+
+        A crowd begins all at once, before any of its chunks tells what it costs. None if nothing is known.
+        """
+        lately = [self._urgent] if now_s - self._urgent_s <= _URGENT_MEMORY_S else []
+        sizes = [size for size in self._crowds if size <= self.soundless.bit_length()]
+        crowd = [self._crowds[max(sizes)]] if sizes else []
+        lines = [sums.fit() for sums in (*lately, *crowd)]
+        return max(lines, key=lambda line: line.of_hop(TOKEN_RATE_HZ), default=None)
 
     def record_token_rate(self, token_rate_hz: float) -> None:
         """Learn from one stream's LLM."""
@@ -177,10 +200,25 @@ class PaceMeter:
         self._first: tuple[float, int] | None = None
         self._is_rate_told = False
         self._under_way: deque[tuple[float, int]] = deque()
+        self._soundless: deque[int] = deque()
+        """Streams without a sound when each of these was pushed."""
+        self._is_soundless = False
         self._chunks = 0
         self._own: deque[tuple[int, float]] = deque(maxlen=_OWN_CHUNKS)
         self._answered_s = float("-inf")
         self._dry_s = float("-inf")
+
+    def opened(self) -> None:
+        """Note that the stream's listener waits for the first sound from now on."""
+        if not self._is_soundless:
+            self._is_soundless = True
+            self._book.soundless += 1
+
+    def ended(self) -> None:
+        """Note that the stream is over, or its listener has heard a sound."""
+        if self._is_soundless:
+            self._is_soundless = False
+            self._book.soundless -= 1
 
     def received(self, messages: list[int]) -> None:
         """Note the tokens in each message of the LLM that has just come."""
@@ -198,17 +236,19 @@ class PaceMeter:
     def sent(self, chunk_tokens: int) -> None:
         """Note a chunk, look-ahead included, that has just been pushed."""
         self._under_way.append((self._clock.now(), max(chunk_tokens - LOOKAHEAD_TOKENS, 0)))
+        self._soundless.append(self._book.soundless)
         self._chunks += 1
 
     def answered(self, audio_s: float) -> None:
         """Note that the audio of the oldest chunk under way has just come; it may be empty."""
         now_s = self._clock.now()
-        pushed_s, hop = self._under_way.popleft()
+        (pushed_s, hop), soundless = self._under_way.popleft(), self._soundless.popleft()
         cost_s = now_s - max(pushed_s, self._answered_s)
         self._answered_s = now_s
         if now_s > self._dry_s:
-            self._book.record_urgent(hop, cost_s, now_s)
+            self._book.record_urgent(hop, cost_s, now_s, soundless)
         if audio_s > 0:
+            self.ended()
             self._dry_s = max(self._dry_s, now_s) + audio_s
         self._own.append((hop, cost_s))
         self._book.record_cost(hop, cost_s)

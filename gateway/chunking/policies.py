@@ -162,16 +162,17 @@ class DeadlineChunks:
     def _first_hop(self, outlook: Outlook) -> int:
         """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer.
 
-        Above `hop_tokens` only what chunks cost that cannot wait counts, without caution: what others cost is their
+        From `hop_tokens` on only what chunks cost that cannot wait counts, without caution: what others cost is their
         waiting for these. Nor is a hop chosen there whose tokens take longer to come than it takes to make.
         """
         candidates = range(MIN_AUDIBLE_FIRST_HOP_TOKENS, self.hop_tokens)
         hop = candidates.start + bisect_left(candidates, True, key=lambda hop: self._stays_in_time(outlook.after(hop)))
         urgent_cost = outlook.pace.urgent_cost
-        if hop < self.hop_tokens or urgent_cost is None:
+        if urgent_cost is None:
             return hop
         urgent = replace(outlook, pace=replace(outlook.pace, cost=urgent_cost), caution=1.0)
-        for longer in (size for size in CHUNK_SIZES_TOKENS if self.hop_tokens < size <= _LONGEST_FIRST_TOKENS):
+        sizes = sorted({self.hop_tokens, *CHUNK_SIZES_TOKENS})
+        for longer in (size for size in sizes if max(hop, self.hop_tokens - 1) < size <= _LONGEST_FIRST_TOKENS):
             if self._stays_in_time(urgent.after(hop)) or urgent.ready_in_s(longer) > urgent_cost.of_hop(longer):
                 break
             hop = longer

@@ -92,6 +92,7 @@ class SpeechJob:
     def open(self, stream_id: str, hop_multiple: int) -> None:
         self.result.stream_id = stream_id
         self._book.hop_multiple = hop_multiple
+        self._meter.opened()
         self.observer.opened(stream_id)
 
     def use(self, voice: ReadyVoice) -> None:
@@ -195,6 +196,7 @@ class SpeechJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._meter.ended()
         result = self.result
         result.total_s = self.elapsed_s
         level = logging.WARNING if result.is_truncated else logging.INFO

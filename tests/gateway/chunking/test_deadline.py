@@ -137,6 +137,49 @@ def test_chunks_of_listeners_who_had_nothing_left_are_urgent_until_some_seconds_
     assert newcomer.read().urgent_cost is None
 
 
+def test_a_crowd_is_expected_to_cost_what_the_last_one_as_large_did() -> None:
+    clock, book = ManualClock(), PaceBook()
+
+    def crowd(size: int, seconds: float) -> list[PaceMeter]:
+        meters = [PaceMeter(book, clock) for _ in range(size)]
+        for meter in meters:
+            meter.opened()
+        for meter in meters:
+            meter.sent(18)
+        clock.seconds += seconds
+        for meter in meters:
+            meter.answered(0.44)
+        clock.seconds += 60.0
+        return meters
+
+    def expected_s(soundless: int) -> float | None:
+        meters = [PaceMeter(book, clock) for _ in range(soundless)]
+        for meter in meters:
+            meter.opened()
+        cost = meters[0].read().urgent_cost
+        for meter in meters:
+            meter.ended()
+        return None if cost is None else cost.of_hop(15)
+
+    crowd(5, 0.8)
+    assert expected_s(1) is None and expected_s(3) is None
+    assert expected_s(6) == pytest.approx(0.8)
+    assert expected_s(40) == pytest.approx(0.8), "more than of the largest that was seen is not known"
+    crowd(2, 0.3)
+    assert (expected_s(3), expected_s(6)) == (pytest.approx(0.3), pytest.approx(0.8))
+    for _ in range(10):
+        crowd(5, 0.1)
+    assert expected_s(6) == pytest.approx(0.1, abs=0.05)
+    assert book.soundless == 0
+
+
+def test_a_first_hop_that_seems_short_enough_is_longer_in_a_crowd() -> None:
+    alone = Pace(150, cost=ChunkCost(0.05, 0.002))
+    hop = DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=alone))
+    in_crowd = replace(alone, urgent_cost=ChunkCost(0.4, 0.012))
+    assert hop < 15 < DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=in_crowd))
+
+
 def rising(at_s: float, factor: float) -> CostOf:
     return lambda tokens, now_s: (0.05 + 0.002 * tokens) * (factor if now_s >= at_s else 1)
 
