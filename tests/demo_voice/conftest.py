@@ -28,7 +28,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = {
         "examples.txt.gz": [f"The {noun} was seen near the old harbour wall." for noun in ("boat", "gull", "light")],
         "definitions.txt.gz": ["A vessel for travel on water.", "A bird that lives by the sea and follows ships."],
-        "words.txt.gz": ["lantern", "compass", "anchor", "horizon"],
+        "words.txt.gz": ["lantern", "compass", "anchor", "horizon", "harbour", "Lisbon"],
     }
     for name in TEXT_FILES:
         with gzip.open(directory / name, "wt", encoding="utf-8") as file:

@@ -89,7 +89,7 @@ def test_generated_sentences_are_filled_and_end_once() -> None:
 
 @pytest.mark.parametrize("is_varied", [False, True])
 def test_an_utterance_depends_on_the_seed_and_its_number_alone(is_varied: bool) -> None:
-    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "third"])
+    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "here", "Anna"])
 
     whole = list(islice(planned(sources, 3, 0, SHARES, is_varied), 20))
 
@@ -99,7 +99,7 @@ def test_an_utterance_depends_on_the_seed_and_its_number_alone(is_varied: bool) 
 
 def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
     draw = random.Random(1)
-    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "third"])
+    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "here", "Anna"])
 
     texts = [utterance.text for utterance in islice(planned(sources, 3, 0, SHARES, True), 500)]
     lines = [varied_sentence(draw) for _ in range(300)]
@@ -107,7 +107,9 @@ def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
     assert 0.1 < sum(text[-1] not in '.?!"' for text in texts) / len(texts) < 0.35
     assert max(map(len, texts)) <= 230
     assert any(text.count("Example") + text.count("example") > 2 for text in texts)
-    assert not any(re.search(r"[{}]|\.\.", line) for line in lines)
+    assert not any(re.search(r"[{}]|\.\.", line) for line in [*lines, *texts])
+    assert sum("Anna" in text for text in texts) > 25
+    assert any("here here here" in text.lower() for text in texts)
 
 
 @pytest.mark.parametrize("teachers", TEACHERS.values(), ids=list(TEACHERS))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from demo_voice.train.text.generated import generated_sentence, varied_sentence
@@ -20,9 +22,21 @@ _KIND_SHARES = {"example": 0.50, "definition": 0.20, "generated": 0.18, "words":
 _TWO_SENTENCES = 0.15
 """Share of utterances that say two texts in a row: the pause between them has to be learnt too."""
 _MAX_CHARACTERS = 230
-_VARIED_SHARES = {"plain": 0.56, "fragment": 0.16, "joined": 0.12, "varied": 0.16}
+_VARIED_SHARES = {"plain": 0.42, "fragment": 0.16, "joined": 0.12, "varied": 0.16, "named": 0.09, "repeated": 0.05}
 _LOWER_CASE = 0.3
 _JOINTS = (", and ", ", but ", "; ", ", because ", ", so ", " while ")
+_NAME_FRAMES = (
+    *("{}.", "{} {}", "Hello, {}.", "This is {} {} speaking.", "Is {} there?", "{}'s car is in {}.", "Call {} {} now!"),
+    *("{}, {} and {}", "Mr. {} wrote to {}.", "Mrs. {} and {} {} live in {}.", "{} likes {}, and {} likes {}."),
+    *("The train to {} stops in {} and {}.", "{} is far from {}.", "Dr. {} has not seen {} {} since he left {}."),
+)
+_REPEATED_FRAMES = ("{0} {0}.", "{0}, {0}!", "{0} {0} {0}", "{0}, {0}, {0}, {0}.", "{0} {0} {0} {0} {0} {0}.")
+_REPEATED_INSIDE = "It is {0}, he told me, and I heard him call {0} from below."
+_ALLITERATED = (3, 6)
+"""Fewest words in a row that begin alike, and the number behind the most."""
+_ALLITERATED_LETTERS = 2
+_LONGEST_COMMON = 7
+_SPELLED = re.compile("[a-z]+")
 _WORD_FRAMES = ("{}.", "The word is {}.", "{}, {}.", "{} and {}.", "{}, {} and {}.", "Is it {} or {}?", "Say {} again.")
 
 
@@ -44,6 +58,28 @@ class TextSources:
     definitions: list[str]
     words: list[str]
 
+    @cached_property
+    def names(self) -> list[str]:
+        """The words that are always written with a capital."""
+        return [word for word in self.words if word[0].isupper()]
+
+    @cached_property
+    def common(self) -> list[str]:
+        """Short words that the examples use, in the order of the alphabet."""
+        used = {word for example in self.examples for word in _SPELLED.findall(example)}
+        return sorted(used.intersection(word for word in self.words if word.islower() and len(word) <= _LONGEST_COMMON))
+
+    def alike(self, word: str) -> list[str]:
+        """Return the common words that begin as this one does, itself among them."""
+        return self._alike[word[:_ALLITERATED_LETTERS]]
+
+    @cached_property
+    def _alike(self) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = {}
+        for word in self.common:
+            groups.setdefault(word[:_ALLITERATED_LETTERS], []).append(word)
+        return groups
+
     @classmethod
     def read(cls, directory: Path) -> TextSources:
         """Read the files that `demo_voice.train.collect` wrote.
@@ -64,7 +100,7 @@ def planned(
         seed: of the plan.
         first: number of the first utterance.
         shares: each speaker's share of the utterances.
-        is_varied: also fragments, dialogue, lists and long sentences.
+        is_varied: also fragments, dialogue, lists, long sentences, many names, and words said again and again.
     """
     write = _varied_text if is_varied else _text
     number = first
@@ -89,12 +125,30 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
         return _joined(sources, draw)
     if kind == "varied":
         return varied_sentence(draw)
+    if kind == "named":
+        frame = draw.choice(_NAME_FRAMES)
+        return frame.format(*(draw.choice(sources.names) for _ in range(frame.count("{}"))))
+    if kind == "repeated":
+        return _repeated(sources, draw)
     text = _text(sources, draw)
     if kind == "fragment":
         # What people type without a stop is spoken as if there were one, so sound and end must not hang on it.
         bare = text[:-1] if text.endswith(".") else text
         return bare[0].lower() + bare[1:] if draw.random() < _LOWER_CASE else bare
     return text
+
+
+def _repeated(sources: TextSources, draw: random.Random) -> str:
+    """One word again and again, alone or in a sentence, or words that begin alike."""
+    form, word = draw.randrange(3), draw.choice(sources.common)
+    if form == 0:
+        text = draw.choice(_REPEATED_FRAMES).format(word)
+        return text[0].upper() + text[1:]
+    if form == 1:
+        return _REPEATED_INSIDE.format(" ".join([word] * draw.randrange(2, 5)))
+    alike = sources.alike(word)
+    text = " ".join(draw.choice(alike) for _ in range(draw.randrange(*_ALLITERATED)))
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _joined(sources: TextSources, draw: random.Random) -> str:
