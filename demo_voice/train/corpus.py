@@ -24,15 +24,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.train.teachers.choices import DEFAULT, TEACHERS, Engine
+from demo_voice.train.teachers.choices import DEFAULT, FLITE, TEACHERS, Engine
 from demo_voice.train.teachers.flite import Spoken, SynthesisError
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.utterance import (
-    FRAMES_PER_TOKEN,
     LAYOUTS,
     MIN_TOKENS,
     audio_16k,
-    phones_at_frames,
+    heard_phones,
     utterance_arrays,
     whole_tokens,
 )
@@ -59,7 +58,7 @@ class CorpusJob:
     index: int
     tokenizer: Path | None = None
     """Trained speech tokenizer (ONNX): makes a token shard; None: a wide one."""
-    teachers: str = DEFAULT
+    teachers: str = FLITE
     """Name in `TEACHERS`."""
 
     @property
@@ -97,7 +96,7 @@ def make_corpus(jobs: Sequence[CorpusJob], workers: int, deadline_s: float) -> i
 
 
 def wide_jobs(
-    directory: Path, texts: Path, engines: Path | None, utterances: int, teachers: str = DEFAULT
+    directory: Path, texts: Path, engines: Path | None, utterances: int, teachers: str = FLITE
 ) -> list[CorpusJob]:
     """Return the jobs of a corpus with all features."""
     count = -(-utterances // SHARD_UTTERANCES)
@@ -105,7 +104,7 @@ def wide_jobs(
 
 
 def token_jobs(
-    directory: Path, texts: Path, engines: Path | None, utterances: int, tokenizer: Path, teachers: str = DEFAULT
+    directory: Path, texts: Path, engines: Path | None, utterances: int, tokenizer: Path, teachers: str = FLITE
 ) -> list[CorpusJob]:
     """Return the jobs of a corpus of texts and tokens."""
     count = -(-utterances // SHARD_UTTERANCES)
@@ -165,7 +164,7 @@ def _wide_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]]) -> dict[str
 
 def _token_columns(spoken: Sequence[tuple[PlannedUtterance, Spoken]], tokenizer: Path) -> dict[str, AnyArray]:
     tokenize = _tokenizer(tokenizer)
-    phones = [phones_at_frames(audio.segments, whole_tokens(audio) * FRAMES_PER_TOKEN) for _, audio in spoken]
+    phones = [heard_phones(audio) for _, audio in spoken]
     token_ids = np.concatenate([tokenize(audio_16k(audio)) for _, audio in spoken]).astype(np.uint16)
     return {"token_ids": token_ids, "phones": np.concatenate(phones)}
 

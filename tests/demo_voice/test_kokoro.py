@@ -157,7 +157,7 @@ def test_what_is_spoken_has_phones_and_pitch_at_its_own_times() -> None:
     audio = spoken("a", made)
 
     assert [segment.phone for segment in audio.segments] == ["pau", "aa", "pau"]
-    assert [segment.end_s for segment in audio.segments] == pytest.approx([0.05, 0.125, 0.25])
+    assert [segment.end_s for segment in audio.segments] == pytest.approx([0.02, 0.095, 0.25])
     assert audio.pitch is not None and audio.pitch.tolist() == [120.0] * 12
 
 

@@ -42,6 +42,7 @@ STEPS = 2
 
 def run_stage(work: Workspace, stage: str, *options: str) -> int:
     common = ["--work", str(work.root), "--sizes", "tiny", "--device", "cpu", "--batch", "2", "--workers", "1"]
+    common += ["--teachers", "flite"]
     return stages.main([stage, *common, "--max-steps", str(STEPS), "--utterances", "64", *options])
 
 
@@ -101,7 +102,7 @@ def test_training_begins_from_the_bundled_weights(workspace: Workspace, tmp_path
     work = Workspace(tmp_path)
     work.corpus.symlink_to(workspace.corpus)
 
-    stages.main(["warm", "--work", str(tmp_path), "--device", "cpu", "--max-steps", "1"])
+    stages.main(["warm", "--work", str(tmp_path), "--teachers", "flite", "--device", "cpu", "--max-steps", "1"])
 
     net, exported = trained_tokenizer(work, DEMO), OnnxSpeechTokenizer(BUNDLE / "speech_tokenizer_v2_25hz.onnx")
     log_mel = SpeechStreams(work.corpus, ("log_mel",), torch.device("cpu"), 0).column("log_mel", 0, 100).float().T
@@ -110,7 +111,8 @@ def test_training_begins_from_the_bundled_weights(workspace: Workspace, tmp_path
     again = torch.load(work.weights("flow"), weights_only=True)
     assert (again["steps"], again["seconds"]) == (0, stages.BEGUN_S["flow"])
     assert work.text_tokenizer.read_bytes() == (BUNDLE / "text_tokenizer.json").read_bytes()
-    stages.main(["tokenizer", "--work", str(tmp_path), "--device", "cpu", "--max-steps", "2", "--batch", "2"])
+    run = ["--work", str(tmp_path), "--teachers", "flite", "--device", "cpu", "--max-steps", "2", "--batch", "2"]
+    stages.main(["tokenizer", *run])
     records = read_log(work.log)
     assert records[0]["anchor"] > 0 and 0 <= records[0]["anchor_right"] <= 1
     other = Workspace(tmp_path / "other")

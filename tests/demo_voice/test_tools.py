@@ -22,6 +22,9 @@ from demo_voice.train.run import Stages, main, parse_phase, prepare
 from demo_voice.train.trainer import RunLimits, Updater, read_log, train
 from demo_voice.train.workspace import MAX_STATE_FILE_BYTES, Workspace
 
+FLITE = ("--options", "--teachers flite")
+"""These teachers need no package."""
+
 
 class LineStage:
     """Learns y = 2 x."""
@@ -150,7 +153,9 @@ note("-")
 """
     stand_in_stages(monkeypatch, program)
 
-    status = main(["flow=99+llm:5", "aligner:5", "package:5", "--work", str(tmp_path), "--carry", str(tmp_path)])
+    status = main(
+        ["flow=99+llm:5", "aligner:5", "package:5", "--work", str(tmp_path), "--carry", str(tmp_path), *FLITE]
+    )
 
     events = seen.read_text("utf-8").split()
     assert status == 0
@@ -172,7 +177,7 @@ if sys.argv[1] == "warm":
 """
     stand_in_stages(monkeypatch, program)
 
-    assert main(["corpus=9:0.2", "warm:5", "package:5", "--work", str(tmp_path), "--carry", str(tmp_path)]) == 0
+    assert main(["corpus=9:0.2", "warm:5", "package:5", "--work", str(tmp_path), "--carry", str(tmp_path), *FLITE]) == 0
 
     assert seen.read_text("utf-8") == "warm"
 
@@ -183,7 +188,10 @@ def test_no_stage_trains_beyond_the_deadline(tmp_path: Path, monkeypatch: pytest
     program = f"import sys; open({str(seen)!r}, 'a').write(sys.argv[2] + ' ')"
     stand_in_stages(monkeypatch, program)
 
-    assert main(["flow=99:99", "llm:5", "--work", str(tmp_path), "--carry", str(tmp_path), "--deadline-s", "30"]) == 0
+    assert (
+        main(["flow=99:99", "llm:5", "--work", str(tmp_path), "--carry", str(tmp_path), "--deadline-s", "30", *FLITE])
+        == 0
+    )
 
     flow_s, llm_s = map(float, seen.read_text("utf-8").split())
     assert 0 < flow_s <= 30
@@ -196,7 +204,7 @@ def test_a_stage_that_goes_on_and_fails_ends_the_run(tmp_path: Path, monkeypatch
     program = f"import sys; open({str(seen)!r}, 'a').write(sys.argv[1] + ' '); sys.exit(sys.argv[1] == 'flow')"
     stand_in_stages(monkeypatch, program)
 
-    assert main(["flow=9+llm:9", "package:9", "--work", str(tmp_path), "--carry", str(tmp_path)]) == 1
+    assert main(["flow=9+llm:9", "package:9", "--work", str(tmp_path), "--carry", str(tmp_path), *FLITE]) == 1
 
     assert "package" not in seen.read_text("utf-8")
 
@@ -237,7 +245,7 @@ def test_a_failed_stage_stops_the_run_and_hands_the_state_out(tmp_path: Path) ->
     work.log.write_text("{}\n", encoding="utf-8")
     arguments = ["--work", str(work.root), "--carry", str(tmp_path), "--out", str(tmp_path / "out")]
 
-    status = main(["tokenizer:5", "speaker:5", *arguments, "--options", "--device cpu"])
+    status = main(["tokenizer:5", "speaker:5", *arguments, "--options", "--device cpu --teachers flite"])
 
     assert status == 1
     assert (tmp_path / "out/state/log.jsonl").is_file()

@@ -107,10 +107,12 @@ KOKORO_SPEAKERS = (
     *("kumo_alpha", "kumo_gongitsune", "alpha_nezumi", "gongitsune_alpha"),
 )
 """Names of `kokoro.SPEAKERS`; whoever speaks as others need not load torch."""
-DEFAULT, HIBARI, MIXED = "flite", "hibari", "hibari+kokoro"
+FLITE, HIBARI, MIXED = "flite", "hibari", "hibari+kokoro"
+DEFAULT = MIXED
+"""Who taught the bundled weights."""
 _MANNERS = [manner.name for manner in hibari.MANNERS]
 TEACHERS = {
-    DEFAULT: Teachers([voice.name for voice in SPEAKERS], speaker_shares(), False, FliteEngine),
+    FLITE: Teachers([voice.name for voice in SPEAKERS], speaker_shares(), False, FliteEngine),
     HIBARI: Teachers(_MANNERS, hibari.SHARES, True, lambda _: hibari.HibariEngine()),
     MIXED: Teachers(
         [*_MANNERS, *KOKORO_SPEAKERS],

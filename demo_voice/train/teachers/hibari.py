@@ -23,6 +23,9 @@ from demo_voice.train.teachers.flite import PAUSE, PLAIN, FloatArray, Segment, S
 RATE_HZ = 24_000
 FRAME_SECONDS = 0.0125
 """Of the teacher's pitch and its phonemes' lengths."""
+LATE_S = 0.03
+"""The predicted lengths end so much after the sounds do: of thirty sentences in three manners, voicing fits the phones
+best when they are moved ahead by 1 or 2 frames of 20 ms."""
 VOICED_HZ = 40.0
 """The teacher speaks frames of lower pitch without voice."""
 _HOP = round(RATE_HZ * FRAME_SECONDS)
@@ -214,7 +217,7 @@ class HibariEngine:
 def segments_of(
     phonemes: str, lengths: Sequence[int] | npt.NDArray[np.int64], began_s: float, ended_s: float
 ) -> list[Segment]:
-    """Turn phonemes and their lengths into phones and where they end.
+    """Turn phonemes and their lengths into phones and where they are heard to end.
 
     Args:
         phonemes: of one sentence.
@@ -223,8 +226,9 @@ def segments_of(
         ended_s: where it ends.
     """
     ends = began_s + np.cumsum(lengths) / np.sum(lengths) * (ended_s - began_s)
-    found = [Segment(PAUSE, float(ends[0]))]
-    for phoneme, end in zip(phonemes, ends[1:-1], strict=True):
+    heard = np.maximum(began_s, ends[:-1] - LATE_S)
+    found = [Segment(PAUSE, float(heard[0]))]
+    for phoneme, end in zip(phonemes, heard[1:], strict=True):
         if phoneme in _TO_NEXT:
             continue  # the next phone begins where the last one ended
         phone = PAUSE if phoneme in _PAUSES else PHONES_OF.get(phoneme)
