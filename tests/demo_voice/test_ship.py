@@ -20,6 +20,7 @@ def shipped(tmp_path: Path) -> Path:
     for folder in ("weights", "voices", "licences", "train"):
         (tmp_path / "demo_voice" / folder).mkdir(parents=True)
         (tmp_path / "demo_voice" / folder / "old.txt").write_text("old", encoding="utf-8")
+    shutil.copy(BUNDLE.parents[1] / "NOTICE", tmp_path / "NOTICE")
     return tmp_path / "demo_voice"
 
 
@@ -33,8 +34,30 @@ def taught_by(bundle: Path, teachers: str) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "teachers": teachers}), encoding="utf-8")
 
 
+def install(site: Path, package: str, texts: dict[str, str]) -> None:
+    """Leave a package's metadata where pip would."""
+    folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
+    for name, text in texts.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text, encoding="utf-8")
+    (folder / "RECORD").write_text("".join(f"{name},,\n" for name in texts), encoding="utf-8")
+
+
+@pytest.fixture
+def teachers_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Metadata of the packages of the bundle's teachers, with a licence each."""
+    for package in ship.PACKAGES[teachers_of(BUNDLE)]:
+        install(tmp_path / "site", package, {f"{package}/LICENSE": f"{package} is free"})
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
 @pytest.mark.slow
-def test_weights_and_voices_are_replaced_and_licences_kept(shipped: Path, bundle: Path) -> None:
+def test_weights_and_voices_are_replaced_and_licences_kept(
+    shipped: Path, bundle: Path, teachers_installed: Path
+) -> None:
     assert ship.main([str(bundle), str(VOICES), "--demo-voice", str(shipped)]) == 0
 
     assert sorted(path.name for path in (shipped / "weights").iterdir()) == sorted(BUNDLE_FILES)
@@ -42,11 +65,14 @@ def test_weights_and_voices_are_replaced_and_licences_kept(shipped: Path, bundle
         path.name: path.read_bytes() for path in VOICES.iterdir()
     }
     assert (shipped / "licences/old.txt").is_file()
+    assert len(list((shipped / "licences").iterdir())) == 1 + len(list(teachers_installed.glob("*.dist-info")))
     assert [path.name for path in (shipped / "train").iterdir()] == ["old.txt"]
 
 
 @pytest.mark.slow
-def test_the_log_of_the_training_goes_with_its_weights(shipped: Path, bundle: Path, tmp_path: Path) -> None:
+def test_the_log_of_the_training_goes_with_its_weights(
+    shipped: Path, bundle: Path, tmp_path: Path, teachers_installed: Path
+) -> None:
     arguments = [str(bundle), str(VOICES), "--demo-voice", str(shipped), "--state", str(tmp_path / "state")]
     assert ship.main(arguments) == 2
     assert (shipped / "weights/old.txt").is_file()
@@ -96,17 +122,6 @@ def test_an_installed_packages_licences_are_found() -> None:
 
     assert any(b"Redistribution" in text for text in texts.values())
     assert all(name.startswith("numpy-") for name in texts)
-
-
-def install(site: Path, package: str, texts: dict[str, str]) -> None:
-    """Leave a package's metadata where pip would."""
-    folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
-    for name, text in texts.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text, encoding="utf-8")
-    (folder / "RECORD").write_text("".join(f"{name},,\n" for name in texts), encoding="utf-8")
 
 
 def test_a_licence_is_found_wherever_it_lies_and_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
