@@ -16,10 +16,12 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from cosydit.bench.report import describe_environment, write_json, write_text
 from cosydit.bench.types import count, zero_or_more
@@ -208,12 +210,13 @@ def _listen(study: Study, sentences: Sequence[str], args: argparse.Namespace) ->
     """Warm up, then take every row; one request at a time, as the speed of one stream is a figure."""
     for voice in study.voices:
         study.speaker_row(_WARM_UP_TEXT, voice, seed=0)
-    rows = [study.full_row(text, args.voice, seed) for seed, text in enumerate(sentences)]
     fragments = heldout_fragments()[: args.fragments]
-    rows += [study.fragment_row(text, args.voice, seed) for seed, text in enumerate(fragments)]
     others = [voice for voice in study.voices if voice != args.voice]
     spoken = sentences[: args.speaker_sentences]
-    return rows + [study.speaker_row(text, voice, seed) for voice in others for seed, text in enumerate(spoken)]
+    wanted = [partial(study.full_row, text, args.voice, seed) for seed, text in enumerate(sentences)]
+    wanted += [partial(study.fragment_row, text, args.voice, seed) for seed, text in enumerate(fragments)]
+    wanted += [partial(study.speaker_row, text, voice, seed) for voice in others for seed, text in enumerate(spoken)]
+    return [take() for take in tqdm(wanted, desc="listening", unit="text")]
 
 
 def _known(value: float) -> float | None:

@@ -32,6 +32,7 @@ from demo_voice.train.utterance import (
     MIN_TOKENS,
     audio_16k,
     heard_phones,
+    trimmed,
     utterance_arrays,
     whole_tokens,
 )
@@ -149,7 +150,7 @@ def _spoken(engine: Engine, plan: Iterator[PlannedUtterance]) -> Iterator[tuple[
     """Yield what the engine could say; a text it fails on is left out, and says so."""
     for utterance in plan:
         try:
-            spoken = engine.speak(utterance.text, utterance.speaker)
+            spoken = trimmed(engine.speak(utterance.text, utterance.speaker))
         except SynthesisError as err:
             logger.warning("utterance %d left out: %s", utterance.number, err)
             continue
