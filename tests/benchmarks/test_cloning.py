@@ -84,10 +84,10 @@ def test_a_quick_run_clones_and_writes_figures(
 ) -> None:
     monkeypatch.setattr(VoiceEncoder, "load", lambda _path: PitchEar())
     monkeypatch.setattr(cloning, "HibariAndKokoro", FakeMixer)
-    monkeypatch.setattr(cloning, "teachers_of", lambda _checkpoint: choices.DEFAULT)
+    monkeypatch.setattr(cloning, "teachers_of", lambda _checkpoint: choices.FLITE)
     monkeypatch.setattr(cloning, "HELD_OUT", HELD_OUT[:1])
     monkeypatch.setattr(cloning, "sentences", lambda number: ["All right.", "Not now."][:number])
-    bundled = choices.DEFAULT, [voice for voice in VOICES_OF[choices.DEFAULT] if voice.name == "default"]
+    bundled = choices.FLITE, [voice for voice in VOICES_OF[choices.FLITE] if voice.name == "default"]
     monkeypatch.setitem(VOICES_OF, *bundled)
     checkpoint, out = demo_checkpoint(tmp_path_factory), tmp_path / "cloning.json"
     arguments = ["--checkpoint", str(checkpoint), "--engines", str(install_fake_flite(tmp_path / "engines"))]
