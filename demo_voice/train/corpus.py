@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from demo_voice.train.teachers.choices import DEFAULT, FLITE, TEACHERS, Engine
+from demo_voice.train.teachers.choices import DEFAULT, TEACHERS, Engine
 from demo_voice.train.teachers.flite import Spoken, SynthesisError
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.utterance import (
@@ -57,9 +57,9 @@ class CorpusJob:
     engines: Path | None
     """Unpacked Debian packages; None: installed ones."""
     index: int
-    tokenizer: Path | None = None
+    tokenizer: Path | None
     """Trained speech tokenizer (ONNX): makes a token shard; None: a wide one."""
-    teachers: str = FLITE
+    teachers: str
     """Name in `TEACHERS`."""
 
     @property
@@ -96,16 +96,14 @@ def make_corpus(jobs: Sequence[CorpusJob], workers: int, deadline_s: float) -> i
     return len(done)
 
 
-def wide_jobs(
-    directory: Path, texts: Path, engines: Path | None, utterances: int, teachers: str = FLITE
-) -> list[CorpusJob]:
+def wide_jobs(directory: Path, texts: Path, engines: Path | None, utterances: int, teachers: str) -> list[CorpusJob]:
     """Return the jobs of a corpus with all features."""
     count = -(-utterances // SHARD_UTTERANCES)
     return [CorpusJob(directory, texts, engines, index, None, teachers) for index in range(count)]
 
 
 def token_jobs(
-    directory: Path, texts: Path, engines: Path | None, utterances: int, tokenizer: Path, teachers: str = FLITE
+    directory: Path, texts: Path, engines: Path | None, utterances: int, tokenizer: Path, teachers: str
 ) -> list[CorpusJob]:
     """Return the jobs of a corpus of texts and tokens."""
     count = -(-utterances // SHARD_UTTERANCES)

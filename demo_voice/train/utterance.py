@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from demo_voice.ears.faults import loudness
 from demo_voice.ears.pitch import FRAME_SECONDS, heard_pitch, track_pitch
 from demo_voice.train.teachers.flite import PAUSE, RATE_HZ, FloatArray, Segment, Spoken, phone_number
 from token2wav_service.features.audio import resample_16k_to_24k, resample_poly
@@ -103,8 +104,7 @@ def _hop(spoken: Spoken) -> int:
 
 def _is_silent(spoken: Spoken, frames: int) -> npt.NDArray[np.bool_]:
     """Tell of the first [frames] of 20 ms whether they have no sound."""
-    hop = _hop(spoken)
-    level = np.sqrt(np.mean(np.square(spoken.samples[: frames * hop].reshape(frames, hop)), axis=1))
+    level = loudness(spoken.samples[: frames * _hop(spoken)], spoken.rate_hz, FRAME_SECONDS)
     return np.asarray(level <= SILENT_SHARE * level.max(initial=0.0))
 
 

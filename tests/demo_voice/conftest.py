@@ -42,6 +42,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, engines: Path, texts: Pa
     work = Workspace(tmp_path_factory.mktemp("work"))
     (work.root / "engines").symlink_to(engines)
     (work.root / "texts").symlink_to(texts)
-    jobs = wide_jobs(work.corpus, work.texts, work.engines, UTTERANCES)
+    jobs = wide_jobs(work.corpus, work.texts, work.engines, UTTERANCES, "flite")
     assert make_corpus(jobs, workers=1, deadline_s=120.0) == len(jobs)
     return work

@@ -102,7 +102,7 @@ def test_every_feature_covers_the_same_whole_tokens() -> None:
 
 @pytest.mark.slow
 def test_shards_that_are_there_are_not_made_again(workspace: Workspace) -> None:
-    jobs = wide_jobs(workspace.corpus, workspace.texts, workspace.engines, 64)
+    jobs = wide_jobs(workspace.corpus, workspace.texts, workspace.engines, 64, "flite")
     before = [job.path.stat().st_mtime_ns for job in jobs]
 
     assert make_corpus(jobs, workers=1, deadline_s=60.0) == len(jobs)
@@ -110,7 +110,7 @@ def test_shards_that_are_there_are_not_made_again(workspace: Workspace) -> None:
 
 
 def test_no_shard_is_begun_after_the_deadline(workspace: Workspace, tmp_path: Path) -> None:
-    jobs = [replace(job, directory=tmp_path) for job in wide_jobs(workspace.corpus, workspace.texts, None, 32)]
+    jobs = [replace(job, directory=tmp_path) for job in wide_jobs(workspace.corpus, workspace.texts, None, 32, "flite")]
 
     assert make_corpus(jobs, workers=1, deadline_s=-1.0) == 0
 
