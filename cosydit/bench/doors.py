@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import grpc
-import httpx
 import numpy as np
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
@@ -120,34 +120,47 @@ class HttpDoor:
     """The gateway's POST /v1/audio/speech, streaming PCM in a voice that the gateway knows by name."""
 
     def __init__(self, options: DoorOptions, voice: str) -> None:
-        """Make the connection pool; nothing is sent yet."""
+        """Keep the options; nothing is connected yet."""
         self._options = options
         self._voice = voice
-        limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(
-            base_url=options.url, timeout=options.timeout_s, limits=limits, trust_env=False
-        )
+        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """Drop the connections."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def speak(self, job: SpeechJob, request_id: str) -> AsyncGenerator[float, None]:
         """Send one text; the pieces are the network's, see `PIECES_OF_A_CHUNK_S`.
 
         Raises:
-            BenchmarkError: refused.
-            httpx.HTTPError: not reachable, broken off, or no answer in time.
+            BenchmarkError: refused, not reachable, broken off, or no answer in time.
         """
         voice = job.voice or self._voice
         body = {"model": "cosydit", "input": job.input.text, "voice": voice, "response_format": "pcm"}
-        headers = {"x-request-id": request_id}
-        async with self._client.stream("POST", "/v1/audio/speech", json=body, headers=headers) as response:
-            if response.status_code != _HTTP_OK:
-                text = (await response.aread()).decode(errors="replace")
-                raise BenchmarkError(f"the gateway answered {response.status_code}: {text}")
-            async for pcm in _whole_samples(response.aiter_raw()):
-                yield _hear(np.frombuffer(pcm, "<i2").astype(np.float32) / _PCM16_SCALE, request_id, self._options)
+        url, headers = f"{self._options.url}/v1/audio/speech", {"x-request-id": request_id}
+        try:
+            async with self._http().post(url, json=body, headers=headers) as response:
+                if response.status != _HTTP_OK:
+                    text = await response.text(errors="replace")
+                    raise BenchmarkError(f"the gateway answered {response.status}: {text}")
+                async for pcm in _whole_samples(response.content.iter_any()):
+                    yield _hear(np.frombuffer(pcm, "<i2").astype(np.float32) / _PCM16_SCALE, request_id, self._options)
+        except asyncio.TimeoutError as error:
+            raise BenchmarkError(f"{url}: silent for {self._options.timeout_s} s; is it overloaded?") from error
+        except aiohttp.ClientError as error:
+            raise BenchmarkError(f"{url}: {error or type(error).__name__}") from error
+
+    def _http(self) -> aiohttp.ClientSession:
+        """Return the connection pool, made on first use because it belongs to the running event loop."""
+        if self._session is None:
+            silence_s = self._options.timeout_s
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s),
+                trust_env=False,
+            )
+        return self._session
 
 
 def drop_in_request(model: str, job: SpeechJob, request_id: str) -> Any:

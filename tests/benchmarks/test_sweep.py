@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.end_to_end import table
 from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main
 from benchmarks.lib.sweep import FinishedRun, closed_run, open_run, read_run, unique_sentences, unseen_run, write_run
 from cosydit.bench.load import LoadGenerator, LoadPlan
@@ -91,6 +92,15 @@ def test_a_run_that_listened_is_timed_from_dispatch_to_the_first_sound() -> None
     figures = end_to_end_figures(runs)
     assert figures["audible_poisson6_p95_ms"] == pytest.approx(130)
     assert figures["audible_poisson6_silence_p50_ms"] == pytest.approx(50)
+
+
+def test_a_run_whose_sender_was_late_is_named() -> None:
+    runs = [finished("poisson-032", [0.1] * 200), finished("poisson-064", [0.1] * 200)]
+    for record in runs[1].result.records[-4:]:
+        record.dispatch_s = 0.08
+    found = table(runs, voices=64)
+    assert "poisson-064: this process sent 1 % of the requests more than 80 ms late" in found
+    assert "poisson-032:" not in found
 
 
 def test_a_missing_run_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,10 +11,11 @@ from threading import Thread
 from typing import Any
 
 import grpc
-import httpx
 import numpy as np
 import pytest
 import soundfile
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cosydit.bench import command as streaming_grpc
@@ -131,35 +133,61 @@ async def test_failed_requests_are_counted_and_named(tmp_path: Path, drop_in: tu
     assert "FAILED b (" in outcome.table and "INTERNAL: it broke" in outcome.table
 
 
-async def _speak_over_http(handler: Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]) -> list[float]:
-    door = HttpDoor(DoorOptions("http://gateway", 5.0), "default")
-    await door._client.aclose()
-    door._client = httpx.AsyncClient(base_url="http://gateway", transport=httpx.MockTransport(handler))
-    try:
-        return [each async for each in door.speak(SpeechJob(SpeechInput("a", "hello"), None), "id-1")]
-    finally:
-        await door.close()
+async def _speak_over_http(answer: Callable[[web.Request], Coroutine[None, None, web.StreamResponse]]) -> list[float]:
+    app = web.Application()
+    app.router.add_post("/v1/audio/speech", answer)
+    async with TestServer(app) as server:
+        door = HttpDoor(DoorOptions(str(server.make_url("")).rstrip("/"), 0.5), "default")
+        try:
+            return [each async for each in door.speak(SpeechJob(SpeechInput("a", "hello"), None), "id-1")]
+        finally:
+            await door.close()
 
 
 async def test_the_http_door_counts_whole_samples_however_the_body_was_cut() -> None:
-    async def body() -> AsyncIterator[bytes]:
-        for piece in (b"\0" * 4801, b"\0" * 4799):
-            yield piece
-
-    async def answer(request: httpx.Request) -> httpx.Response:
+    async def answer(request: web.Request) -> web.StreamResponse:
         assert request.headers["x-request-id"] == "id-1"
-        assert json.loads(request.content)["voice"] == "default"
-        return httpx.Response(200, content=body())
+        assert (await request.json())["voice"] == "default"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"\0" * 4801, b"\0" * 4799):
+            await response.write(piece)
+        return response
 
     assert sum(await _speak_over_http(answer)) == pytest.approx(0.2)
 
 
 async def test_the_http_door_reports_a_refusal() -> None:
-    async def refuse(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(404, text="no such voice")
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=404, text="no such voice")
 
     with pytest.raises(BenchmarkError, match="answered 404: no such voice"):
         await _speak_over_http(refuse)
+
+
+async def test_the_http_door_reports_a_server_that_says_nothing_more() -> None:
+    async def stall(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(bytes(4800))
+        await asyncio.sleep(2)
+        return response
+
+    with pytest.raises(BenchmarkError, match=r"silent for 0\.5 s"):
+        await _speak_over_http(stall)
+
+
+async def test_the_http_door_reports_a_broken_connection() -> None:
+    async def hang_up(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(bytes(4800))
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    with pytest.raises(BenchmarkError, match="/v1/audio/speech"):
+        await _speak_over_http(hang_up)
 
 
 @pytest.mark.parametrize(
