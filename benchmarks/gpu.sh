@@ -29,7 +29,7 @@ usage() {
 Usage: benchmarks/gpu.sh [PART ...]
 
 Parts (default: all, in this order): ${PARTS[*]}.
-Each part takes at most 9 minutes on an H200 (prediction 14, families not measured), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
+Each part takes at most 9 minutes on an H200 (prediction 14, families 7 each), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
 skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment:
 NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (auto: our
 own engine unless trtllm-serve works; vllm or trtllm, on PATH), LIMIT_S (of a sweep), FAMILIES (cosyvoice2 cosyvoice3), OFFLINE_BATCH_SIZE and
@@ -120,7 +120,7 @@ family_offline() {
   make_texts "$WORK/$1"
   "$PYTHON" -m benchmarks.offline_batch --checkpoint "$WORK/$1" --jsonl-path "$WORK/offline.jsonl" \
     --output-dir "$WORK/offline" --warm-up 64 --figures "$out" \
-    --setting '{"batch_options": "none but the list", "audio_s": "6.4 to 9.6", "prompt_s": 5}' "${options[@]}"
+    --setting '{"batch_options": "none but the list", "prompt_s": 5}' "${options[@]}"
 }
 
 part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
