@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -132,10 +133,9 @@ class Token2WavReplica:
                 name = await self._bring(voice_id)
                 imports += 1
 
-    async def cache_voice_file(self, voice_id: str) -> None:
-        """Put a voice's file in the voice file cache, unless it is there."""
-        if self._voice_file_cache.get(voice_id) is None:
-            self._voice_file_cache.put(voice_id, await self.client.export_voice(self._names.get(voice_id)))
+    def keep_file(self, voice_id: str) -> None:
+        """See to it, beside what goes on, that a voice's file is in the voice file cache."""
+        self._voice_file_cache.fetch(voice_id, partial(self.client.export_voice, self._names.get(voice_id)))
 
     async def _open(self, slot: SlotLease, name: str, seed: int, priority: int) -> StreamLease:
         context = self.client.open_stream(name, seed, priority)
@@ -143,7 +143,7 @@ class Token2WavReplica:
 
     async def _bring(self, voice_id: str) -> str:
         """Import a voice from the voice file cache, once however many streams want it; returns its name there."""
-        file = self._voice_file_cache.get(voice_id)
+        file = await self._voice_file_cache.wait_for(voice_id)
         if file is None:
             raise errors.VoiceEvictedError(f"voice {voice_id} is in no file cache; register it again")
         importing = self._imports.setdefault(voice_id, _Import())

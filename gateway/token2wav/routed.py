@@ -46,14 +46,11 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         """See `Router`."""
         cache = VoiceFileCache(fleet.settings.voice_file_cache_bytes)
         self.voice_file_cache = cache
-        self._caching_tasks: set[asyncio.Task[None]] = set()
         super().__init__(fleet, sources, lambda address: Token2WavReplica(make_client(address), cache), clock, speed)
 
     async def close(self) -> None:
         """Drop all connections; open streams end."""
-        for task in self._caching_tasks:
-            task.cancel()
-        await asyncio.gather(*self._caching_tasks, return_exceptions=True)
+        await self.voice_file_cache.close()
         await super().close()
 
     async def register_voice(self, audio: bytes | FloatArray) -> RegisteredVoice:
@@ -63,14 +60,14 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
             voice = await replica.client.register_voice(audio)
             # NOTE: a file of an earlier model must not stay.
             self.voice_file_cache.drop(voice.voice_id)
-            await _cache_voice_file(replica, voice.voice_id)
+            replica.keep_file(voice.voice_id)
             return voice
 
         return await self._unslotted_call(register)
 
     async def export_voice(self, voice_id: str) -> bytes:
         """See `VoiceMaker.export_voice`."""
-        file = self.voice_file_cache.get(voice_id)
+        file = await self.voice_file_cache.wait_for(voice_id)
         if file is not None:
             return file
         return await self._unslotted_call(lambda replica: replica.client.export_voice(voice_id))
@@ -126,7 +123,7 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
                 give_back(slot, error)
                 search.note_refusal(error, slot.address)
             else:
-                self._keep_file(replica, voice_id)
+                replica.keep_file(voice_id)
                 return lease
             self._check_time(priority, search)
             await search.pause()
@@ -150,13 +147,6 @@ class RoutedToken2Wav(Router[Token2WavReplica]):
         if _is_full(search.trouble):
             raise self.fleet.overloaded(priority) from search.trouble
         raise search.trouble
-
-    def _keep_file(self, replica: Token2WavReplica, voice_id: str) -> None:
-        """See to it, beside the stream, that the voice can follow it elsewhere."""
-        if self.voice_file_cache.get(voice_id) is None:
-            task = asyncio.create_task(_cache_voice_file(replica, voice_id))
-            self._caching_tasks.add(task)
-            task.add_done_callback(self._caching_tasks.discard)
 
     async def _unslotted_call(self, do: Callable[[Token2WavReplica], Awaitable[T]]) -> T:
         """Have some replica do what needs no slot; the next one if it has no room or fails through its own fault."""
@@ -237,10 +227,3 @@ def _is_full(error: errors.GatewayError) -> bool:
 def _is_voice_trouble(error: errors.GatewayError) -> bool:
     """Say whether a replica can't use the voice's file; another one of another model may."""
     return isinstance(error, (errors.VoiceOutdatedError, errors.VoiceFileError))
-
-
-async def _cache_voice_file(replica: Token2WavReplica, voice_id: str) -> None:
-    try:
-        await replica.cache_voice_file(voice_id)
-    except errors.GatewayError as error:
-        logger.warning("voice %s can't be kept for other replicas: %s", voice_id, error)

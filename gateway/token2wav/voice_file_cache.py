@@ -6,9 +6,15 @@ several names; the cache knows it by the first one, and `VoiceNames` what each r
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+
+from gateway.errors import GatewayError
+
+logger = logging.getLogger(__name__)
 
 
 class VoiceFileCache:
@@ -20,13 +26,22 @@ class VoiceFileCache:
         self._files: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
         self._users: Counter[str] = Counter()
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+        """Files that are on their way, by voice."""
+
+    async def close(self) -> None:
+        """Wait for no file any more."""
+        fetches = list(self._fetches.values())
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
 
     def __len__(self) -> int:
         return len(self._files)
 
     def put(self, voice_id: str, file: bytes) -> None:
         """Keep a file; the ones used longest ago make room. One that is larger than the cache is not kept."""
-        self.drop(voice_id)
+        self._remove(voice_id)
         self._files[voice_id] = file
         self._bytes += len(file)
         self._make_room()
@@ -36,6 +51,26 @@ class VoiceFileCache:
         if voice_id in self._files:
             self._files.move_to_end(voice_id)
         return self._files.get(voice_id)
+
+    def fetch(self, voice_id: str, export: Callable[[], Awaitable[bytes]]) -> None:
+        """Have a file exported and keep it, beside what goes on meanwhile; a failure is logged."""
+        if voice_id in self._files or voice_id in self._fetches:
+            return
+
+        async def keep() -> None:
+            try:
+                self.put(voice_id, await export())
+            except GatewayError as error:
+                logger.warning("voice %s can't be kept for other replicas: %s", voice_id, error)
+
+        fetch = self._fetches[voice_id] = asyncio.create_task(keep(), name=f"fetch-{voice_id}")
+        fetch.add_done_callback(lambda done: self._forget_fetch(voice_id, done))
+
+    async def wait_for(self, voice_id: str) -> bytes | None:
+        """Return a voice's file as `get` does, once one that is on its way has come."""
+        if voice_id in self._fetches:
+            await asyncio.wait([self._fetches[voice_id]])
+        return self.get(voice_id)
 
     @contextmanager
     def in_use(self, voice_id: str) -> Iterator[None]:
@@ -50,7 +85,16 @@ class VoiceFileCache:
                 self._make_room()
 
     def drop(self, voice_id: str) -> None:
-        """Forget a file; harmless if it is not here."""
+        """Forget a file, also one on its way; harmless if there is none."""
+        if voice_id in self._fetches:
+            self._fetches.pop(voice_id).cancel()
+        self._remove(voice_id)
+
+    def _forget_fetch(self, voice_id: str, fetch: asyncio.Task[None]) -> None:
+        if self._fetches.get(voice_id) is fetch:
+            del self._fetches[voice_id]
+
+    def _remove(self, voice_id: str) -> None:
         file = self._files.pop(voice_id, None)
         self._bytes -= len(file) if file is not None else 0
 
@@ -59,7 +103,7 @@ class VoiceFileCache:
             oldest = next((voice_id for voice_id in self._files if voice_id not in self._users), None)
             if oldest is None:
                 return
-            self.drop(oldest)
+            self._remove(oldest)
 
 
 class VoiceNames:

@@ -117,6 +117,7 @@ class ScriptedToken2Wav:
     register_gate: asyncio.Event | None = None
     open_error: GatewayError | None = None
     open_s: float = 0.0
+    export_s: float = 0.0
     steps: int = 0
     hop_multiple: int = 1
     voices: set[str] = field(default_factory=set)
@@ -146,6 +147,8 @@ class ScriptedToken2Wav:
         return RegisteredVoice(voice_id, (1, 2))
 
     async def export_voice(self, voice_id: str) -> bytes:
+        if self.export_s:
+            await asyncio.sleep(self.export_s)
         self._check()
         if voice_id not in self.voices:
             raise VoiceEvictedError(voice_id)

@@ -42,7 +42,9 @@ def _expected(count: int) -> FloatArray:
 
 
 async def _voice(router: RoutedToken2Wav) -> str:
-    return (await router.register_voice(b"anna")).voice_id
+    voice = (await router.register_voice(b"anna")).voice_id
+    await router.voice_file_cache.wait_for(voice)
+    return voice
 
 
 def _joined(chunks: list[AudioChunk]) -> FloatArray:
@@ -400,8 +402,20 @@ async def test_a_voice_stays_in_the_file_cache_as_long_as_a_stream_speaks_in_it(
             _serving(replicas).die()
             heard.append(await stream.push(chunks(2)[1]))
         assert np.array_equal(_joined(heard), _expected(2))
-        await router.register_voice(b"another")
+        another = await router.register_voice(b"another")
+        await router.voice_file_cache.wait_for(another.voice_id)
         assert router.voice_file_cache.get(voice) is None
+
+
+async def test_a_stream_elsewhere_waits_for_the_file_of_a_voice_that_was_registered_just_now() -> None:
+    replicas = _replicas("a", "b", export_s=0.1)
+    async with routed(*replicas) as router:
+        voice = (await router.register_voice(b"anna")).voice_id
+        assert router.voice_file_cache.get(voice) is None
+        knows = next(replica for replica in replicas if replica.registered)
+        router.fleet.reported(knows.address, LoadReport(is_draining=True))
+        await _speak_once(router, voice)
+        assert [len(replica.imported) for replica in replicas if replica is not knows] == [1]
 
 
 async def test_streams_that_need_the_same_voice_import_it_once() -> None:
