@@ -24,9 +24,10 @@ class RoutingSettings:
     max_ejection_s: float = 30.0
     admission_wait_s: float = 2.0
     """Most seconds that a request waits for a free slot or a live replica; refused at once if that is too short."""
-    least_speed: float = 1.1
+    least_speed: float = 1.2
     """Times real time that both services must give each stream, as measured, for one more to be admitted; 0: any. With
-    1.0 a full service makes just what is heard, so that one chunk that comes late is a gap."""
+    1.0 a full service makes just what is heard, so that one chunk that comes late is a gap; with 1.1 a stream's second
+    chunk often comes after its short first one has been heard."""
     max_waiting: int = 1024
     """Most requests that wait for a slot."""
     failover_s: float = 30.0
