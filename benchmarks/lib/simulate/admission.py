@@ -156,8 +156,8 @@ class _Process:
 class _Host:
     """The processes of one host, and their admission; a caller's connection reaches any of them."""
 
-    def __init__(self, costs: CostModel, clock: VirtualClock) -> None:
-        settings = RoutingSettings()
+    def __init__(self, costs: CostModel, clock: VirtualClock, least_speed: float) -> None:
+        settings = RoutingSettings(least_speed=least_speed)
         self.server = Token2WavServer("127.0.0.1:8001", lambda: ModelledToken2Wav(costs, OwnGPU(), clock, SLOTS))
         self.meters = {name: SpeedMeter(clock, settings.least_speed) for name in (LLM, TOKEN2WAV)}
         self.capacity = Capacity(settings, clock, self.meters[LLM], self.meters[TOKEN2WAV], self._slots)
@@ -205,13 +205,22 @@ class _Host:
             await asyncio.sleep(TELL_INTERVAL_S)
 
 
-def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float) -> Heard:
-    """Send so many requests a second for so many seconds, then an easy load."""
-    return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, clock))
+def simulate_admission(costs: CostModel, requests_per_s: float, seconds: float, least_speed: float) -> Heard:
+    """Send so many requests a second for so many seconds, then an easy load.
+
+    Args:
+        costs: of everything.
+        requests_per_s: mean rate of the arrivals.
+        seconds: of arrivals.
+        least_speed: see `RoutingSettings`.
+    """
+    return run_virtually(lambda clock: _run(costs, requests_per_s, seconds, least_speed, clock))
 
 
-async def _run(costs: CostModel, requests_per_s: float, seconds: float, clock: VirtualClock) -> Heard:
-    host = _Host(costs, clock)
+async def _run(
+    costs: CostModel, requests_per_s: float, seconds: float, least_speed: float, clock: VirtualClock
+) -> Heard:
+    host = _Host(costs, clock, least_speed)
     await host.start()
     for jobs in warm_up_jobs(warm_up_bursts(WARM_UP_BURST), VOICES):
         await _load(host, jobs, LoadPlan(len(jobs), len(jobs)), clock)
