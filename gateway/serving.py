@@ -23,7 +23,7 @@ from gateway.telemetry.call import CallFilter
 from gateway.telemetry.doors import TelemetryMiddleware
 from gateway.telemetry.telemetry import open_telemetry
 from servicekit.clock import SystemClock
-from servicekit.process import exempt_startup_objects, failing_plainly, take_turns_often
+from servicekit.process import end_soon, exempt_startup_objects, failing_plainly, take_turns_often
 
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept: longer than clients' pools (httpx: 5 s), which must close first."""
@@ -61,7 +61,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     door = TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry)
     server = DrainingServer(
         uvicorn.Config(
-            failing_plainly(door, ConfigError),
+            failing_plainly(door, ConfigError, on_failed=end_soon),
             host=config.host,
             port=config.port,
             log_config=None,

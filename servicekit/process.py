@@ -16,7 +16,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -28,6 +30,9 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
 _LIFESPAN, _FAILED = "lifespan", "lifespan.startup.failed"
+FAILED_STATUS = 3
+"""Exit status of a server that could not start, as uvicorn has it."""
+_END_S = 10.0
 
 
 def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
@@ -39,10 +44,21 @@ def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
     sys.setswitchinterval(interval_s)
 
 
-def failing_plainly(app: App, *kinds: type[Exception]) -> App:
+def end_soon(within_s: float = _END_S) -> None:
+    """End this process, which could not start, after some seconds if nothing else has.
+
+    A connection that was being made may keep the event loop from closing: gRPC's have done so, rarely.
+    """
+    timer = threading.Timer(within_s, os._exit, (FAILED_STATUS,))
+    timer.daemon = True
+    timer.start()
+
+
+def failing_plainly(app: App, *kinds: type[Exception], on_failed: Callable[[], None] = lambda: None) -> App:
     """Wrap an ASGI application, so that errors of these kinds at its start are logged by their message alone.
 
-    Frameworks tell the server the whole trace instead, and raise. The server ends either way.
+    Frameworks tell the server the whole trace instead, and raise. The server ends either way; `on_failed` is called
+    before it does.
     """
 
     async def plain(scope: Any, receive: Receive, send: Send) -> None:
@@ -60,6 +76,7 @@ def failing_plainly(app: App, *kinds: type[Exception]) -> App:
         try:
             await app(scope, receive, hold)
         except kinds as error:
+            on_failed()
             await send({"type": _FAILED, "message": str(error)})
         except BaseException:
             for message in held:

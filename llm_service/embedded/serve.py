@@ -27,7 +27,7 @@ from llm_service.embedded.types import GenerationOutput, GenerationRequest, Samp
 from llm_service.errors import BackendUnavailableError, CheckpointError, ConfigError, EngineStoppedError
 from llm_service.gpu.schedule import SchedulePolicy
 from servicekit.clock import Clock, SystemClock
-from servicekit.process import exempt_startup_objects, failing_plainly, take_turns_often
+from servicekit.process import end_soon, exempt_startup_objects, failing_plainly, take_turns_often
 from servicekit.tracing import Tracer, TracingUnavailableError, endpoint_of, open_tracer
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
     app = build_app(server_config, embedded_config, SystemClock())
     exempt_startup_objects()
     uvicorn.run(
-        failing_plainly(app, ConfigError),
+        failing_plainly(app, ConfigError, on_failed=end_soon),
         host=server_config.host,
         port=server_config.port,
         log_config=None,

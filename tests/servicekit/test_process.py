@@ -18,6 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from servicekit.process import (
+    FAILED_STATUS,
     SWITCH_INTERVAL_S,
     exempt_startup_objects,
     failing_plainly,
@@ -65,6 +66,35 @@ async def test_an_expected_error_at_the_start_is_one_line_and_others_keep_their_
         await server.serve()
     assert (TOLD in caplog.text, "Traceback" in caplog.text) == (True, not is_plain)
     assert not server.started
+
+
+STUCK = """
+import asyncio, contextlib, uvicorn
+from functools import partial
+from starlette.applications import Starlette
+from servicekit.process import end_soon, failing_plainly
+
+async def for_ever():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+@contextlib.asynccontextmanager
+async def lifespan(_):
+    asyncio.create_task(for_ever(), name="stuck")
+    await asyncio.sleep(0)
+    raise ValueError("the port is taken")
+    yield
+
+uvicorn.run(failing_plainly(Starlette(lifespan=lifespan), ValueError, on_failed=partial(end_soon, 1.0)), port=0)
+"""
+
+
+def test_a_server_that_could_not_start_ends_although_a_task_does_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, "the port is taken" in done.stderr) == (FAILED_STATUS, True), done.stderr
 
 
 def run(*command: str, limit_bytes: int | None = None) -> tuple[int, str]:
