@@ -27,6 +27,7 @@ OF_OTHERS = {
     "argparse._ArgumentGroup",
     "argparse._SubParsersAction",
     "config._attn_implementation",  # Transformers
+    "os._exit",  # documented, ends a process at once
     "other._when",  # asyncio's timers
     "timer._scheduled",
     "torch._addmm_activation",
