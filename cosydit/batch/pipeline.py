@@ -79,6 +79,8 @@ class BatchPipeline:
         try:
             await asyncio.gather(*tasks)
         finally:
+            # NOTE: a cancellation may be lost: `asyncio.wait_for` of Python 3.11 drops one that comes with an answer.
+            self._window.abandon()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -111,7 +113,7 @@ class BatchPipeline:
                     await self._window.put(outcome)
 
         await asyncio.gather(*(work() for _ in range(self._plan.batch_size)))
-        await self._window.close()
+        self._window.close()
 
     async def _tokenise(self, row: SpeechInput) -> TokenisedUtterance | Failure:
         seed = utterance_seed(self._plan.seed, row.utt)
@@ -243,30 +245,48 @@ class LengthWindow:
         self._room = room
         self._waiting: list[TokenisedUtterance] = []
         self._is_open = True
-        self._changed = asyncio.Condition()
+        self._is_abandoned = False
+        self._changed = asyncio.Event()
+        """Set at the next change, and replaced by a new one then."""
 
     async def put(self, utterance: TokenisedUtterance) -> None:
-        """Add one, waiting while there is no room."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._waiting) < self._room)
-            self._waiting.append(utterance)
-            self._changed.notify_all()
+        """Add one, waiting while there is no room.
 
-    async def close(self) -> None:
+        Raises:
+            BenchmarkError: nobody takes any more.
+        """
+        await self._until(lambda: len(self._waiting) < self._room)
+        if self._is_abandoned:
+            raise BenchmarkError("the batch has ended")
+        self._waiting.append(utterance)
+        self._note_change()
+
+    def close(self) -> None:
         """Say that no more will come."""
-        async with self._changed:
-            self._is_open = False
-            self._changed.notify_all()
+        self._is_open = False
+        self._note_change()
+
+    def abandon(self) -> None:
+        """Say that nobody takes any more."""
+        self._is_abandoned = True
+        self._note_change()
 
     async def take(self, size: int) -> list[TokenisedUtterance]:
         """Return `size` utterances of like length, fewer once no more will come, none at the end."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._waiting) >= size or not self._is_open)
-            taken = take_alike([len(each.token_ids) for each in self._waiting], size)
-            batch = [self._waiting[index] for index in taken]
-            self._waiting = [each for index, each in enumerate(self._waiting) if index not in taken]
-            self._changed.notify_all()
-            return batch
+        await self._until(lambda: len(self._waiting) >= size or not self._is_open)
+        taken = take_alike([len(each.token_ids) for each in self._waiting], size)
+        batch = [self._waiting[index] for index in taken]
+        self._waiting = [each for index, each in enumerate(self._waiting) if index not in taken]
+        self._note_change()
+        return batch
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not (is_so() or self._is_abandoned):
+            await self._changed.wait()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def take_alike(lengths: Sequence[int], size: int) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -273,6 +274,27 @@ async def test_a_directory_that_can_not_be_written_ends_the_batch(tmp_path: Path
     rows = [SpeechInput(f"u{index}", "x", "says", voice) for index in range(40)]
     with Ledger(tmp_path / "out", "wav", set()) as ledger:
         pipeline = BatchPipeline(ScriptedLLM(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
+        ledger.append = _no_space  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="no space"):
+            await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)
+
+
+class DeafLLM(ScriptedLLM):
+    """Goes on although it was cancelled once in each answer."""
+
+    async def complete(self, utterance: Utterance, sampling: Sampling, seed: int) -> SpeechTokenDelta:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+        return await super().complete(utterance, sampling, seed)
+
+
+async def test_a_batch_that_can_not_be_written_ends_although_a_cancellation_was_lost(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    voice = checkpoint / "voices" / "default.wav"
+    rows = [SpeechInput(f"u{index}", "x", "says", voice) for index in range(40)]
+    with Ledger(tmp_path / "out", "wav", set()) as ledger:
+        pipeline = BatchPipeline(DeafLLM(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
         ledger.append = _no_space  # type: ignore[method-assign]
         with pytest.raises(OSError, match="no space"):
             await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)
