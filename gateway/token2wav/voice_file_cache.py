@@ -54,7 +54,7 @@ class VoiceFileCache:
 
     def fetch(self, voice_id: str, export: Callable[[], Awaitable[bytes]]) -> None:
         """Have a file exported and keep it, beside what goes on meanwhile; a failure is logged."""
-        if voice_id in self._files or voice_id in self._fetches:
+        if self.get(voice_id) is not None or voice_id in self._fetches:
             return
 
         async def keep() -> None:
@@ -68,7 +68,7 @@ class VoiceFileCache:
 
     async def wait_for(self, voice_id: str) -> bytes | None:
         """Return a voice's file as `get` does, once one that is on its way has come."""
-        if voice_id in self._fetches:
+        while voice_id in self._fetches:
             await asyncio.wait([self._fetches[voice_id]])
         return self.get(voice_id)
 

@@ -41,8 +41,8 @@ def _expected(count: int) -> FloatArray:
     return np.concatenate([audio_of(chunk, SEED) for chunk in chunks(count)])
 
 
-async def _voice(router: RoutedToken2Wav) -> str:
-    voice = (await router.register_voice(b"anna")).voice_id
+async def _voice(router: RoutedToken2Wav, audio: bytes = b"anna") -> str:
+    voice = (await router.register_voice(audio)).voice_id
     await router.voice_file_cache.wait_for(voice)
     return voice
 
@@ -402,9 +402,19 @@ async def test_a_voice_stays_in_the_file_cache_as_long_as_a_stream_speaks_in_it(
             _serving(replicas).die()
             heard.append(await stream.push(chunks(2)[1]))
         assert np.array_equal(_joined(heard), _expected(2))
-        another = await router.register_voice(b"another")
-        await router.voice_file_cache.wait_for(another.voice_id)
+        await _voice(router, b"another")
         assert router.voice_file_cache.get(voice) is None
+
+
+async def test_a_stream_uses_its_voice_s_file_so_that_another_makes_room() -> None:
+    (replica,) = _replicas("a")
+    async with routed(replica, settings=dataclasses.replace(QUICK, voice_file_cache_bytes=40)) as router:
+        anna = await _voice(router)
+        await _voice(router, b"berta")
+        await _speak_once(router, anna)
+        await _voice(router, b"clara")
+        assert router.voice_file_cache.get(anna) and router.voice_file_cache.get("voice-of-clara")
+        assert router.voice_file_cache.get("voice-of-berta") is None
 
 
 async def test_a_stream_elsewhere_waits_for_the_file_of_a_voice_that_was_registered_just_now() -> None:
