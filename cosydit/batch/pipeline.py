@@ -80,7 +80,7 @@ class BatchPipeline:
             await asyncio.gather(*tasks)
         finally:
             # NOTE: a cancellation may be lost: `asyncio.wait_for` of Python 3.11 drops one that comes with an answer.
-            self._window.abandon()
+            self._window.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -245,7 +245,6 @@ class LengthWindow:
         self._room = room
         self._waiting: list[TokenisedUtterance] = []
         self._is_open = True
-        self._is_abandoned = False
         self._changed = asyncio.Event()
         """Set at the next change, and replaced by a new one then."""
 
@@ -253,27 +252,22 @@ class LengthWindow:
         """Add one, waiting while there is no room.
 
         Raises:
-            BenchmarkError: nobody takes any more.
+            BenchmarkError: the window is closed.
         """
         await self._until(lambda: len(self._waiting) < self._room)
-        if self._is_abandoned:
+        if not self._is_open:
             raise BenchmarkError("the batch has ended")
         self._waiting.append(utterance)
         self._note_change()
 
     def close(self) -> None:
-        """Say that no more will come."""
+        """Say that no more will come; whoever waits for room, or for more, waits no longer."""
         self._is_open = False
-        self._note_change()
-
-    def abandon(self) -> None:
-        """Say that nobody takes any more."""
-        self._is_abandoned = True
         self._note_change()
 
     async def take(self, size: int) -> list[TokenisedUtterance]:
         """Return `size` utterances of like length, fewer once no more will come, none at the end."""
-        await self._until(lambda: len(self._waiting) >= size or not self._is_open)
+        await self._until(lambda: len(self._waiting) >= size)
         taken = take_alike([len(each.token_ids) for each in self._waiting], size)
         batch = [self._waiting[index] for index in taken]
         self._waiting = [each for index, each in enumerate(self._waiting) if index not in taken]
@@ -281,7 +275,8 @@ class LengthWindow:
         return batch
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        while not (is_so() or self._is_abandoned):
+        """Wait until something is so, or the window is closed."""
+        while self._is_open and not is_so():
             await self._changed.wait()
 
     def _note_change(self) -> None:

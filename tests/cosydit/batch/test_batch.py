@@ -269,16 +269,6 @@ async def test_a_failure_in_any_stage_costs_its_own_row_only(tmp_path: Path, che
     assert (report.done, len(settled)) == (2, 6)
 
 
-async def test_a_directory_that_can_not_be_written_ends_the_batch(tmp_path: Path, checkpoint: Path) -> None:
-    voice = checkpoint / "voices" / "default.wav"
-    rows = [SpeechInput(f"u{index}", "x", "says", voice) for index in range(40)]
-    with Ledger(tmp_path / "out", "wav", set()) as ledger:
-        pipeline = BatchPipeline(ScriptedLLM(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
-        ledger.append = _no_space  # type: ignore[method-assign]
-        with pytest.raises(OSError, match="no space"):
-            await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)
-
-
 class DeafLLM(ScriptedLLM):
     """Goes on although it was cancelled once in each answer."""
 
@@ -288,13 +278,14 @@ class DeafLLM(ScriptedLLM):
         return await super().complete(utterance, sampling, seed)
 
 
-async def test_a_batch_that_can_not_be_written_ends_although_a_cancellation_was_lost(
-    tmp_path: Path, checkpoint: Path
+@pytest.mark.parametrize("llm", [ScriptedLLM, DeafLLM])
+async def test_a_directory_that_can_not_be_written_ends_the_batch(
+    tmp_path: Path, checkpoint: Path, llm: type[ScriptedLLM]
 ) -> None:
     voice = checkpoint / "voices" / "default.wav"
     rows = [SpeechInput(f"u{index}", "x", "says", voice) for index in range(40)]
     with Ledger(tmp_path / "out", "wav", set()) as ledger:
-        pipeline = BatchPipeline(DeafLLM(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
+        pipeline = BatchPipeline(llm(), ScriptedToken2Wav(), ledger, BatchPlan(2, 2), SystemClock())
         ledger.append = _no_space  # type: ignore[method-assign]
         with pytest.raises(OSError, match="no space"):
             await asyncio.wait_for(pipeline.run(rows, BatchReport(len(rows)), lambda report: None), 30)
