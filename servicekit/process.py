@@ -33,6 +33,7 @@ _LIFESPAN, _FAILED = "lifespan", "lifespan.startup.failed"
 FAILED_STATUS = 3
 """Exit status of a server that could not start, as uvicorn has it."""
 _END_S = 10.0
+"""Seconds after which a server that could not start is ended."""
 
 
 def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
@@ -58,7 +59,7 @@ def failing_plainly(app: App, *kinds: type[Exception], on_failed: Callable[[], N
     """Wrap an ASGI application, so that errors of these kinds at its start are logged by their message alone.
 
     Frameworks tell the server the whole trace instead, and raise. The server ends either way; `on_failed` is called
-    before it does.
+    before it does, whatever the error.
     """
 
     async def plain(scope: Any, receive: Receive, send: Send) -> None:
@@ -79,6 +80,8 @@ def failing_plainly(app: App, *kinds: type[Exception], on_failed: Callable[[], N
             on_failed()
             await send({"type": _FAILED, "message": str(error)})
         except BaseException:
+            if held:
+                on_failed()
             for message in held:
                 await send(message)
             raise

@@ -61,11 +61,13 @@ async def test_an_expected_error_at_the_start_is_one_line_and_others_keep_their_
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "disabled", False)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
-    server = uvicorn.Server(uvicorn.Config(failing_plainly(application(error), ValueError), port=0, log_config=None))
+    told: list[bool] = []
+    app = failing_plainly(application(error), ValueError, on_failed=lambda: told.append(True))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
         await server.serve()
     assert (TOLD in caplog.text, "Traceback" in caplog.text) == (True, not is_plain)
-    assert not server.started
+    assert not server.started and told == [True]
 
 
 STUCK = """
