@@ -66,10 +66,10 @@ def table(runs: Sequence[FinishedRun], voices: int) -> str:
         f"{voices} voices; gaps: requests whose playback ran dry, started at the first sample; late: sent after due\n"
     )
     late = [
-        f"{run.name}: this process sent 1 % of the requests more than {_late_ms(run):.0f} ms late, so the times are "
+        f"{run.name}: this process sent 1 % of the requests more than {late_ms:.0f} ms late, so the times are "
         "its own as well; measure from a faster host\n"
         for run in runs
-        if _late_ms(run) > _MOST_LATE_MS
+        if (late_ms := _late_ms(run)) > _MOST_LATE_MS
     ]
     return heading + aligned_table(rows) + "".join(late)
 

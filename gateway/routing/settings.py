@@ -26,8 +26,8 @@ class RoutingSettings:
     """Most seconds that a request waits for a free slot or a live replica; refused at once if that is too short."""
     least_speed: float = 1.2
     """Times real time that both services must give each stream, as measured, for one more to be admitted; 0: any. With
-    1.0 a full service makes just what is heard, so that one chunk that comes late is a gap; with 1.1 a stream's second
-    chunk often comes after its short first one has been heard."""
+    1.0 a full service makes just what is heard, so that one chunk that comes late is a gap; with 1.1 most playbacks had
+    one in a simulated overload."""
     max_waiting: int = 1024
     """Most requests that wait for a slot."""
     failover_s: float = 30.0

@@ -144,15 +144,19 @@ async def _speak_over_http(answer: Callable[[web.Request], Coroutine[None, None,
             await door.close()
 
 
+async def _begun(request: web.Request, *pieces: bytes) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+    return response
+
+
 async def test_the_http_door_counts_whole_samples_however_the_body_was_cut() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         assert request.headers["x-request-id"] == "id-1"
         assert (await request.json())["voice"] == "default"
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for piece in (b"\0" * 4801, b"\0" * 4799):
-            await response.write(piece)
-        return response
+        return await _begun(request, bytes(4801), bytes(4799))
 
     assert sum(await _speak_over_http(answer)) == pytest.approx(0.2)
 
@@ -167,9 +171,7 @@ async def test_the_http_door_reports_a_refusal() -> None:
 
 async def test_the_http_door_reports_a_server_that_says_nothing_more() -> None:
     async def stall(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(bytes(4800))
+        response = await _begun(request, bytes(4800))
         await asyncio.sleep(2)
         return response
 
@@ -179,9 +181,7 @@ async def test_the_http_door_reports_a_server_that_says_nothing_more() -> None:
 
 async def test_the_http_door_reports_a_broken_connection() -> None:
     async def hang_up(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(bytes(4800))
+        response = await _begun(request, bytes(4800))
         assert request.transport is not None
         request.transport.abort()
         return response
