@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -22,68 +20,16 @@ from gateway.errors import (
     TextTooLongError,
     VoiceRateError,
 )
-from gateway.lifecycle.gate import Gate, Routes
-from gateway.llm.routed import RoutedSpeechLM
-from gateway.processes.hub import Hub
+from gateway.lifecycle.gate import Routes
 from gateway.processes.link import Handlers, Link, open_link
 from gateway.processes.metrics import merged, snapshot
 from gateway.processes.worker import Worker
 from gateway.routing.places import Asker
-from gateway.routing.settings import RoutingSettings
-from gateway.routing.waiting import LLM, TOKEN2WAV
-from gateway.token2wav.routed import RoutedToken2Wav
-from gateway.voices.inline_budget import InlineVoiceLimits
-from servicekit.clock import SystemClock
-from tests.gateway.routing.fakes import QUICK, ScriptedLLM, ScriptedToken2Wav, routed, routed_llm, until
+from gateway.routing.waiting import LLM
+from tests.gateway.processes.group import SLOTS, Group, Process, two
+from tests.gateway.routing.fakes import ScriptedLLM, routed, routed_llm, until
 
-SLOTS = 5
 ANNA = Caller("anna", CallerLimits(streams=1, audio_s_per_hour=10.0, unspoken_characters=100))
-
-
-@dataclass
-class Process:
-    """One worker and what it serves with."""
-
-    worker: Worker
-    gate: Gate
-    access: Access
-    llm: RoutedSpeechLM
-    token2wav: RoutedToken2Wav
-
-
-class Group:
-    """A parent's hub, and workers that can be started and killed."""
-
-    def __init__(self, processes: int = 2, settings: RoutingSettings = QUICK) -> None:
-        self.clock = SystemClock()
-        self.settings = settings
-        self.hub = Hub(processes, settings, InlineVoiceLimits(voices_per_minute=2), 2, self.clock)
-        self.token2wav = ScriptedToken2Wav("a", slots=SLOTS)
-
-    @asynccontextmanager
-    async def process(self, number: int) -> AsyncIterator[Process]:
-        """Run one worker until the context is left, which is its death."""
-        ours, theirs = socket.socketpair()
-        worker = Worker(number, theirs, self.clock)
-        async with (
-            routed_llm(ScriptedLLM("l"), settings=self.settings) as llm,
-            routed(self.token2wav, settings=self.settings) as token2wav,
-        ):
-            llm.speed, token2wav.speed = worker.speeds[LLM], worker.speeds[TOKEN2WAV]
-            access = Access(None, CallerLimits(), self.clock, worker.streams)
-            link = await open_link(ours, self.hub.handlers(number))
-            async with worker.serving(Routes(llm, token2wav), access):
-                gate = Gate(llm, token2wav, self.clock, lambda: "anna", worker.places)
-                yield Process(worker, gate, access, llm, token2wav)
-            await until(lambda: not link.is_open, "the end of the link")
-
-
-@asynccontextmanager
-async def two() -> AsyncIterator[tuple[Group, Process, Process]]:
-    group = Group()
-    async with group.process(1) as first, group.process(2) as second:
-        await until(lambda: group.hub._slots == SLOTS, "the slots")
-        yield group, first, second
 
 
 async def test_places_are_shared_and_come_back_when_a_process_dies() -> None:
