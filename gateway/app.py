@@ -46,7 +46,7 @@ from gateway.text.prosody_carry import CarryLimits
 from gateway.token2wav.client import Token2WavClient
 from gateway.token2wav.routed import RoutedToken2Wav
 from gateway.voices.registry import VoiceRegistry
-from gateway.voices.settings import VoiceCounts, open_registry
+from gateway.voices.settings import SharedVoices, open_registry
 from llm_service.aligner import load_aligner
 from llm_service.errors import CheckpointError
 from llm_service.prompt import LengthLimits, load_text_encoder
@@ -183,8 +183,8 @@ def _caller_name() -> str:
 def _open_voices(
     config: GatewayConfig, token2wav: RoutedToken2Wav, clock: Clock, access: Access, worker: Worker | None
 ) -> VoiceRegistry:
-    counts = None if worker is None else VoiceCounts(worker.voices, worker.creations)
-    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call, _caller_name, counts)
+    shared = None if worker is None else SharedVoices(worker.voices, worker.creations, worker.known_voices.known)
+    voices = open_registry(config.voices_dir, config.voices, token2wav, clock, access.key_of_call, _caller_name, shared)
     if config.warm_up_voice not in voices.names:
         raise ConfigError(f"warm-up voice {config.warm_up_voice!r} is not one of {voices.names} in {config.voices_dir}")
     return voices

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from gateway.access.access import Usages
 from gateway.lifecycle.capacity import Capacity
 from gateway.processes.link import Given, Handler, Handlers, Link
 from gateway.processes.metrics import Families, lasting, merged, snapshot
+from gateway.processes.voices import ToldVoice, ToldVoices
 from gateway.routing.places import Asker
 from gateway.routing.settings import RoutingSettings
 from gateway.routing.speed import SpeedMeter, Work
@@ -82,6 +83,7 @@ class Hub:
         self._usages = Usages()
         self._voices = InlineVoiceBudget(inline, clock)
         self._creations = CreationRate(creations_per_minute, clock)
+        self.told_voices = ToldVoices()
         self._seats: dict[int, _Seat] = {}
         self._is_warm = False
         self._departed: Families = []
@@ -125,8 +127,9 @@ class Hub:
         def state(**told: object) -> None:
             self._note_state(number, **told)  # type: ignore[arg-type]
 
-        notes = {
+        notes: dict[str, Callable[..., None]] = {
             "state": state,
+            "voices": lambda voices: self._note_voices(number, voices),
             "beat": lambda: self._beat(number),
             "opened": lambda: self._opened(number),
             "warm": lambda: self._warm(number),
@@ -140,6 +143,7 @@ class Hub:
         self._seats[number] = _Seat(link, self._clock.now())
         audio = {name: usage.audio.told() for name, usage in self._usages.items()}
         link.note("welcome", audio={name: told for name, told in audio.items() if told}, is_warm=self._is_warm)
+        link.note("voices", voices=self.told_voices.all())
         callers = {caller for seat in self._seats.values() for caller in seat.texts}
         self._tell(number, callers)
 
@@ -209,6 +213,12 @@ class Hub:
         if streams is not None or texts or audio:
             for other in self._seats.keys() - {number}:
                 self._tell(other, set(texts or ()), audio)
+
+    def _note_voices(self, number: int, voices: list[ToldVoice]) -> None:
+        """Tell the others which voices a worker has registered."""
+        self.told_voices.add(voices)
+        for other in self._seats.keys() - {number}:
+            self._seats[other].link.note("voices", voices=voices)
 
     def _tell(self, number: int, callers: set[str], audio: Mapping[str, float] | None = None) -> None:
         """Tell a worker what its siblings have: all their streams, and the texts of some callers."""

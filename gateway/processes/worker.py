@@ -1,7 +1,7 @@
 """A worker's side of the state that all processes of one gateway share: asks the parent, and reports to it.
 
 taken at the parent, one round trip each    places, streams of callers, new voices
-told when it changes, within 20 ms          streams at token2wav's replicas, unspoken text
+told when it changes, within 20 ms          streams at token2wav's replicas, unspoken text, voices that token2wav knows
 told within 100 ms                          audio, slots, what the services did
 """
 
@@ -22,6 +22,7 @@ from gateway.access.access import Access
 from gateway.lifecycle.gate import Routes
 from gateway.processes.link import Given, Handlers, Link, open_link
 from gateway.processes.metrics import Families, from_thread, gathered_registry, snapshot
+from gateway.processes.voices import WorkerKnownVoices
 from gateway.routing.places import Asker, Place
 from gateway.routing.speed import SpeedWitness
 from gateway.routing.waiting import LLM, TOKEN2WAV
@@ -54,6 +55,7 @@ class Worker:
         self.streams = WorkerStreams(self)
         self.voices = WorkerVoices(self)
         self.creations = WorkerCreations(self)
+        self.known_voices = WorkerKnownVoices()
         self.on_leave: Callable[[], None] = lambda: None
         """Called when the parent wants the doors closed at once."""
         self.on_orphaned: Callable[[], None] = lambda: None
@@ -97,6 +99,7 @@ class Worker:
         notes: dict[str, Callable[..., None]] = {
             "welcome": self._welcome,
             "siblings": self._told.siblings,
+            "voices": self.known_voices.hear,
             "warm": self._group_is_warm,
             "leave": lambda: self.on_leave(),
         }
@@ -114,6 +117,8 @@ class Worker:
         assert self._told is not None
         if changes := self._told.changes() | (self._told.slow_changes() if is_all else {}):
             self.link.note("state", **changes)
+        if voices := self.known_voices.take_untold():
+            self.link.note("voices", voices=voices)
 
     async def _keep_telling(self) -> None:
         for tick in itertools.count():

@@ -3,15 +3,14 @@
 A name is that of a voice in the operator's directory, else an alias, else that of a voice which a caller created. With
 API keys a created voice is its creator's: other callers neither see nor use it unless it is shared, and its name means
 nothing to them.
-What token2wav answers (voice id, prompt speech tokens) is cached by the content of the prompt's audio or by the
-voice, never by a transcript, and the cache is bounded. Knows nothing of streams or of the LLM.
+What token2wav answers (voice id, prompt speech tokens) is remembered by the content of the prompt's audio or by the
+voice, never by a transcript; see `gateway.voices.known`. Knows nothing of streams or of the LLM.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -25,12 +24,12 @@ from gateway.errors import ConfigError, UnsupportedOptionError, VoiceNotFoundErr
 from gateway.voices.directory import EVERYBODY, OPERATOR, StoredVoice, Viewer
 from gateway.voices.draft import VoiceDraft
 from gateway.voices.inline_budget import VoiceBudget
+from gateway.voices.known import KnownVoices
 from gateway.voices.names import ReservedNames
 from gateway.voices.profile import DEFAULT_VOICE, NO_ALIASES, NO_PROFILE, VoiceAliases, VoiceProfile, read_profile
 from gateway.voices.recordings import readable
 from gateway.voices.store import VoiceStore
 
-DEFAULT_CACHED_VOICES = 1024
 _AUDIO_SUFFIXES = (".wav", ".flac")
 _NAMES_IN_MESSAGE = 20
 _ALIASES_IN_MESSAGE = 24
@@ -44,6 +43,8 @@ class NamedVoice:
     audio_path: Path
     transcript: str
     profile: VoiceProfile = NO_PROFILE
+    file_state: str = ""
+    """Size and time of the recording's file when it was found: a process that is started later may find another."""
 
 
 @dataclass(frozen=True)
@@ -61,36 +62,35 @@ class VoiceRegistry:
         self,
         token2wav: Token2Wav,
         voices: list[NamedVoice] | None = None,
-        max_cached: int = DEFAULT_CACHED_VOICES,
         store: VoiceStore | None = None,
         aliases: VoiceAliases = NO_ALIASES,
         viewer: Callable[[], Viewer] = lambda: EVERYBODY,
         budget: VoiceBudget | None = None,
         caller: Callable[[], str] = lambda: "",
+        known: KnownVoices | None = None,
     ) -> None:
         """Register nothing yet.
 
         Args:
             token2wav: where voices are registered.
             voices: the operator's; see `load_voices`.
-            max_cached: registrations remembered at most; the least recently used goes first.
             store: the callers'; None if they may create none.
             aliases: other names; callers can't give them to their voices.
             viewer: tells on whose behalf the call under way looks created voices up.
             budget: of voices that come with requests; None: there is no bound.
             caller: names who brings them.
+            known: voices that token2wav knows, where other processes of this gateway tell of some; None: none do.
         """
         self._budget = budget
         self._caller = caller
         self._token2wav = token2wav
         self._voices = {voice.name: voice for voice in voices or []}
-        self._max_cached = max_cached
         self._store = store
         self._aliases = aliases.table({voice.name: voice.profile.gender for voice in self._voices.values()})
         self._folded_aliases = {alias.casefold(): alias for alias in self._aliases}
         self._reserved = ReservedNames([DEFAULT_VOICE, *self._voices, *self._aliases])
         self._viewer = viewer
-        self._cache: OrderedDict[str, RegisteredVoice] = OrderedDict()
+        self._known = known if known is not None else KnownVoices()
         self._registrations: dict[str, asyncio.Task[RegisteredVoice]] = {}
         """Registrations under way; all requests that wait for a voice share one and its result."""
 
@@ -167,10 +167,8 @@ class VoiceRegistry:
         """
         source = self._source(voice)
         key = _key(source)
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            registered = self._cache[key]
-        else:
+        registered = self._known.find(key)
+        if registered is None:
             if key not in self._registrations:
                 await self._count_new(key, source)
             registered = await asyncio.shield(self._registration(key, source))
@@ -180,7 +178,7 @@ class VoiceRegistry:
 
     async def renew(self, voice: str | InlineVoice) -> ReadyVoice:
         """Register again a voice that token2wav has dropped; see `resolve`."""
-        self._cache.pop(_key(self._source(voice)), None)
+        self._known.forget(_key(self._source(voice)))
         return await self.resolve(voice)
 
     async def admit_creation(self, caller: str) -> None:
@@ -200,7 +198,7 @@ class VoiceRegistry:
             GatewayError: see `VoiceStore.create`.
         """
         voice, registered = await self._creating().create(draft, self._reserved, self._viewer())
-        self._remember(_key(voice), registered)
+        self._known.registered(_key(voice), registered)
         return voice
 
     async def share(self, name: str, is_shared: bool) -> StoredVoice:
@@ -223,7 +221,7 @@ class VoiceRegistry:
         """
         voice = self._owned(name)
         await self._creating().delete(voice.id)
-        self._cache.pop(_key(voice), None)
+        self._known.forget(_key(voice))
         return voice
 
     def _owned(self, name: str) -> StoredVoice:
@@ -273,18 +271,13 @@ class VoiceRegistry:
             f", or one of the aliases {_some(aliases, _ALIASES_IN_MESSAGE)}" if aliases else ""
         )
 
-    def _remember(self, key: str, registered: RegisteredVoice) -> None:
-        self._cache[key] = registered
-        while len(self._cache) > self._max_cached:
-            self._cache.popitem(last=False)
-
     def _registration(self, key: str, source: NamedVoice | StoredVoice | InlineVoice) -> asyncio.Task[RegisteredVoice]:
         """Return the registration of a voice that is under way, or begin it; it goes on even if no request waits."""
 
         def note_end(task: asyncio.Task[RegisteredVoice]) -> None:
             del self._registrations[key]
             if not task.cancelled() and task.exception() is None:
-                self._remember(key, task.result())
+                self._known.registered(key, task.result())
 
         if key not in self._registrations:
             task = asyncio.create_task(self._registering(source), name=f"register-{key}")
@@ -329,7 +322,13 @@ def load_voices(directory: Path) -> list[NamedVoice]:
     if not paths:
         raise ConfigError(f"voices directory {directory} holds no .wav or .flac file; add <name>.wav and <name>.txt")
     return [
-        NamedVoice(path.stem, path, _read_transcript(path.with_suffix(".txt")), read_profile(path.with_suffix(".json")))
+        NamedVoice(
+            path.stem,
+            path,
+            _read_transcript(path.with_suffix(".txt")),
+            read_profile(path.with_suffix(".json")),
+            _file_state(path),
+        )
         for path in paths
     ]
 
@@ -349,6 +348,14 @@ def _read_transcript(path: Path) -> str:
     return transcript
 
 
+def _file_state(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return ""  # whoever speaks in the voice is told
+    return f"{status.st_size}:{status.st_mtime_ns}"
+
+
 def _read_audio(voice: NamedVoice) -> bytes:
     try:
         return voice.audio_path.read_bytes()
@@ -359,7 +366,7 @@ def _read_audio(voice: NamedVoice) -> bytes:
 
 def _key(source: NamedVoice | StoredVoice | InlineVoice) -> str:
     if isinstance(source, NamedVoice):
-        return f"name:{source.name}"
+        return f"name:{source.name}:{source.file_state}"
     if isinstance(source, StoredVoice):
         return f"created:{source.id}"
     return f"content:{_content_hash(source.audio)}"

@@ -11,6 +11,7 @@ from gateway.core import VoiceService
 from gateway.errors import ConfigError
 from gateway.voices.directory import Viewer, VoiceDirectory
 from gateway.voices.inline_budget import InlineVoiceBudget, InlineVoiceLimits, VoiceBudget
+from gateway.voices.known import KnownVoices
 from gateway.voices.profile import VoiceAliases
 from gateway.voices.registry import VoiceRegistry, load_voices
 from gateway.voices.store import CreationCount, VoiceLimits, VoiceStore
@@ -32,12 +33,13 @@ class VoiceSettings:
 
 
 @dataclass(frozen=True)
-class VoiceCounts:
-    """Counts the new voices of callers, over all processes of a gateway."""
+class SharedVoices:
+    """What all processes of a gateway share of voices."""
 
     brought: VoiceBudget
-    """Counts voices that come with requests."""
+    """Counts new voices that come with requests."""
     created: CreationCount
+    known: KnownVoices
 
 
 def open_registry(
@@ -47,7 +49,7 @@ def open_registry(
     clock: Clock,
     key_of_call: Callable[[], str | None] = lambda: None,
     caller: Callable[[], str] = lambda: "",
-    counts: VoiceCounts | None = None,
+    shared: SharedVoices | None = None,
 ) -> VoiceRegistry:
     """Find all voices; to be called inside the running event loop.
 
@@ -58,7 +60,7 @@ def open_registry(
         clock: measures the rate of creations.
         key_of_call: tells which key the call under way came with; see `Viewer.key`.
         caller: names who calls; voices that come with requests are counted by it.
-        counts: of all processes; None: this one is alone.
+        shared: by all processes; None: this one is alone.
 
     Raises:
         ConfigError: a directory that can't be used; see `load_voices` and `VoiceDirectory`.
@@ -66,16 +68,15 @@ def open_registry(
     named = load_voices(voices_dir)
     store = None
     if settings.created_dir is not None:
-        directory, rate = VoiceDirectory(settings.created_dir), counts.created if counts is not None else None
+        directory, rate = VoiceDirectory(settings.created_dir), shared.created if shared is not None else None
         store = VoiceStore(directory, token2wav, settings.limits, clock, rate=rate)
-    budget = counts.brought if counts is not None else InlineVoiceBudget(settings.inline, clock)
+    budget = shared.brought if shared is not None else InlineVoiceBudget(settings.inline, clock)
 
     def viewer() -> Viewer:
         return Viewer(key_of_call(), settings.is_shared)
 
-    return VoiceRegistry(
-        token2wav, named, store=store, aliases=settings.aliases, viewer=viewer, budget=budget, caller=caller
-    )
+    known = shared.known if shared is not None else None
+    return VoiceRegistry(token2wav, named, store, settings.aliases, viewer, budget, caller, known)
 
 
 def add_voice_options(parser: argparse.ArgumentParser) -> None:

@@ -45,6 +45,8 @@ class Group:
         self.settings = settings
         self.hub = Hub(processes, settings, InlineVoiceLimits(voices_per_minute=2), 2, self.clock)
         self.token2wav = ScriptedToken2Wav("a", slots=SLOTS)
+        self.more_token2wav: list[ScriptedToken2Wav] = []
+        """Other replicas, for processes that begin later."""
 
     @asynccontextmanager
     async def process(self, number: int) -> AsyncIterator[Process]:
@@ -53,7 +55,7 @@ class Group:
         worker = Worker(number, theirs, self.clock)
         async with (
             routed_llm(ScriptedLLM("l"), settings=self.settings) as llm,
-            routed(self.token2wav, settings=self.settings) as token2wav,
+            routed(self.token2wav, *self.more_token2wav, settings=self.settings) as token2wav,
         ):
             llm.speed, token2wav.speed = worker.speeds[LLM], worker.speeds[TOKEN2WAV]
             access = Access(None, CallerLimits(), self.clock, worker.streams)

@@ -48,6 +48,7 @@ class Services:
         """Tokens of the warm-up's prompt, which is the first."""
         self.open = 0
         """Answers of the LLM under way."""
+        self.token2wav = _Token2Wav()
 
     def let_go(self) -> None:
         """Have all that is held end."""
@@ -60,7 +61,7 @@ class Services:
     async def _serve(self) -> None:
         llm, token2wav = self._ports
         server = grpc.aio.server()
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Token2Wav(), server)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.token2wav, server)
         server.add_insecure_port(f"{HOST}:{token2wav}")
         await server.start()
         application = web.Application()
@@ -121,12 +122,15 @@ class _Token2Wav(PacedToken2Wav):
 
     def __init__(self) -> None:
         self._open = 0
+        self.registrations = 0
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         async def seen() -> AsyncIterator[Any]:
             async for request in requests:
-                if Operation(text_of(read_tensors(request)["operation"])) is Operation.OPEN:
+                operation = Operation(text_of(read_tensors(request)["operation"]))
+                if operation is Operation.OPEN:
                     self._open, opened[0] = self._open + 1, True
+                self.registrations += operation is Operation.REGISTER_VOICE
                 yield request
 
         opened = [False]

@@ -11,6 +11,7 @@ import pytest
 from demo_voice.unpack import VOICES
 from gateway.core import FloatArray, InlineVoice, RegisteredVoice
 from gateway.errors import ConfigError, Token2WavFailedError, VoiceNotFoundError
+from gateway.voices.known import KnownVoices
 from gateway.voices.profile import Gender, VoiceProfile, read_profile
 from gateway.voices.registry import NamedVoice, VoiceRegistry, load_voices
 from tests.gateway.fakes import FakeToken2Wav
@@ -41,7 +42,7 @@ async def test_inline_voices_are_told_apart_by_content_never_by_transcript() -> 
 
 async def test_the_cache_is_bounded_and_drops_the_least_recently_used() -> None:
     token2wav = FakeToken2Wav()
-    registry = VoiceRegistry(token2wav, max_cached=2)
+    registry = VoiceRegistry(token2wav, known=KnownVoices(2))
     for level in (0.1, 0.2, 0.1, 0.3, 0.1):
         await registry.resolve(InlineVoice(tone(level)))
     assert len(token2wav.registrations) == 3
@@ -57,7 +58,8 @@ async def test_an_unknown_voice_names_the_known_ones(voices: list[NamedVoice]) -
 def test_a_directory_gives_names_audio_and_transcripts(tmp_path: Path) -> None:
     (tmp_path / "eva.wav").write_bytes(b"x")
     (tmp_path / "eva.txt").write_text("Grüß Gott.\n", encoding="utf-8")
-    assert load_voices(tmp_path) == [NamedVoice("eva", tmp_path / "eva.wav", "Grüß Gott.")]
+    (voice,) = load_voices(tmp_path)
+    assert voice == NamedVoice("eva", tmp_path / "eva.wav", "Grüß Gott.", file_state=voice.file_state)
 
 
 @pytest.mark.parametrize("transcript", [None, b"", b"\xff\xfe"], ids=["missing", "empty", "not UTF-8"])
