@@ -1,7 +1,7 @@
 """Hosts the gRPC dialects: one asynchronous server with health, reflection and message limits.
 
     TextToSpeechService ─┐
-    RivaSpeechSynthesis ─┼─ ErrorInterceptor ── AccessInterceptor ── TelemetryInterceptor ── grpc.aio.Server
+    RivaSpeechSynthesis ─┼─ Error-, Access-, Telemetry-, ResetInterceptor ── grpc.aio.Server
     health, reflection ──┘
 
 Knows nothing of HTTP or of how the gateway's parts are made.
@@ -29,6 +29,7 @@ from gateway.access.grpc_interceptor import AccessInterceptor
 from gateway.access.settings import TlsFiles
 from gateway.dialects.grpc import riva_grpc, tts_grpc
 from gateway.dialects.grpc.errors import ErrorInterceptor
+from gateway.doors.grpc_resets import ResetInterceptor
 from gateway.errors import ConfigError, NotReadyError
 from gateway.host import Host
 from gateway.lifecycle.readiness import Readiness
@@ -42,7 +43,7 @@ DEFAULT_GRPC_PORT = 50051
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_GRACE_S = 10.0
 MAX_PENDING_CALLS = 16384
-"""Most calls that wait for the event loop, each a few KiB; each is refused with a reason when its turn comes."""
+"""Most calls that wait for the event loop, each about 15 KiB; each is refused with a reason when its turn comes."""
 _PING_INTERVAL_MS = 30_000
 _PING_TIMEOUT_MS = 10_000
 _SERVICES = (tts_grpc.SERVICE_NAME, riva_grpc.SERVICE_NAME)
@@ -150,7 +151,7 @@ def _shown_pool() -> DescriptorPool:
 
 def _interceptors(access: Access | None, telemetry: Telemetry | None) -> list[grpc.aio.ServerInterceptor]:
     """Return them from the outermost inwards."""
-    interceptors: list[grpc.aio.ServerInterceptor] = []
+    interceptors: list[grpc.aio.ServerInterceptor] = [ResetInterceptor()]
     if telemetry is not None:
         interceptors.append(TelemetryInterceptor(telemetry))
     if access is not None:

@@ -78,7 +78,7 @@ _HTTP_OF = {
 
 
 class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Goes before all other interceptors."""
+    """Goes before all interceptors that may refuse a call."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         """Keep where to tell."""

@@ -1,0 +1,56 @@
+"""Calls that are reset at once leave no memory in use."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import random
+
+import pytest
+
+from benchmarks.lib.faults.clients import Doors, reset_rapidly
+from gateway.voices.registry import NamedVoice
+from servicekit.timeouts import timeout
+from tests.gateway.doors.grpc_door import opened_grpc
+from tests.gateway.doors.test_grpc import health_of
+from tests.gateway.fakes import FakeLLM, FakeToken2Wav
+
+CLIENTS = 6
+"""Clients that reset 1275 calls each; reading their messages would lose 740 KB."""
+MOST_KEPT_BYTES = 300_000
+PATIENCE_S = 30.0
+_COUNTERS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _COUNTERS]
+    uordblks: int
+    hblkhd: int
+
+
+def bytes_in_use() -> int:
+    """Return how much malloc has given out and not got back."""
+    gc.collect()
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        pytest.skip("this C library does not tell what is in use")
+    ask.restype = MallocInfo
+    info: MallocInfo = ask()
+    return info.uordblks + info.hblkhd
+
+
+@pytest.mark.slow
+async def test_calls_that_are_reset_at_once_leave_no_memory_in_use(voices: list[NamedVoice]) -> None:
+    async with opened_grpc(FakeLLM([]), FakeToken2Wav(), voices) as door:
+        port = int(door.address.rpartition(":")[2])
+        await health_of(door, "")
+        before = bytes_in_use()
+        for _ in range(CLIENTS):
+            await reset_rapidly(Doors(port, port), random.Random(1))
+        async with timeout(PATIENCE_S):  # until the last of them had its turn
+            while bytes_in_use() - before > MOST_KEPT_BYTES:
+                await asyncio.sleep(0.1)
