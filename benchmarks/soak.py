@@ -33,6 +33,7 @@ from cosydit.cli.stack_options import gpu_shared
 from cosydit.stack.host import Host, find_host, for_host, gateway_processes_option
 from cosydit.stack.process import stopped_by_signals
 from cosydit.stack.stack import LocalStack, StackOptions
+from gateway.lifecycle import rest
 from servicekit.drain import sum_of
 from servicekit.gpu_host import DEVICES, read_gpus
 from servicekit.timeouts import running_meanwhile
@@ -42,8 +43,8 @@ ROUNDS = 15
 SAMPLE_EVERY_S = 5.0
 IDLE_WITHIN_S = 30.0
 _POLL_S = 0.1
-_SETTLE_S = REST_AFTER_S + 2.0
-"""Seconds after the last work, in which token2wav returns memory."""
+_SETTLE_S = max(REST_AFTER_S, rest.REST_AFTER_S) + 2.0
+"""Seconds after the last work, in which token2wav and the gateway return memory."""
 VOICE_CACHE_BYTES = 128 * 2**20
 """Bytes of the voice cache on a CPU, a quarter of the default: the soak is to see a full cache long before its end."""
 GPU_MEMORY = "GPU memory"

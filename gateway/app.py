@@ -24,6 +24,7 @@ from gateway.host import Host, HostLimits
 from gateway.lexicons.book import LexiconBook, open_lexicons
 from gateway.lifecycle.gate import Gate, Routes
 from gateway.lifecycle.readiness import Readiness
+from gateway.lifecycle.rest import return_memory_at_rest
 from gateway.lifecycle.sampling_probe import SamplingProbe
 from gateway.lifecycle.shutdown import Shutdown
 from gateway.llm.client import SpeechLMClient
@@ -59,7 +60,7 @@ from servicekit.checkpoint_file import (
     read_declaration,
 )
 from servicekit.clock import Clock, SystemClock
-from servicekit.timeouts import LoopLag
+from servicekit.timeouts import LoopLag, running_meanwhile
 
 
 @asynccontextmanager
@@ -101,6 +102,7 @@ async def open_gateway(
         if worker is not None:
             await stack.enter_async_context(worker.serving(routes, access))
         routes.start()
+        await stack.enter_async_context(running_meanwhile(return_memory_at_rest(lambda: gate.speaking)))
         with ThreadPoolExecutor(thread_name_prefix="codec") as executor:
             yield Host(
                 pipeline=pipeline,
