@@ -10,6 +10,7 @@ import random
 import pytest
 
 from benchmarks.lib.faults.clients import Doors, reset_rapidly
+from gateway.doors.grpc_resets import FREE_CALLS, PAUSE_S, ResetInterceptor
 from gateway.voices.registry import NamedVoice
 from servicekit.timeouts import timeout
 from tests.gateway.doors.grpc_door import opened_grpc
@@ -54,3 +55,16 @@ async def test_calls_that_are_reset_at_once_leave_no_memory_in_use(voices: list[
         async with timeout(PATIENCE_S):  # until the last of them had its turn
             while bytes_in_use() - before > MOST_KEPT_BYTES:
                 await asyncio.sleep(0.1)
+
+
+async def test_calls_wait_only_where_many_come() -> None:
+    interceptor, loop = ResetInterceptor(), asyncio.get_running_loop()
+    waited = []
+
+    async def go_on(_details: object) -> None:
+        waited.append(loop.time() - began_s > PAUSE_S / 2)
+
+    for _ in range(2 * FREE_CALLS):
+        began_s = loop.time()
+        await interceptor.intercept_service(go_on, None)
+    assert sum(waited[:FREE_CALLS]) <= FREE_CALLS // 4 and all(waited[FREE_CALLS:])
