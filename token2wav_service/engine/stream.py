@@ -18,8 +18,8 @@ FIRST_AUDIO_DUE_S = 0.3
 """From a stream's first chunk on. A listener who waits so long hears no fault; one who has begun to listen hears every
 gap.
 
-Measured at 32 requests a second on one H200: 68 of 1,152 listeners heard gaps where newcomers always went first
-(`benchmarks/results/h200_end_to_end`), none of 1,056 with this (`h200_capacity`).
+Measured at 32 requests a second on one H200: 68 of 1,152 listeners heard gaps where newcomers always went first (a run
+that is not kept), none of 1,056 with this (`benchmarks/results/h200_capacity`).
 """
 
 
