@@ -27,7 +27,7 @@ from cosydit.bench.report import describe_environment, write_json, write_text
 from cosydit.bench.types import count, zero_or_more
 from demo_voice.ears import bandwidth
 from demo_voice.ears.faults import find_faults
-from demo_voice.ears.opinion import Critic, DnsMos
+from demo_voice.ears.opinion import Critic, DnsMos, Opinion
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.seams import contour_distance
 from demo_voice.ears.speakers import rank_speakers
@@ -71,18 +71,20 @@ class Study:
         timing, streamed = self._spoken(self.url, text, voice, seed)
         _, offline = self._spoken(self.offline_url, text, voice, seed)
         source = self.source.speak(text, voice)
+        source_16k = audio_of(source, RATE_HZ)
         semitones, decibels = contour_distance(streamed, offline, SAMPLE_RATE_HZ)
-        return self._row(
+        row = self._row(
             text,
             voice,
             seed,
             timing,
             streamed,
             offline=self._heard(text, resample_poly(offline, SAMPLE_RATE_HZ, RATE_HZ)),
-            source=self._heard(text, audio_of(source, RATE_HZ)),
+            source=self._heard(text, source_16k),
             band=bandwidth.bandwidth(streamed, audio_of(source, SAMPLE_RATE_HZ)),
             distances=(_known(semitones), _known(decibels)),
         )
+        return replace(row, source_opinion=self._opinion(source_16k))
 
     def fragment_row(self, text: str, voice: str, seed: int) -> StudyRow:
         """Speak a fragment streamed, and by the source engine."""
@@ -123,9 +125,12 @@ class Study:
             faults=find_faults(streamed, SAMPLE_RATE_HZ),
             pitch_distance=distances[0],
             loudness_distance=distances[1],
-            opinion=None if self.critic is None else self.critic.opinion(audio_16k),
+            opinion=self._opinion(audio_16k),
             bandwidth=band,
         )
+
+    def _opinion(self, audio_16k: FloatArray) -> Opinion | None:
+        return None if self.critic is None else self.critic.opinion(audio_16k)
 
     def _spoken(self, url: str, text: str, voice: str, seed: int) -> tuple[SpeechTiming, FloatArray]:
         pieces: list[bytes] = []

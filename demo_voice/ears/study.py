@@ -52,6 +52,8 @@ class StudyRow:
     """Decibels between streamed and offline."""
     opinion: Opinion | None = None
     """Scores of the streamed audio; None where no critic listened."""
+    source_opinion: Opinion | None = None
+    """Scores of the source engine's own audio; None where no critic listened to it."""
     bandwidth: Bandwidth | None = None
     """How high streamed and source audio reach; None without source audio, or where it never hisses."""
     is_fragment: bool = False
@@ -66,8 +68,8 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         voice: the one whose sentences count for the error rates and the speed; all count for the speakers.
 
     Returns:
-        Figures by name; `dnsmos_p808` and `dnsmos_ovrl` only if a critic heard every row of the voice, those of
-        fragments and `bandwidth_over_source` only if there are such rows.
+        Figures by name; `dnsmos_p808` and `dnsmos_ovrl`, and those of the source (`source_dnsmos_p808`), only if a
+        critic heard every row of the voice; those of fragments and `bandwidth_over_source` only if there are such rows.
 
     Raises:
         ValueError: there are no rows of the voice, or one lacks the offline or the source audio.
@@ -94,7 +96,8 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         "speaker_top1": top1([row.ranking for row in sentences]),
         **_bandwidth(own),
         "seam_wer_ratio": _ratio(streamed_rate, offline_rate),
-        **_opinions(own),
+        **_opinions([row.opinion for row in own], ""),
+        **_opinions([row.source_opinion for row in own], "source_"),
     }
 
 
@@ -119,12 +122,12 @@ def _bandwidth(rows: Sequence[StudyRow]) -> dict[str, float]:
     return {"bandwidth_over_source": spoken / source}
 
 
-def _opinions(rows: Sequence[StudyRow]) -> dict[str, float]:
-    opinions = [row.opinion for row in rows if row.opinion is not None]
-    if len(opinions) < len(rows):
+def _opinions(found: Sequence[Opinion | None], prefix: str) -> dict[str, float]:
+    opinions = [opinion for opinion in found if opinion is not None]
+    if len(opinions) < len(found):
         return {}
     mean = mean_opinion(opinions)
-    return {"dnsmos_p808": mean.p808, "dnsmos_ovrl": mean.overall}
+    return {f"{prefix}dnsmos_p808": mean.p808, f"{prefix}dnsmos_ovrl": mean.overall}
 
 
 def row_json(row: StudyRow) -> dict[str, Any]:
@@ -136,9 +139,11 @@ def row_from_json(values: Mapping[str, Any]) -> StudyRow:
     """Undo `row_json`."""
     nested = {name: _heard(values[name]) for name in ("streamed", "offline", "source")}
     ranking, faults = SpeakerRanking(**values["ranking"]), AudioFaults(**values["faults"])
-    opinion = None if values.get("opinion") is None else Opinion(**values["opinion"])
+    opinions = {
+        name: None if values.get(name) is None else Opinion(**values[name]) for name in ("opinion", "source_opinion")
+    }
     band = None if values.get("bandwidth") is None else Bandwidth(**values["bandwidth"])
-    made = {"ranking": ranking, "faults": faults, "opinion": opinion, "bandwidth": band}
+    made = {"ranking": ranking, "faults": faults, **opinions, "bandwidth": band}
     return StudyRow(**{**values, **nested, **made})
 
 

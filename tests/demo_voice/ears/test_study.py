@@ -76,19 +76,23 @@ def test_rows_without_what_a_figure_needs_are_refused() -> None:
 
 @pytest.mark.parametrize("opinion", [None, Opinion(4.0, 3.5, 4.1, 3.2)])
 def test_a_row_survives_json(opinion: Opinion | None) -> None:
-    row = replace(ROW, opinion=opinion, bandwidth=Bandwidth(7000.0, 8000.0, 9) if opinion else None)
+    row = replace(ROW, opinion=opinion, source_opinion=opinion, bandwidth=Bandwidth(7000.0, 8000.0, 9) if opinion else None)
 
     assert row_from_json(json.loads(json.dumps(row_json(row)))) == row
 
 
 def test_opinions_are_figures_only_where_every_row_of_the_voice_has_one() -> None:
-    rows = [replace(ROW, opinion=Opinion(p808, 3.0, 4.0, p808 - 1)) for p808 in (4.0, 3.0)]
+    best = Opinion(4.5, 3.5, 4.0, 4.25)
+    rows = [replace(ROW, opinion=Opinion(p808, 3.0, 4.0, p808 - 1), source_opinion=best) for p808 in (4.0, 3.0)]
     other = replace(ROW, voice="slt")
 
     found = figures([*rows, other], "default")
 
     assert (found["dnsmos_p808"], found["dnsmos_ovrl"]) == (3.5, 2.5)
-    assert "dnsmos_p808" not in figures([*rows, ROW], "default")
+    assert (found["source_dnsmos_p808"], found["source_dnsmos_ovrl"]) == (4.5, 4.25)
+    assert not {"dnsmos_p808", "source_dnsmos_p808"} & figures([*rows, ROW], "default").keys()
+    unheard = figures([rows[0], replace(rows[1], source_opinion=None)], "default")
+    assert unheard["dnsmos_p808"] == 3.5 and "source_dnsmos_p808" not in unheard
 
 
 def test_fragments_have_figures_of_their_own() -> None:
