@@ -32,7 +32,6 @@ from demo_voice.train.utterance import (
     MIN_TOKENS,
     audio_16k,
     heard_phones,
-    trimmed,
     utterance_arrays,
     whole_tokens,
 )
@@ -148,7 +147,7 @@ def _spoken(engine: Engine, plan: Iterator[PlannedUtterance]) -> Iterator[tuple[
     """Yield what the engine could say; a text it fails on is left out, and says so."""
     for utterance in plan:
         try:
-            spoken = trimmed(engine.speak(utterance.text, utterance.speaker))
+            spoken = engine.speak(utterance.text, utterance.speaker)
         except SynthesisError as err:
             logger.warning("utterance %d left out: %s", utterance.number, err)
             continue

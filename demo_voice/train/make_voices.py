@@ -14,7 +14,7 @@ import numpy as np
 
 from demo_voice.train.teachers.choices import DEFAULT, FLITE, HIBARI, MIXED, TEACHERS, Engine
 from demo_voice.train.teachers.flite import RATE_HZ, FloatArray, Spoken, SynthesisError
-from demo_voice.train.utterance import audio_16k, trimmed
+from demo_voice.train.utterance import audio_16k
 from demo_voice.unpack import VOICES
 
 logger = logging.getLogger(__name__)
@@ -165,8 +165,7 @@ def make_voices(directory: Path, teachers: str, engine: Engine) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     for voice in VOICES_OF[teachers]:
-        speaker = list(TEACHERS[teachers].speakers).index(voice.base)
-        samples = audio_16k(trimmed(engine.speak(voice.transcript, speaker)))
+        samples = audio_16k(engine.speak(voice.transcript, list(TEACHERS[teachers].speakers).index(voice.base)))
         write_prompt(directory, voice.name, samples, voice.transcript)
         (directory / f"{voice.name}.json").write_text(voice.profile, encoding="utf-8")
         logger.info("%s: %.2f s", voice.name, len(samples) / RATE_HZ)

@@ -40,7 +40,7 @@ from demo_voice.train.sizes import SIZES, DemoSizes
 from demo_voice.train.teachers.choices import DEFAULT, FLITE, HIBARI, KOKORO_SPEAKERS, MIXED, TEACHERS
 from demo_voice.train.text.mix import PlannedUtterance, TextSources, planned
 from demo_voice.train.trainer import RunLimits, Trainee, steps_done, train
-from demo_voice.train.utterance import MIN_TOKENS, SAMPLES_PER_TOKEN_24K, trimmed, whole_tokens
+from demo_voice.train.utterance import MIN_TOKENS, SAMPLES_PER_TOKEN_24K, whole_tokens
 from demo_voice.train.workspace import Workspace
 from demo_voice.unpack import BUNDLE
 from token2wav_service.checkpoint.loader import SPEECH_TOKENIZER
@@ -222,8 +222,7 @@ def _spoken_by_kokoro(
     found: dict[int, Spoken] = {}
     for places in kokoro.batches(phonemes):
         made = teacher.speak([(phonemes[place], kokoro.SPEAKERS[plan[place].speaker]) for place in places])
-        for place, sentence in zip(places, made, strict=True):
-            found[place] = trimmed(kokoro.spoken(phonemes[place], sentence))
+        found |= {place: kokoro.spoken(phonemes[place], sentence) for place, sentence in zip(places, made, strict=True)}
     return [
         (replace(plan[place], speaker=first_speaker + plan[place].speaker), found[place])
         for place in sorted(found)

@@ -5,7 +5,7 @@ All features come from the project's own front end, so training and serving see 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,6 @@ SILENT_SHARE = 0.01
 """Of the loudest frame's level (root mean square): no frame below it has a sound."""
 SILENT_FRAMES = 5
 """Fewest silent frames of 20 ms in a row that are no stop's closure."""
-LEAD_FRAMES, TRAIL_FRAMES = 5, 10
-"""Most silent frames of 20 ms that are kept before and behind what is spoken. A listener would wait for the others."""
 
 PCM16_SCALE = 32767.0
 """Stored value of a sample of 1."""
@@ -79,35 +77,6 @@ def audio_16k(spoken: Spoken) -> FloatArray:
     return same[: tokens * SAMPLES_PER_TOKEN_16K]
 
 
-def trimmed(spoken: Spoken) -> Spoken:
-    """Return an utterance without most of the silence at its ends."""
-    sounding = np.flatnonzero(~_is_silent(spoken, len(spoken.samples) // _hop(spoken)))
-    if not len(sounding):
-        return spoken
-    begin = max(0, int(sounding[0]) - LEAD_FRAMES)
-    end = int(sounding[-1]) + 1 + TRAIL_FRAMES
-    samples = spoken.samples[begin * _hop(spoken) : end * _hop(spoken)]
-    lasts_s, began_s = len(samples) / spoken.rate_hz, begin * FRAME_SECONDS
-    moved = [Segment(each.phone, min(each.end_s - began_s, lasts_s)) for each in spoken.segments]
-    return replace(
-        spoken,
-        samples=samples,
-        segments=tuple(each for each in moved if each.end_s > 0),
-        pitch=None if spoken.pitch is None else spoken.pitch[begin:end],
-        phase=None if spoken.phase is None else spoken.phase[begin:end],
-    )
-
-
-def _hop(spoken: Spoken) -> int:
-    return round(spoken.rate_hz * FRAME_SECONDS)
-
-
-def _is_silent(spoken: Spoken, frames: int) -> npt.NDArray[np.bool_]:
-    """Tell of the first [frames] of 20 ms whether they have no sound."""
-    level = loudness(spoken.samples[: frames * _hop(spoken)], spoken.rate_hz, FRAME_SECONDS)
-    return np.asarray(level <= SILENT_SHARE * level.max(initial=0.0))
-
-
 def utterance_arrays(spoken: Spoken) -> Arrays:
     """Compute every feature of LAYOUTS; all have `whole_tokens` times their columns."""
     tokens = whole_tokens(spoken)
@@ -146,7 +115,9 @@ def heard_phones(spoken: Spoken) -> npt.NDArray[np.uint8]:
     """
     frames = whole_tokens(spoken) * FRAMES_PER_TOKEN
     phones = phones_at_frames(spoken.segments, frames)
-    edges = np.flatnonzero(np.diff(_is_silent(spoken, frames), prepend=False, append=False))
+    level = loudness(spoken.samples[: frames * round(spoken.rate_hz * FRAME_SECONDS)], spoken.rate_hz, FRAME_SECONDS)
+    is_silent = level <= SILENT_SHARE * level.max(initial=0.0)
+    edges = np.flatnonzero(np.diff(is_silent, prepend=False, append=False))
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         if end - begin >= SILENT_FRAMES:
             phones[begin:end] = phone_number(PAUSE)

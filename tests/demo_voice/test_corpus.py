@@ -13,7 +13,7 @@ import torch
 from demo_voice.train.corpus import make_corpus, wide_jobs
 from demo_voice.train.data import CorpusError, SpeechStreams
 from demo_voice.train.teachers.flite import PHONES, Flite, Segment, SourceVoice, Spoken, SynthesisError, phone_number
-from demo_voice.train.utterance import LAYOUTS, heard_phones, phones_at_frames, trimmed, utterance_arrays, whole_tokens
+from demo_voice.train.utterance import LAYOUTS, heard_phones, phones_at_frames, utterance_arrays, whole_tokens
 from demo_voice.train.workspace import Workspace
 from token2wav_service.features.mel import flow_mel_24k
 
@@ -70,22 +70,6 @@ def test_a_phone_does_not_last_into_a_longer_silence() -> None:
 
     assert [PHONES[number] for number in phones] == ["aa"] * 53 + ["pau"] * 15
     assert len(phones) == 2 * whole_tokens(Spoken(samples, ()))
-
-
-def test_silence_at_both_ends_is_cut_with_all_that_belongs_to_it() -> None:
-    hum = np.tile(np.float32([0.3, -0.3]), 4_000)  # 0.5 s at 16 kHz
-    samples = np.concatenate([np.zeros(6_400, np.float32), hum, np.zeros(9_600, np.float32)])
-    segments = (Segment("pau", 0.2), Segment("aa", 0.8), Segment("pau", 1.5))
-    numbers = np.arange(75, dtype=np.float32)
-    spoken = Spoken(samples, segments, pitch=numbers, phase=numbers)
-
-    cut = trimmed(spoken)
-
-    assert len(cut.samples) == 0.8 * 16_000 and np.all(cut.samples[1_600:9_600] == hum)
-    assert [(each.phone, round(each.end_s, 3)) for each in cut.segments] == [("aa", 0.5), ("pau", 0.8)]
-    assert cut.pitch is not None and cut.phase is not None
-    assert cut.pitch.tolist() == cut.phase.tolist() == list(range(15, 55))
-    assert trimmed(replace(spoken, samples=np.zeros(1_000, np.float32))).samples.shape == (1_000,)
 
 
 def test_every_feature_covers_the_same_whole_tokens() -> None:
