@@ -22,16 +22,27 @@ _KIND_SHARES = {"example": 0.50, "definition": 0.20, "generated": 0.18, "words":
 _TWO_SENTENCES = 0.15
 """Share of utterances that say two texts in a row: the pause between them has to be learnt too."""
 _MAX_CHARACTERS = 230
-_VARIED_SHARES = {"plain": 0.42, "fragment": 0.16, "joined": 0.12, "varied": 0.16, "named": 0.09, "repeated": 0.05}
+_VARIED_SHARES = {
+    **{"plain": 0.32, "fragment": 0.12, "joined": 0.10, "varied": 0.14},
+    **{"named": 0.16, "repeated": 0.08, "short": 0.08},
+}
 _LOWER_CASE = 0.3
 _JOINTS = (", and ", ", but ", "; ", ", because ", ", so ", " while ")
 _NAME_FRAMES = (
     *("{}.", "{} {}", "Hello, {}.", "This is {} {} speaking.", "Is {} there?", "{}'s car is in {}.", "Call {} {} now!"),
     *("{}, {} and {}", "Mr. {} wrote to {}.", "Mrs. {} and {} {} live in {}.", "{} likes {}, and {} likes {}."),
     *("The train to {} stops in {} and {}.", "{} is far from {}.", "Dr. {} has not seen {} {} since he left {}."),
+    *("{} and {} {} have moved to {}.", "We flew from {} to {} with {}.", "A friend of {} {} lives in {}.", "{} {}"),
+    *("Have you met {} {}?", "I know {}, {} and {}, but not {}.", "Miss {} called {} {} yesterday.", "{} {} of {}"),
+    *("It was {} {} who found it.", "Send this to {} {} in {}, please.", "{} married {} {} in {}.", "{} told {} so."),
+    *("My name is {} {}.", "{} and her brother {} grew up near {}.", "Tell {} that {} {} is here.", "{}, {}!"),
+    *("The {} family comes from {}.", "They played {} by {} {}.", "Neither {} nor {} has been to {}.", "Not {}, {}!"),
 )
 _REPEATED_FRAMES = ("{0} {0}.", "{0}, {0}!", "{0} {0} {0}", "{0}, {0}, {0}, {0}.", "{0} {0} {0} {0} {0} {0}.")
 _REPEATED_INSIDE = "It is {0}, he told me, and I heard him call {0} from below."
+_SHORT_WORDS = (1, 4)
+"""Fewest words of a short text, and the number behind the most."""
+_SHORT_ENDS = (".", ".", "!", "?", "")
 _ALLITERATED = (3, 6)
 """Fewest words in a row that begin alike, and the number behind the most."""
 _ALLITERATED_LETTERS = 2
@@ -100,7 +111,8 @@ def planned(
         seed: of the plan.
         first: number of the first utterance.
         shares: each speaker's share of the utterances.
-        is_varied: also fragments, dialogue, lists, long sentences, many names, and words said again and again.
+        is_varied: also fragments, dialogue, lists, long sentences, one to three words, many names, and words said
+            again and again.
     """
     write = _varied_text if is_varied else _text
     number = first
@@ -130,6 +142,8 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
         return frame.format(*(draw.choice(sources.names) for _ in range(frame.count("{}"))))
     if kind == "repeated":
         return _repeated(sources, draw)
+    if kind == "short":
+        return _short(sources, draw)
     text = _text(sources, draw)
     if kind == "fragment":
         # What people type without a stop is spoken as if there were one, so sound and end must not hang on it.
@@ -140,15 +154,31 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
 
 def _repeated(sources: TextSources, draw: random.Random) -> str:
     """One word again and again, alone or in a sentence, or words that begin alike."""
-    form, word = draw.randrange(3), draw.choice(sources.common)
+    form, word = draw.randrange(4), draw.choice(sources.common)
     if form == 0:
         text = draw.choice(_REPEATED_FRAMES).format(word)
         return text[0].upper() + text[1:]
     if form == 1:
         return _REPEATED_INSIDE.format(" ".join([word] * draw.randrange(2, 5)))
+    if form == 2:
+        words = draw.choice(sources.examples).split(" ")
+        place = draw.randrange(len(words))
+        again = words[place].rstrip(".,;:!?").lower()
+        words[place] = words[place].lower()
+        text = " ".join([*words[:place], *[again] * draw.randrange(1, 5), *words[place:]])
+        return text[0].upper() + text[1:]
     alike = sources.alike(word)
     text = " ".join(draw.choice(alike) for _ in range(draw.randrange(*_ALLITERATED)))
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _short(sources: TextSources, draw: random.Random) -> str:
+    """One to three words that follow each other in an example."""
+    words = draw.choice(sources.examples).split(" ")
+    count = min(draw.randrange(*_SHORT_WORDS), len(words))
+    first = draw.randrange(len(words) - count + 1)
+    text = " ".join(words[first : first + count]).rstrip(".,;:!?")
+    return f"{text[:1].upper()}{text[1:]}{draw.choice(_SHORT_ENDS)}"
 
 
 def _joined(sources: TextSources, draw: random.Random) -> str:
