@@ -96,13 +96,19 @@ class Runner(Protocol[V, S]):
         ...
 
     def bucket(self, chunk: TokenChunk, state: S) -> int:
-        """Return which of the runner's programs a stream's next chunk needs; one step runs chunks of one bucket."""
+        """Return which of the runner's programs a stream's next chunk needs.
+
+        A program also runs chunks of every bucket with a lower number, each at the price of one of its own.
+        """
         ...
 
     def step_size(self, bucket: int, ready: int) -> int:
-        """Return how many of `ready` chunks of a bucket one step should take: at least 1, the rest wait."""
+        """Return how many of `ready` chunks one step of a bucket's program should take: at least 1, the rest wait."""
         ...
 
     def run(self, works: Sequence[ChunkWork[S]]) -> list[ChunkOutcome[S]]:
-        """Run every chunk. When this raises, every state is as it was."""
+        """Run every chunk, in one program where the largest chunk's has room for as many.
+
+        When this raises, every state is as it was.
+        """
         ...

@@ -76,7 +76,8 @@ def test_rows_without_what_a_figure_needs_are_refused() -> None:
 
 @pytest.mark.parametrize("opinion", [None, Opinion(4.0, 3.5, 4.1, 3.2)])
 def test_a_row_survives_json(opinion: Opinion | None) -> None:
-    row = replace(ROW, opinion=opinion, source_opinion=opinion, bandwidth=Bandwidth(7000.0, 8000.0, 9) if opinion else None)
+    band = Bandwidth(7000.0, 8000.0, 9) if opinion else None
+    row = replace(ROW, opinion=opinion, source_opinion=opinion, bandwidth=band)
 
     assert row_from_json(json.loads(json.dumps(row_json(row)))) == row
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.token2wav_service.engine.factory import ManualClock, make_engine, open_stream, tokens_of
-from token2wav_service.engine.scheduler import CLASS_PENALTY_S, Scheduler
+from token2wav_service.engine.scheduler import CLASS_PENALTY_S, Batch, Scheduler
 from token2wav_service.types import TokenChunk
 
 
@@ -20,6 +20,26 @@ class TwoBuckets:
         return min(ready, 3 if bucket == 10 else 1)
 
 
+class ThreeBuckets:
+    """Programs for chunks of up to 10, 20 and 40 tokens: 16, 8 and 4 a step."""
+
+    def bucket(self, chunk: TokenChunk, state: object) -> int:
+        return next(bucket for bucket in (10, 20, 40) if len(chunk.token_ids) <= bucket)
+
+    def step_size(self, bucket: int, ready: int) -> int:
+        return min(ready, 160 // bucket)
+
+
+class OneBucket:
+    """One program for all chunks, of any number."""
+
+    def bucket(self, chunk: TokenChunk, state: object) -> int:
+        return 0
+
+    def step_size(self, bucket: int, ready: int) -> int:
+        return ready
+
+
 def stream(name: str, due_s: float, tokens: int = 5, priority: int = 1) -> Any:
     options = SimpleNamespace(priority=priority)
     waiting = [TokenChunk(name, 0, (0,) * tokens, False)]
@@ -27,8 +47,23 @@ def stream(name: str, due_s: float, tokens: int = 5, priority: int = 1) -> Any:
 
 
 def names(streams: list[Any], max_batch_size: int = 8) -> list[str]:
-    batch = Scheduler(max_batch_size).schedule(streams, TwoBuckets())
+    return names_of(Scheduler(max_batch_size).schedule(streams, TwoBuckets()))
+
+
+def names_of(batch: Batch | None) -> list[str]:
     return [] if batch is None else [each.name for each in batch.streams]  # type: ignore[attr-defined]
+
+
+def waiting(*groups: tuple[int, int]) -> list[Any]:
+    """Streams of groups of (streams, tokens), the more urgent group first; a name tells tokens and place."""
+    sizes = [tokens for streams, tokens in groups for _ in range(streams)]
+    return [stream(f"{tokens}:{place}", float(place), tokens) for place, tokens in enumerate(sizes)]
+
+
+def taken(streams: list[Any], crowded_steps: float = 2.0, max_batch_size: int = 16) -> tuple[str, int]:
+    """Return the tokens of the least urgent chunk in the batch, and the chunks."""
+    found = names_of(Scheduler(max_batch_size, crowded_steps).schedule(streams, ThreeBuckets()))
+    return found[-1].split(":")[0], len(found)
 
 
 def test_the_most_urgent_run_first_and_as_many_as_a_step_takes() -> None:
@@ -41,6 +76,39 @@ def test_a_step_holds_one_bucket_the_most_urgent_streams() -> None:
 
 def test_the_batch_size_bounds_a_step() -> None:
     assert names([stream(str(due), due) for due in range(3)], max_batch_size=2) == ["0", "1"]
+
+
+def test_where_two_steps_wait_the_most_urgent_chunk_runs_in_a_larger_program() -> None:
+    assert taken(waiting((4, 10), (14, 20))) == ("20", 8), "4/16 and 14/8 of a step"
+    assert taken(waiting((4, 10), (13, 20))) == ("10", 4)
+
+
+def test_a_mixed_step_takes_the_most_urgent_of_all_that_fit() -> None:
+    mixed = [stream("short", 0, 5), stream("long", 1, 20), stream("longest", 2, 40), stream("short too", 3, 5)]
+    batch = Scheduler(16, 1.0).schedule(
+        [*reversed(mixed), *(stream(f"{due}", due, 20) for due in range(4, 12))], ThreeBuckets()
+    )
+    assert names_of(batch) == ["short", "long", "short too", "4", "5", "6", "7", "8"]
+
+
+def test_a_mixed_step_runs_the_smallest_program_that_gets_half_full() -> None:
+    assert taken(waiting((1, 10), (3, 20), (8, 40))) == ("20", 4)
+    assert taken(waiting((1, 10), (2, 20), (8, 40))) == ("40", 4)
+
+
+def test_smaller_chunks_run_beside_the_most_urgent_one_only_where_it_is_smaller_itself() -> None:
+    assert taken(waiting((2, 20), (40, 10))) == ("20", 2)
+
+
+def test_the_batch_size_bounds_a_mixed_step_and_what_counts_as_full() -> None:
+    assert taken(waiting((1, 10), (6, 20)), max_batch_size=3) == ("20", 3), "1/3 and 6/3 of a step"
+    assert taken(waiting((1, 10), (5, 20)), max_batch_size=3) == ("20", 3)
+    assert taken(waiting((1, 10), (4, 20)), max_batch_size=3) == ("10", 1)
+
+
+def test_a_runner_of_one_program_takes_the_most_urgent_whatever_waits() -> None:
+    batch = Scheduler(4, crowded_steps=0.0).schedule(waiting((3, 10), (90, 20)), OneBucket())
+    assert names_of(batch) == ["10:0", "10:1", "10:2", "20:3"]
 
 
 def test_a_lower_class_waits_for_its_penalty_and_no_longer() -> None:

@@ -26,6 +26,7 @@ from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidPromptError, ProgramCaptureError
 from token2wav_service.models.flow.block_flow import BlockFlow
@@ -39,7 +40,7 @@ from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import causal_slot_vocoder, slot_vocoder
 from token2wav_service.runtime.slots.block_pool import BlockBatch, BlockPoolSizes
-from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner, block_buckets
+from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner, BlockSlotState, block_buckets
 from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import pool_tensors
 from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
@@ -108,6 +109,17 @@ def plain_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_slot_vocoder, "counter_uniform", uniform)
 
 
+def _run(
+    runner: BlockSlotRunner, chunks: list[tuple[tuple[int, ...], bool]], states: list[BlockSlotState], seed: int = 0
+) -> list[FloatArray]:
+    """Run a chunk of every stream in one step; seeds count from the first stream's."""
+    works = [
+        ChunkWork(tokens, is_last, seed + place, state)
+        for place, ((tokens, is_last), state) in enumerate(zip(chunks, states, strict=True))
+    ]
+    return [outcome.samples for outcome in runner.run(works)]
+
+
 def _speak_all(engine: Token2WavEngine, plans: dict[int, tuple[int, int, list[int]]]) -> list[np.ndarray]:  # type: ignore[type-arg]
     """Speak streams of (prompt tokens, tokens, hops) by seed, in the same batches."""
     streams = [open_stream(engine, seed, prompt) for seed, (prompt, _, _) in plans.items()]
@@ -131,6 +143,34 @@ def test_mixed_streams_equal_the_plain_modules(family: Family) -> None:
     for got, expected in zip(_speak_all(fused, plans), _speak_all(plain, plans), strict=True):
         assert got.shape == expected.shape
         assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain_noise")
+@pytest.mark.parametrize("family", COSYVOICE)
+def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(family: Family) -> None:
+    """Each stream's chunk is once the smaller one; the first's step of two blocks follows one that was padded."""
+    runner = BlockSlotRunner(*_models(family), POLICY, SIZES, (1, 2), (BLOCK, 2 * BLOCK))
+    if family is Family.COSYVOICE2:
+        runner.vocoder = runner._programs.vocoder = MelSlotVocoder()
+    voice = runner.prepare_voice(WideExtractor().extract(make_prompt(1, 7)))
+    counts = [(False, (4, 8)), (True, (8, 4))]
+    steps = [[(tokens_of(count, count), is_last) for count in row] for is_last, row in counts]
+    made: list[tuple[int, int]] = []
+
+    def program(streams: int, tokens: int) -> BucketProgram:
+        made.append((streams, tokens))
+        return runner._programs.get(streams, tokens)
+
+    runner.program = program  # type: ignore[method-assign]
+    together = [runner.open(voice) for _ in range(2)]
+    mixed = [_run(runner, chunks, together) for chunks in steps]
+    assert made == [(2, 2 * BLOCK)] * 2
+    for place in range(2):
+        alone = runner.open(voice)
+        expected = [_run(runner, [chunks[place]], [alone], seed=place)[0] for chunks in steps]
+        got = torch.from_numpy(np.concatenate([samples[place] for samples in mixed]))
+        assert snr_db(got, torch.from_numpy(np.concatenate(expected))) >= WAVE_SNR_DB
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from tests.token2wav_service.runtime.test_block_slot_runner import MelSlotVocode
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
+from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import CapacityError
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -32,10 +33,12 @@ from token2wav_service.models.vocoder.vocoder_stream import StreamVocoder
 from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import slot_vocoder
+from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import PoolSizes, pool_tensors
-from token2wav_service.runtime.slots.slot_runner import SlotRunner
+from token2wav_service.runtime.slots.slot_runner import SlotRunner, SlotState
+from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.torch_runner import ModelRunner
-from token2wav_service.types import StreamOptions, TokenChunk
+from token2wav_service.types import FloatArray, StreamOptions, TokenChunk
 
 POLICY = SynthesisPolicy(
     history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12
@@ -80,6 +83,17 @@ def _open(engine: Token2WavEngine, seed: int) -> str:
     return engine.open_stream(voice_id, StreamOptions(seed=seed))
 
 
+def _run(
+    runner: SlotRunner, chunks: list[tuple[tuple[int, ...], bool]], states: list[SlotState], seed: int = 0
+) -> list[FloatArray]:
+    """Run a chunk of every stream in one step; seeds count from the first stream's."""
+    works = [
+        ChunkWork(tokens, is_last, seed + place, state)
+        for place, ((tokens, is_last), state) in enumerate(zip(chunks, states, strict=True))
+    ]
+    return [outcome.samples for outcome in runner.run(works)]
+
+
 def _speak_all(engine: Token2WavEngine, plans: list[tuple[int, int]]) -> list[np.ndarray]:  # type: ignore[type-arg]
     streams = [_open(engine, seed) for seed in range(len(plans))]
     for seed, (stream, (tokens, hop)) in enumerate(zip(streams, plans, strict=True)):
@@ -100,6 +114,31 @@ def test_mixed_streams_equal_the_plain_modules(plain: Token2WavEngine, fused: To
     for got, expected in zip(_speak_all(fused, plans), _speak_all(plain, plans), strict=True):
         assert got.shape == expected.shape
         assert snr_db(torch.from_numpy(got), torch.from_numpy(expected)) >= WAVE_SNR_DB
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain_noise")
+def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(fused: Token2WavEngine) -> None:
+    """Each stream's chunk is once the smaller one; the second step reads what the first kept of a padded row."""
+    runner = fused._runner
+    voice = runner.prepare_voice(SeededExtractor().extract(make_prompt(1, tokens=6)))
+    steps = [[(tokens_of(6, 0), False), (tokens_of(9, 1), False)], [(tokens_of(6, 2), True), (tokens_of(2, 3), True)]]
+    made: list[tuple[int, int]] = []
+
+    def program(streams: int, tokens: int, prompt_size: int = 0) -> BucketProgram:
+        made.append((streams, tokens))
+        return runner._programs.get(streams, tokens, prompt_size)
+
+    runner.program = program
+    together = [runner.open(voice) for _ in range(2)]
+    mixed = [_run(runner, chunks, together) for chunks in steps]
+    assert made == [(2, 6), (2, 6)]
+    for place in range(2):
+        alone = runner.open(voice)
+        expected = [_run(runner, [chunks[place]], [alone], seed=place)[0] for chunks in steps]
+        got = torch.from_numpy(np.concatenate([samples[place] for samples in mixed]))
+        assert snr_db(got, torch.from_numpy(np.concatenate(expected))) >= WAVE_SNR_DB
+    assert made[2:] == [(1, 4), (1, 6), (1, 6), (1, 4)]
 
 
 @pytest.mark.slow
@@ -160,3 +199,19 @@ def test_policies_of_the_original_are_refused() -> None:
 def test_a_step_fills_its_program_and_stays_short(bucket: int, ready: int, taken: int) -> None:
     runner = SlotRunner(make_flow(), make_hift(), POLICY, PoolSizes(**SIZES), token_buckets=(15, 100))
     assert runner.step_size(bucket, ready) == taken
+
+
+@pytest.mark.parametrize(
+    ("tokens", "groups"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([100, 9], [([0, 1], 103)], id="the largest chunk's program has room for all"),
+        pytest.param([15, 14, 103, *[15] * 5], [(list(range(8)), 103)], id="as many as it holds"),
+        pytest.param([15, 14, 103, *[15] * 6], [([0, 1, *range(3, 9)], 15), ([2], 103)], id="one more than it holds"),
+        pytest.param([103] * 9, [(list(range(8)), 103), ([8], 103)], id="more of one bucket than one program holds"),
+    ],
+)
+def test_chunks_share_the_largest_ones_program_or_run_by_bucket(
+    tokens: list[int], groups: list[tuple[list[int], int]]
+) -> None:
+    assert StepShapes().groups(tokens) == groups

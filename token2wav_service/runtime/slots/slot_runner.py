@@ -162,12 +162,12 @@ class SlotRunner:
         return self.shapes.token_bucket(self._spoken(chunk))
 
     def step_size(self, bucket: int, ready: int) -> int:
-        """Return how many of so many chunks of a bucket one step should take."""
+        """Return how many of so many chunks one step of a bucket's program should take."""
         return self.shapes.step_size(bucket, ready)
 
     @torch.inference_mode()
     def run(self, works: Sequence[ChunkWork[SlotState]]) -> list[ChunkOutcome[SlotState]]:
-        """Run every chunk, in as few programs as the buckets allow.
+        """Run every chunk; in the largest one's program if it has room for all, else each in its own bucket's.
 
         Raises:
             Token2WavError: a state was broken by a step that failed.

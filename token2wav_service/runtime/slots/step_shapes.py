@@ -46,7 +46,14 @@ class StepShapes:
         return max(fitting, default=self.stream_buckets[0])
 
     def groups(self, tokens: Sequence[int]) -> list[tuple[list[int], int]]:
-        """Split chunks of so many tokens by token bucket, and by what one program may hold: (indices, bucket)."""
+        """Return which chunks of so many tokens run in one program: (indices, token bucket).
+
+        All run in the largest chunk's program where it may hold as many. Else they are split by token bucket, and by
+        what one program may hold.
+        """
+        largest = self.token_bucket(max(tokens, default=0))
+        if 0 < len(tokens) <= self.most_streams(largest):
+            return [(list(range(len(tokens))), largest)]
         buckets: dict[int, list[int]] = {}
         for index, count in enumerate(tokens):
             buckets.setdefault(self.token_bucket(count), []).append(index)
@@ -57,7 +64,7 @@ class StepShapes:
         return groups
 
     def step_size(self, bucket: int, ready: int) -> int:
-        """Return how many of so many chunks of a bucket one step should take."""
+        """Return how many of so many chunks one step of a bucket's program should take."""
         count = min(ready, self.most_streams(bucket))
         if count in self.stream_buckets or count >= FULL_SHARE * self.stream_bucket(count):
             return count
