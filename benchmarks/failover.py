@@ -61,12 +61,12 @@ async def run_all(stack: LocalStack, callers: int) -> list[StepReport]:
 
 def stack_options(checkpoint: Path | None, work_dir: Path, servers: int) -> StackOptions:
     """Describe a stack on free ports whose callers wait rather than being refused."""
-    ports = free_ports(6 + 3 * (servers - 1))
-    more = [TritonPorts(*ports[at : at + 3]) for at in range(6, len(ports), 3)]
+    ports = free_ports(7 + 3 * (servers - 1))
+    more = [TritonPorts(*ports[at : at + 3]) for at in range(7, len(ports), 3)]
     return StackOptions(
         checkpoint=resolve_checkpoint(checkpoint, work_dir),
         work_dir=work_dir,
-        ports=Ports(*ports[:6]),
+        ports=Ports(*ports[:7]),
         settings={"BLS_INSTANCE_NUM": "1", "num_threads": "1"},
         replicas=tuple(more),
         # Chunks of the same cuts in every run, whatever the load: their waveforms are compared.

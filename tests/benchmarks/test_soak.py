@@ -7,15 +7,18 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks import soak
+from benchmarks.failover import stack_options
 from benchmarks.lib.churn import Churn
 from benchmarks.lib.faults.clients import Doors
 from benchmarks.lib.process_usage import MOST_GROWTH_MIB, MOST_MORE_THREADS, Usage, third_medians, usages
 from benchmarks.soak import Watched, figures, is_well
+from cosydit.stack.stack import Ports
 from tests.workers import is_whole, random_checkpoint
 
 STEADY = Usage(500.0, 10, 20)
@@ -31,6 +34,17 @@ def _watched(*series: Usage, left: float = 0.0) -> Watched:
 def churn(tmp_path_factory: pytest.TempPathFactory) -> Churn:
     voice = next((random_checkpoint(tmp_path_factory) / "voices").glob("*.wav"))
     return Churn(Doors(1, 2), voice, random.Random(1))
+
+
+def test_a_soak_takes_no_port_that_another_stack_has_by_default(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    options = stack_options(random_checkpoint(tmp_path_factory), tmp_path, 2)
+
+    ports = [*asdict(options.ports).values(), *(port for each in options.replicas for port in asdict(each).values())]
+
+    assert len(ports) == len(set(ports)) == 10
+    assert not set(ports) & set(asdict(Ports()).values())
 
 
 def test_what_is_the_same_at_the_end_as_in_the_middle_is_flat(churn: Churn) -> None:
