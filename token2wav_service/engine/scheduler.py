@@ -12,8 +12,9 @@ from token2wav_service.types import TokenChunk
 
 CLASS_PENALTY_S = 0.5
 """Each priority class behind the first may be made to wait so much longer, and no longer: none starves."""
-CROWDED_STEPS = 6.0
-"""Where the ready chunks fill so many steps, a step may take chunks of several buckets."""
+CROWDED_STEPS = 10.0
+"""Where the ready chunks fill so many steps, a step may take chunks of several buckets. Below it new streams would wait
+longer than they do beside steps of one bucket (simulated)."""
 LEAST_SHARE = 0.5
 """Share of the most chunks of a bucket's step; a step of several buckets takes no fewer, and more than without them."""
 

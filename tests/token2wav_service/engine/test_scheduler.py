@@ -96,6 +96,12 @@ def test_a_mixed_step_runs_the_smallest_program_that_gets_half_full() -> None:
     assert taken(waiting((1, 10), (2, 20), (8, 40))) == ("40", 4)
 
 
+def test_a_step_of_one_bucket_stays_where_no_mixed_one_takes_more_chunks() -> None:
+    assert taken(waiting((8, 10), (20, 20))) == ("10", 8)
+    assert taken(waiting((7, 10), (20, 20))) == ("20", 8)
+    assert taken(waiting((30, 10), (1, 40))) == ("10", 16), "not four in the program of the largest"
+
+
 def test_smaller_chunks_run_beside_the_most_urgent_one_only_where_it_is_smaller_itself() -> None:
     assert taken(waiting((2, 20), (40, 10))) == ("20", 2)
 
