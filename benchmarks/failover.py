@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.lib.failover import Callers, Processes, Scenario, StepReport
 from cosydit.bench.report import aligned_table, describe_environment, write_json
 from cosydit.stack.checkpoint.checkpoints import resolve_checkpoint
-from cosydit.stack.stack import LocalStack, Ports, StackOptions, TritonPorts
+from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions, TritonPorts
 from token2wav_service.serving.process.server import free_ports
 
 BOUND_DB = 45.0
@@ -61,12 +61,12 @@ async def run_all(stack: LocalStack, callers: int) -> list[StepReport]:
 
 def stack_options(checkpoint: Path | None, work_dir: Path, servers: int) -> StackOptions:
     """Describe a stack on free ports whose callers wait rather than being refused."""
-    ports = free_ports(7 + 3 * (servers - 1))
-    more = [TritonPorts(*ports[at : at + 3]) for at in range(7, len(ports), 3)]
+    ports = free_ports(PORT_COUNT + 3 * (servers - 1))
+    more = [TritonPorts(*ports[at : at + 3]) for at in range(PORT_COUNT, len(ports), 3)]
     return StackOptions(
         checkpoint=resolve_checkpoint(checkpoint, work_dir),
         work_dir=work_dir,
-        ports=Ports(*ports[:7]),
+        ports=Ports(*ports[:PORT_COUNT]),
         settings={"BLS_INSTANCE_NUM": "1", "num_threads": "1"},
         replicas=tuple(more),
         # Chunks of the same cuts in every run, whatever the load: their waveforms are compared.

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from cosydit.certify.check import Check, CheckFailedError, Findings
 from cosydit.certify.context import TEXTS, VOICE, CheckContext, keep_audio
 from cosydit.cli.stack_options import choice_lines, gpu_shared
 from cosydit.stack.host import find_host, for_host, with_served_form
-from cosydit.stack.stack import LocalStack, Ports, StackOptions
+from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from demo_voice.ears.faults import find_faults
 from llm_service.vocab import SPEECH_TOKENS_PER_SECOND
 from servicekit.gpu_host import AUTO
@@ -135,13 +135,12 @@ def judge_audio(context: CheckContext, found: Findings, text: str, samples: Floa
 
 @contextmanager
 def _started(context: CheckContext) -> Iterator[RunningStack]:
-    names = [each.name for each in fields(Ports)]
-    *ports, wyoming_port = context.ports(len(names) + 1)
+    *ports, wyoming_port = context.ports(PORT_COUNT + 1)
     host = find_host(context.plan.device)
     options = StackOptions(
         checkpoint=context.checkpoint,
         work_dir=context.scratch("stack"),
-        ports=Ports(**dict(zip(names, ports, strict=True))),
+        ports=Ports(*ports),
         settings={**(_ONE_CALLER if context.plan.is_short else {}), **context.plan.settings},
         ready_timeout_s=READY_TIMEOUT_S,
         llm_backend=AUTO,

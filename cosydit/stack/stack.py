@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 
@@ -58,6 +58,10 @@ class Ports:
     @property
     def triton(self) -> TritonPorts:
         return TritonPorts(self.triton_http, self.triton_grpc, self.triton_metrics)
+
+
+PORT_COUNT = len(fields(Ports))
+"""TCP ports of a stack with one Triton server."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.stack import LocalStack, Ports, StackOptions
+from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from tests.workers import free_ports, random_checkpoint
 
 WAIT_S = 60.0
@@ -59,7 +59,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def make_options(checkpoint: CheckpointLayout, work_dir: Path, **settings: str) -> StackOptions:
     # A busy machine is slower than speech, and everybody is to be let in all the same.
     let_in = ("--least-speed", "0")
-    ports = Ports(*free_ports(6))
+    ports = Ports(*free_ports(PORT_COUNT))
     # Chunks of the same cuts in every run, whatever the load: waveforms are compared.
     cuts = "exponential"
     settings = {"BLS_INSTANCE_NUM": "2", "dynamic_chunk_strategy": cuts, **settings}

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.stack import LocalStack, Ports, StackOptions
+from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from tests.observability.debian_prometheus import (
     CONFIG,
     Binaries,
@@ -76,7 +76,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
-    *ports, metrics_port = free_ports(7)
+    *ports, metrics_port = free_ports(PORT_COUNT + 1)
     options = StackOptions(
         CheckpointLayout.under(random_checkpoint(tmp_path_factory)),
         folder / "stack",

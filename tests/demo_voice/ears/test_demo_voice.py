@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosydit.stack.checkpoint.checkpoints import CheckpointLayout
-from cosydit.stack.stack import LocalStack, Ports, StackOptions
+from cosydit.stack.stack import PORT_COUNT, LocalStack, Ports, StackOptions
 from demo_voice.ears.faults import find_faults
 from demo_voice.ears.opinion import DnsMos, mean_opinion
 from demo_voice.ears.recognition import FloatArray, SphinxRecogniser, total, word_errors
@@ -72,7 +72,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def options(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackOptions]:
     layout = CheckpointLayout.under(checkpoint)
-    options = StackOptions(layout, tmp_path_factory.mktemp("stack"), Ports(*free_ports(6)), {"BLS_INSTANCE_NUM": "1"})
+    options = StackOptions(
+        layout, tmp_path_factory.mktemp("stack"), Ports(*free_ports(PORT_COUNT)), {"BLS_INSTANCE_NUM": "1"}
+    )
     with LocalStack(options):
         yield options
 
