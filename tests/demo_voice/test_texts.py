@@ -110,6 +110,16 @@ def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
     assert not any(re.search(r"[{}]|\.\.", line) for line in [*lines, *texts])
     assert sum("Anna" in text for text in texts) > 25
     assert any("here here here" in text.lower() for text in texts)
+    assert sum(text.rstrip(".!?") in ("Is here", "Is", "Here", "Example") for text in texts) > 10
+
+
+def test_a_word_said_again_keeps_a_long_sentence_short_enough() -> None:
+    long = "incomprehensibilities " * 10
+    sources = TextSources([f"{long.capitalize()}.", "It is here."], ["A thing."], ["word", "other", "here", "Anna"])
+
+    texts = [utterance.text for utterance in islice(planned(sources, 3, 0, SHARES, True), 500)]
+
+    assert max(map(len, texts)) <= 230
 
 
 @pytest.mark.parametrize("teachers", TEACHERS.values(), ids=list(TEACHERS))

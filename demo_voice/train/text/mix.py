@@ -161,12 +161,13 @@ def _repeated(sources: TextSources, draw: random.Random) -> str:
     if form == 1:
         return _REPEATED_INSIDE.format(" ".join([word] * draw.randrange(2, 5)))
     if form == 2:
-        words = draw.choice(sources.examples).split(" ")
+        sentence = draw.choice(sources.examples)
+        words = sentence.split(" ")
         place = draw.randrange(len(words))
         again = words[place].rstrip(".,;:!?").lower()
         words[place] = words[place].lower()
         text = " ".join([*words[:place], *[again] * draw.randrange(1, 5), *words[place:]])
-        return text[0].upper() + text[1:]
+        return text[0].upper() + text[1:] if len(text) <= _MAX_CHARACTERS else sentence
     alike = sources.alike(word)
     text = " ".join(draw.choice(alike) for _ in range(draw.randrange(*_ALLITERATED)))
     return f"{text[0].upper()}{text[1:]}."
