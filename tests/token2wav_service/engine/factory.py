@@ -14,7 +14,7 @@ from servicekit.clock import Clock
 from tests.token2wav_service.streaming.flow_factory import VOCAB, make_flow, make_hift
 from token2wav_service.config import SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import ChunkResult, Token2WavEngine
-from token2wav_service.engine.runner import ChunkOutcome, ChunkWork
+from token2wav_service.engine.runner import ChunkOutcome, ChunkWork, Runner, S, V
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -121,3 +121,14 @@ def audio_of(results: list[ChunkResult], stream_id: str) -> FloatArray:
     chunks = [r.outcome for r in results if r.stream_id == stream_id]
     assert all(isinstance(chunk, AudioChunk) for chunk in chunks), chunks
     return np.concatenate([chunk.samples for chunk in chunks if isinstance(chunk, AudioChunk)])
+
+
+def run_step(
+    runner: Runner[V, S], chunks: Sequence[tuple[tuple[int, ...], bool]], states: Sequence[S], seed: int = 0
+) -> list[FloatArray]:
+    """Run a chunk of every stream in one step; seeds count from the first stream's."""
+    works = [
+        ChunkWork(tokens, is_last, seed + place, state)
+        for place, ((tokens, is_last), state) in enumerate(zip(chunks, states, strict=True))
+    ]
+    return [outcome.samples for outcome in runner.run(works)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.token2wav_service.engine.factory import MODEL_VERSION, ManualClock, make_prompt
+from tests.token2wav_service.engine.factory import MODEL_VERSION, ManualClock, make_prompt, run_step
 from tests.token2wav_service.engine.test_families import (
     SPEAKER_DIMENSIONS,
     MelVocoder,
@@ -26,7 +26,6 @@ from tests.token2wav_service.streaming.flow_factory import make_hift
 from token2wav_service.checkpoint.family import Family
 from token2wav_service.config import HistoryPolicy, NoiseSource, Parity, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.engine.voices import VoiceModel, VoiceStore
 from token2wav_service.errors import CapacityError, InvalidPromptError, ProgramCaptureError
 from token2wav_service.models.flow.block_flow import BlockFlow
@@ -40,7 +39,7 @@ from token2wav_service.replay.report import WAVE_SNR_DB, snr_db
 from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import causal_slot_vocoder, slot_vocoder
 from token2wav_service.runtime.slots.block_pool import BlockBatch, BlockPoolSizes
-from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner, BlockSlotState, block_buckets
+from token2wav_service.runtime.slots.block_slot_runner import BlockSlotRunner, block_buckets
 from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import pool_tensors
 from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
@@ -109,17 +108,6 @@ def plain_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_slot_vocoder, "counter_uniform", uniform)
 
 
-def _run(
-    runner: BlockSlotRunner, chunks: list[tuple[tuple[int, ...], bool]], states: list[BlockSlotState], seed: int = 0
-) -> list[FloatArray]:
-    """Run a chunk of every stream in one step; seeds count from the first stream's."""
-    works = [
-        ChunkWork(tokens, is_last, seed + place, state)
-        for place, ((tokens, is_last), state) in enumerate(zip(chunks, states, strict=True))
-    ]
-    return [outcome.samples for outcome in runner.run(works)]
-
-
 def _speak_all(engine: Token2WavEngine, plans: dict[int, tuple[int, int, list[int]]]) -> list[np.ndarray]:  # type: ignore[type-arg]
     """Speak streams of (prompt tokens, tokens, hops) by seed, in the same batches."""
     streams = [open_stream(engine, seed, prompt) for seed, (prompt, _, _) in plans.items()]
@@ -164,11 +152,11 @@ def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(family: 
 
     runner.program = program  # type: ignore[method-assign]
     together = [runner.open(voice) for _ in range(2)]
-    mixed = [_run(runner, chunks, together) for chunks in steps]
+    mixed = [run_step(runner, chunks, together) for chunks in steps]
     assert made == [(2, 2 * BLOCK)] * 2
     for place in range(2):
         alone = runner.open(voice)
-        expected = [_run(runner, [chunks[place]], [alone], seed=place)[0] for chunks in steps]
+        expected = [run_step(runner, [chunks[place]], [alone], seed=place)[0] for chunks in steps]
         got = torch.from_numpy(np.concatenate([samples[place] for samples in mixed]))
         assert snr_db(got, torch.from_numpy(np.concatenate(expected))) >= WAVE_SNR_DB
 

@@ -17,13 +17,13 @@ from tests.token2wav_service.engine.factory import (
     drain,
     make_prompt,
     push_all,
+    run_step,
     tokens_of,
 )
 from tests.token2wav_service.runtime.test_block_slot_runner import MelSlotVocoder
 from tests.token2wav_service.streaming.flow_factory import make_flow, make_hift
 from token2wav_service.config import HistoryPolicy, NoiseSource, SynthesisPolicy, Token2WavConfig
 from token2wav_service.engine.engine import Token2WavEngine
-from token2wav_service.engine.runner import ChunkWork
 from token2wav_service.engine.voices import VoiceStore
 from token2wav_service.errors import CapacityError
 from token2wav_service.models.flow.flow_stream import StreamFlow
@@ -35,10 +35,10 @@ from token2wav_service.runtime.kernels import ops
 from token2wav_service.runtime.slots import slot_vocoder
 from token2wav_service.runtime.slots.bucket_program import BucketProgram
 from token2wav_service.runtime.slots.pool import PoolSizes, pool_tensors
-from token2wav_service.runtime.slots.slot_runner import SlotRunner, SlotState
+from token2wav_service.runtime.slots.slot_runner import SlotRunner
 from token2wav_service.runtime.slots.step_shapes import StepShapes
 from token2wav_service.runtime.torch_runner import ModelRunner
-from token2wav_service.types import FloatArray, StreamOptions, TokenChunk
+from token2wav_service.types import StreamOptions, TokenChunk
 
 POLICY = SynthesisPolicy(
     history=HistoryPolicy.PROMPT_AND_RECENT, ode_steps=1, estimator_recent_frames=10, conformer_recent_frames=12
@@ -83,17 +83,6 @@ def _open(engine: Token2WavEngine, seed: int) -> str:
     return engine.open_stream(voice_id, StreamOptions(seed=seed))
 
 
-def _run(
-    runner: SlotRunner, chunks: list[tuple[tuple[int, ...], bool]], states: list[SlotState], seed: int = 0
-) -> list[FloatArray]:
-    """Run a chunk of every stream in one step; seeds count from the first stream's."""
-    works = [
-        ChunkWork(tokens, is_last, seed + place, state)
-        for place, ((tokens, is_last), state) in enumerate(zip(chunks, states, strict=True))
-    ]
-    return [outcome.samples for outcome in runner.run(works)]
-
-
 def _speak_all(engine: Token2WavEngine, plans: list[tuple[int, int]]) -> list[np.ndarray]:  # type: ignore[type-arg]
     streams = [_open(engine, seed) for seed in range(len(plans))]
     for seed, (stream, (tokens, hop)) in enumerate(zip(streams, plans, strict=True)):
@@ -131,11 +120,11 @@ def test_chunks_of_several_buckets_share_a_program_and_equal_each_alone(fused: T
 
     runner.program = program
     together = [runner.open(voice) for _ in range(2)]
-    mixed = [_run(runner, chunks, together) for chunks in steps]
+    mixed = [run_step(runner, chunks, together) for chunks in steps]
     assert made == [(2, 6), (2, 6)]
     for place in range(2):
         alone = runner.open(voice)
-        expected = [_run(runner, [chunks[place]], [alone], seed=place)[0] for chunks in steps]
+        expected = [run_step(runner, [chunks[place]], [alone], seed=place)[0] for chunks in steps]
         got = torch.from_numpy(np.concatenate([samples[place] for samples in mixed]))
         assert snr_db(got, torch.from_numpy(np.concatenate(expected))) >= WAVE_SNR_DB
     assert made[2:] == [(1, 4), (1, 6), (1, 6), (1, 4)]
