@@ -15,6 +15,7 @@ from gateway.processes.worker import Worker
 from gateway.serving import serve
 from servicekit.clock import SystemClock
 from servicekit.logs import TEXT_FORMAT, LogFormat, ProcessFilter, configure_logging
+from servicekit.process import run_and_leave
 
 PARENT = 0
 """The parent's number in logs; its workers count from 1."""
@@ -46,4 +47,4 @@ def _log(log_format: LogFormat, process: int | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_leave(main)

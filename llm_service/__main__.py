@@ -25,6 +25,7 @@ from llm_service.errors import BackendUnavailableError, CheckpointError, LLMServ
 from servicekit.file_sums import FileSumsError, check_files
 from servicekit.gpu_host import mps_problem
 from servicekit.logs import FORMAT_VARIABLE, LogFormat, configure_logging, log_format_of
+from servicekit.process import run_and_leave
 from servicekit.tracing import ENDPOINT_VARIABLE
 
 EXIT_USAGE = 2
@@ -142,4 +143,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_and_leave(main)

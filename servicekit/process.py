@@ -1,4 +1,4 @@
-"""Manages a server's own process: turns of its threads, errors at its start, and its memory.
+"""Manages a server's own process: turns of its threads, errors at its start, its end, and its memory.
 
 A full garbage collection looks at every object there is, and everything else in the process waits for it. Nearly all
 objects of our servers are there from the start and stay (modules, grammars of the text front end, models): without
@@ -13,14 +13,16 @@ streams at once had ended, of which 311 MB were in use.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import functools
 import gc
+import logging
 import os
 import sys
-import threading
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,8 +32,6 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
 _LIFESPAN, _FAILED = "lifespan", "lifespan.startup.failed"
-FAILED_STATUS = 3
-"""Exit status of a server that could not start, as uvicorn has it."""
 _END_S = 10.0
 """Seconds after which a server that could not start is ended."""
 
@@ -46,13 +46,34 @@ def take_turns_often(interval_s: float = SWITCH_INTERVAL_S) -> None:
 
 
 def end_soon(within_s: float = _END_S) -> None:
-    """End this process, which could not start, after some seconds if nothing else has.
+    """End this process, which could not start, after some seconds if nothing else has; say where its threads stood.
 
-    A connection that was being made may keep the event loop from closing: gRPC's have done so, rarely.
+    A connection that was being made may keep the event loop from closing: gRPC's have done so, rarely. The thread that
+    ends the process is not Python's, so that it works whoever holds the interpreter.
     """
-    timer = threading.Timer(within_s, os._exit, (FAILED_STATUS,))
-    timer.daemon = True
-    timer.start()
+    faulthandler.dump_traceback_later(within_s, exit=True)
+
+
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """Call a server's `main` and end this process with the status it returns or exits with, log and output written.
+
+    Python's own way to end stops all threads but this one; gRPC's, waiting for the interpreter then, have kept a
+    process from ending at all, rarely. What `main` opened must be closed when it returns: nothing at exit is called.
+    """
+    try:
+        status = main()
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        if isinstance(exit_.code, str):
+            sys.stderr.write(f"{exit_.code}\n")
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone
+            stream.flush()
+    os._exit(status)
 
 
 def failing_plainly(app: App, *kinds: type[Exception], on_failed: Callable[[], None] = lambda: None) -> App:

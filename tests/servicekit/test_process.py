@@ -18,7 +18,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from servicekit.process import (
-    FAILED_STATUS,
     SWITCH_INTERVAL_S,
     exempt_startup_objects,
     failing_plainly,
@@ -71,7 +70,7 @@ async def test_an_expected_error_at_the_start_is_one_line_and_others_keep_their_
 
 
 STUCK = """
-import asyncio, contextlib, uvicorn
+import asyncio, contextlib, ctypes, uvicorn
 from functools import partial
 from starlette.applications import Starlette
 from servicekit.process import end_soon, failing_plainly
@@ -79,7 +78,7 @@ from servicekit.process import end_soon, failing_plainly
 async def for_ever():
     while True:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
+            {stuck}
 
 @contextlib.asynccontextmanager
 async def lifespan(_):
@@ -90,13 +89,50 @@ async def lifespan(_):
 
 uvicorn.run(failing_plainly(Starlette(lifespan=lifespan), ValueError, on_failed=partial(end_soon, 1.0)), port=0)
 """
+WAITING = "await asyncio.sleep(600)"
+HOLDING_THE_INTERPRETER = "await asyncio.sleep(0.1); ctypes.PyDLL(None).sleep(600)"
 
 
-def test_a_server_that_could_not_start_ends_although_a_task_does_not() -> None:
+@pytest.mark.parametrize("stuck", [WAITING, HOLDING_THE_INTERPRETER])
+def test_a_server_that_could_not_start_ends_although_a_task_does_not(stuck: str) -> None:
+    status, output = run_script(STUCK.format(stuck=stuck))
+    assert (status, "the port is taken" in output) == (1, True), output
+
+
+LEAVING = """
+import atexit, sys, time
+from servicekit.process import run_and_leave
+
+def main():
+    atexit.register(time.sleep, 600)
+    print("written", end="")
+    {end}
+
+run_and_leave(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "told"),
+    [
+        ("return 0", 0, "written"),
+        ("return 5", 5, "written"),
+        ("sys.exit(3)", 3, "written"),
+        ("sys.exit()", 0, "written"),
+        ("sys.exit('no such file')", 1, "no such file"),
+        ("raise ValueError('unexpected')", 1, "unexpected"),
+    ],
+)
+def test_a_server_leaves_with_its_status_and_waits_for_nothing_else(end: str, status: int, told: str) -> None:
+    left, output = run_script(LEAVING.format(end=end))
+    assert (left, "written" in output, told in output) == (status, True, True), output
+
+
+def run_script(script: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    assert (done.returncode, "the port is taken" in done.stderr) == (FAILED_STATUS, True), done.stderr
+    return done.returncode, done.stdout + done.stderr
 
 
 def run(*command: str, limit_bytes: int | None = None) -> tuple[int, str]:
