@@ -1,14 +1,17 @@
-"""Weights in a quarter of their size: int8 with one scale for each row, for tensors that are large enough to matter.
+"""Weights in less than a quarter of their size: int8 with one scale for each row, for tensors that are large enough.
 
-Pure arrays; knows nothing of models or files.
+A file of them is a compressed safetensors file. Knows nothing of models.
 """
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load, save
 
 FloatArray = npt.NDArray[np.float32]
 AnyArray = npt.NDArray[np.generic]
@@ -17,6 +20,8 @@ SMALLEST_PACKED = 4096
 """Values; smaller tensors stay in half precision, where every bit may count and none costs."""
 _INT8_PEAK = 127.0
 _ROWS, _SCALES = ".int8", ".scale"
+_XZ_FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 0},)
+"""What makes these files smallest: weights are no text, so that a byte tells nothing of the next."""
 
 
 def quantised(value: FloatArray) -> tuple[npt.NDArray[np.int8], FloatArray]:
@@ -62,3 +67,24 @@ def unpacked(weights: Mapping[str, AnyArray]) -> dict[str, FloatArray]:
         elif not name.endswith(_SCALES):
             out[name] = value.astype(np.float32)
     return out
+
+
+def write_packed(path: Path, weights: Mapping[str, AnyArray]) -> None:
+    """Write what `packed` returned.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    path.write_bytes(lzma.compress(save(dict(weights)), filters=list(_XZ_FILTERS)))
+
+
+def read_packed(path: Path) -> dict[str, FloatArray]:
+    """Return the weights in a file of `write_packed`, as float32.
+
+    Raises:
+        OSError: the file can't be read.
+        lzma.LZMAError: it is cut or damaged, or was never compressed.
+        safetensors.SafetensorError: what was compressed is no safetensors file.
+        ValueError: an int8 tensor without its scales.
+    """
+    return unpacked(load(lzma.decompress(path.read_bytes())))

@@ -4,10 +4,10 @@ The bundle holds most weights as int8 and only those rows of the LLM's tables th
 
     bundle.json               sizes of the models, how much the LLM speaks at once, and who taught them
     checkpoint.json           what the checkpoint declares
-    flow.safetensors          the flow, packed
-    hift.safetensors          the vocoder, half precision
-    llm.safetensors           tables, decoder and head of the LLM, packed
-    aligner.safetensors       which letters a speech token sounds like, packed
+    flow.safetensors.xz       the flow, packed
+    hift.safetensors.xz       the vocoder, packed
+    llm.safetensors.xz        tables, decoder and head of the LLM, packed
+    aligner.safetensors.xz    which letters a speech token sounds like, packed
     text_tokenizer.json       the LLM's text tokenizer, without special tokens
     campplus.onnx, speech_tokenizer_v2_25hz.onnx    as they are used
 """
@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.numpy import load_file
 
 from demo_voice.llm_layout import DemoLLMShape, write_llm
-from demo_voice.packing import FloatArray, unpacked
+from demo_voice.packing import FloatArray, read_packed
 from llm_service.aligner import write_aligner
 from llm_service.errors import CheckpointError
 from llm_service.speech_bounds import SpeechBounds, write_speech_bounds
@@ -46,8 +45,8 @@ from token2wav_service.checkpoint.write_description import flow_yaml, hift_argum
 from token2wav_service.models.config import DiTConfig, EncoderConfig, FlowConfig, HiFTConfig
 
 SIZES_FILE = "bundle.json"
-FLOW_FILE, HIFT_FILE, LLM_FILE = "flow.safetensors", "hift.safetensors", "llm.safetensors"
-ALIGNER_WEIGHTS = "aligner.safetensors"
+FLOW_FILE, HIFT_FILE, LLM_FILE = "flow.safetensors.xz", "hift.safetensors.xz", "llm.safetensors.xz"
+ALIGNER_WEIGHTS = "aligner.safetensors.xz"
 TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 BUNDLE_FILES = (
     *(SIZES_FILE, CHECKPOINT_FILE, FLOW_FILE, HIFT_FILE, LLM_FILE, ALIGNER_WEIGHTS, TEXT_TOKENIZER_FILE),
@@ -207,8 +206,8 @@ def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None
 
 def _read(path: Path) -> dict[str, FloatArray]:
     try:
-        return unpacked(load_file(path))
-    except Exception as err:  # safetensors raises its own kinds for a damaged file
+        return read_packed(path)
+    except Exception as err:  # lzma and safetensors raise their own kinds for a damaged file
         raise BundleError(f"{path} can't be read ({err}); check the files out again") from err
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.numpy import save_file
 from torch import nn
 
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE, DemoLLMShape
-from demo_voice.packing import FloatArray, packed
+from demo_voice.packing import FloatArray, packed, write_packed
 from demo_voice.train.models.aligner import AlignerNet, aligner_arrays
 from demo_voice.train.models.flow import TrainableFlow
 from demo_voice.train.models.llm import TrainableLLM
@@ -35,7 +34,6 @@ from demo_voice.unpack import (
     BundleSizes,
 )
 from servicekit.checkpoint_file import write_declaration
-from servicekit.files import usual_mode
 from token2wav_service.checkpoint.loader import SPEAKER_ENCODER, SPEECH_TOKENIZER
 from token2wav_service.models.vocoder.hift import HiFT
 
@@ -116,12 +114,9 @@ def write_bundle(work: Workspace, sizes: DemoSizes, teachers: str = FIRST_TEACHE
     """
     directory = work.bundle
     directory.mkdir(parents=True, exist_ok=True)
-    with usual_mode(directory / FLOW_FILE) as path:
-        save_file(packed(arrays_of(trained_flow(work, sizes).finished())), path)
-    with usual_mode(directory / HIFT_FILE) as path:
-        save_file(packed(arrays_of(trained_hift(work, sizes))), path)
-    with usual_mode(directory / LLM_FILE) as path:
-        save_file(packed(llm_arrays(trained_llm(work, sizes))), path)
+    write_packed(directory / FLOW_FILE, packed(arrays_of(trained_flow(work, sizes).finished())))
+    write_packed(directory / HIFT_FILE, packed(arrays_of(trained_hift(work, sizes))))
+    write_packed(directory / LLM_FILE, packed(llm_arrays(trained_llm(work, sizes))))
     write_aligner(work, sizes)
     export_tokenizer(trained_tokenizer(work, sizes), directory / SPEECH_TOKENIZER)
     export_speaker_encoder(trained_speaker(work, sizes), directory / SPEAKER_ENCODER)
@@ -142,8 +137,7 @@ def write_aligner(work: Workspace, sizes: DemoSizes) -> int:
         StateError: it has not been trained.
     """
     work.bundle.mkdir(parents=True, exist_ok=True)
-    with usual_mode(work.bundle / ALIGNER_WEIGHTS) as path:
-        save_file(packed(aligner_arrays(trained_aligner(work, sizes))), path)
+    write_packed(work.bundle / ALIGNER_WEIGHTS, packed(aligner_arrays(trained_aligner(work, sizes))))
     return (work.bundle / ALIGNER_WEIGHTS).stat().st_size
 
 

@@ -18,12 +18,11 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from demo_voice.llm_layout import CONTROL_TABLE, HEAD_BIAS, HEAD_WEIGHT, SPEECH_TABLE, TEXT_TABLE
-from demo_voice.packing import FloatArray, unpacked
+from demo_voice.packing import FloatArray, read_packed
 from demo_voice.train.data import SpeechStreams
 from demo_voice.train.models.aligner import AlignerNet
 from demo_voice.train.models.excitation import make_loud
@@ -87,18 +86,18 @@ def begin_from_bundle(
         save_state(work.weights("speaker"), {"model": model}, 0, began_s["speaker"])
     if not work.weights("vocoder").exists():
         hift = HiFT(sizes.hift)
-        _put(hift, unpacked(load_file(BUNDLE / HIFT_FILE)))
+        _put(hift, read_packed(BUNDLE / HIFT_FILE))
         make_loud(hift.m_source)
         judges = Discriminators(sizes.discriminators)
         save_state(work.weights("vocoder"), {"hift": hift, "judges": judges}, 0, began_s["vocoder"])
     if not work.weights("flow").exists():
-        arrays = unpacked(load_file(BUNDLE / FLOW_FILE))
+        arrays = read_packed(BUNDLE / FLOW_FILE)
         flow = TrainableFlow(sizes.flow)
         errors["flow"] = fit_table(flow.codes.to(device), arrays.pop(_FLOW_TABLE), fit_steps)
         _put(flow.flow, arrays)
         save_state(work.weights("flow"), {"model": flow}, 0, began_s["flow"])
     if not work.weights("llm").exists():
-        arrays = unpacked(load_file(BUNDLE / LLM_FILE))
+        arrays = read_packed(BUNDLE / LLM_FILE)
         llm = TrainableLLM(sizes.llm)
         errors["llm"] = fit_table(llm.codes.to(device), arrays.pop(SPEECH_TABLE), fit_steps)
         _put(llm.text_embedding, {"weight": arrays.pop(TEXT_TABLE)})
@@ -113,7 +112,7 @@ def begin_from_bundle(
 def bundled_anchor(device: torch.device) -> Anchor:
     """Return what the bundled aligner hears in tokens; it stays as it is."""
     net = AlignerNet(DEMO.aligner)
-    _put(net, unpacked(load_file(BUNDLE / ALIGNER_WEIGHTS)))
+    _put(net, read_packed(BUNDLE / ALIGNER_WEIGHTS))
     return net.to(device).eval().requires_grad_(False).tokens.read
 
 

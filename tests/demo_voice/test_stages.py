@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from demo_voice.train.package import trained_tokenizer
 from demo_voice.train.sizes import DEMO, TINY
 from demo_voice.train.trainer import StateError, load_state, read_log
 from demo_voice.train.workspace import Workspace
-from demo_voice.unpack import BUNDLE, BUNDLE_FILES, BundleError, provide, unpack
+from demo_voice.unpack import BUNDLE, BUNDLE_FILES, FLOW_FILE, LLM_FILE, BundleError, provide, unpack
 from llm_service.aligner import load_aligner
 from llm_service.embedded.model import SpeechLanguageModel
 from llm_service.speech_bounds import load_speech_bounds
@@ -167,15 +168,16 @@ def test_the_aligner_lies_beside_the_tokenizer_and_is_listed_with_the_weights(ch
 def test_a_damaged_bundle_says_which_file(trained: Workspace, tmp_path: Path) -> None:
     for name in BUNDLE_FILES:
         (tmp_path / name).write_bytes((trained.bundle / name).read_bytes())
-    (tmp_path / "flow.safetensors").write_bytes(b"nonsense")
-
-    with pytest.raises(BundleError, match=r"flow\.safetensors"):
-        unpack(tmp_path / "out" / "demo", tmp_path)
+    flow = (tmp_path / FLOW_FILE).read_bytes()
+    for damaged in (b"nonsense", flow[: len(flow) // 2], lzma.compress(b"nonsense")):
+        (tmp_path / FLOW_FILE).write_bytes(damaged)
+        with pytest.raises(BundleError, match=r"flow\.safetensors\.xz"):
+            unpack(tmp_path / "out" / "demo", tmp_path)
     assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "bundle.json").write_text(json.dumps({"flow": 1}), encoding="utf-8")
     with pytest.raises(BundleError, match=r"bundle\.json"):
         unpack(tmp_path / "out" / "demo", tmp_path)
-    (tmp_path / "llm.safetensors").unlink()
+    (tmp_path / LLM_FILE).unlink()
     with pytest.raises(BundleError, match="lacks"):
         unpack(tmp_path / "out" / "demo", tmp_path)
 

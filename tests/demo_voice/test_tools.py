@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from demo_voice.packing import packed, quantised, unpacked
+from demo_voice.packing import packed, quantised, read_packed, unpacked, write_packed
 from demo_voice.train import run
 from demo_voice.train.collect import ENGINES_ARCHIVE, unpack_engines
 from demo_voice.train.replay import Replayer
@@ -84,6 +84,13 @@ def test_large_tensors_are_packed_and_small_ones_are_not() -> None:
     assert all(np.abs(restored[name] - weights[name]).max() < 0.02 for name in weights)
     with pytest.raises(ValueError, match=r"large\.scale"):
         unpacked({"large.int8": shrunk["large.int8"]})
+
+
+def test_a_file_holds_what_was_packed(tmp_path: Path) -> None:
+    shrunk = packed({"large": np.random.default_rng(0).standard_normal((80, 80)).astype(np.float32)})
+    write_packed(tmp_path / "file", shrunk)
+    restored = read_packed(tmp_path / "file")
+    assert restored.keys() == {"large"} and (restored["large"] == unpacked(shrunk)["large"]).all()
 
 
 @pytest.mark.slow

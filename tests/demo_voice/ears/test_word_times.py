@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from benchmarks.word_times import errors_ms, figures
 from demo_voice.ears.recognition import SphinxAligner, words_of
-from demo_voice.packing import unpacked
+from demo_voice.packing import read_packed
 from demo_voice.unpack import ALIGNER_WEIGHTS, BUNDLE
 from gateway.speech.letter_times import LetterTimes
 from gateway.speech.request import SpokenSpan
@@ -21,7 +20,7 @@ from token2wav_service.features.prompt_models import SPEECH_TOKENIZER_FILE, Onnx
 
 
 def test_words_are_timed_as_the_recogniser_times_them(voices: list[Voice]) -> None:
-    aligner, recogniser = Aligner(unpacked(load_file(BUNDLE / ALIGNER_WEIGHTS))), SphinxAligner()
+    aligner, recogniser = Aligner(read_packed(BUNDLE / ALIGNER_WEIGHTS)), SphinxAligner()
     tokenizer = OnnxSpeechTokenizer(BUNDLE / SPEECH_TOKENIZER_FILE)
     found = []
     for voice in voices:
