@@ -44,7 +44,7 @@ ADVERSARIAL_FROM = 0.1
 """Progress at which the discriminators join."""
 OWN_PITCH_FROM = 0.5
 """Progress from which half of the batches use the predicted pitch, as at inference."""
-MEL_WEIGHT, SPECTRAL_WEIGHT, PHASE_WEIGHT, PITCH_WEIGHT = 15.0, 2.0, 4.0, 1.0
+MEL_WEIGHT, SPECTRAL_WEIGHT, PHASE_WEIGHT, PITCH_WEIGHT = 45.0, 2.0, 4.0, 1.0
 FEATURE_WEIGHT, ADVERSARIAL_WEIGHT = 0.5, 1.0
 PITCH_SCALE = 100.0
 """Hz; where the predictor's answers start, too: from 0 the small steps of training would take long to get there."""
