@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 from gateway.chunking.outlook import CAUTION, Outlook
@@ -69,6 +70,7 @@ class ChunkPolicy(Protocol):
         ...
 
 
+@lru_cache(maxsize=64)
 def first_chunk_tokens(policy: ChunkPolicy) -> int:
     """Return the most tokens that a stream's first chunk may wait for, look-ahead included."""
     return max(DEFAULT_HOP_TOKENS + LOOKAHEAD_TOKENS, awaited_tokens(policy, UNMEASURED))
@@ -137,6 +139,19 @@ class TimeBasedChunks:
         return at_least_one if self.max_hop_tokens is None else min(at_least_one, self.max_hop_tokens)
 
 
+@lru_cache(maxsize=4096)
+def _grown_sizes(last_hop: int, shortest: int, bound: int) -> tuple[int, ...]:
+    """Return the hops to choose from after this one, which do not grow faster than the listener's slack."""
+    return _sizes(shortest, min(max(_GROWTH * last_hop, shortest), bound), bound)
+
+
+def _sizes(shortest: int, longest: int, bound: int) -> tuple[int, ...]:
+    """Return the hops to choose from: any length below the smallest batched size, then these sizes, the bound."""
+    short = range(shortest, min(longest, CHUNK_SIZES_TOKENS[0] - 1) + 1)
+    sizes = sorted({*short, *CHUNK_SIZES_TOKENS, bound})
+    return tuple(size for size in sizes if shortest <= size <= longest) or (shortest,)
+
+
 @dataclass(frozen=True)
 class DeadlineChunks:
     """The shortest first hop that playback can go on from, then the longest hops whose audio comes in time.
@@ -153,11 +168,13 @@ class DeadlineChunks:
 
     def next_hop(self, progress: ChunkProgress) -> int:
         """Follow the pace; a hop that will be late anyway is short, but long enough to catch up."""
-        outlook = Outlook(progress.pace, progress.tokens_pending, progress.last_hop_tokens)
+        outlook = Outlook.measured(progress.pace, progress.tokens_pending, progress.last_hop_tokens)
         if progress.chunks_sent == 0:
             usual = self.hop_tokens if progress.pace.hop_multiple > 1 else None
             return min(self.first_hop_tokens or usual or self._first_hop(outlook), self.max_hop_tokens)
-        return self._longest_in_time(outlook) or self._late(outlook)
+        shortest = self._shortest(outlook)
+        sizes = _grown_sizes(progress.last_hop_tokens, shortest, self.max_hop_tokens)
+        return outlook.longest_in_time(sizes) or self._late(outlook, shortest)
 
     def _first_hop(self, outlook: Outlook) -> int:
         """Return the shortest first hop after which all chunks to come are in time; a longer one is only safer.
@@ -166,56 +183,43 @@ class DeadlineChunks:
         waiting for these. Nor is a hop chosen there whose tokens take longer to come than it takes to make.
         """
         candidates = range(MIN_AUDIBLE_FIRST_HOP_TOKENS, self.hop_tokens)
-        hop = candidates.start + bisect_left(candidates, True, key=lambda hop: self._stays_in_time(outlook.after(hop)))
+        hop = candidates.start + bisect_left(candidates, True, key=lambda hop: self._stays_in_time(outlook, hop))
         urgent_cost = outlook.pace.urgent_cost
         if urgent_cost is None:
             return hop
-        urgent = replace(outlook, pace=replace(outlook.pace, cost=urgent_cost), caution=1.0)
+        urgent_pace = replace(outlook.pace, cost=urgent_cost)
+        urgent = Outlook.measured(urgent_pace, outlook.tokens_pending, outlook.last_hop_tokens, caution=1.0)
         sizes = sorted({self.hop_tokens, *CHUNK_SIZES_TOKENS})
         for longer in (size for size in sizes if max(hop, self.hop_tokens - 1) < size <= _LONGEST_FIRST_TOKENS):
-            if self._stays_in_time(urgent.after(hop)) or urgent.ready_in_s(longer) > urgent_cost.of_hop(longer):
+            if self._stays_in_time(urgent, hop) or urgent.ready_in_s(longer) > urgent_cost.of_hop(longer):
                 break
             hop = longer
         return hop
 
-    def _stays_in_time(self, outlook: Outlook) -> bool:
-        """Rehearse the chunks to come; return whether the audio of every one is in time."""
+    def _stays_in_time(self, outlook: Outlook, hop: int) -> bool:
+        """Rehearse this hop and the chunks to come; return whether the audio of every one after it is in time."""
+        shortest, bound = self._shortest(outlook), self.max_hop_tokens
         for _ in range(_REHEARSED_CHUNKS):
-            hop = self._longest_in_time(outlook)
-            if hop is None or hop == self.max_hop_tokens:
-                return hop is not None
             outlook = outlook.after(hop)
+            longest = outlook.longest_in_time(_grown_sizes(hop, shortest, bound))
+            if longest is None or longest == bound:
+                return longest is not None
+            hop = longest
         return True
 
-    def _longest_in_time(self, outlook: Outlook) -> int | None:
-        """Return the longest hop whose audio comes before the listener runs dry; None if none does."""
-        shortest = self._shortest(outlook)
-        longest = min(max(_GROWTH * outlook.last_hop_tokens, shortest), self.max_hop_tokens)
-        candidates = self._sizes(shortest, longest)
-        fitting = bisect_left(candidates, True, key=lambda hop: not outlook.is_in_time(hop))
-        return candidates[fitting - 1] if fitting else None
-
-    def _late(self, outlook: Outlook) -> int:
+    def _late(self, outlook: Outlook, shortest: int) -> int:
         """Return a hop whose audio will be late whatever its length: the shortest, unless token2wav is overloaded.
 
         It is if even that hop takes longer to make than to play. Longer ones take it less time for each second, so this
         is the longest whose tokens are here before token2wav is free for them.
         """
-        shortest, sustaining = self._shortest(outlook), outlook.sustaining_hop()
+        sustaining = outlook.sustaining_hop()
         if sustaining is not None and sustaining <= shortest:
             return shortest
         longest = min(_GROWTH * outlook.last_hop_tokens, _MOST_LATE_TOKENS, self.max_hop_tokens)
-        wait_s = outlook.pace.free_in_s / CAUTION
-        return max(
-            (hop for hop in self._sizes(shortest, longest) if outlook.ready_in_s(hop) <= wait_s), default=shortest
-        )
-
-    def _sizes(self, shortest: int, longest: int) -> list[int]:
-        """Return the hops to choose from: any length below the smallest batched size, then these sizes, the bound."""
-        smallest = CHUNK_SIZES_TOKENS[0]
-        short = range(shortest, min(longest, smallest - 1) + 1)
-        sizes = sorted({*short, *CHUNK_SIZES_TOKENS, self.max_hop_tokens})
-        return [size for size in sizes if shortest <= size <= longest] or [shortest]
+        wait_s = outlook.free_in_s / CAUTION
+        sizes = _sizes(shortest, longest, self.max_hop_tokens)
+        return max((hop for hop in sizes if outlook.ready_in_s(hop) <= wait_s), default=shortest)
 
     def _shortest(self, outlook: Outlook) -> int:
         """Return the shortest hop that is worth its cost: token2wav speaks it faster than it is played."""

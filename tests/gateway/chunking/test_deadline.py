@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.chunking.chunker import Chunker
-from gateway.chunking.outlook import Outlook
+from gateway.chunking.outlook import CAUTION, MARGIN_S, Outlook
 from gateway.chunking.pace import HELD_BACK_S, PRIOR_COST, PRIOR_TOKEN_RATE_HZ, ChunkCost, Pace, PaceBook, PaceMeter
 from gateway.chunking.policies import (
     ChunkPolicy,
@@ -341,9 +341,34 @@ def test_a_burst_is_the_longest_message_of_those_that_come_together() -> None:
 
 
 def test_tokens_that_are_there_are_not_waited_for() -> None:
-    outlook = Outlook(PaceMeter(PaceBook(), ManualClock()).read(), tokens_pending=40)
+    outlook = Outlook.measured(PaceMeter(PaceBook(), ManualClock()).read(), tokens_pending=40)
     assert outlook.ready_in_s(15) == 0.0
     assert outlook.ready_in_s(60) > 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 60),
+    st.builds(
+        Pace,
+        st.floats(10, 200),
+        st.integers(1, 20),
+        st.builds(ChunkCost, st.floats(0, 0.5), st.floats(0, 0.02)),
+        st.floats(0, 1),
+        st.floats(-1, 5),
+    ),
+)
+def test_the_longest_hop_in_time_is_the_last_whose_audio_comes_before_the_listener_runs_dry(
+    pending: int, pace: Pace
+) -> None:
+    outlook = Outlook.measured(pace, pending)
+
+    def is_in_time(hop: int) -> bool:
+        audio_s = max(outlook.ready_in_s(hop), pace.free_in_s) + pace.cost.of_hop(hop)
+        return pace.free_in_s + CAUTION * (audio_s - pace.free_in_s) + MARGIN_S <= pace.dry_in_s
+
+    hops = range(4, 101)
+    assert outlook.longest_in_time(hops) == max(filter(is_in_time, hops), default=None)
 
 
 def test_a_stalled_llm_is_seen_before_its_next_token() -> None:
