@@ -65,7 +65,7 @@ BEGUN_S = {"tokenizer": 100.0, "speaker": 30.0, "vocoder": 0.0, "flow": 250.0, "
 lower. The vocoder's begin at the top: a bundle has no judges, and flite's never heard anything above 8 kHz."""
 FIT_STEPS = 600
 """Steps in which a network is fitted to each table of the bundled weights."""
-NOISES = {FLITE: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1, masked=0.02, dropout=0.1))
+NOISES = {FLITE: Noise()} | dict.fromkeys((HIBARI, MIXED), Noise(wrong=0.1, bare=0.1))
 """What keeps the LLM from learning its corpus by heart, by teachers."""
 BATCH = {"tokenizer": 96, "speaker": 192, "vocoder": 32, "flow": 128, "llm": 192, "aligner": 48}
 """Windows or sequences in a step, on a GPU."""
