@@ -140,7 +140,7 @@ class VocoderStage:
     def _vocoded(self, hift: HiFT, starts: Tensor, excitation: Excitation) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return made and true samples [B, N], and how they differ; in phase, too, where it was the audio's."""
         audio, mel, pitch, phase = (self._streams.window(name, starts, WINDOW_TOKENS).float() for name in FEATURES)
-        mel, true = mel.transpose(1, 2), audio / PCM16_SCALE
+        mel, true = mel.transpose(1, 2), (audio + _dither(audio)) / PCM16_SCALE
         cycles = known_cycles(pitch, phase)
         target = served_pitch(pitch, cycles)
         predicted = hift.f0_predictor(mel)
@@ -162,6 +162,11 @@ def _source(hift: HiFT, pitch: Tensor, cycles: Tensor) -> Tensor:
     phase = angles(cycles, pitch, hift.m_source)
     noise = torch.randn(*phase.transpose(1, 2).shape, device=phase.device)
     return torch.as_tensor(hift.m_source(pitch, noise, phase))
+
+
+def _dither(audio: Tensor) -> Tensor:
+    """Draw triangular noise of one step of 16 bits, [B, N]: DNSMOS takes digital silence for a fault."""
+    return torch.rand_like(audio) - torch.rand_like(audio)
 
 
 def judged_places(samples: Tensor) -> Tensor:
