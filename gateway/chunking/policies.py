@@ -63,7 +63,11 @@ class ChunkProgress:
 
 
 class ChunkPolicy(Protocol):
-    """Chooses how many tokens the next chunk speaks; has no state of its own."""
+    """Chooses how many tokens the next chunk speaks; has no state of its own, and equal ones choose alike."""
+
+    def __hash__(self) -> int:
+        """Answers for an unmeasured pace are kept by policy."""
+        ...
 
     def next_hop(self, progress: ChunkProgress) -> int:
         """Return the tokens to speak in the next chunk, at least 1; asked again whenever tokens have come."""
