@@ -9,6 +9,7 @@ Pure; knows nothing of clocks, services or policies.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ class Outlook(NamedTuple):
     """A stream at one moment; all seconds count from there."""
 
     pace: Pace
-    """As measured; that token2wav is free and the listener dry is said below, for this moment."""
+    """As measured; `free_in_s` and `dry_in_s` below say the same for this moment."""
     tokens_pending: float
     """Tokens received and not sent yet, look-ahead included."""
     last_hop_tokens: int
@@ -52,40 +53,34 @@ class Outlook(NamedTuple):
         burst = self.pace.burst_tokens
         return math.ceil(missing / burst) * burst / self.pace.token_rate_hz
 
+    def audio_in_s(self, hop: int) -> float:
+        """Until the hop's audio is here."""
+        return max(self.ready_in_s(hop), self.free_in_s) + self.pace.cost.of_hop(hop)
+
+    def is_in_time(self, hop: int) -> bool:
+        """Whether that is before the listener runs dry, with caution."""
+        to_come_s = self.audio_in_s(hop) - self.free_in_s
+        return self.free_in_s + self.caution * to_come_s + MARGIN_S <= self.dry_in_s
+
     def longest_in_time(self, hops: Sequence[int]) -> int | None:
-        """Return the longest hop whose audio comes before the listener runs dry, with caution; None if none does.
+        """Return the longest hop whose audio is in time; None if none is.
 
         Args:
             hops: to choose from, shortest first; a longer one's audio never comes earlier.
         """
-        # NOTE: called some ten times a request, so the loop says `ready_in_s` and `of_hop` without calling them.
-        pace, pending, _, free_s, dry_s, caution = self
-        burst, rate_hz, cost = pace.burst_tokens, pace.token_rate_hz, pace.cost
-        fixed_s, per_token_s = cost.fixed_s, cost.per_token_s
-        low, high = 0, len(hops)
-        middle = high - 1  # NOTE: all are in time more often than not
-        while low < high:
-            tokens = hops[middle] + LOOKAHEAD_TOKENS
-            audio_s = fixed_s + per_token_s * tokens
-            ready_s = math.ceil((tokens - pending) / burst) * burst / rate_hz if tokens > pending else 0.0
-            audio_s += ready_s if ready_s > free_s else free_s
-            if free_s + caution * (audio_s - free_s) + MARGIN_S <= dry_s:
-                low = middle + 1
-            else:
-                high = middle
-            middle = (low + high) // 2
-        return hops[low - 1] if low else None
+        if self.is_in_time(hops[-1]):  # more often than not
+            return hops[-1]
+        fitting = bisect_left(hops, True, hi=len(hops) - 1, key=lambda hop: not self.is_in_time(hop))
+        return hops[fitting - 1] if fitting else None
 
     def after(self, hop: int) -> Outlook:
         """Return the outlook at the moment when that chunk has been pushed."""
-        pace, pending, last_hop, free_s, dry_s, caution = self
-        ready_s = self.ready_in_s(hop)
-        audio_s = (ready_s if ready_s > free_s else free_s) + pace.cost.of_hop(hop)
-        spoken_s = hop / TOKEN_RATE_HZ if last_hop else max(hop / TOKEN_RATE_HZ - HELD_BACK_S, 0.0)
-        if dry_s == math.inf or dry_s < audio_s:
-            dry_s = audio_s
-        tokens = pending + ready_s * pace.token_rate_hz - hop
-        return Outlook(pace, tokens, hop, audio_s - ready_s, dry_s + spoken_s - ready_s, caution)
+        ready_s, audio_s = self.ready_in_s(hop), self.audio_in_s(hop)
+        spoken_s = hop / TOKEN_RATE_HZ - (0.0 if self.last_hop_tokens else HELD_BACK_S)
+        dry_s = audio_s if math.isinf(self.dry_in_s) else max(self.dry_in_s, audio_s)
+        dry_in_s = dry_s + max(spoken_s, 0.0) - ready_s
+        tokens = self.tokens_pending + ready_s * self.pace.token_rate_hz - hop
+        return Outlook(self.pace, tokens, hop, audio_s - ready_s, dry_in_s, self.caution)
 
     def sustaining_hop(self) -> int | None:
         """Return the shortest hop that token2wav speaks faster than it is played; None if there is none."""

@@ -64,19 +64,22 @@ def test_with_quick_services_the_first_audio_is_a_quarter_earlier_than_exponenti
     assert first < 0.75 * listen(world, ExponentialChunks(15)).ttfa_s
 
 
+PACES = st.builds(
+    Pace,
+    st.floats(0.1, 1000),
+    st.integers(1, 50),
+    st.builds(ChunkCost, st.floats(0, 2), st.floats(0, 0.1)),
+    st.floats(0, 3),
+    st.floats(-3, 30),
+)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 5),
     st.integers(1, 500),
     st.integers(4, 200),
-    st.builds(
-        Pace,
-        st.floats(0.1, 1000),
-        st.integers(1, 50),
-        st.builds(ChunkCost, st.floats(0, 2), st.floats(0, 0.1)),
-        st.floats(0, 3),
-        st.floats(-3, 30),
-    ),
+    PACES,
 )
 def test_hops_are_bounded_whatever_was_measured(sent: int, pending: int, last_hop: int, pace: Pace) -> None:
     if not sent:
@@ -347,17 +350,7 @@ def test_tokens_that_are_there_are_not_waited_for() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 60),
-    st.builds(
-        Pace,
-        st.floats(10, 200),
-        st.integers(1, 20),
-        st.builds(ChunkCost, st.floats(0, 0.5), st.floats(0, 0.02)),
-        st.floats(0, 1),
-        st.floats(-1, 5),
-    ),
-)
+@given(st.integers(0, 60), PACES)
 def test_the_longest_hop_in_time_is_the_last_whose_audio_comes_before_the_listener_runs_dry(
     pending: int, pace: Pace
 ) -> None:
