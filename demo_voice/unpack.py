@@ -174,9 +174,9 @@ def unpack(directory: Path, bundle: Path = BUNDLE, voices: Path = VOICES) -> Non
         sizes = BundleSizes.from_json((bundle / SIZES_FILE).read_text("utf-8"))
         _unpack_token2wav(made / "token2wav", bundle, sizes)
         text_tokenizer: dict[str, Any] = json.loads((bundle / TEXT_TOKENIZER_FILE).read_text("utf-8"))
-        write_llm(made / "llm", sizes.llm, _read(bundle / LLM_FILE), text_tokenizer)
+        write_llm(made / "llm", sizes.llm, read_weights(bundle / LLM_FILE), text_tokenizer)
         write_speech_bounds(made / "llm", sizes.bounds)
-        write_aligner(made / "llm", _read(bundle / ALIGNER_WEIGHTS))
+        write_aligner(made / "llm", read_weights(bundle / ALIGNER_WEIGHTS))
         shutil.copytree(voices, made / "voices")
         for name in (CHECKPOINT_FILE, SIZES_FILE):
             shutil.copyfile(bundle / name, made / name)
@@ -199,12 +199,17 @@ def _unpack_token2wav(directory: Path, bundle: Path, sizes: BundleSizes) -> None
     (directory / FLOW_YAML).write_text(flow_yaml(sizes.flow), encoding="utf-8")
     (directory / HIFT_CONFIG).write_text(json.dumps(hift_arguments(sizes.hift), indent=1) + "\n", encoding="utf-8")
     for source, target in ((FLOW_FILE, FLOW_WEIGHTS), (HIFT_FILE, HIFT_WEIGHTS)):
-        torch.save(_as_tensors(_read(bundle / source)), directory / target)
+        torch.save(_as_tensors(read_weights(bundle / source)), directory / target)
     for name in (SPEAKER_ENCODER, SPEECH_TOKENIZER):
         shutil.copyfile(bundle / name, directory / name)
 
 
-def _read(path: Path) -> dict[str, FloatArray]:
+def read_weights(path: Path) -> dict[str, FloatArray]:
+    """Return the weights in one file of a bundle, as float32.
+
+    Raises:
+        BundleError: the file is missing or damaged.
+    """
     try:
         return read_packed(path)
     except Exception as err:  # lzma and safetensors raise their own kinds for a damaged file

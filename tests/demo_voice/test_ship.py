@@ -12,7 +12,7 @@ import pytest
 from demo_voice.packing import packed, read_packed, write_packed
 from demo_voice.train import ship
 from demo_voice.train.make_voices import VOICES_OF
-from demo_voice.unpack import BUNDLE, BUNDLE_FILES, HIFT_FILE, LLM_FILE, SIZES_FILE, VOICES, teachers_of
+from demo_voice.unpack import BUNDLE, BUNDLE_FILES, HIFT_FILE, LLM_FILE, SIZES_FILE, VOICES, BundleError, teachers_of
 from tests.bundled_voices import NAMES
 
 
@@ -100,6 +100,9 @@ def test_a_model_is_mixed_with_the_one_before(tmp_path: Path) -> None:
     assert float(read_packed(new / HIFT_FILE)["layer"][0, 0]) == 1.0
     write_packed(before / LLM_FILE, packed({"layer": np.ones((64, 32), np.float32)}))
     with pytest.raises(ship.ShippingError, match="llm: the weights before are of other sizes"):
+        ship.mix(new, before, {"llm": 0.25})
+    (before / LLM_FILE).write_bytes(b"damaged")
+    with pytest.raises(BundleError, match="can't be read"):
         ship.mix(new, before, {"llm": 0.25})
 
 
