@@ -3,8 +3,8 @@
     made    [............. 170 ms of silence ............|S p e e c h
     heard                                    [ 20 ms ....|S p e e c h
 
-A sound is a frame above the quietest one so far, so that the weak onset of an f or a p counts. Pure; knows nothing of
-texts or services.
+A sound is a frame above the quietest one so far, so that the weak onset of an f or a p counts; it begins with the
+frame's first sample of that level. Pure; knows nothing of texts or services.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ class LeadingSilence:
         """Look at the whole frames that are new; return where the first sound begins."""
         for level_db in self._new_levels():
             self._quietest_db = min(self._quietest_db, level_db)
-            if level_db > min(max(self._quietest_db + RISE_DB, SOFTEST_DBFS), LOUDEST_DBFS):
-                return self._checked
+            sound_db = min(max(self._quietest_db + RISE_DB, SOFTEST_DBFS), LOUDEST_DBFS)
+            if level_db > sound_db:
+                frame = self._held[self._checked : self._checked + FRAME_SAMPLES]
+                return self._checked + int(np.argmax(np.abs(frame) > 10 ** (sound_db / 20)))
             self._checked += FRAME_SAMPLES
         return None
 

@@ -48,7 +48,7 @@ def heard(samples: FloatArray, chunks: tuple[int, ...] = (960, 2880, 9600)) -> F
 
 ONSETS = {
     "vowel": vowel(0.2),
-    "fricative, rising from the floor": np.concatenate([rising(0.06, -75.0, -30.0), vowel(0.2)]),
+    "fricative, rising from the floor": np.concatenate([rising(0.06, -70.0, -30.0), vowel(0.2)]),
     "soft f": np.concatenate([noise(0.08, -52.0), vowel(0.2)]),
     "stop: closure, burst, aspiration": np.concatenate([noise(0.004, -38.0), noise(0.05, -55.0), vowel(0.2)]),
     "voiced stop": np.concatenate([0.02 * vowel(0.06), vowel(0.2)]),
@@ -63,6 +63,12 @@ def test_20_ms_of_silence_stay_and_all_of_the_onset(onset: FloatArray, floor_dbf
     out = heard(made)
     assert len(onset) <= len(out) <= len(onset) + KEPT + 120
     assert np.array_equal(out, made[len(made) - len(out) :])
+
+
+@pytest.mark.parametrize("silence", [4080, 4081, 4199])
+def test_20_ms_are_20_ms_wherever_the_first_sound_begins(silence: int) -> None:
+    made = np.concatenate([np.zeros(silence, np.float32), vowel(0.2)])
+    assert np.flatnonzero(heard(made))[0] == KEPT
 
 
 @pytest.mark.parametrize("chunks", [(1,), (119, 121), (4800,), (100_000,)])
