@@ -3,7 +3,7 @@
 Run it where Debian's packages can be fetched. It writes into an ignored folder:
 
     engines.tar.xz   flite with its voices and the sound library it links to, unpacked from their packages
-    texts/           WordNet's examples and definitions, a word list: one text a line
+    texts/           WordNet's examples, definitions and names, a word list: one text a line
     copyright/       each package's copyright file
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from demo_voice.train.text.mix import TEXT_FILES
-from demo_voice.train.text.wordnet import read_glosses
+from demo_voice.train.text.wordnet import read_glosses, read_names
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,11 @@ def unpack_engines(archive: Path, root: Path) -> None:
 def write_texts(root: Path, directory: Path) -> None:
     """Write the text files out of the unpacked packages."""
     directory.mkdir(parents=True, exist_ok=True)
-    glosses = read_glosses(root / "usr/share/wordnet")
+    glosses, names = read_glosses(root / "usr/share/wordnet"), read_names(root / "usr/share/wordnet")
     words = (root / "usr/share/dict/american-english").read_text("utf-8").split("\n")
     plain = [word for word in words if len(word) > 1 and word.isascii() and word.isalpha()]
-    for name, lines in zip(TEXT_FILES, (glosses.examples, glosses.definitions, plain), strict=True):
+    columns = (glosses.examples, glosses.definitions, plain, names.people, names.places)
+    for name, lines in zip(TEXT_FILES, columns, strict=True):
         _write_lines(directory / name, lines)
         logger.info("%s: %d lines", name, len(lines))
 

@@ -29,6 +29,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "examples.txt.gz": [f"The {noun} was seen near the old harbour wall." for noun in ("boat", "gull", "light")],
         "definitions.txt.gz": ["A vessel for travel on water.", "A bird that lives by the sea and follows ships."],
         "words.txt.gz": ["lantern", "compass", "anchor", "horizon", "harbour", "Lisbon"],
+        "people.txt.gz": ["Ada", "Grace", "Hopper"],
+        "places.txt.gz": ["New York", "Oslo"],
     }
     for name in TEXT_FILES:
         with gzip.open(directory / name, "wt", encoding="utf-8") as file:

@@ -25,7 +25,7 @@ from demo_voice.train.text.make_heldout import (
     read_novels,
 )
 from demo_voice.train.text.mix import TextSources, planned
-from demo_voice.train.text.wordnet import DATA_FILES, MAX_CHARACTERS, as_sentence, read_glosses
+from demo_voice.train.text.wordnet import DATA_FILES, MAX_CHARACTERS, as_sentence, read_glosses, read_names
 
 HELDOUT_SHA256 = "3782154c65a039e58e15ec5b263f5e07258a321fc405bf7b9263eb0ce2ec80ab"
 FRAGMENTS_SHA256 = "610f11a9a16e57b4cffa33df8a6aa0831c8324c06887c7973389f9468892c85e"
@@ -77,7 +77,27 @@ def test_wordnet_gives_definitions_and_examples_but_no_licence(tmp_path: Path) -
     assert glosses.definitions == ["A small vessel."]
 
 
+def test_wordnet_gives_the_names_of_people_and_places_as_often_as_it_has_them(tmp_path: Path) -> None:
+    lines = (
+        "1 18 n 03 Grant 0 Ulysses_Grant 0 President_Grant 0 002 @i 2 n 0000 @i 3 n 0000 | a general  ",
+        "2 18 n 01 general 0 001 @ 4 n 0000 | an officer  ",
+        "3 15 n 02 New_York 0 Big_Apple_of_the_East 0 001 @i 5 n 0000 | a city  ",
+        "4 05 n 01 Lassie 0 001 @i 6 n 0000 | a dog  ",
+    )
+    text = "".join(f"{line}\n" for line in ("  1 Free of charge. @i", *lines))
+    (tmp_path / "data.noun").write_text(text, encoding="utf-8")
+
+    names = read_names(tmp_path)
+
+    assert names.people == ["Grant", "Ulysses", "Grant", "Grant"]
+    assert names.places == ["New York"]
+
+
 SHARES = (0.5, 0.5)
+
+
+def small_sources(examples: list[str]) -> TextSources:
+    return TextSources(examples, ["A thing."], ["word", "other", "here", "Anna"], ["Bertha"], ["New York"])
 
 
 def test_generated_sentences_are_filled_and_end_once() -> None:
@@ -89,7 +109,7 @@ def test_generated_sentences_are_filled_and_end_once() -> None:
 
 @pytest.mark.parametrize("is_varied", [False, True])
 def test_an_utterance_depends_on_the_seed_and_its_number_alone(is_varied: bool) -> None:
-    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "here", "Anna"])
+    sources = small_sources([f"Example {n} is here." for n in range(50)])
 
     whole = list(islice(planned(sources, 3, 0, SHARES, is_varied), 20))
 
@@ -99,7 +119,7 @@ def test_an_utterance_depends_on_the_seed_and_its_number_alone(is_varied: bool) 
 
 def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
     draw = random.Random(1)
-    sources = TextSources([f"Example {n} is here." for n in range(50)], ["A thing."], ["word", "other", "here", "Anna"])
+    sources = small_sources([f"Example {n} is here." for n in range(50)])
 
     texts = [utterance.text for utterance in islice(planned(sources, 3, 0, SHARES, True), 500)]
     lines = [varied_sentence(draw) for _ in range(300)]
@@ -108,14 +128,14 @@ def test_varied_texts_have_fragments_and_stay_short_enough_to_learn() -> None:
     assert max(map(len, texts)) <= 230
     assert any(text.count("Example") + text.count("example") > 2 for text in texts)
     assert not any(re.search(r"[{}]|\.\.", line) for line in [*lines, *texts])
-    assert sum("Anna" in text for text in texts) > 25
+    assert all(sum(name in text for text in texts) > 25 for name in ("Anna", "Bertha", "New York"))
     assert any("here here here" in text.lower() for text in texts)
     assert sum(text.rstrip(".!?") in ("Is here", "Is", "Here", "Example") for text in texts) > 10
 
 
 def test_a_word_said_again_keeps_a_long_sentence_short_enough() -> None:
     long = "incomprehensibilities " * 10
-    sources = TextSources([f"{long.capitalize()}.", "It is here."], ["A thing."], ["word", "other", "here", "Anna"])
+    sources = small_sources([f"{long.capitalize()}.", "It is here."])
 
     texts = [utterance.text for utterance in islice(planned(sources, 3, 0, SHARES, True), 500)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from demo_voice.train.text.generated import generated_sentence, varied_sentence
 
-TEXT_FILES = ("examples.txt.gz", "definitions.txt.gz", "words.txt.gz")
+TEXT_FILES = ("examples.txt.gz", "definitions.txt.gz", "words.txt.gz", "people.txt.gz", "places.txt.gz")
 """Written by `demo_voice.train.collect`: one text a line."""
 
 _KIND_SHARES = {"example": 0.50, "definition": 0.20, "generated": 0.18, "words": 0.12}
@@ -23,9 +23,11 @@ _TWO_SENTENCES = 0.15
 """Share of utterances that say two texts in a row: the pause between them has to be learnt too."""
 _MAX_CHARACTERS = 230
 _VARIED_SHARES = {
-    **{"plain": 0.32, "fragment": 0.12, "joined": 0.10, "varied": 0.14},
-    **{"named": 0.16, "repeated": 0.08, "short": 0.08},
+    **{"plain": 0.28, "fragment": 0.10, "joined": 0.09, "varied": 0.13},
+    **{"named": 0.24, "repeated": 0.08, "short": 0.08},
 }
+_NAME_SHARES = {"people": 0.45, "places": 0.2, "names": 0.35}
+"""Of what stands in the frames for names: known people's and places', as often as WordNet has them, and any."""
 _LOWER_CASE = 0.3
 _JOINTS = (", and ", ", but ", "; ", ", because ", ", so ", " while ")
 _NAME_FRAMES = (
@@ -68,6 +70,9 @@ class TextSources:
     examples: list[str]
     definitions: list[str]
     words: list[str]
+    people: list[str]
+    """Given and family names, common ones more often."""
+    places: list[str]
 
     @cached_property
     def names(self) -> list[str]:
@@ -139,7 +144,7 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
         return varied_sentence(draw)
     if kind == "named":
         frame = draw.choice(_NAME_FRAMES)
-        return frame.format(*(draw.choice(sources.names) for _ in range(frame.count("{}"))))
+        return frame.format(*(_name(sources, draw) for _ in range(frame.count("{}"))))
     if kind == "repeated":
         return _repeated(sources, draw)
     if kind == "short":
@@ -150,6 +155,12 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
         bare = text[:-1] if text.endswith(".") else text
         return bare[0].lower() + bare[1:] if draw.random() < _LOWER_CASE else bare
     return text
+
+
+def _name(sources: TextSources, draw: random.Random) -> str:
+    kind = draw.choices(list(_NAME_SHARES), list(_NAME_SHARES.values()))[0]
+    names: list[str] = getattr(sources, kind)
+    return draw.choice(names)
 
 
 def _repeated(sources: TextSources, draw: random.Random) -> str:

@@ -1,7 +1,8 @@
-"""Sentences out of WordNet's data files, and what may stand in a training text at all.
+"""Sentences and names out of WordNet's data files, and what may stand in a training text at all.
 
 A word's gloss says what it means and gives examples of its use. Source of the format: the wndb(5) manual page of the
-wordnet-base package. The gloss follows the bar; examples stand in quotes.
+wordnet-base package. The gloss follows the bar; examples stand in quotes. Before the bar stand the words of an entry
+and its pointers; one pointer says that it is one person or one place.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ def as_sentence(text: str) -> str | None:
 DATA_FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
 _QUOTED = re.compile(r'"([^"]+)"')
 _LICENCE_LINE = "  "
+NOUNS = "data.noun"
+_PERSON, _PLACE = "18", "15"
+"""Numbers of the lexicographers' files."""
+_INSTANCE = "@i"
+_NAME = re.compile(r"[A-Z][A-Za-z']+(?: [A-Z][A-Za-z']+)*")
+_MOST_NAME_WORDS = 3
+_RANK = re.compile("[IVX]+|Jr|Sir|Saint|President|Prince|King|Baron|Dame|Duke|Captain|First|Great|Elder|Apostle")
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,36 @@ def read_glosses(directory: Path) -> Glosses:
                 _keep(examples, quoted)
             _keep(definitions, _QUOTED.sub("", gloss).split(";")[0])
     return Glosses(list(examples), list(definitions))
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names as often as entries have them, in the files' order."""
+
+    people: list[str]
+    """Given names and family names, each by itself."""
+    places: list[str]
+    """Of one to three words."""
+
+
+def read_names(directory: Path) -> Names:
+    """Read the names of people and places.
+
+    Raises:
+        OSError: the nouns' file is missing.
+    """
+    people, places = list[str](), list[str]()
+    for line in (directory / NOUNS).read_text(encoding="utf-8").splitlines():
+        fields = line.partition("|")[0].split()
+        if line.startswith(_LICENCE_LINE) or _INSTANCE not in fields:
+            continue
+        words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
+        names = [name for word in words if _NAME.fullmatch(name := word.replace("_", " "))]
+        if fields[1] == _PERSON:
+            people += [part for name in names for part in name.split() if not _RANK.fullmatch(part)]
+        elif fields[1] == _PLACE:
+            places += [name for name in names if len(name.split()) <= _MOST_NAME_WORDS]
+    return Names(people, places)
 
 
 def _glosses(text: str) -> Iterator[str]:
