@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--family", type=Family, choices=list(Family), help="family whose part of --out is to be filled"
     )
     parser.add_argument(
-        "--points", type=Path, help="with --family and --end-to-end: points for `cosydit plan` to write"
+        "--points", type=Path, help="with --end-to-end: points for `cosydit plan` to write; the name says the GPU"
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--plot", type=Path, help="PNG of the sweep to write (needs matplotlib)")
@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     table = {name: _row(run) for name, run in runs.items()}
     write_json(args.out, {"figures": figures, "end_to_end": table, "sources": sources})
+    if args.points is not None:
+        points = plan_points(args.points, args.end_to_end, figures.get("realtime_streams"), setting["environment"])
+        write_json(args.points, points)
     if args.plot is not None:
         draw_sweep(args.plot, list(runs.values()))
     print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
@@ -76,7 +79,9 @@ def _fill_family(args: argparse.Namespace) -> int:
         before = json.loads(args.out.read_text("utf-8")) if args.out.exists() else {}
         document = family_document(before, args.family, args.engine, args.end_to_end, args.offline)
         if args.points is not None and args.end_to_end is not None:
-            write_json(args.points, plan_points(args.points, args.end_to_end, document, args.family))
+            held = document["figures"].get(f"{args.family.value}_realtime_streams")
+            environment = document["sources"][args.family.value]["end_to_end"]["environment"]
+            write_json(args.points, plan_points(args.points, args.end_to_end, held, environment))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
         print(f"figures: {error!r}", file=sys.stderr)
         return 1
@@ -120,25 +125,24 @@ def family_document(
     return {**before, "figures": figures, "sources": {**before.get("sources", {}), family.value: source}}
 
 
-def plan_points(path: Path, end_to_end: Path, document: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the measured points of a family for `cosydit plan`: the open loops of one GPU with both services.
+def plan_points(path: Path, end_to_end: Path, held: float | None, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return measured points for `cosydit plan`: the open loops of one GPU with both services.
 
     Args:
         path: where they go, which names the GPU (see `cosydit.plan.capacity.points_file`).
         end_to_end: directory of `benchmarks.end_to_end`.
-        document: with the family's figures.
-        family: which one.
+        held: listeners that token2wav alone holds; None: not measured.
+        environment: where the loops ran.
     """
-    runs, figures = read_runs(end_to_end), document["figures"]
-    held = figures.get(f"{family.value}_realtime_streams")
-    alone = "number of listeners not measured" if held is None else f"{held} listeners on one GPU, chunks of 1 s"
+    alone = "number of listeners not measured" if held is None else f"{held:g} listeners on one GPU, chunks of 1 s"
     source = {"kind": "measured", "text": f"open loops, {end_to_end.name}"}
+    loops = [run for name, run in read_runs(end_to_end).items() if name.startswith("poisson")]
     return {
         "gpu": path.stem.split("_")[1],
         "token2wav_alone": f"token2wav alone: {alone}",
         "listeners_a_gateway": LISTENERS_A_GATEWAY,
-        "arrangements": [unit_json(GPUs(llm=0, token2wav=1), measured_points(runs.values()), source)],
-        "environment": document["sources"][family.value]["end_to_end"]["environment"],
+        "arrangements": [unit_json(GPUs(llm=0, token2wav=1), measured_points(loops), source)],
+        "environment": environment,
     }
 
 

@@ -111,8 +111,15 @@ def test_the_points_are_close_to_each_other_where_the_waiting_time_begins_to_ris
             assert next_one.ttfa_p95_ms < 1.6 * one.ttfa_p95_ms or next_one.listeners - one.listeners <= 30
 
 
+def test_an_h100_with_both_services_is_planned_by_its_own_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    (shared,) = read_curves("h100").arrangements
+    assert [point.listeners for point in shared.points] == [80, 160, 256, 512]
+    assert main(["plan", "--listeners", "500", "--p95-ms", "250", "--gpu", "h100"]) == 0
+    assert "3 H100, each with both services" in capsys.readouterr().out
+
+
 def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(CapacityError, match="got GPU 'abacus', expected one of h200"):
+    with pytest.raises(CapacityError, match="got GPU 'abacus', expected one of h100, h200"):
         read_curves("abacus")
 
 
@@ -144,4 +151,4 @@ def test_gateways_keep_the_headroom_too(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_command_fails_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--listeners", "500", "--p95-ms", "250", "--gpu", "abacus"]) == 2
-    assert "expected one of h200" in capsys.readouterr().err
+    assert "expected one of h100, h200" in capsys.readouterr().err
