@@ -6,7 +6,7 @@ Replaces `demo_voice/weights` and `demo_voice/voices`, and adds the licences of 
 is left to do by hand stands in README.md in this folder.
 
 A model that was trained on from the bundled weights may be mixed with them (`--keep llm=0.3`): a mean of both may have
-what either has learnt.
+what either has learnt. So may one that was trained several times, with other draws (`--beside BUNDLE`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
+
+import numpy as np
 
 from demo_voice.packing import packed, write_packed
 from demo_voice.train.make_voices import VOICES_OF
@@ -92,13 +94,14 @@ def renewed_notice(notice: str, section: str) -> str:
     return f"{notice[: first + 1]}{section.rstrip()}\n\n{notice[second + 1 :]}"
 
 
-def mix(bundle: Path, before: Path, kept: Mapping[str, float]) -> None:
+def mix(bundle: Path, before: Path, kept: Mapping[str, float], beside: Sequence[Path] = ()) -> None:
     """Mix models of a bundle with those of an earlier one, in place.
 
     Args:
         bundle: its models were trained on from the earlier one's.
         before: the earlier bundle.
         kept: by name in `MIXABLE`, the share of the weights before, 0 to 1.
+        beside: bundles whose models were trained likewise; what is mixed is the mean of all.
 
     Raises:
         ShippingError: the models are of other sizes.
@@ -106,10 +109,12 @@ def mix(bundle: Path, before: Path, kept: Mapping[str, float]) -> None:
     """
     for name, share in kept.items():
         file = MIXABLE[name]
-        new, old = read_weights(bundle / file), read_weights(before / file)
-        if {key: value.shape for key, value in new.items()} != {key: value.shape for key, value in old.items()}:
-            raise ShippingError(f"{name}: the weights before are of other sizes; a mean needs the same")
-        write_packed(bundle / file, packed({key: share * old[key] + (1 - share) * new[key] for key in new}))
+        old, *trained = (read_weights(folder / file) for folder in (before, bundle, *beside))
+        sizes = [{key: value.shape for key, value in weights.items()} for weights in (old, *trained)]
+        if any(size != sizes[0] for size in sizes):
+            raise ShippingError(f"{name}: the weights are not all of the same sizes; a mean needs that")
+        new = {key: np.mean([weights[key] for weights in trained], axis=0) for key in old}
+        write_packed(bundle / file, packed({key: share * old[key] + (1 - share) * new[key] for key in old}))
 
 
 def ship(
@@ -118,6 +123,7 @@ def ship(
     demo_voice: Path,
     state: Path | None = None,
     kept: Mapping[str, float] = MappingProxyType({}),
+    beside: Sequence[Path] = (),
 ) -> list[Path]:
     """Replace weights and voices, and add the teachers' licences.
 
@@ -127,6 +133,7 @@ def ship(
         demo_voice: folder with weights/, voices/, licences/ and train/, beside NOTICE.
         state: folder with the log of the training, as every run hands it out; None: the log stays as it is.
         kept: see `mix`; shares of the weights that are replaced.
+        beside: see `mix`.
 
     Returns:
         The files that were written.
@@ -152,7 +159,7 @@ def ship(
     logs = {} if state is None else {LOG_FILE: (state / LOG_FILE).read_bytes()}
     with tempfile.TemporaryDirectory() as scratch:
         mixed = Path(shutil.copytree(bundle, Path(scratch) / "bundle"))
-        mix(mixed, demo_voice / "weights", kept)
+        mix(mixed, demo_voice / "weights", kept, beside)
         unpack(Path(scratch) / "checkpoint", mixed, voices)
         weights = {name: (mixed / name).read_bytes() for name in BUNDLE_FILES}
     spoken = {name: (voices / name).read_bytes() for name in expected}
@@ -192,11 +199,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="MODEL=SHARE",
         help="mix a model with the one before, of whose weights such a share is kept; may be given again",
     )
+    parser.add_argument(
+        "--beside",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="BUNDLE",
+        help="bundle of the same training with another --seed: what --keep names becomes the mean; may be given again",
+    )
     parser.add_argument("--state", type=Path, help="folder with the training's log.jsonl (default: the log stays)")
     parser.add_argument("--demo-voice", type=Path, default=BUNDLE.parent, help="folder to fill (default %(default)s)")
     args = parser.parse_args(argv)
     try:
-        written = ship(args.bundle, args.voices, args.demo_voice, args.state, dict(args.keep))
+        written = ship(args.bundle, args.voices, args.demo_voice, args.state, dict(args.keep), args.beside)
     except (ShippingError, BundleError, OSError) as error:
         sys.stderr.write(f"ship: {error}\n")
         return 2

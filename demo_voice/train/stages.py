@@ -115,7 +115,7 @@ class StageOptions:
     is_eager: bool
     """Launch every step by itself, without CUDA graphs."""
     seed: int
-    """Steps done before: so that a run that goes on draws other windows than the one before."""
+    """Of what is drawn; by default the steps done before, so that a run that goes on draws other windows."""
 
     @property
     def speakers(self) -> int:
@@ -143,7 +143,7 @@ def prepared(args: argparse.Namespace) -> StageOptions:
         torch.backends.cudnn.benchmark = args.stage in FIXED_SHAPES
         use_own_stream(device)
     work = Workspace(args.work)
-    seed = steps_done(work.weights(args.stage))
+    seed = steps_done(work.weights(args.stage)) if args.seed is None else args.seed
     torch.manual_seed(seed)
     total_s = args.total_s or PLANS[args.teachers].get(args.stage, args.wall_s)
     limits = RunLimits(args.wall_s, total_s, args.max_steps)
@@ -420,6 +420,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--max-steps", type=int, help="stop after so many steps")
     found.add_argument("--batch", type=int, help="windows or sequences a step (default: the plan's)")
     found.add_argument("--utterances", type=int, help="of corpus and tokens (default: the plan's)")
+    found.add_argument("--seed", type=int, help="of what training draws (default: the number of steps done before)")
     found.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of corpus and tokens")
     return found
 

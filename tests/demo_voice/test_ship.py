@@ -99,11 +99,23 @@ def test_a_model_is_mixed_with_the_one_before(tmp_path: Path) -> None:
     assert {float(read_packed(new / LLM_FILE)["layer"][0, 0])} == {1.5}
     assert float(read_packed(new / HIFT_FILE)["layer"][0, 0]) == 1.0
     write_packed(before / LLM_FILE, packed({"layer": np.ones((64, 32), np.float32)}))
-    with pytest.raises(ship.ShippingError, match="llm: the weights before are of other sizes"):
+    with pytest.raises(ship.ShippingError, match="llm: the weights are not all of the same sizes"):
         ship.mix(new, before, {"llm": 0.25})
     (before / LLM_FILE).write_bytes(b"damaged")
     with pytest.raises(BundleError, match="can't be read"):
         ship.mix(new, before, {"llm": 0.25})
+
+
+def test_models_of_several_trainings_become_their_mean(tmp_path: Path) -> None:
+    first, second, before = (tmp_path / name for name in ("first", "second", "before"))
+    for folder, value in ((first, 1.0), (second, 3.0), (before, 4.0)):
+        folder.mkdir()
+        write_packed(folder / LLM_FILE, packed({"layer": np.full((64, 64), value, np.float32)}))
+
+    ship.mix(first, before, {"llm": 0.5}, [second])
+
+    assert {float(value) for value in read_packed(first / LLM_FILE)["layer"].flat} == {3.0}
+    assert float(read_packed(second / LLM_FILE)["layer"][0, 0]) == 3.0
 
 
 @pytest.mark.parametrize("share", ["llm", "llm=2", "llm=half", "tokenizer=0.5"])

@@ -26,8 +26,8 @@ _VARIED_SHARES = {
     **{"plain": 0.28, "fragment": 0.10, "joined": 0.09, "varied": 0.13},
     **{"named": 0.24, "repeated": 0.08, "short": 0.08},
 }
-_NAME_SHARES = {"people": 0.45, "places": 0.2, "names": 0.35}
-"""Of what stands in the frames for names: known people's and places', as often as WordNet has them, and any."""
+_NAME_SHARES = (0.45, 0.2, 0.35)
+"""Of what stands in the frames for names: those of known people, of known places, and any."""
 _LOWER_CASE = 0.3
 _JOINTS = (", and ", ", but ", "; ", ", because ", ", so ", " while ")
 _NAME_FRAMES = (
@@ -158,8 +158,7 @@ def _varied_text(sources: TextSources, draw: random.Random) -> str:
 
 
 def _name(sources: TextSources, draw: random.Random) -> str:
-    kind = draw.choices(list(_NAME_SHARES), list(_NAME_SHARES.values()))[0]
-    names: list[str] = getattr(sources, kind)
+    (names,) = draw.choices((sources.people, sources.places, sources.names), _NAME_SHARES)
     return draw.choice(names)
 
 
