@@ -140,7 +140,8 @@ class AnswerGuard:
             return None  # no room for the rest of the text, which is no fault of the speech
         if finish_reason == LONG_FINISH:
             return self._long(self._length)
-        if len(self.tokens) < self._length.shortest:
+        sounding = sum(token_id not in self._silent for token_id in self.tokens)
+        if len(self.tokens) < self._length.shortest or sounding < self._length.least_sounding:
             return Verdict(Trouble.SHORT, len(self.tokens))
         return None
 

@@ -43,9 +43,9 @@ class SegmentAsk:
     free_tokens: int
     """See `gateway.speech.guard.held_tokens`."""
 
-    def length_of(self, text: str) -> SpeechLength:
-        """Return how long a text takes in this voice."""
-        return usual_speech(text, self.utterance.reference_text, self.utterance.reference_tokens)
+    def length_of(self, text: str, silent_tokens: frozenset[int] = frozenset()) -> SpeechLength:
+        """Return how long a text takes in this voice; for `silent_tokens` see `GuardSettings`."""
+        return usual_speech(text, self.utterance.reference_text, self.utterance.reference_tokens, silent_tokens)
 
 
 def redraw_seed(seed: int, redraw: int) -> int:
@@ -76,8 +76,8 @@ def guarded(
 async def _warned(
     llm: SpeechLM, ask: SegmentAsk, settings: GuardSettings, on_note: OnNote
 ) -> AsyncGenerator[SpeechTokenDelta]:
-    text = _SegmentText(ask)
-    guard = text.guard(settings)
+    text = _SegmentText(ask, settings.silent_tokens)
+    guard = text.guard()
     verdict: Verdict | None = None
     async with aclosing(llm.generate(text.asked(), ask.sampling, ask.seed)) as deltas:
         async for delta in deltas:
@@ -111,10 +111,9 @@ class _Mending:
     def __init__(self, llm: SpeechLM, ask: SegmentAsk, settings: GuardSettings) -> None:
         self._llm = llm
         self._ask = ask
-        self._settings = settings
-        self._text = _SegmentText(ask)
+        self._text = _SegmentText(ask, settings.silent_tokens)
         self._held = HeldAnswer(ask.stream_tokens, ask.free_tokens, self._text.usual_tokens)
-        self._guard = self._text.guard(settings)
+        self._guard = self._text.guard()
         self._fills: list[int] = []
         self._finish_reason = STOP_FINISH
         self.verdict: Verdict | None = None
@@ -123,7 +122,7 @@ class _Mending:
     async def answer(self, redraw: int) -> AsyncGenerator[SpeechTokenDelta]:
         """Ask once for what was not given out yet; yield what may be given out, up to the first trouble."""
         kept = tuple(self._guard.tokens[: self._held.given])
-        self._guard, self.verdict = self._text.guard(self._settings), None
+        self._guard, self.verdict = self._text.guard(), None
         self._guard.push(kept)
         self._fills = [place for place in self._fills if place < len(kept)]
         utterance = self._text.asked(kept, tuple(self._fills))
@@ -165,8 +164,9 @@ class _Mending:
 class _SegmentText:
     """The text of one segment, which may still be written; what was taken of it goes to every answer again."""
 
-    def __init__(self, ask: SegmentAsk) -> None:
+    def __init__(self, ask: SegmentAsk, silent_tokens: frozenset[int]) -> None:
         self._ask, coming = ask, ask.utterance.coming_text
+        self._silent = silent_tokens
         self._coming = None if coming is None else TakenText(coming)
         self._seen = (0, False)
 
@@ -178,14 +178,15 @@ class _SegmentText:
     @property
     def length(self) -> SpeechLength | None:
         """Of its speech; None while it is being written."""
-        return self._ask.length_of(self.so_far) if self._coming is None or self._coming.is_whole else None
+        is_whole = self._coming is None or self._coming.is_whole
+        return self._ask.length_of(self.so_far, self._silent) if is_whole else None
 
     @property
     def usual_tokens(self) -> int | None:
         return None if (length := self.length) is None else length.usual
 
-    def guard(self, settings: GuardSettings) -> AnswerGuard:
-        return AnswerGuard(self.so_far, self.length, settings.silent_tokens)
+    def guard(self) -> AnswerGuard:
+        return AnswerGuard(self.so_far, self.length, self._silent)
 
     def has_grown(self) -> bool:
         """Tell whether there is more of it than the last time."""

@@ -134,6 +134,39 @@ def test_usual_and_shortest_speech_follow_the_voices_pace() -> None:
     assert usual_speech("[breath] <strong>!</strong> ...", reference, [0] * 100).shortest == 0
 
 
+def test_the_least_that_sounds_follows_the_prompt_and_is_asked_for_where_silence_is_known() -> None:
+    reference = "The quick brown fox jumps."
+    prompt = (1, 2, 3) * 20 + tuple(range(100, 126))
+    assert usual_speech(TEXT, reference, prompt).least_sounding == 0
+    assert usual_speech(TEXT, "", prompt, SILENT).least_sounding == 0
+    least = usual_speech("<strong>Bring the blue folder.</strong>", reference, prompt, SILENT).least_sounding
+    assert least == int(0.55 * 26 / 21 * 18), "of 21 and 18 letters"
+    assert usual_speech("a" * 100, "Hi.", prompt, SILENT).least_sounding == 100, "the transcript lacks something"
+
+
+def test_an_answer_that_is_mostly_silence_is_short() -> None:
+    length = SpeechLength(shortest=20, usual=90, longest=150, least_sounding=40)
+    for sounding, trouble in ((39, Trouble.SHORT), (40, None)):
+        guard = AnswerGuard(TEXT, length, SILENT)
+        assert guard.push((*(1, 2, 3) * 4, *GOOD[:sounding], *(1, 2, 3) * 5)) is None
+        verdict = guard.end("stop")
+        assert (None if verdict is None else verdict.trouble) is trouble
+
+
+async def test_speech_that_ends_after_some_words_goes_on_with_the_others() -> None:
+    """The prompt has as many silent tokens as others, so the bound of all tokens would let this pass."""
+    reference = "The quick brown fox jumps over the lazy dog."
+    utterance = Utterance(TEXT, reference, (1, 100) * 40)
+    early = (*(1, 2, 3) * 3, *GOOD[:26], *(1, 2, 3) * 4)
+    llm, notes, tokens = ScriptedLLM([(early, "stop"), ((*early[:26], *GOOD), "stop")]), list[GuardNote](), list[int]()
+    ask = SegmentAsk(utterance, Sampling(), 5, stream_tokens=0, free_tokens=FREE)
+    async for delta in guarded(llm, ask, GuardSettings(GuardMode.MEND, SILENT), notes.append):
+        tokens += delta.token_ids
+    (kept, _) = llm.asked[1]
+    assert FREE <= len(kept) < len(early) and kept == early[: len(kept)]
+    assert tokens[-len(GOOD) + 20 :] == list(GOOD[20:]) and notes == [GuardNote("short", GuardOutcome.MENDED)]
+
+
 @dataclass
 class ScriptedLLM:
     """Gives its answers in turn, the last one for ever; an answer goes on behind what was spoken."""
