@@ -61,7 +61,7 @@ def serve(config: GatewayConfig, worker: Worker | None) -> int:
     door = TelemetryMiddleware(guarded(app, access, http_rules(config.access, config.host)), telemetry)
     server = DrainingServer(
         uvicorn.Config(
-            failing_plainly(door, ConfigError, on_failed=end_soon),
+            failing_plainly(door, ConfigError, on_failed=end_soon, is_serving=lambda: server.started),
             host=config.host,
             port=config.port,
             log_config=None,

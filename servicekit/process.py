@@ -31,7 +31,7 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another one wants it; Python's own 5 ms are longer than a step."""
-_LIFESPAN, _FAILED = "lifespan", "lifespan.startup.failed"
+_LIFESPAN, _FAILED, _SHUTDOWN = "lifespan", "lifespan.startup.failed", "lifespan.shutdown"
 _END_S = 10.0
 """Seconds after which a server that could not start is ended."""
 
@@ -76,11 +76,21 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     os._exit(status)
 
 
-def failing_plainly(app: App, *kinds: type[Exception], on_failed: Callable[[], None] = lambda: None) -> App:
+def failing_plainly(
+    app: App,
+    *kinds: type[Exception],
+    on_failed: Callable[[], None] = lambda: None,
+    is_serving: Callable[[], bool] = lambda: True,
+) -> App:
     """Wrap an ASGI application, so that errors of these kinds at its start are logged by their message alone.
 
-    Frameworks tell the server the whole trace instead, and raise. The server ends either way; `on_failed` is called
-    before it does, whatever the error.
+    Frameworks tell the server the whole trace instead, and raise. The server ends either way.
+
+    Args:
+        app: what is wrapped.
+        kinds: of error.
+        on_failed: called before the server ends, whatever the error, and where it could not open its own door.
+        is_serving: whether that door was opened.
     """
 
     async def plain(scope: Any, receive: Receive, send: Send) -> None:
@@ -89,6 +99,12 @@ def failing_plainly(app: App, *kinds: type[Exception], on_failed: Callable[[], N
             return
         held: list[Message] = []
 
+        async def hear() -> Message:
+            message = await receive()
+            if message["type"] == _SHUTDOWN and not is_serving():
+                on_failed()
+            return message
+
         async def hold(message: Message) -> None:
             if message["type"] == _FAILED:
                 held.append(message)
@@ -96,7 +112,7 @@ def failing_plainly(app: App, *kinds: type[Exception], on_failed: Callable[[], N
                 await send(message)
 
         try:
-            await app(scope, receive, hold)
+            await app(scope, hear, hold)
         except kinds as error:
             on_failed()
             await send({"type": _FAILED, "message": str(error)})

@@ -51,14 +51,19 @@ def serve(server_config: ServerConfig, embedded_config: EmbeddedConfig) -> None:
     """
     app = build_app(server_config, embedded_config, SystemClock())
     exempt_startup_objects()
-    uvicorn.run(
-        failing_plainly(app, ConfigError, on_failed=end_soon),
-        host=server_config.host,
-        port=server_config.port,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+    server = uvicorn.Server(
+        uvicorn.Config(
+            failing_plainly(app, ConfigError, on_failed=end_soon, is_serving=lambda: server.started),
+            host=server_config.host,
+            port=server_config.port,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
     )
+    server.run()
+    if not server.started:
+        raise SystemExit(1)
 
 
 def build_app(server_config: ServerConfig, embedded_config: EmbeddedConfig, clock: Clock) -> FastAPI:

@@ -99,6 +99,31 @@ def test_a_server_that_could_not_start_ends_although_a_task_does_not(stuck: str)
     assert (status, "the port is taken" in output) == (1, True), output
 
 
+SHUT = """
+import asyncio, contextlib, sys, uvicorn
+from functools import partial
+from starlette.applications import Starlette
+from servicekit.process import end_soon, failing_plainly
+
+@contextlib.asynccontextmanager
+async def lifespan(_):
+    yield
+    await asyncio.sleep(600)
+
+app = failing_plainly(
+    Starlette(lifespan=lifespan), on_failed=partial(end_soon, 1.0), is_serving=lambda: server.started
+)
+server = uvicorn.Server(uvicorn.Config(app, port=int(sys.argv[1])))
+server.run()
+"""
+
+
+def test_a_server_whose_port_is_taken_ends_although_its_shutdown_does_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status, output = run_script(SHUT, str(taken.getsockname()[1]))
+    assert (status, "address already in use" in output, "Timeout" in output) == (1, True, True), output
+
+
 LEAVING = """
 import atexit, sys, time
 from servicekit.process import run_and_leave
@@ -128,9 +153,9 @@ def test_a_server_leaves_with_its_status_and_waits_for_nothing_else(end: str, st
     assert (left, "written" in output, told in output) == (status, True, True), output
 
 
-def run_script(script: str) -> tuple[int, str]:
+def run_script(script: str, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
