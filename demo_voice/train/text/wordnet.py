@@ -33,10 +33,10 @@ def as_sentence(text: str) -> str | None:
     return sentence if MIN_CHARACTERS <= len(sentence) <= MAX_CHARACTERS else None
 
 
-DATA_FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
+NOUNS = "data.noun"
+DATA_FILES = (NOUNS, "data.verb", "data.adj", "data.adv")
 _QUOTED = re.compile(r'"([^"]+)"')
 _LICENCE_LINE = "  "
-NOUNS = "data.noun"
 _PERSON, _PLACE = "18", "15"
 """Numbers of the lexicographers' files."""
 _INSTANCE = "@i"
@@ -62,7 +62,7 @@ def read_glosses(directory: Path) -> Glosses:
     examples: dict[str, None] = {}
     definitions: dict[str, None] = {}
     for name in DATA_FILES:
-        for gloss in _glosses((directory / name).read_text(encoding="utf-8")):
+        for _, gloss in _entries(directory / name):
             for quoted in _QUOTED.findall(gloss):
                 _keep(examples, quoted)
             _keep(definitions, _QUOTED.sub("", gloss).split(";")[0])
@@ -86,9 +86,8 @@ def read_names(directory: Path) -> Names:
         OSError: the nouns' file is missing.
     """
     people, places = list[str](), list[str]()
-    for line in (directory / NOUNS).read_text(encoding="utf-8").splitlines():
-        fields = line.partition("|")[0].split()
-        if line.startswith(_LICENCE_LINE) or _INSTANCE not in fields:
+    for fields, _ in _entries(directory / NOUNS):
+        if _INSTANCE not in fields:
             continue
         words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
         names = [name for word in words if _NAME.fullmatch(name := word.replace("_", " "))]
@@ -99,10 +98,12 @@ def read_names(directory: Path) -> Names:
     return Names(people, places)
 
 
-def _glosses(text: str) -> Iterator[str]:
-    for line in text.splitlines():
+def _entries(path: Path) -> Iterator[tuple[list[str], str]]:
+    """Yield the fields before the bar of each entry, and its gloss."""
+    for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith(_LICENCE_LINE):
-            yield line.partition("|")[2].strip()
+            before, _, gloss = line.partition("|")
+            yield before.split(), gloss.strip()
 
 
 def _keep(sentences: dict[str, None], text: str) -> None:
