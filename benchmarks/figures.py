@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = {name: _row(run) for name, run in runs.items()}
     write_json(args.out, {"figures": figures, "end_to_end": table, "sources": sources})
     if args.points is not None:
-        points = plan_points(args.points, args.end_to_end, figures.get("realtime_streams"), setting["environment"])
-        write_json(args.points, points)
+        held, environment = figures.get("realtime_streams"), setting["environment"]
+        write_json(args.points, plan_points(args.points, args.end_to_end.name, runs, held, environment))
     if args.plot is not None:
         draw_sweep(args.plot, list(runs.values()))
     print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
@@ -81,7 +81,8 @@ def _fill_family(args: argparse.Namespace) -> int:
         if args.points is not None and args.end_to_end is not None:
             held = document["figures"].get(f"{args.family.value}_realtime_streams")
             environment = document["sources"][args.family.value]["end_to_end"]["environment"]
-            write_json(args.points, plan_points(args.points, args.end_to_end, held, environment))
+            runs = read_runs(args.end_to_end)
+            write_json(args.points, plan_points(args.points, args.end_to_end.name, runs, held, environment))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
         print(f"figures: {error!r}", file=sys.stderr)
         return 1
@@ -125,18 +126,21 @@ def family_document(
     return {**before, "figures": figures, "sources": {**before.get("sources", {}), family.value: source}}
 
 
-def plan_points(path: Path, end_to_end: Path, held: float | None, environment: Mapping[str, Any]) -> dict[str, Any]:
+def plan_points(
+    path: Path, sweep: str, runs: Mapping[str, FinishedRun], held: float | None, environment: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return measured points for `cosydit plan`: the open loops of one GPU with both services.
 
     Args:
         path: where they go, which names the GPU (see `cosydit.plan.capacity.points_file`).
-        end_to_end: directory of `benchmarks.end_to_end`.
+        sweep: name of the directory that the runs are from.
+        runs: of `benchmarks.end_to_end`, by name.
         held: listeners that token2wav alone holds; None: not measured.
         environment: where the loops ran.
     """
     alone = "number of listeners not measured" if held is None else f"{held:g} listeners on one GPU, chunks of 1 s"
-    source = {"kind": "measured", "text": f"open loops, {end_to_end.name}"}
-    loops = [run for name, run in read_runs(end_to_end).items() if name.startswith("poisson")]
+    source = {"kind": "measured", "text": f"open loops, {sweep}"}
+    loops = [run for name, run in runs.items() if name.startswith("poisson")]
     return {
         "gpu": path.stem.split("_")[1],
         "token2wav_alone": f"token2wav alone: {alone}",
