@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core import FloatArray
 from gateway.delivery.pacing import timed
-from gateway.speech.leading_silence import DEFAULT_KEPT_S, LeadingSilence
+from gateway.speech.leading_silence import DEFAULT_KEPT_S, SOFTEST_DBFS, LeadingSilence
 from gateway.speech.request import SpeechRequest, SpeechResult
 from gateway.speech.session import SpeechSession
 from gateway.speech.speaker import PipelineSettings
@@ -69,6 +69,14 @@ def test_20_ms_of_silence_stay_and_all_of_the_onset(onset: FloatArray, floor_dbf
 def test_20_ms_are_20_ms_wherever_the_first_sound_begins(silence: int) -> None:
     made = np.concatenate([np.zeros(silence, np.float32), vowel(0.2)])
     assert np.flatnonzero(heard(made))[0] == KEPT
+
+
+def test_what_is_cut_of_an_onset_is_softer_than_any_sound() -> None:
+    """From -75 dBFS on it is silence for the first 20 ms, and so is what is cut of it: less than 1 ms."""
+    onset = np.concatenate([rising(0.06, -75.0, -30.0), vowel(0.2)])
+    out = heard(np.concatenate([np.zeros(4080, np.float32), onset]))
+    cut = onset[: max(len(onset) - len(out), 0)]
+    assert len(cut) < 24 and np.all(np.abs(cut) < 10 ** (SOFTEST_DBFS / 20))
 
 
 @pytest.mark.parametrize("chunks", [(1,), (119, 121), (4800,), (100_000,)])
