@@ -1,4 +1,8 @@
-"""Runs the engine in a thread of its own and turns its results into callbacks."""
+"""Runs the engine in a thread of its own, and turns its results into callbacks in another one.
+
+Answering a caller takes the interpreter's lock several times; behind a step of 32 chunks the GPU would wait for all of
+that. So the next step runs meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import TypeVar
 
 from servicekit.process import return_freed_memory
@@ -59,7 +64,7 @@ class _OpenStream:
 
 
 class EngineLoop:
-    """A running engine: thread-safe entry points, callbacks from the engine's thread."""
+    """A running engine: thread-safe entry points, callbacks from its threads."""
 
     def __init__(
         self,
@@ -85,15 +90,19 @@ class EngineLoop:
         self._next_reap_s = engine.clock.now() + REAP_INTERVAL_S
         self._on_result: dict[tuple[str, int], OnResult] = {}
         self._open: dict[str, _OpenStream] = {}
+        self._done: SimpleQueue[list[ChunkResult] | None] = SimpleQueue()
+        """Results of steps, each step's in order; None behind the last."""
         self._thread = threading.Thread(target=self._serve, name="token2wav-engine", daemon=True)
+        self._messenger = threading.Thread(target=self._deliver_all, name="token2wav-results", daemon=True)
         self._voice_workers = BoundedPool(VOICE_WORKERS, MAX_PENDING_VOICES, "token2wav-voices")
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
+        self._messenger.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """Abort every stream and end the thread; later calls raise EngineStoppedError."""
+        """Abort every stream and end the threads; later calls raise EngineStoppedError."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
@@ -151,7 +160,7 @@ class EngineLoop:
             return stream_id
 
     def push(self, chunk: TokenChunk, on_result: OnResult) -> None:
-        """Queue a chunk; `on_result` is called exactly once, from the engine's thread or from `abort`'s caller.
+        """Queue a chunk; `on_result` is called exactly once, from the loop's threads or from `abort`'s caller.
 
         Raises:
             StreamNotFoundError, InvalidChunkError, EngineStoppedError: the chunk was refused.
@@ -186,19 +195,25 @@ class EngineLoop:
         error: Exception | None = None
         try:
             while self._wait_for_work():
-                for result in self.engine.step():
-                    self._deliver(result)
+                self._done.put(self.engine.step())
                 self._worked()
         except Exception as err:
             logger.critical("the engine's thread failed; this process can't synthesise any more", exc_info=err)
             error = err
         finally:
-            # Callers get answers, and later calls are refused.
+            # Callers get answers, what was made before the rest, and later calls are refused.
             with self._wake:
                 self._stopping = True
+            self._done.put(None)
+            self._messenger.join()
             self._end_all()
         if error is not None and self._on_fatal is not None:
             _call(self._on_fatal, error)
+
+    def _deliver_all(self) -> None:
+        while (results := self._done.get()) is not None:
+            for result in results:
+                self._deliver(result)
 
     def _wait_for_work(self) -> bool:
         """Block until a step has something to run; False when stopping.

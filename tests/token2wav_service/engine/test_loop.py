@@ -1,4 +1,4 @@
-"""The engine's thread: callbacks once each, idle streams, shutdown."""
+"""The engine's threads: callbacks once each, idle streams, shutdown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
+from tests.token2wav_service.serving.client import wait_until
 from token2wav_service.engine.loop import MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, EngineLoop
 from token2wav_service.errors import (
     CapacityError,
@@ -60,6 +61,37 @@ def test_a_stream_gets_each_result_and_one_end(loop: EngineLoop) -> None:
     assert [chunk.index for chunk in indices if isinstance(chunk, AudioChunk)] == [0, 1]
     assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
     assert listener.ends.empty()
+
+
+def test_the_next_step_runs_while_a_caller_is_answered(loop: EngineLoop) -> None:
+    slow, other = Listener(loop), Listener(loop)
+    chunks = queue.Queue[int]()
+
+    def answer(result: object) -> None:
+        other.push(0, 18, True)
+        wait_until(lambda: loop.stats().chunks == 2, "the other stream's chunk")
+        chunks.put(loop.stats().chunks)
+
+    loop.push(TokenChunk(slow.stream_id, 0, tokens_of(18, 0), True), answer)
+    assert chunks.get(timeout=WAIT_S) == 2
+    assert isinstance(other.results.get(timeout=WAIT_S), AudioChunk)
+
+
+def test_stop_delivers_what_was_made(loop: EngineLoop) -> None:
+    slow, other = Listener(loop), Listener(loop)
+
+    def answer(result: object) -> None:
+        other.push(0, 18, True)
+        wait_until(lambda: loop.stats().chunks == 2, "the other stream's chunk")
+        stopper.start()
+        slow.results.put(result)  # type: ignore[arg-type]
+
+    stopper = threading.Thread(target=loop.stop)
+    loop.push(TokenChunk(slow.stream_id, 0, tokens_of(18, 0), True), answer)
+    for listener in (slow, other):
+        assert isinstance(listener.results.get(timeout=WAIT_S), AudioChunk)
+        assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    stopper.join(WAIT_S)
 
 
 def test_abort_answers_every_waiting_chunk(loop: EngineLoop) -> None:
