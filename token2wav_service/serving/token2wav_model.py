@@ -44,6 +44,9 @@ from token2wav_service.types import (
 logger = logging.getLogger(__name__)
 
 LEASE_POLL_INTERVAL_S = 0.05
+LEASE_POLLS_PER_S = 2000
+"""Most callers that are asked in a second whether they are still there: each question takes the interpreter from the
+engine."""
 METRICS_INTERVAL_S = 0.25
 _DECODER_THREADS = 2
 _MAX_PENDING_DECODINGS = 32
@@ -97,7 +100,7 @@ class Token2WavModel:
             decode_audio: an audio file's bytes to [N] mono float32 at 16 kHz; raises InvalidPromptError.
             is_draining: tells whether the server is to stop when its streams have ended, and takes no new ones.
             tracer: of the streams whose callers trace them; closed with the model.
-            lease_poll_interval_s: how often callers are asked whether they are still there.
+            lease_poll_interval_s: how often callers are asked whether they are still there; many less often.
             metrics_interval_s: how often the engine's counters are published.
         """
         self._pb_utils = pb_utils
@@ -267,7 +270,8 @@ class Token2WavModel:
         lease.responder.finish({"stream_summary": text_tensor(json.dumps(document))})
 
     def _watch_leases(self) -> None:
-        while not self._stopping.wait(self._lease_poll_interval_s):
+        leases: list[_Lease] = []
+        while not self._stopping.wait(lease_poll_wait_s(self._lease_poll_interval_s, len(leases))):
             with self._lock:
                 leases = list(self._leases.values())
             for lease in leases:
@@ -287,6 +291,11 @@ class Token2WavModel:
             leases = list(self._leases.values())
             self._leases.clear()
         return leases
+
+
+def lease_poll_wait_s(shortest_s: float, leases: int) -> float:
+    """Return the seconds between two rounds of questions to so many callers."""
+    return max(shortest_s, leases / LEASE_POLLS_PER_S)
 
 
 def _read_options(inputs: RequestInputs) -> StreamOptions:

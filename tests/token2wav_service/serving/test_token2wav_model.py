@@ -14,7 +14,7 @@ import pytest
 from tests.token2wav_service.serving.fakes import FakeEngineLoop, FakePbUtils, FakeRequest
 from token2wav_service.errors import InvalidPromptError
 from token2wav_service.python_backend.responder import Responder
-from token2wav_service.serving.token2wav_model import Token2WavModel
+from token2wav_service.serving.token2wav_model import LEASE_POLLS_PER_S, Token2WavModel, lease_poll_wait_s
 from token2wav_service.types import FloatArray
 
 WAIT_S = 10.0
@@ -130,6 +130,11 @@ def test_a_cancelled_lease_aborts_the_stream_and_frees_it(harness: Harness) -> N
     assert push.sender.error().startswith("CANCELLED: ")
     assert json.loads(lease.sender.sent[-1].named()["stream_summary"][0])["status"] == "aborted"
     assert harness.engine.streams == {}
+
+
+def test_many_callers_are_asked_less_often_each() -> None:
+    assert lease_poll_wait_s(0.05, 0) == lease_poll_wait_s(0.05, 10) == 0.05
+    assert lease_poll_wait_s(0.05, 2 * LEASE_POLLS_PER_S) == 2.0
 
 
 def test_audio_that_can_not_be_sent_is_an_error_and_ends_its_stream(harness: Harness) -> None:
