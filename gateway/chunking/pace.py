@@ -20,6 +20,10 @@ HELD_BACK_S = 0.16
 """Audio in seconds that the vocoder holds back: the newest 8 frames (50 a second), for its joins."""
 _BOOK_DECAY = 0.98
 """Factor on the weight of earlier chunks at each new one: about the newest 50 count."""
+_HALF_LIFE_S = 2.0
+"""Shortest time in which a measurement loses half of its weight: after a crowd, few chunks tell that it has gone."""
+_HALF_LIFE_CHUNKS = 10.0
+"""The same in mean costs of a chunk, for slow hosts, of which 2 s are too few chunks."""
 _OUTLIER = 4.0
 """Most times the expected cost that one chunk counts, so that one stall does not spoil the estimate."""
 _URGENT_HALF_LIFE_S = 0.5
@@ -27,8 +31,8 @@ _URGENT_HALF_LIFE_S = 0.5
 _URGENT_MEMORY_S = 2.0
 _CROWD_DECAY = 0.9
 """Factor on the weight of earlier urgent chunks in a crowd as large, at each new one."""
-_SPREADS = 2.0
-"""Margin of the estimate in mean relative deviations."""
+_SPREADS = 4.0
+"""Margin of the estimate in mean relative excesses."""
 _SLOPE_PRIOR_TOKENS2 = 25.0
 """Weight of the assumption that half of a cost is fixed, against the variance of chunk sizes seen."""
 _OWN_CHUNKS = 3
@@ -94,7 +98,7 @@ class _FadingSums:
     tokens_squared: float = 0.0
     tokens_by_cost: float = 0.0
 
-    def add(self, tokens: int, cost_s: float, decay: float = _BOOK_DECAY) -> None:
+    def add(self, tokens: int, cost_s: float, decay: float) -> None:
         """Count one more chunk; the weight of those before is multiplied by `decay`."""
         self.weight = self.weight * decay + 1
         self.tokens = self.tokens * decay + tokens
@@ -126,6 +130,10 @@ class PaceBook:
         self._token_rate_hz = PRIOR_TOKEN_RATE_HZ
         self._sums = _FadingSums()
         self._spread = 0.0
+        self._cost_learnt_s = float("-inf")
+        """When the latest cost was learnt."""
+        self._rate_learnt_s = float("-inf")
+        """When the latest token rate was learnt."""
         self._urgent = _FadingSums()
         self._urgent_s = float("-inf")
         self._crowds: dict[int, _FadingSums] = {}
@@ -138,7 +146,7 @@ class PaceBook:
 
     @property
     def spread(self) -> float:
-        """Relative deviation of chunks from the line that a cautious estimate adds, at least 0."""
+        """Share of the line that a cautious estimate adds, at least 0: from how much more than it chunks cost."""
         return _SPREADS * self._spread
 
     @property
@@ -146,14 +154,17 @@ class PaceBook:
         """Typical token rate of the LLM for one stream."""
         return self._token_rate_hz
 
-    def record_cost(self, hop_tokens: int, seconds: float) -> None:
-        """Learn from one chunk."""
-        expected_s = self._cost.of_hop(hop_tokens)
+    def record_cost(self, hop_tokens: int, seconds: float, now_s: float) -> None:
+        """Learn from one chunk that has just come."""
         if self._sums.weight:
-            seconds = min(seconds, _OUTLIER * expected_s)
-            self._spread += (1 - _BOOK_DECAY) * (abs(seconds - expected_s) / max(expected_s, 1e-9) - self._spread)
-        self._sums.add(hop_tokens + LOOKAHEAD_TOKENS, seconds)
+            seconds = min(seconds, _OUTLIER * self._cost.of_hop(hop_tokens))
+        decay = _BOOK_DECAY * _left(now_s - self._cost_learnt_s, self._half_life_s)
+        self._cost_learnt_s = now_s
+        self._sums.add(hop_tokens + LOOKAHEAD_TOKENS, seconds, decay)
         self._cost = self._sums.fit()
+        expected_s = self._cost.of_hop(hop_tokens)
+        excess = max(seconds - expected_s, 0.0) / max(expected_s, 1e-9)
+        self._spread += (1 - decay) * (excess - self._spread)
 
     def record_urgent(self, hop_tokens: int, seconds: float, now_s: float, soundless: int) -> None:
         """Learn from one chunk whose listener had nothing left, and which has just come.
@@ -164,7 +175,7 @@ class PaceBook:
             now_s: time.
             soundless: streams without a sound when it was pushed.
         """
-        decay = 0.5 ** ((now_s - self._urgent_s) / _URGENT_HALF_LIFE_S)
+        decay = _left(now_s - self._urgent_s, _URGENT_HALF_LIFE_S)
         self._urgent.add(hop_tokens + LOOKAHEAD_TOKENS, seconds, decay)
         self._urgent_s = now_s
         if soundless > 1:
@@ -182,9 +193,21 @@ class PaceBook:
         lines = [sums.fit() for sums in (*lately, *crowd)]
         return max(lines, key=lambda line: line.of_hop(TOKEN_RATE_HZ), default=None)
 
-    def record_token_rate(self, token_rate_hz: float) -> None:
-        """Learn from one stream's LLM."""
-        self._token_rate_hz += _RATE_LEARNT_SHARE * (token_rate_hz - self._token_rate_hz)
+    def record_token_rate(self, token_rate_hz: float, now_s: float) -> None:
+        """Learn from one stream's LLM; what was learnt long ago counts less."""
+        kept = (1 - _RATE_LEARNT_SHARE) * _left(now_s - self._rate_learnt_s, self._half_life_s)
+        self._rate_learnt_s = now_s
+        self._token_rate_hz += (1 - kept) * (token_rate_hz - self._token_rate_hz)
+
+    @property
+    def _half_life_s(self) -> float:
+        mean_s = self._sums.cost_s / self._sums.weight if self._sums.weight else 0.0
+        return max(_HALF_LIFE_S, _HALF_LIFE_CHUNKS * mean_s)
+
+
+def _left(seconds: float, half_life_s: float) -> float:
+    """Return the share of a weight that is left after so long; all of it where time has not gone on."""
+    return float(0.5 ** (max(seconds, 0.0) / half_life_s))
 
 
 class PaceMeter:
@@ -251,7 +274,7 @@ class PaceMeter:
             self.ended()
             self._dry_s = max(self._dry_s, now_s) + audio_s
         self._own.append((hop, cost_s))
-        self._book.record_cost(hop, cost_s)
+        self._book.record_cost(hop, cost_s, now_s)
 
     def left_out(self, audio_s: float) -> None:
         """Note that so much of the audio that has come is not played."""
@@ -296,5 +319,5 @@ class PaceMeter:
             return
         since_s, before = self._first
         if self._tokens - before >= _RATE_LEARNT_TOKENS and now_s > since_s:
-            self._book.record_token_rate((self._tokens - before) / (now_s - since_s))
+            self._book.record_token_rate((self._tokens - before) / (now_s - since_s), now_s)
             self._is_rate_told = True

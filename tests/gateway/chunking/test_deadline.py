@@ -288,7 +288,7 @@ def test_the_book_finds_fixed_and_per_token_costs() -> None:
     book = PaceBook()
     assert book.line == PRIOR_COST
     for hop in [15, 25, 50, 100] * 10:
-        book.record_cost(hop, 0.02 + 0.001 * (hop + 3))
+        book.record_cost(hop, 0.02 + 0.001 * (hop + 3), 0.0)
     assert book.line.fixed_s == pytest.approx(0.02, rel=0.05)
     assert book.line.per_token_s == pytest.approx(0.001, rel=0.05)
 
@@ -296,9 +296,33 @@ def test_the_book_finds_fixed_and_per_token_costs() -> None:
 def test_one_outlier_hardly_moves_the_book() -> None:
     book = PaceBook()
     for hop in [15, 25, 50, 100] * 10:
-        book.record_cost(hop, 0.05)
-    book.record_cost(15, 100.0)
+        book.record_cost(hop, 0.05, 0.0)
+    book.record_cost(15, 100.0, 0.0)
     assert book.line.of_hop(15) < 0.07
+
+
+@pytest.mark.parametrize(("quick_s", "slow_s", "pause_s"), [(0.015, 0.3, 4.0), (0.3, 1.2, 20.0)], ids=["GPU", "CPU"])
+def test_a_few_chunks_tell_that_a_crowd_has_gone(quick_s: float, slow_s: float, pause_s: float) -> None:
+    def first_hop() -> int:
+        meter = PaceMeter(book, clock)
+        return DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=meter.read()))
+
+    def chunks(number: int, seconds: float) -> None:
+        for _ in range(number):
+            clock.seconds += seconds
+            book.record_cost(15, seconds, clock.seconds)
+
+    clock, book = ManualClock(), PaceBook()
+    book.record_token_rate(250, 0.0)
+    chunks(100, quick_s)
+    alone, line = first_hop(), book.line
+    chunks(100, slow_s)
+    assert first_hop() > alone
+    for _ in range(4):
+        clock.seconds += pause_s
+        chunks(7, quick_s)
+    assert first_hop() == alone
+    assert book.line.of_hop(15) < 1.2 * line.of_hop(15)
 
 
 def test_the_meter_knows_the_listeners_slack() -> None:
@@ -334,7 +358,17 @@ def test_the_meter_knows_the_llms_rate_and_tells_the_next_stream() -> None:
         meter.received([4, 4])
     assert meter.read().token_rate_hz == pytest.approx(200, rel=0.1)
     assert meter.read().burst_tokens == 4
-    assert PaceMeter(book, clock).read().token_rate_hz == pytest.approx(50 + 0.2 * 150)
+    assert PaceMeter(book, clock).read().token_rate_hz == pytest.approx(200)
+
+
+def test_a_token_rate_counts_less_the_longer_ago_it_was_learnt() -> None:
+    book = PaceBook()
+    book.record_token_rate(200, 1.0)
+    assert book.token_rate_hz == 200, "the first replaces the prior"
+    book.record_token_rate(100, 1.0)
+    assert book.token_rate_hz == pytest.approx(180)
+    book.record_token_rate(100, 60.0)
+    assert book.token_rate_hz == pytest.approx(100)
 
 
 def test_a_burst_is_the_longest_message_of_those_that_come_together() -> None:
