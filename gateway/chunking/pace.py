@@ -34,7 +34,7 @@ _CROWD_DECAY = 0.9
 _SPREADS = 4.0
 """Margin of the estimate in mean relative excesses."""
 _SLOPE_PRIOR_TOKENS2 = 25.0
-"""Weight of the assumption that half of a cost is fixed, against the variance of chunk sizes seen."""
+"""Weight of the assumption about the fixed share of a cost, against the variance of chunk sizes seen."""
 _OWN_CHUNKS = 3
 """Number of a stream's newest chunks, none of which may have cost more than the estimate."""
 _RATE_PRIOR_TOKENS = 4.0
@@ -55,6 +55,11 @@ class ChunkCost:
     def of_hop(self, hop_tokens: int) -> float:
         """Return the seconds for a hop and its look-ahead."""
         return self.fixed_s + self.per_token_s * (hop_tokens + LOOKAHEAD_TOKENS)
+
+    def growing_share(self, tokens: float) -> float:
+        """Return how much of the cost of so many tokens, look-ahead included, grows with them, 0 to 1."""
+        growing_s = self.per_token_s * tokens
+        return growing_s / (self.fixed_s + growing_s) if growing_s else 0.0
 
     def scaled(self, factor: float) -> ChunkCost:
         """Return a cost so many times as high."""
@@ -106,12 +111,17 @@ class _FadingSums:
         self.tokens_squared = self.tokens_squared * decay + tokens * tokens
         self.tokens_by_cost = self.tokens_by_cost * decay + tokens * cost_s
 
-    def fit(self) -> ChunkCost:
-        """Return the line; where chunk sizes hardly differ, half of the mean cost is taken to be fixed."""
+    def fit(self, like: ChunkCost | None = None) -> ChunkCost:
+        """Return the line; where chunk sizes hardly differ, a share of the mean cost is taken to be fixed.
+
+        Args:
+            like: has that share; None: half.
+        """
         mean_tokens, mean_cost_s = self.tokens / self.weight, self.cost_s / self.weight
         variance = max(self.tokens_squared / self.weight - mean_tokens * mean_tokens, 0.0)
         covariance = self.tokens_by_cost / self.weight - mean_tokens * mean_cost_s
-        prior_slope, prior_weight = 0.5 * mean_cost_s / mean_tokens, _SLOPE_PRIOR_TOKENS2 / self.weight
+        growing = 0.5 if like is None else like.growing_share(mean_tokens)
+        prior_slope, prior_weight = growing * mean_cost_s / mean_tokens, _SLOPE_PRIOR_TOKENS2 / self.weight
         slope = (covariance + prior_weight * prior_slope) / (variance + prior_weight)
         slope = min(max(slope, 0.0), mean_cost_s / mean_tokens)  # NOTE: neither part of a cost is negative
         return ChunkCost(mean_cost_s - slope * mean_tokens, slope)
@@ -190,7 +200,7 @@ class PaceBook:
         lately = [self._urgent] if now_s - self._urgent_s <= _URGENT_MEMORY_S else []
         sizes = [size for size in self._crowds if size <= self.soundless.bit_length()]
         crowd = [self._crowds[max(sizes)]] if sizes else []
-        lines = [sums.fit() for sums in (*lately, *crowd)]
+        lines = [sums.fit(like=self._cost) for sums in (*lately, *crowd)]
         return max(lines, key=lambda line: line.of_hop(TOKEN_RATE_HZ), default=None)
 
     def record_token_rate(self, token_rate_hz: float, now_s: float) -> None:

@@ -140,6 +140,17 @@ def test_chunks_of_listeners_who_had_nothing_left_are_urgent_until_some_seconds_
     assert newcomer.read().urgent_cost is None
 
 
+@pytest.mark.parametrize("fixed_s", [0.0, 0.02, 0.2])
+def test_urgent_chunks_of_one_length_are_taken_to_grow_as_all_do(fixed_s: float) -> None:
+    book = PaceBook()
+    cost = ChunkCost(fixed_s, 0.002)
+    for hop in (15, 25, 50, 100) * 10:
+        book.record_cost(hop, cost.of_hop(hop), 0.0)
+    book.record_urgent(15, 2 * cost.of_hop(15), 0.0, 1)
+    urgent = book.urgent_line(0.0)
+    assert urgent is not None and urgent.of_hop(100) == pytest.approx(2 * cost.of_hop(100), rel=0.05)
+
+
 def test_a_crowd_is_expected_to_cost_what_the_last_one_as_large_did() -> None:
     clock, book = ManualClock(), PaceBook()
 
