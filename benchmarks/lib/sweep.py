@@ -76,14 +76,17 @@ def closed_run(callers: int, requests: int, voices: Sequence[str]) -> RunPlan:
 
 def open_run(requests_per_s: float, seconds: float, voices: Sequence[str]) -> RunPlan:
     """Plan Poisson arrivals."""
-    plan = LoadPlan(requests=round(requests_per_s * seconds), requests_per_s=requests_per_s, seed=round(requests_per_s))
-    return RunPlan(f"poisson-{requests_per_s:03g}", plan, tuple(voices))
+    return RunPlan(f"poisson-{requests_per_s:03g}", _arrivals(requests_per_s, seconds), tuple(voices))
 
 
 def audible_run(requests_per_s: float, seconds: float, voices: Sequence[str]) -> RunPlan:
     """Plan Poisson arrivals that are timed as `tts_bench` times them: from dispatch to the first audible sample."""
-    plan = LoadPlan(requests=round(requests_per_s * seconds), requests_per_s=requests_per_s, seed=round(requests_per_s))
-    return RunPlan(f"audible-{requests_per_s:03g}", plan, tuple(voices), is_audible=True)
+    return RunPlan(f"audible-{requests_per_s:03g}", _arrivals(requests_per_s, seconds), tuple(voices), is_audible=True)
+
+
+def _arrivals(requests_per_s: float, seconds: float) -> LoadPlan:
+    requests = max(LEAST_REQUESTS, round(requests_per_s * seconds))
+    return LoadPlan(requests=requests, requests_per_s=requests_per_s, seed=round(requests_per_s))
 
 
 def unseen_run(voices: Sequence[str]) -> RunPlan:
@@ -98,7 +101,7 @@ class SweepLoad:
     callers: tuple[int, ...]
     requests_per_s: tuple[float, ...]
     open_s: float = OPEN_S
-    """Seconds of arrivals."""
+    """Seconds of arrivals, longer where LEAST_REQUESTS do not come in them."""
     requests_a_caller: int = REQUESTS_A_CALLER
     """Requests of each caller in a closed loop, which has LEAST_REQUESTS at least."""
     audible_per_s: tuple[float, ...] = ()
