@@ -1,7 +1,7 @@
-"""Runs the engine in a thread of its own, and turns its results into callbacks in another one.
+"""Runs the engine in a thread of its own and turns its results into callbacks.
 
-Answering a caller takes the interpreter's lock several times; behind a step of 32 chunks the GPU would wait for all of
-that. So the next step runs meanwhile.
+Answering a caller takes half a millisecond, in which the interpreter's lock changes hands several times. The GPU would
+wait for that, so a second thread answers where many callers are, and the next step runs meanwhile.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ REAP_INTERVAL_S = 0.5
 """How often the loop looks for idle streams, under load too."""
 REST_AFTER_S = 5.0
 """Without work and without open streams for so long, the engine returns memory that it has freed."""
+FEW_RESULTS = 4
+"""Most results of a step that the engine's own thread delivers; two threads that take turns answer so few later."""
 VOICE_WORKERS = 1
 MAX_PENDING_VOICES = 32
 """Voices in the making, and those that wait for it; one more is refused. A voice takes tenths of a second, so that the
@@ -91,7 +93,9 @@ class EngineLoop:
         self._on_result: dict[tuple[str, int], OnResult] = {}
         self._open: dict[str, _OpenStream] = {}
         self._done: SimpleQueue[list[ChunkResult] | None] = SimpleQueue()
-        """Results of steps, each step's in order; None behind the last."""
+        """Results that the second thread is to deliver, each step's in order; None behind the last."""
+        self._handed_on = self._delivered = 0
+        """Steps whose results were given to the second thread, and that it has delivered; each is one thread's."""
         self._thread = threading.Thread(target=self._serve, name="token2wav-engine", daemon=True)
         self._messenger = threading.Thread(target=self._deliver_all, name="token2wav-results", daemon=True)
         self._voice_workers = BoundedPool(VOICE_WORKERS, MAX_PENDING_VOICES, "token2wav-voices")
@@ -195,7 +199,7 @@ class EngineLoop:
         error: Exception | None = None
         try:
             while self._wait_for_work():
-                self._done.put(self.engine.step())
+                self._hand_on(self.engine.step())
                 self._worked()
         except Exception as err:
             logger.critical("the engine's thread failed; this process can't synthesise any more", exc_info=err)
@@ -210,10 +214,20 @@ class EngineLoop:
         if error is not None and self._on_fatal is not None:
             _call(self._on_fatal, error)
 
+    def _hand_on(self, results: list[ChunkResult]) -> None:
+        """Deliver a few results at once, if none are before them; leave more to the second thread."""
+        if len(results) <= FEW_RESULTS and self._delivered == self._handed_on:
+            for result in results:
+                self._deliver(result)
+        else:
+            self._handed_on += 1
+            self._done.put(results)
+
     def _deliver_all(self) -> None:
         while (results := self._done.get()) is not None:
             for result in results:
                 self._deliver(result)
+            self._delivered += 1
 
     def _wait_for_work(self) -> bool:
         """Block until a step has something to run; False when stopping.

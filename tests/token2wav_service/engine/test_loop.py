@@ -12,7 +12,7 @@ import pytest
 
 from tests.token2wav_service.engine.factory import POISON, ManualClock, make_engine, make_prompt, tokens_of
 from tests.token2wav_service.serving.client import wait_until
-from token2wav_service.engine.loop import MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, EngineLoop
+from token2wav_service.engine.loop import FEW_RESULTS, MAX_PENDING_VOICES, REAP_INTERVAL_S, REST_AFTER_S, EngineLoop
 from token2wav_service.errors import (
     CapacityError,
     EngineStoppedError,
@@ -63,35 +63,65 @@ def test_a_stream_gets_each_result_and_one_end(loop: EngineLoop) -> None:
     assert listener.ends.empty()
 
 
-def test_the_next_step_runs_while_a_caller_is_answered(loop: EngineLoop) -> None:
-    slow, other = Listener(loop), Listener(loop)
-    chunks = queue.Queue[int]()
+class Crowd:
+    """So many listeners whose first chunks run in one step, and one more; answering the first takes its time."""
 
-    def answer(result: object) -> None:
-        other.push(0, 18, True)
-        wait_until(lambda: loop.stats().chunks == 2, "the other stream's chunk")
-        chunks.put(loop.stats().chunks)
+    def __init__(self, loop: EngineLoop, listeners: int) -> None:
+        self.loop = loop
+        self.other = Listener(loop)
+        self.listeners = [Listener(loop) for _ in range(listeners)]
+        self.may_answer = threading.Event()
+        self._runs, self._may_run = threading.Event(), threading.Event()
+        runner = loop.engine._runner
+        self._run = runner.run
+        runner.run = self._held_run  # type: ignore[method-assign]
+        self.other.push(0, 18, False)
+        assert self._runs.wait(WAIT_S)
+        first, *others = self.listeners
+        tokens = tokens_of(18, 0)
+        loop.push(TokenChunk(first.stream_id, 0, tokens, True), lambda result: self._answer(first, result))
+        for listener in others:
+            listener.push(0, 18, True)
+        self._may_run.set()
+        assert isinstance(self.other.results.get(timeout=WAIT_S), AudioChunk)
 
-    loop.push(TokenChunk(slow.stream_id, 0, tokens_of(18, 0), True), answer)
-    assert chunks.get(timeout=WAIT_S) == 2
-    assert isinstance(other.results.get(timeout=WAIT_S), AudioChunk)
+    def _held_run(self, works: Any) -> Any:
+        self._runs.set()
+        assert self._may_run.wait(WAIT_S)
+        return self._run(works)
+
+    def _answer(self, listener: Listener, result: Any) -> None:
+        assert self.may_answer.wait(WAIT_S)
+        listener.results.put(result)
+
+    def check(self) -> None:
+        """Every listener gets its audio and its end, once."""
+        for listener in self.listeners:
+            assert isinstance(listener.results.get(timeout=WAIT_S), AudioChunk)
+            assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+            assert listener.results.empty() and listener.ends.empty()
+
+
+def test_the_next_step_runs_while_many_callers_are_answered(loop: EngineLoop) -> None:
+    crowd = Crowd(loop, FEW_RESULTS + 1)
+    wait_until(lambda: loop.stats().chunks == FEW_RESULTS + 2, "the crowd's step")
+    crowd.other.push(1, 10, True)
+    wait_until(lambda: loop.stats().chunks == FEW_RESULTS + 3, "the next step")
+    assert crowd.other.results.empty(), "results of a later step overtake none"
+    crowd.may_answer.set()
+    crowd.check()
+    assert isinstance(crowd.other.results.get(timeout=WAIT_S), AudioChunk)
 
 
 def test_stop_delivers_what_was_made(loop: EngineLoop) -> None:
-    slow, other = Listener(loop), Listener(loop)
-
-    def answer(result: object) -> None:
-        other.push(0, 18, True)
-        wait_until(lambda: loop.stats().chunks == 2, "the other stream's chunk")
-        stopper.start()
-        slow.results.put(result)  # type: ignore[arg-type]
-
+    crowd = Crowd(loop, FEW_RESULTS + 1)
+    wait_until(lambda: loop.stats().chunks == FEW_RESULTS + 2, "the crowd's step")
     stopper = threading.Thread(target=loop.stop)
-    loop.push(TokenChunk(slow.stream_id, 0, tokens_of(18, 0), True), answer)
-    for listener in (slow, other):
-        assert isinstance(listener.results.get(timeout=WAIT_S), AudioChunk)
-        assert listener.ends.get(timeout=WAIT_S).status is StreamStatus.FINISHED
+    stopper.start()
+    crowd.may_answer.set()
+    crowd.check()
     stopper.join(WAIT_S)
+    assert crowd.other.ends.get(timeout=WAIT_S).status is StreamStatus.ABORTED
 
 
 def test_abort_answers_every_waiting_chunk(loop: EngineLoop) -> None:
