@@ -12,7 +12,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
@@ -35,6 +35,8 @@ _SENTENCE_LETTERS = 60
 LEAST_REQUESTS = 50
 REQUESTS_A_CALLER = 5
 OPEN_S = 36.0
+AUDIBLE_WARM_UP_S = 10.0
+"""Seconds of arrivals before those that are timed as `tts_bench` times them; it has as many."""
 _WARM_UP_BURSTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DIGITS = 6
 """Digits of times, which are kept to the microsecond."""
@@ -80,8 +82,12 @@ def open_run(requests_per_s: float, seconds: float, voices: Sequence[str]) -> Ru
 
 
 def audible_run(requests_per_s: float, seconds: float, voices: Sequence[str]) -> RunPlan:
-    """Plan Poisson arrivals that are timed as `tts_bench` times them: from dispatch to the first audible sample."""
-    return RunPlan(f"audible-{requests_per_s:03g}", _arrivals(requests_per_s, seconds), tuple(voices), is_audible=True)
+    """Plan Poisson arrivals that are timed as `tts_bench` times them: from dispatch to the first audible sample.
+
+    As there, arrivals at the same rate come before, which are not measured.
+    """
+    plan = replace(_arrivals(requests_per_s, seconds), warm_up=round(requests_per_s * AUDIBLE_WARM_UP_S))
+    return RunPlan(f"audible-{requests_per_s:03g}", plan, tuple(voices), is_audible=True)
 
 
 def _arrivals(requests_per_s: float, seconds: float) -> LoadPlan:
@@ -131,11 +137,11 @@ def warm_up_jobs(bursts: Sequence[int], voices: Sequence[str]) -> list[list[Spee
 
 
 def jobs_of(plan: RunPlan) -> list[SpeechJob]:
-    """Return a plan's requests; the same plan has the same ones every time."""
+    """Return a plan's requests, its warm-up's first; the same plan has the same ones every time."""
     draw = random.Random(plan.name)
     sentences = unique_sentences(plan.name)
     pick = iter(plan.voices) if plan.is_unseen else (draw.choice(plan.voices) for _ in count())
-    return [_job(next(sentences), next(pick)) for _ in range(plan.load.requests)]
+    return [_job(next(sentences), next(pick)) for _ in range(plan.load.warm_up + plan.load.requests)]
 
 
 class Sweep:
@@ -162,7 +168,9 @@ class Sweep:
 
     async def run(self, plan: RunPlan) -> FinishedRun:
         """Run one plan and write its samples; failed requests are counted, never raised."""
-        result = await self._run(jobs_of(plan), plan.load, plan.name, plan.is_audible)
+        jobs = jobs_of(plan)
+        result = await self._run(jobs, replace(plan.load, requests=len(jobs)), plan.name, plan.is_audible)
+        result = without_first(result, plan.load.warm_up)
         done = FinishedRun(plan.name, asdict(plan.load), plan.is_unseen, result)
         write_run(self._path(plan.name), done)
         return done
@@ -185,6 +193,15 @@ class Sweep:
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}{RUN_SUFFIX}"
+
+
+def without_first(result: LoadResult, requests: int) -> LoadResult:
+    """Return a result without so many of the requests that came first; its time begins with the next one."""
+    if not requests:
+        return result
+    began_s = sorted(record.sent_s for record in result.records)[requests]
+    kept = [replace(each, sent_s=each.sent_s - began_s) for each in result.records if each.sent_s >= began_s]
+    return LoadResult(kept, result.warm_up, result.wall_s - began_s)
 
 
 def unique_sentences(name: str) -> Iterator[SpeechInput]:

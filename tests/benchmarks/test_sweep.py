@@ -11,7 +11,18 @@ import pytest
 
 from benchmarks.end_to_end import table
 from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main
-from benchmarks.lib.sweep import FinishedRun, closed_run, open_run, read_run, unique_sentences, unseen_run, write_run
+from benchmarks.lib.sweep import (
+    FinishedRun,
+    audible_run,
+    closed_run,
+    jobs_of,
+    open_run,
+    read_run,
+    unique_sentences,
+    unseen_run,
+    without_first,
+    write_run,
+)
 from cosydit.bench.load import LoadGenerator, LoadPlan
 from cosydit.bench.report import write_json
 from cosydit.bench.types import AudioArrival, BenchmarkError, LoadResult, RequestRecord
@@ -50,6 +61,24 @@ def test_plans_are_named_for_their_load() -> None:
     plans = [closed_run(16, 50, ["a"]), open_run(32, 10.0, ["a"]), unseen_run(["x", "y"])]
     assert [plan.name for plan in plans] == ["closed-016", "poisson-032", "unseen-voice"]
     assert [plan.load.requests for plan in plans] == [50, 320, 2]
+
+
+def test_an_open_loop_has_enough_requests_for_a_percentile() -> None:
+    assert [open_run(rate, 20.0, ["a"]).load.requests for rate in (1, 2, 10)] == [50, 50, 200]
+
+
+def test_what_is_timed_to_the_first_sound_comes_after_a_warm_up_of_the_same_load() -> None:
+    plan = audible_run(6, 20.0, ["a"])
+    assert (plan.name, plan.load.requests, plan.load.warm_up, len(jobs_of(plan))) == ("audible-006", 120, 60, 180)
+
+
+def test_a_warm_up_is_left_out_and_time_begins_behind_it() -> None:
+    result = finished("audible-001", [0.4, 0.3, 0.2, 0.1]).result
+    result.records.reverse()
+    left = without_first(result, 2)
+    assert [(each.utt, each.sent_s) for each in left.records] == [("audible-001-3", 1.0), ("audible-001-2", 0.0)]
+    assert left.wall_s == 8.0
+    assert without_first(result, 0) is result
 
 
 async def test_an_open_loop_is_timed_from_when_a_request_was_due() -> None:
