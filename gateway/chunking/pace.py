@@ -31,6 +31,8 @@ _URGENT_HALF_LIFE_S = 0.5
 _URGENT_MEMORY_S = 2.0
 _CROWD_DECAY = 0.9
 """Factor on the weight of earlier urgent chunks in a crowd as large, at each new one."""
+_UNDER_WAY = 1
+"""Chunks that token2wav has begun when a crowd's come."""
 _SPREADS = 4.0
 """Margin of the estimate in mean relative excesses."""
 _SLOPE_PRIOR_TOKENS2 = 25.0
@@ -197,11 +199,19 @@ class PaceBook:
 
         A crowd begins all at once, before any of its chunks tells what it costs. None if nothing is known.
         """
-        lately = [self._urgent] if now_s - self._urgent_s <= _URGENT_MEMORY_S else []
+        lately = [self._urgent.fit(self._cost)] if now_s - self._urgent_s <= _URGENT_MEMORY_S else []
+        return max((*lately, *self._crowd_lines()), key=_of_a_second, default=None)
+
+    def _crowd_lines(self) -> list[ChunkCost]:
+        """Return what the last crowd as large as now's cost, if there was any.
+
+        It costs no more now than one chunk after another would: that crowd may have come beside more load than now.
+        """
         sizes = [size for size in self._crowds if size <= self.soundless.bit_length()]
-        crowd = [self._crowds[max(sizes)]] if sizes else []
-        lines = [sums.fit(like=self._cost) for sums in (*lately, *crowd)]
-        return max(lines, key=lambda line: line.of_hop(TOKEN_RATE_HZ), default=None)
+        if not sizes:
+            return []
+        one_by_one = self._cost.scaled(self.soundless + _UNDER_WAY)
+        return [min(self._crowds[max(sizes)].fit(self._cost), one_by_one, key=_of_a_second)]
 
     def record_token_rate(self, token_rate_hz: float, now_s: float) -> None:
         """Learn from one stream's LLM; what was learnt long ago counts less."""
@@ -213,6 +223,10 @@ class PaceBook:
     def _half_life_s(self) -> float:
         mean_s = self._sums.cost_s / self._sums.weight if self._sums.weight else 0.0
         return max(_HALF_LIFE_S, _HALF_LIFE_CHUNKS * mean_s)
+
+
+def _of_a_second(line: ChunkCost) -> float:
+    return line.of_hop(TOKEN_RATE_HZ)
 
 
 def _left(seconds: float, half_life_s: float) -> float:

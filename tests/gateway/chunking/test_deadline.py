@@ -187,6 +187,20 @@ def test_a_crowd_is_expected_to_cost_what_the_last_one_as_large_did() -> None:
     assert book.soundless == 0
 
 
+def test_a_crowd_that_came_beside_much_load_is_not_expected_to_cost_as_much_without_it() -> None:
+    book = PaceBook()
+    book.soundless = 2
+    for _ in range(50):
+        book.record_cost(15, 0.3, 0.0)
+        book.record_urgent(15, 0.3, 0.0, 2)
+    urgent = book.urgent_line(60.0)
+    assert urgent is not None and urgent.of_hop(15) == pytest.approx(0.3)
+    for second in range(60):
+        book.record_cost(15, 0.02, float(second))
+    urgent = book.urgent_line(60.0)
+    assert urgent is not None and urgent.of_hop(15) == pytest.approx(3 * 0.02, rel=0.01)
+
+
 def test_a_first_hop_that_seems_short_enough_is_longer_in_a_crowd() -> None:
     alone = Pace(150, cost=ChunkCost(0.05, 0.002))
     hop = DeadlineChunks().next_hop(ChunkProgress(0, 0, 0, 0.0, pace=alone))
