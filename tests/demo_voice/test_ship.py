@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from demo_voice.llm_layout import HEAD_BIAS, HEAD_WEIGHT
 from demo_voice.packing import packed, read_packed, write_packed
 from demo_voice.train import ship
 from demo_voice.train.make_voices import VOICES_OF
@@ -116,6 +117,22 @@ def test_models_of_several_trainings_become_their_mean(tmp_path: Path) -> None:
 
     assert {float(value) for value in read_packed(first / LLM_FILE)["layer"].flat} == {3.0}
     assert float(read_packed(second / LLM_FILE)["layer"][0, 0]) == 3.0
+
+
+def test_a_sharper_llm_gives_every_score_so_many_times_as_high(bundle: Path) -> None:
+    before = read_packed(bundle / LLM_FILE)
+    ship.sharpen(bundle, 4.0)
+    after = read_packed(bundle / LLM_FILE)
+    for name, value in before.items():
+        factor = 4 if name in (HEAD_WEIGHT, HEAD_BIAS) else 1
+        np.testing.assert_allclose(after[name], factor * value, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "inf", "sharp"])
+def test_a_factor_is_a_number_above_0(factor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ship.main(["bundle", "voices", "--sharpen", factor])
+    assert "--sharpen" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", ["llm", "llm=2", "llm=half", "tokenizer=0.5"])
