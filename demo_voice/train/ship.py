@@ -7,8 +7,8 @@ is left to do by hand stands in README.md in this folder.
 
 A model that was trained on from the bundled weights may be mixed with them (`--keep llm=0.3`): a mean of both may have
 what either has learnt. So may one that was trained several times, with other draws (`--beside BUNDLE`). With
-`--sharpen 4` the LLM draws at the usual temperature as it did at a quarter of it: its head's weights take the factor, so
-no server needs a setting.
+`--sharpen 4` the LLM draws at the usual temperature as it did at a quarter of it: its head's weights take the factor,
+so no server needs a setting.
 """
 
 from __future__ import annotations
