@@ -66,6 +66,7 @@ FIT_OPEN_S, FIT_OPEN_TAIL_S = 30.0, 3.0
 """Seconds of an open loop's arrivals that are simulated, and the last ones of them that are left out."""
 FIT_BURSTS = (50,)
 CURVES = RESULTS.parents[1] / "cosydit/plan/capacity_h200.json"
+ENGINE = RESULTS / "h200_engine.json"
 ARRANGEMENTS = (
     (GPUs(llm=1, token2wav=1), (50, 100, 200, 300, 325, 350, 375, 400, 425)),
     (GPUs(llm=1, token2wav=2), (100, 200, 300, 350, 375, 400, 425, 450, 475)),
@@ -251,9 +252,9 @@ def run_curves(args: argparse.Namespace) -> int:
     """Write the points that `cosydit plan` reads."""
     environment = _environment(args)
     costs = read_cost_model(args.model)
-    runs = read_runs(args.end_to_end)
-    measured = {"kind": "measured", "text": f"open loops, {args.end_to_end.name}"}
-    arrangements = [unit_json(GPUs(llm=0, token2wav=1), measured_points(runs.values()), measured)]
+    loops = [run for run in read_runs(args.measured).values() if run.name.startswith("poisson")]
+    measured = {"kind": "measured", "text": f"open loops, {args.measured.name}"}
+    arrangements = [unit_json(GPUs(llm=0, token2wav=1), measured_points(loops), measured)]
     simulated = {"kind": "simulated", "text": f"utterances of 4 to 12 s, {args.draws} draws, {args.model.name}"}
     for gpus, listeners in ARRANGEMENTS:
         points = simulated_points(costs, gpus, listeners, args.seconds, args.draws, args.processes)
@@ -399,7 +400,11 @@ def _add_fleet(commands: Any) -> None:
 
 def _add_curves(commands: Any) -> None:
     parser = commands.add_parser("curves", help="write the points that `cosydit plan` reads")
-    _add_sources(parser)
+    parser.add_argument("--engine", type=Path, default=ENGINE, help="JSON of benchmarks.engine_gpu")
+    runs = RESULTS / "h200_end_to_end"
+    parser.add_argument(
+        "--measured", type=Path, default=runs, help="directory of benchmarks.end_to_end: one GPU with both services"
+    )
     _add_model(parser)
     seconds = "simulated seconds for each point; listeners come in the first ten (default %(default)s)"
     parser.add_argument("--seconds", type=float, default=40.0, help=seconds)
@@ -433,8 +438,8 @@ def _add_written(commands: Any) -> None:
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    engine, runs = RESULTS / "h200_engine.json", RESULTS / "h200_capacity"
-    parser.add_argument("--engine", type=Path, default=engine, help="JSON of benchmarks.engine_gpu")
+    runs = RESULTS / "h200_capacity"
+    parser.add_argument("--engine", type=Path, default=ENGINE, help="JSON of benchmarks.engine_gpu")
     parser.add_argument("--end-to-end", type=Path, default=runs, help="directory of benchmarks.end_to_end")
 
 
