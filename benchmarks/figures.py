@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--points", type=Path, help="with --end-to-end: points for `cosydit plan` to write; the name says the GPU"
     )
+    parser.add_argument(
+        "--apart", type=Path, help="with --points: directory of benchmarks.end_to_end, an LLM and a token2wav GPU"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--plot", type=Path, help="PNG of the sweep to write (needs matplotlib)")
     args = parser.parse_args(argv)
@@ -54,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         engine = json.loads(args.engine.read_text("utf-8"))
         runs = read_runs(args.end_to_end)
+        apart = {} if args.apart is None else {args.apart.name: read_runs(args.apart)}
         figures = {**compute_figures(engine["raw"]), **end_to_end_figures(runs)}
         setting = json.loads((args.end_to_end / ENVIRONMENT_FILE).read_text("utf-8"))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
@@ -67,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_json(args.out, {"figures": figures, "end_to_end": table, "sources": sources})
     if args.points is not None:
         held, environment = figures.get("realtime_streams"), setting["environment"]
-        write_json(args.points, plan_points(args.points, args.end_to_end.name, runs, held, environment))
+        write_json(args.points, plan_points(args.points, {args.end_to_end.name: runs}, apart, held, environment))
     if args.plot is not None:
         draw_sweep(args.plot, list(runs.values()))
     print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
@@ -82,7 +86,7 @@ def _fill_family(args: argparse.Namespace) -> int:
             held = document["figures"].get(f"{args.family.value}_realtime_streams")
             environment = document["sources"][args.family.value]["end_to_end"]["environment"]
             runs = read_runs(args.end_to_end)
-            write_json(args.points, plan_points(args.points, args.end_to_end.name, runs, held, environment))
+            write_json(args.points, plan_points(args.points, {args.end_to_end.name: runs}, {}, held, environment))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
         print(f"figures: {error!r}", file=sys.stderr)
         return 1
@@ -127,27 +131,35 @@ def family_document(
 
 
 def plan_points(
-    path: Path, sweep: str, runs: Mapping[str, FinishedRun], held: float | None, environment: Mapping[str, Any]
+    path: Path,
+    together: Mapping[str, Mapping[str, FinishedRun]],
+    apart: Mapping[str, Mapping[str, FinishedRun]],
+    held: float | None,
+    environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return measured points for `cosydit plan`: the open loops of one GPU with both services.
+    """Return measured points for `cosydit plan`: the open loops.
 
     Args:
         path: where they go, which names the GPU (see `cosydit.plan.capacity.points_file`).
-        sweep: name of the directory that the runs are from.
-        runs: of `benchmarks.end_to_end`, by name.
+        together: sweeps of one GPU with both services, by directory: runs of `benchmarks.end_to_end`, by name.
+        apart: likewise of a GPU for each service.
         held: listeners that token2wav alone holds; None: not measured.
         environment: where the loops ran.
     """
     alone = "number of listeners not measured" if held is None else f"{held:g} listeners on one GPU, chunks of 1 s"
-    source = {"kind": "measured", "text": f"open loops, {sweep}"}
-    loops = [run for name, run in runs.items() if name.startswith("poisson")]
+    sweeps = [(GPUs(llm, 1), sweep) for llm, sweeps in ((0, together), (1, apart)) for sweep in sweeps.items()]
     return {
         "gpu": path.stem.split("_")[1],
         "token2wav_alone": f"token2wav alone: {alone}",
         "listeners_a_gateway": LISTENERS_A_GATEWAY,
-        "arrangements": [unit_json(GPUs(llm=0, token2wav=1), measured_points(loops), source)],
+        "arrangements": [_arrangement(gpus, *sweep) for gpus, sweep in sweeps],
         "environment": environment,
     }
+
+
+def _arrangement(gpus: GPUs, directory: str, runs: Mapping[str, FinishedRun]) -> dict[str, Any]:
+    loops = [run for name, run in runs.items() if name.startswith("poisson")]
+    return unit_json(gpus, measured_points(loops), {"kind": "measured", "text": f"open loops, {directory}"})
 
 
 def read_runs(directory: Path) -> dict[str, FinishedRun]:

@@ -4,7 +4,7 @@
     python -m benchmarks.simulate compare     simulated against measured, run by run
     python -m benchmarks.simulate predict     runs that were not measured yet
     python -m benchmarks.simulate fleet       many replicas: load steps, a lost replica, a rolling update
-    python -m benchmarks.simulate curves      listeners and waiting times by GPUs, for `cosydit plan`
+    python -m benchmarks.simulate curves      listeners and waiting times by GPUs
     python -m benchmarks.simulate written     a text that is still being written: by clauses, and interleaved in the LLM
     python -m benchmarks.simulate admission   whom one GPU host refuses, below its capacity and beyond
 
@@ -65,8 +65,7 @@ FIT_CLOSED, FIT_OPEN = (1, 16, 32, 64), (12.0, 20.0, 32.0)
 FIT_OPEN_S, FIT_OPEN_TAIL_S = 30.0, 3.0
 """Seconds of an open loop's arrivals that are simulated, and the last ones of them that are left out."""
 FIT_BURSTS = (50,)
-CURVES = RESULTS.parents[1] / "cosydit/plan/capacity_h200.json"
-ENGINE = RESULTS / "h200_engine.json"
+CURVES = RESULTS / "simulated_curves_h200.json"
 ARRANGEMENTS = (
     (GPUs(llm=1, token2wav=1), (50, 100, 200, 300, 325, 350, 375, 400, 425)),
     (GPUs(llm=1, token2wav=2), (100, 200, 300, 350, 375, 400, 425, 450, 475)),
@@ -249,12 +248,12 @@ def run_fleet(args: argparse.Namespace) -> int:
 
 
 def run_curves(args: argparse.Namespace) -> int:
-    """Write the points that `cosydit plan` reads."""
+    """Write points as `cosydit plan` reads them."""
     environment = _environment(args)
     costs = read_cost_model(args.model)
-    loops = [run for run in read_runs(args.measured).values() if run.name.startswith("poisson")]
-    measured = {"kind": "measured", "text": f"open loops, {args.measured.name}"}
-    arrangements = [unit_json(GPUs(llm=0, token2wav=1), measured_points(loops), measured)]
+    runs = read_runs(args.end_to_end)
+    measured = {"kind": "measured", "text": f"open loops, {args.end_to_end.name}"}
+    arrangements = [unit_json(GPUs(llm=0, token2wav=1), measured_points(runs.values()), measured)]
     simulated = {"kind": "simulated", "text": f"utterances of 4 to 12 s, {args.draws} draws, {args.model.name}"}
     for gpus, listeners in ARRANGEMENTS:
         points = simulated_points(costs, gpus, listeners, args.seconds, args.draws, args.processes)
@@ -399,12 +398,8 @@ def _add_fleet(commands: Any) -> None:
 
 
 def _add_curves(commands: Any) -> None:
-    parser = commands.add_parser("curves", help="write the points that `cosydit plan` reads")
-    parser.add_argument("--engine", type=Path, default=ENGINE, help="JSON of benchmarks.engine_gpu")
-    runs = RESULTS / "h200_end_to_end"
-    parser.add_argument(
-        "--measured", type=Path, default=runs, help="directory of benchmarks.end_to_end: one GPU with both services"
-    )
+    parser = commands.add_parser("curves", help="simulate GPUs under ascending numbers of listeners")
+    _add_sources(parser)
     _add_model(parser)
     seconds = "simulated seconds for each point; listeners come in the first ten (default %(default)s)"
     parser.add_argument("--seconds", type=float, default=40.0, help=seconds)
@@ -438,8 +433,8 @@ def _add_written(commands: Any) -> None:
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    runs = RESULTS / "h200_capacity"
-    parser.add_argument("--engine", type=Path, default=ENGINE, help="JSON of benchmarks.engine_gpu")
+    engine, runs = RESULTS / "h200_engine.json", RESULTS / "h200_capacity"
+    parser.add_argument("--engine", type=Path, default=engine, help="JSON of benchmarks.engine_gpu")
     parser.add_argument("--end-to-end", type=Path, default=runs, help="directory of benchmarks.end_to_end")
 
 

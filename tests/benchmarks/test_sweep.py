@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.end_to_end import table
-from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main
+from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main, plan_points
 from benchmarks.lib.sweep import (
     FinishedRun,
     audible_run,
@@ -169,3 +169,15 @@ def test_a_family_s_open_loops_become_points_of_the_plan(tmp_path: Path, monkeyp
     monkeypatch.setattr(capacity, "_FILES", tmp_path)
     (arrangement,) = read_curves("h200", "cosyvoice2").arrangements
     assert [point.listeners for point in arrangement.points] == [pytest.approx(16.0 * 2.0)]
+
+
+def test_a_pair_s_open_loops_are_another_arrangement(tmp_path: Path) -> None:
+    run = finished("poisson-016", [0.1, 0.2])
+    run.load["requests_per_s"] = 16.0
+    sweep = {run.name: run, "closed-001": finished("closed-001", [0.1])}
+    path = tmp_path / points_file("h200")
+    both = plan_points(path, {"one": sweep}, {"pair": sweep}, 100.0, {})["arrangements"]
+    assert [(each["llm_gpus"], each["token2wav_gpus"], each["source"]["text"]) for each in both] == [
+        (0, 1, "open loops, one"),
+        (1, 1, "open loops, pair"),
+    ]
