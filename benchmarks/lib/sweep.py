@@ -91,7 +91,7 @@ def audible_run(requests_per_s: float, seconds: float, voices: Sequence[str]) ->
 
 
 def _arrivals(requests_per_s: float, seconds: float) -> LoadPlan:
-    requests = max(LEAST_REQUESTS, round(requests_per_s * seconds))
+    requests = round(requests_per_s * seconds)
     return LoadPlan(requests=requests, requests_per_s=requests_per_s, seed=round(requests_per_s))
 
 
@@ -116,8 +116,12 @@ class SweepLoad:
     def plans(self, voices: Sequence[str]) -> list[RunPlan]:
         """Return the runs, in order."""
         closed = [closed_run(n, max(LEAST_REQUESTS, self.requests_a_caller * n), voices) for n in self.callers]
-        audible = [audible_run(rate, self.open_s, voices) for rate in self.audible_per_s]
-        return [*closed, *(open_run(rate, self.open_s, voices) for rate in self.requests_per_s), *audible]
+        audible = [audible_run(rate, self._arrivals_s(rate), voices) for rate in self.audible_per_s]
+        loops = [open_run(rate, self._arrivals_s(rate), voices) for rate in self.requests_per_s]
+        return [*closed, *loops, *audible]
+
+    def _arrivals_s(self, requests_per_s: float) -> float:
+        return max(self.open_s, LEAST_REQUESTS / requests_per_s)
 
 
 def plan_again(run: FinishedRun, voices: Sequence[str]) -> RunPlan:

@@ -13,6 +13,7 @@ from benchmarks.end_to_end import table
 from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main, plan_points
 from benchmarks.lib.sweep import (
     FinishedRun,
+    SweepLoad,
     audible_run,
     closed_run,
     jobs_of,
@@ -63,8 +64,9 @@ def test_plans_are_named_for_their_load() -> None:
     assert [plan.load.requests for plan in plans] == [50, 320, 2]
 
 
-def test_an_open_loop_has_enough_requests_for_a_percentile() -> None:
-    assert [open_run(rate, 20.0, ["a"]).load.requests for rate in (1, 2, 10)] == [50, 50, 200]
+def test_an_open_loop_of_a_sweep_has_enough_requests_for_a_percentile() -> None:
+    plans = SweepLoad((), (1, 2, 10), 20.0, audible_per_s=(1, 10)).plans(["a"])
+    assert [plan.load.requests for plan in plans] == [50, 50, 200, 50, 200]
 
 
 def test_what_is_timed_to_the_first_sound_comes_after_a_warm_up_of_the_same_load() -> None:
