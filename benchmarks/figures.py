@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.end_to_end import ENVIRONMENT_FILE
 from benchmarks.engine_gpu import compute_figures
 from benchmarks.lib.plot import draw_sweep
-from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, GPUs, measured_points, unit_json
+from benchmarks.lib.simulate.curves import LISTENERS_A_GATEWAY, GPUs, measured_json
 from benchmarks.lib.sweep import RUN_SUFFIX, FinishedRun, read_run
 from cosydit.bench.audible import heard_at_s, nearest_rank
 from cosydit.bench.metrics import START_BUFFERS_S
@@ -27,6 +27,8 @@ from token2wav_service.checkpoint.family import Family
 
 FAMILY_RUNS = ("closed-001", "poisson-016")
 """Runs that a family's end-to-end figures are computed from."""
+TOGETHER, APART = GPUs(llm=0, token2wav=1), GPUs(llm=1, token2wav=1)
+"""Both services on one GPU, and a GPU for each."""
 _MS = 1000
 
 
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--points", type=Path, help="with --end-to-end: points for `cosydit plan` to write; the name says the GPU"
     )
     parser.add_argument(
-        "--apart", type=Path, help="with --points: directory of benchmarks.end_to_end, an LLM and a token2wav GPU"
+        "--apart", type=Path, help="with --points: directory of benchmarks.end_to_end with a GPU for each service"
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--plot", type=Path, help="PNG of the sweep to write (needs matplotlib)")
@@ -57,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         engine = json.loads(args.engine.read_text("utf-8"))
         runs = read_runs(args.end_to_end)
-        apart = {} if args.apart is None else {args.apart.name: read_runs(args.apart)}
+        arrangements = [measured_json(TOGETHER, args.end_to_end.name, runs)]
+        if args.apart is not None:
+            arrangements.append(measured_json(APART, args.apart.name, read_runs(args.apart)))
         figures = {**compute_figures(engine["raw"]), **end_to_end_figures(runs)}
         setting = json.loads((args.end_to_end / ENVIRONMENT_FILE).read_text("utf-8"))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
@@ -71,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_json(args.out, {"figures": figures, "end_to_end": table, "sources": sources})
     if args.points is not None:
         held, environment = figures.get("realtime_streams"), setting["environment"]
-        write_json(args.points, plan_points(args.points, {args.end_to_end.name: runs}, apart, held, environment))
+        write_json(args.points, plan_points(args.points, arrangements, held, environment))
     if args.plot is not None:
         draw_sweep(args.plot, list(runs.values()))
     print(aligned_table([["figure", "value"], *([name, f"{value:.4g}"] for name, value in figures.items())]), end="")
@@ -85,8 +89,8 @@ def _fill_family(args: argparse.Namespace) -> int:
         if args.points is not None and args.end_to_end is not None:
             held = document["figures"].get(f"{args.family.value}_realtime_streams")
             environment = document["sources"][args.family.value]["end_to_end"]["environment"]
-            runs = read_runs(args.end_to_end)
-            write_json(args.points, plan_points(args.points, {args.end_to_end.name: runs}, {}, held, environment))
+            arrangement = measured_json(TOGETHER, args.end_to_end.name, read_runs(args.end_to_end))
+            write_json(args.points, plan_points(args.points, [arrangement], held, environment))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
         print(f"figures: {error!r}", file=sys.stderr)
         return 1
@@ -131,35 +135,24 @@ def family_document(
 
 
 def plan_points(
-    path: Path,
-    together: Mapping[str, Mapping[str, FinishedRun]],
-    apart: Mapping[str, Mapping[str, FinishedRun]],
-    held: float | None,
-    environment: Mapping[str, Any],
+    path: Path, arrangements: Sequence[Mapping[str, Any]], held: float | None, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return measured points for `cosydit plan`: the open loops.
+    """Return measured points for `cosydit plan`.
 
     Args:
         path: where they go, which names the GPU (see `cosydit.plan.capacity.points_file`).
-        together: sweeps of one GPU with both services, by directory: runs of `benchmarks.end_to_end`, by name.
-        apart: likewise of a GPU for each service.
+        arrangements: of GPUs, from `measured_json`.
         held: listeners that token2wav alone holds; None: not measured.
         environment: where the loops ran.
     """
     alone = "number of listeners not measured" if held is None else f"{held:g} listeners on one GPU, chunks of 1 s"
-    sweeps = [(GPUs(llm, 1), sweep) for llm, sweeps in ((0, together), (1, apart)) for sweep in sweeps.items()]
     return {
         "gpu": path.stem.split("_")[1],
         "token2wav_alone": f"token2wav alone: {alone}",
         "listeners_a_gateway": LISTENERS_A_GATEWAY,
-        "arrangements": [_arrangement(gpus, *sweep) for gpus, sweep in sweeps],
+        "arrangements": list(arrangements),
         "environment": environment,
     }
-
-
-def _arrangement(gpus: GPUs, directory: str, runs: Mapping[str, FinishedRun]) -> dict[str, Any]:
-    loops = [run for name, run in runs.items() if name.startswith("poisson")]
-    return unit_json(gpus, measured_points(loops), {"kind": "measured", "text": f"open loops, {directory}"})
 
 
 def read_runs(directory: Path) -> dict[str, FinishedRun]:

@@ -42,7 +42,7 @@ from benchmarks.lib.simulate.curves import (
     LISTENERS_A_GATEWAY,
     POINT_DRAWS,
     GPUs,
-    measured_points,
+    measured_json,
     simulated_points,
     unit_json,
 )
@@ -251,9 +251,7 @@ def run_curves(args: argparse.Namespace) -> int:
     """Write points as `cosydit plan` reads them."""
     environment = _environment(args)
     costs = read_cost_model(args.model)
-    runs = read_runs(args.end_to_end)
-    measured = {"kind": "measured", "text": f"open loops, {args.end_to_end.name}"}
-    arrangements = [unit_json(GPUs(llm=0, token2wav=1), measured_points(runs.values()), measured)]
+    arrangements = [measured_json(GPUs(llm=0, token2wav=1), args.end_to_end.name, read_runs(args.end_to_end))]
     simulated = {"kind": "simulated", "text": f"utterances of 4 to 12 s, {args.draws} draws, {args.model.name}"}
     for gpus, listeners in ARRANGEMENTS:
         points = simulated_points(costs, gpus, listeners, args.seconds, args.draws, args.processes)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.end_to_end import table
-from benchmarks.figures import FAMILY_RUNS, end_to_end_figures, main, plan_points
+from benchmarks.figures import APART, FAMILY_RUNS, TOGETHER, end_to_end_figures, main, plan_points
+from benchmarks.lib.simulate.curves import measured_json
 from benchmarks.lib.sweep import (
     FinishedRun,
     SweepLoad,
@@ -177,8 +178,8 @@ def test_a_pair_s_open_loops_are_another_arrangement(tmp_path: Path) -> None:
     run = finished("poisson-016", [0.1, 0.2])
     run.load["requests_per_s"] = 16.0
     sweep = {run.name: run, "closed-001": finished("closed-001", [0.1])}
-    path = tmp_path / points_file("h200")
-    both = plan_points(path, {"one": sweep}, {"pair": sweep}, 100.0, {})["arrangements"]
+    measured = [measured_json(TOGETHER, "one", sweep), measured_json(APART, "pair", sweep)]
+    both = plan_points(tmp_path / points_file("h200"), measured, 100.0, {})["arrangements"]
     assert [(each["llm_gpus"], each["token2wav_gpus"], each["source"]["text"]) for each in both] == [
         (0, 1, "open loops, one"),
         (1, 1, "open loops, pair"),

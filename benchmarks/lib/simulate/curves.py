@@ -141,6 +141,18 @@ def unit_json(gpus: GPUs, points: Sequence[CapacityPoint], source: Mapping[str, 
     }
 
 
+def measured_json(gpus: GPUs, directory: str, runs: Mapping[str, FinishedRun]) -> dict[str, Any]:
+    """Return the arrangement that a sweep measured: its open loops, without the runs that listen.
+
+    Args:
+        gpus: that the services had.
+        directory: that the runs are from, for people.
+        runs: of `benchmarks.end_to_end`, by name.
+    """
+    loops = [run for name, run in runs.items() if name.startswith("poisson")]
+    return unit_json(gpus, measured_points(loops), {"kind": "measured", "text": f"open loops, {directory}"})
+
+
 def _simulate(costs: CostModel, gpus: GPUs, seconds: float, listeners: int, seed: int) -> CapacityPoint:
     crowd = CrowdPlan((LoadStep(0.0, listeners),), seconds, seed=seed)
     gateways = ceil(listeners / LISTENERS_A_GATEWAY)
