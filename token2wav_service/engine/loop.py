@@ -1,7 +1,7 @@
 """Runs the engine in a thread of its own and turns its results into callbacks.
 
-Answering a caller takes half a millisecond, in which the interpreter's lock changes hands several times. The GPU would
-wait for that, so a second thread answers where many callers are, and the next step runs meanwhile.
+Answering a caller takes the interpreter's lock several times, and the GPU would wait for that. So where a step has many
+callers, a second thread answers them, and the next step runs meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REAP_INTERVAL_S = 0.5
 REST_AFTER_S = 5.0
 """Without work and without open streams for so long, the engine returns memory that it has freed."""
 FEW_RESULTS = 4
-"""Most results of a step that the engine's own thread delivers; two threads that take turns answer so few later."""
+"""Most results of a step that the engine's own thread delivers: a second one would take turns with it and be later."""
 VOICE_WORKERS = 1
 MAX_PENDING_VOICES = 32
 """Voices in the making, and those that wait for it; one more is refused. A voice takes tenths of a second, so that the
@@ -178,8 +178,7 @@ class EngineLoop:
     def abort(self, stream_id: str) -> None:
         """End a stream now; harmless for one that has ended."""
         results, summary = self.engine.abort(stream_id)
-        for result in results:
-            self._deliver(result)
+        self._deliver(results)
         if summary is not None:
             self._end(summary)
 
@@ -217,23 +216,28 @@ class EngineLoop:
     def _hand_on(self, results: list[ChunkResult]) -> None:
         """Deliver a few results at once, if none are before them; leave more to the second thread."""
         if len(results) <= FEW_RESULTS and self._delivered == self._handed_on:
-            for result in results:
-                self._deliver(result)
+            self._deliver(results)
         else:
             self._handed_on += 1
             self._done.put(results)
 
     def _deliver_all(self) -> None:
-        while (results := self._done.get()) is not None:
-            for result in results:
-                self._deliver(result)
-            self._delivered += 1
+        try:
+            while (results := self._done.get()) is not None:
+                self._deliver(results)
+                self._delivered += 1
+        except Exception as err:
+            # The engine's thread ends by it, as by an error of its own.
+            with self._wake:
+                self._failure = err
+                self._wake.notify_all()
 
     def _wait_for_work(self) -> bool:
         """Block until a step has something to run; False when stopping.
 
         Raises:
             DeviceLostError: making a voice found that the GPU is lost.
+            Exception: what ended the second thread.
         """
         while True:
             self._reap_if_due()
@@ -293,14 +297,15 @@ class EngineLoop:
         for stream in streams:
             _call(stream.on_end, stream.lost)
 
-    def _deliver(self, result: ChunkResult) -> None:
-        with self._wake:
-            callback = self._on_result.pop((result.stream_id, result.index), None)
-        if callback is not None:
-            _call(callback, result.outcome)
-        if result.ended is not None:
-            self._drop_waiting(result.stream_id)
-            self._end(result.ended)
+    def _deliver(self, results: list[ChunkResult]) -> None:
+        for result in results:
+            with self._wake:
+                callback = self._on_result.pop((result.stream_id, result.index), None)
+            if callback is not None:
+                _call(callback, result.outcome)
+            if result.ended is not None:
+                self._drop_waiting(result.stream_id)
+                self._end(result.ended)
 
     def _drop_waiting(self, stream_id: str) -> None:
         """Answer chunks that were queued behind one that ended the stream by failing."""

@@ -181,5 +181,5 @@ class VirtualEngineLoop(EngineLoop):
             for result in self.engine.end_step(begun):
                 if self._cost.answer_s:
                     await asyncio.sleep(self._cost.answer_s)
-                self._deliver(result)
+                self._deliver([result])
             self.busy_s += self._clock.now() - begun_s

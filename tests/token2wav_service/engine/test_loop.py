@@ -113,6 +113,26 @@ def test_the_next_step_runs_while_many_callers_are_answered(loop: EngineLoop) ->
     assert isinstance(crowd.other.results.get(timeout=WAIT_S), AudioChunk)
 
 
+def test_an_error_in_the_second_thread_is_fatal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(make_engine(), failures.put)
+    loop.start()
+    end = loop._end
+
+    def break_off(summary: StreamSummary) -> None:
+        if threading.current_thread() is loop._messenger:
+            raise AssertionError("broken books")
+        end(summary)
+
+    monkeypatch.setattr(loop, "_end", break_off)
+    crowd = Crowd(loop, FEW_RESULTS + 1)
+    crowd.may_answer.set()
+    assert "broken books" in str(failures.get(timeout=WAIT_S))
+    outcomes = [listener.results.get(timeout=WAIT_S) for listener in crowd.listeners]
+    assert isinstance(outcomes[0], AudioChunk) and isinstance(outcomes[-1], EngineStoppedError)
+    loop.stop()
+
+
 def test_stop_delivers_what_was_made(loop: EngineLoop) -> None:
     crowd = Crowd(loop, FEW_RESULTS + 1)
     wait_until(lambda: loop.stats().chunks == FEW_RESULTS + 2, "the crowd's step")
