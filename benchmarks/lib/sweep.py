@@ -36,7 +36,7 @@ LEAST_REQUESTS = 50
 REQUESTS_A_CALLER = 5
 OPEN_S = 36.0
 AUDIBLE_WARM_UP_S = 10.0
-"""Seconds of arrivals before those that are timed as `tts_bench` times them; it has as many."""
+"""Seconds of arrivals before those that are timed as `tts_bench` times them, which has 10 s of them, too."""
 _WARM_UP_BURSTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DIGITS = 6
 """Digits of times, which are kept to the microsecond."""
