@@ -14,6 +14,7 @@ from benchmarks.figures import APART, FAMILY_RUNS, TOGETHER, end_to_end_figures,
 from benchmarks.lib.simulate.curves import measured_json
 from benchmarks.lib.sweep import (
     FinishedRun,
+    Sweep,
     SweepLoad,
     audible_run,
     closed_run,
@@ -73,6 +74,19 @@ def test_an_open_loop_of_a_sweep_has_enough_requests_for_a_percentile() -> None:
 def test_what_is_timed_to_the_first_sound_comes_after_a_warm_up_of_the_same_load() -> None:
     plan = audible_run(6, 20.0, ["a"])
     assert (plan.name, plan.load.requests, plan.load.warm_up, len(jobs_of(plan))) == ("audible-006", 120, 60, 180)
+
+
+async def test_a_sweep_keeps_only_what_comes_behind_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(sweep: Sweep, jobs: list[object], load: LoadPlan, name: str, is_audible: bool) -> LoadResult:
+        assert (len(jobs), load.requests, is_audible) == (12, 12, True)
+        return finished(name, [0.1] * len(jobs)).result
+
+    monkeypatch.setattr(Sweep, "_run", run)
+    done = await Sweep("http://127.0.0.1", tmp_path, 1.0).run(audible_run(1, 2.0, ["a"]))
+    assert [each.utt for each in done.result.records] == ["audible-001-10", "audible-001-11"]
+    assert len(read_run(tmp_path / "audible-001.json.xz").result.records) == 2
 
 
 def test_a_warm_up_is_left_out_and_time_begins_behind_it() -> None:
