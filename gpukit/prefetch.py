@@ -1,4 +1,4 @@
-"""Weights brought into the L2 cache before a product reads them: the part that kernels of both services call.
+"""Memory brought into the L2 cache before a kernel reads it: the part that kernels of both services call.
 
 Written in the Triton language. Only a GPU can run it: the interpreter has no such instruction, and callers leave it
 out there.

@@ -11,16 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from gpukit.overlap import await_earlier
 from gpukit.prefetch import prefetch_lines
-
-
-@triton.jit
-def _await_earlier(OVERLAPS: tl.constexpr):
-    # With programmatic dependent launch a kernel starts while the one before it ends: nothing of that one's may be
-    # touched before this. Kernels behind may be started from now on; they wait here too.
-    if OVERLAPS:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit
@@ -41,7 +33,7 @@ def begin_answers_kernel(
     RECENT: tl.constexpr, PAGES: tl.constexpr, BLOCK_PAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    _await_earlier(OVERLAPS)
+    await_earlier(OVERLAPS)
     entry = tl.program_id(0)
     if entry < tl.load(count):
         at = words + entry * WORDS
@@ -77,7 +69,7 @@ def embed_kernel(
     IS_PROMPT: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    _await_earlier(OVERLAPS)
+    await_earlier(OVERLAPS)
     row = tl.program_id(0)
     if IS_PROMPT:
         token = tl.load(tokens + row)
@@ -97,7 +89,7 @@ def add_norm_kernel(
     PARTS: tl.constexpr, IS_PICKED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    _await_earlier(OVERLAPS)
+    await_earlier(OVERLAPS)
     target = tl.program_id(0)
     row = target
     if IS_PICKED:
@@ -221,7 +213,7 @@ def write_cache_kernel(
     PARTS: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr,
     PAGES: tl.constexpr, PAGE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    _await_earlier(OVERLAPS)
+    await_earlier(OVERLAPS)
     row = tl.program_id(0)
     group = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -241,7 +233,7 @@ def attention_kernel(
     PAGES: tl.constexpr, PAGE: tl.constexpr, KB: tl.constexpr, WRITES: tl.constexpr, STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    _await_earlier(OVERLAPS)
+    await_earlier(OVERLAPS)
     row = tl.program_id(0)
     group = tl.program_id(1)
     G: tl.constexpr = HEADS // KV
@@ -316,7 +308,7 @@ def sample_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, RECENT: tl.constexpr, IS_PROMPT: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    _await_earlier(OVERLAPS)
+    await_earlier(OVERLAPS)
     entry = tl.program_id(0)
     slot = tl.load(slots + entry)
     if slot != spare_slot:

@@ -10,13 +10,13 @@ how many parts a sum has, and depends on the weight's shape only.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 
+from gpukit.overlap import IS_INTERPRETED, overlap_options
 from gpukit.prefetch import LINE_BYTES
 from llm_service.gpu import kernels
 from llm_service.gpu.slot_state import NUMBERS, SlotState
@@ -34,8 +34,6 @@ SAMPLER_WARPS = 8
 OVERLAP_ROWS = 64
 """Rows up to which a step waits for weights and launches, not for sums: kernels start while the one before them ends,
 and products fetch their weights before their turn. With more rows that takes room from the kernel that runs."""
-
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 PART_CHANNELS = 448
 """Least length of one part of a sum: two parts of 896 keep all multiprocessors busy where a weight has few rows."""
@@ -86,8 +84,7 @@ def tile_for(rows: int, columns: int, channels: int) -> Tile:
 
 def overlap(rows: int) -> dict[str, bool]:
     """Return the launch options for a step of so many rows."""
-    overlaps = rows <= OVERLAP_ROWS and not IS_INTERPRETED
-    return {"OVERLAPS": overlaps} | ({"launch_pdl": True} if overlaps else {})
+    return overlap_options(overlaps=rows <= OVERLAP_ROWS)
 
 
 @dataclass(frozen=True)

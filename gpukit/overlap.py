@@ -1,0 +1,29 @@
+"""Programmatic dependent launch: kernels that start while the one before them ends, as both services launch them.
+
+Written in the Triton language. Only a GPU can run it: the interpreter runs one kernel after the other.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@triton.jit
+def await_earlier(OVERLAPS: tl.constexpr):
+    # Nothing that an earlier kernel writes may be touched before this, and nothing be written. Kernels behind may be
+    # started from now on; they wait here too.
+    if OVERLAPS:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+def overlap_options(*, overlaps: bool) -> dict[str, bool]:
+    """Return the launch options of a kernel that calls `await_earlier`, and whose every predecessor does or is done."""
+    overlaps = overlaps and not IS_INTERPRETED
+    return {"OVERLAPS": overlaps} | ({"launch_pdl": True} if overlaps else {})
