@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 
 from tests import ROOT
 from tests.token2wav_service.streaming.flow_factory import randomise
@@ -16,7 +18,9 @@ from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.flow.dit import DiT
 from token2wav_service.models.noise import NoiseDomain, counter_normal, counter_uniform
-from token2wav_service.runtime.kernels import ops
+from token2wav_service.runtime.kernels import ops, product_ops
+from token2wav_service.runtime.kernels.attention_ops import Pieces
+from token2wav_service.runtime.kernels.product_ops import FEW_ROWS
 from token2wav_service.runtime.slots.fused_solver import FusedSolver, SolverBatch, SolverPool
 from token2wav_service.runtime.slots.pool import SlotAllocator
 
@@ -39,8 +43,8 @@ def test_noise_equals_the_counter_based_noise() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim", [16, 24])
-def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim: int) -> None:
+@pytest.mark.parametrize(("dim", "few_rows"), [(16, FEW_ROWS), (24, FEW_ROWS), (24, 0)])
+def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim: int, few_rows: int) -> None:
     cfm = ConditionalFlowMatching(
         DiT(DiTConfig(depth=LAYERS, num_heads=HEADS, head_dim=dim, hidden_size=HIDDEN)), guidance=0.7
     )
@@ -54,7 +58,10 @@ def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim
     batch = SolverBatch(
         slots, torch.tensor([p.data_ptr() for p in prompts]), torch.tensor([6, 9, 7]), generated, lengths
     )
-    mel, own, tails = FusedSolver(cfm, STEPS, torch.float32).solve(noise, mu, speaker, None, batch, pool)
+    solver = FusedSolver(cfm, STEPS, torch.float32)
+    assert solver.few_rows == FEW_ROWS
+    solver.few_rows = few_rows
+    mel, own, tails = solver.solve(noise, mu, speaker, None, batch, pool)
     for row in range(3):
         size, slot = int(lengths[row]), int(slots[row])
         ring = pool.window[slot][..., : min(int(generated[row]), WINDOW), :]
@@ -75,6 +82,36 @@ def test_fused_solver_equals_the_plain_one_for_every_row_and_fills_the_rings(dim
         for frame in range(int(lengths[row])):
             place = (int(generated[row]) + frame) % WINDOW
             assert torch.equal(pool.window[slots[row]][..., place, :], own[row][..., frame, :])
+
+
+@pytest.mark.parametrize("channels", [40, 512, 1536])
+def test_products_of_few_rows_equal_the_library_s(channels: int) -> None:
+    x, weight, bias = _normal(5, channels), _normal(20, channels, seed=1), _normal(20, seed=2)
+    expected = functional.linear(x, weight, bias)
+    parts = product_ops.linear_in_parts(x, weight, bias, is_few=True)
+    assert parts.shape == (product_ops.parts_of(channels), 5, 20)
+    torch.testing.assert_close(parts.sum(0), expected, atol=1e-3, rtol=0)
+    if len(parts) == 1:
+        torch.testing.assert_close(product_ops.linear(x, weight, bias, is_few=True), expected, atol=1e-3, rtol=0)
+        activated = product_ops.linear_gelu(x, weight, bias, is_few=True)
+        torch.testing.assert_close(activated, functional.gelu(expected, approximate="tanh"), atol=1e-3, rtol=0)
+
+
+def test_pieces_of_attention_are_weighed_and_multiplied_and_a_piece_without_keys_is_left_out() -> None:
+    rows, heads, dim = 5, 3, 24
+    means, masses = _normal(2, rows, heads * dim), _normal(2, rows, heads, seed=1)
+    masses[1, 2] = float("-inf")
+    weight, bias = _normal(20, heads * dim, seed=2), _normal(20, seed=3)
+    shares = (masses * math.log(2)).softmax(0)
+    mixed = (shares[..., None] * means.view(2, rows, heads, dim)).sum(0).flatten(1)
+    parts = product_ops.linear_of_pieces(Pieces(means, masses), weight, bias)
+    torch.testing.assert_close(parts.sum(0), functional.linear(mixed, weight, bias), atol=1e-4, rtol=0)
+
+
+def test_sums_that_can_t_be_cut_into_equal_parts_are_left_to_the_library() -> None:
+    assert [product_ops.parts_of(channels) for channels in (512, 513, 514, 1536, 2048)] == [1, 0, 2, 3, 4]
+    cfm = ConditionalFlowMatching(DiT(DiTConfig(depth=1, num_heads=1, head_dim=16, hidden_size=1024)), guidance=0.7)
+    assert FusedSolver(cfm, STEPS, torch.float32).few_rows == 0
 
 
 def test_slots_are_handed_out_once_and_come_back() -> None:
@@ -98,4 +135,5 @@ def test_every_kernel_compiles_for_a_gpu_at_the_demo_voice_s_sizes(tmp_path: Pat
     command = [sys.executable, "-m", "tests.token2wav_service.runtime.compile_kernels"]
     compiled = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert compiled.returncode == 0, compiled.stderr[-3000:]
-    assert {"attend_kernel", "commit_rows_kernel", "combine_kernel", "istft_kernel"} <= set(compiled.stdout.split())
+    some = {"attend_kernel", "commit_rows_kernel", "combine_kernel", "product_kernel", "mixed_product_kernel"}
+    assert some <= set(compiled.stdout.split())

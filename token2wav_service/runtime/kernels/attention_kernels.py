@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gpukit.overlap import await_earlier
+from gpukit.prefetch import prefetch_lines
+
 # A block is D wide, or BD, the next power of two, where D is none: then its last columns are zeros. Only such a block
 # is masked by columns, so that the loads of others stay wide.
 
@@ -66,6 +69,36 @@ def _position_score(scores, score_bias, head, rows, row, query, place, frames, p
     return added + tl.load(score_bias + head * pitch + distance, mask=shown, other=0.0)
 
 
+@triton.jit
+def _history(
+    prompts, prompt_lengths, window, slots, generated, prompt_plane, cfg, head, stream,
+    window_slot_stride, window_cfg_stride, window_size,
+    D2: tl.constexpr, H: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    # Where the voice's prompt and the stream's ring stand, and how many keys each has.
+    prompt_count = tl.load(prompt_lengths + stream).to(tl.int32)
+    window_count = tl.minimum(tl.load(generated + stream), window_size).to(tl.int32)
+    plane = prompt_plane + cfg * H + head
+    prompt_address = tl.load(prompts + stream) + plane * prompt_count * (D2 * BYTES)
+    ring = window + tl.load(slots + stream) * window_slot_stride + cfg * window_cfg_stride
+    ring_address = (ring + head * window_size * D2).to(tl.int64)
+    return prompt_address, prompt_count, ring_address, window_count
+
+
+@triton.jit
+def _fetch_tiles(first, end, before_ring, prompt_address, prompt_count, ring_address, window_count,
+                 KB: tl.constexpr, ROW_BYTES: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
+    # Brings this part's keys and values into the L2 cache, a line of 128 bytes at a time.
+    line = tl.arange(0, LINES) * 128
+    for tile in range(first, end):
+        is_prompt = tile < before_ring
+        address = tl.where(is_prompt, prompt_address, ring_address)
+        count = tl.where(is_prompt, prompt_count, window_count)
+        key = tl.where(is_prompt, tile, tile - before_ring) * KB + tl.arange(0, KB)
+        key = tl.minimum(key, count - 1).to(tl.int64)
+        prefetch_lines(address + key[:, None] * ROW_BYTES + tl.minimum(line, ROW_BYTES - 1)[None, :])
+
+
 # Sizes that differ between programs are not specialised on: each would compile every variant again.
 _SIZES = ("frames", "streams", "rows", "prompt_plane", "window_size", "score_pitch", "block")
 
@@ -73,11 +106,12 @@ _SIZES = ("frames", "streams", "rows", "prompt_plane", "window_size", "score_pit
 @triton.jit(do_not_specialize=_SIZES)
 def attend_kernel(
     qkv, own_kv, prompts, prompt_lengths, window, q_weight, q_bias, k_weight, k_bias, scores, score_bias, out,
-    partial, peaks, slots, generated, lengths,
+    means, masses, slots, generated, lengths,
     own_stream_stride, own_cfg_stride, prompt_plane, window_slot_stride, window_cfg_stride, window_size,
     frames, streams, rows, score_pitch, scale, block,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, QB: tl.constexpr, KB: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_NORMS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
+    HAS_NORMS: tl.constexpr, HAS_POSITIONS: tl.constexpr, HAS_BLOCKS: tl.constexpr, LINES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     query_block = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
@@ -85,6 +119,20 @@ def attend_kernel(
     cfg = (tl.program_id(2) // streams).to(tl.int64)
     stream = (tl.program_id(2) % streams).to(tl.int64)
     element = qkv.dtype.element_ty
+    BYTES: tl.constexpr = qkv.dtype.element_ty.primitive_bitwidth // 8
+    prompt_address, prompt_count, ring_address, window_count = _history(
+        prompts, prompt_lengths, window, slots, generated, prompt_plane, cfg, head, stream,
+        window_slot_stride, window_cfg_stride, window_size, 2 * D, H, BYTES,
+    )  # fmt: skip
+    before_ring = tl.cdiv(prompt_count, KB)
+    tiles = before_ring + tl.cdiv(window_count, KB)
+    first_tile, end_tile = tiles * split // SPLITS, tiles * (split + 1) // SPLITS
+    if OVERLAPS:
+        _fetch_tiles(
+            first_tile, end_tile, before_ring, prompt_address, prompt_count, ring_address, window_count,
+            KB, 2 * D * BYTES, LINES,
+        )  # fmt: skip
+    await_earlier(OVERLAPS)
     query = query_block * QB + tl.arange(0, QB)
     d = tl.arange(0, BD)
     first_row = (cfg * streams + stream) * frames
@@ -130,16 +178,8 @@ def attend_kernel(
             best, total, mixed = _fold(score, v, seen[None, :], best, total, mixed, scale)
 
     # Then the voice's prompt and the stream's ring of newest frames.
-    prompt_count = tl.load(prompt_lengths + stream).to(tl.int32)
     made = tl.load(generated + stream)
-    window_count = tl.minimum(made, window_size).to(tl.int32)
-    plane = prompt_plane + cfg * H + head
-    prompt_address = tl.load(prompts + stream) + plane * prompt_count * (2 * D * (element.primitive_bitwidth // 8))
-    ring = window + tl.load(slots + stream) * window_slot_stride + cfg * window_cfg_stride
-    ring_address = (ring + head * window_size * 2 * D).to(tl.int64)
-    before_ring = tl.cdiv(prompt_count, KB)
-    tiles = before_ring + tl.cdiv(window_count, KB)
-    for tile in range(tiles * split // SPLITS, tiles * (split + 1) // SPLITS):
+    for tile in range(first_tile, end_tile):
         is_prompt = tile < before_ring
         address = tl.where(is_prompt, prompt_address, ring_address)
         count = tl.where(is_prompt, prompt_count, window_count)
@@ -163,15 +203,17 @@ def attend_kernel(
     if SPLITS == 1:
         _store_head(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), inside, d, D, BD)
     else:
-        _store_head(partial + split * rows * H * D + at, mixed, inside, d, D, BD)
-        peak = peaks + ((split * rows + row) * H + head) * 2
-        tl.store(peak, best, mask=inside)
-        tl.store(peak + 1, total, mask=inside)
+        # A part without keys weighs nothing.
+        has_keys = total > 0
+        some = tl.where(has_keys, total, 1.0)
+        _store_head(means + split * rows * H * D + at, (mixed / some[:, None]).to(element), inside, d, D, BD)
+        mass = tl.where(has_keys, best + tl.log2(some), float("-inf"))
+        tl.store(masses + (split * rows + row) * H + head, mass, mask=inside)
 
 
 @triton.jit(do_not_specialize=("rows",))
 def combine_kernel(
-    partial, peaks, out, rows,
+    means, masses, out, rows,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -180,16 +222,14 @@ def combine_kernel(
     valid = head < H
     best = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     for split in tl.static_range(SPLITS):
-        peak = peaks + ((split * rows + row) * H + head) * 2
-        best = tl.maximum(best, tl.load(peak, mask=valid, other=0.0))
+        best = tl.maximum(best, tl.load(masses + (split * rows + row) * H + head, mask=valid, other=0.0))
     total = tl.zeros((BLOCK_H,), tl.float32)
     mixed = tl.zeros((BLOCK_H, BD), tl.float32)
     at = row * H * D + head[:, None] * D + d[None, :]
     for split in tl.static_range(SPLITS):
-        peak = peaks + ((split * rows + row) * H + head) * 2
-        share = tl.exp2(tl.load(peak, mask=valid, other=0.0) - best)
-        total += share * tl.load(peak + 1, mask=valid, other=1.0)
-        mixed += share[:, None] * _load_head(partial + split * rows * H * D + at, valid, d, D, BD)
+        share = tl.exp2(tl.load(masses + (split * rows + row) * H + head, mask=valid, other=0.0) - best)
+        total += share
+        mixed += share[:, None] * _load_head(means + split * rows * H * D + at, valid, d, D, BD).to(tl.float32)
     _store_head(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), valid, d, D, BD)
 
 

@@ -8,6 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
+from gpukit.overlap import overlap_options
+from gpukit.prefetch import LINE_BYTES
 from token2wav_service.runtime.kernels import attention_kernels as kernels
 
 LOG2_E = 1.4426950408889634
@@ -57,6 +59,16 @@ class Positions:
     """[H, R] float32, added to `scores`."""
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Attention of which each piece has seen a part of the keys."""
+
+    means: Tensor
+    """[pieces, rows, H D] mean value of each piece's keys."""
+    masses: Tensor
+    """[pieces, rows, H] float32 logarithm of each piece's weight, base 2; minus infinity without keys."""
+
+
 def attend(
     qkv: Tensor,
     heads: int,
@@ -69,7 +81,9 @@ def attend(
     norms: HeadNorms | None = None,
     positions: Positions | None = None,
     block: int = 0,
-) -> None:
+    combines: bool = True,
+    overlaps: bool = False,
+) -> Pieces | None:
     """Attend to [own chunk | the voice's prompt | the stream's ring].
 
     Args:
@@ -84,40 +98,45 @@ def attend(
         positions: None for attention without positions; never together with norms.
         block: columns that share a block, counted from the chunk's start: of the chunk, a query sees its own block and
             those before it; 0 shows the whole chunk. Never together with norms.
+        combines: put pieces together; False leaves that to the caller.
+        overlaps: start while the kernel before it ends.
+
+    Returns:
+        What is to be put together instead of `out`; None if `out` is written.
     """
     rows, streams = out.shape[0], places.slots.shape[0]
     dim = out.shape[1] // heads
     cfgs = rows // frames // streams
     query_blocks = triton.cdiv(frames, QUERY_BLOCK)
     splits = choose_splits(out, query_blocks * heads * cfgs * streams)
-    partial = out.new_empty(splits, rows, heads * dim, dtype=torch.float32) if splits > 1 else out
-    peaks = out.new_empty(splits, rows, heads, 2, dtype=torch.float32) if splits > 1 else out
+    means = masses = out
+    if splits > 1:
+        means = out.new_empty(splits, rows, heads * dim)
+        masses = out.new_empty(splits, rows, heads, dtype=torch.float32)
     n, p = norms, positions
     weights = n.weights if n else (out, p.query_bias if p else out, out, out)
     own = n.own_kv if n else out
     cfg_stride = window.stride(1) if window.dim() > 4 else 0
     kernels.attend_kernel[(query_blocks * splits, heads, cfgs * streams)](
         qkv, own, places.prompts, places.prompt_lengths, window, *weights, p.scores if p else out, p.bias if p else out,
-        out, partial, peaks, places.slots, places.generated, places.lengths, own.stride(0), own.stride(1),
-        prompt_plane, window.stride(0), cfg_stride, window.shape[-2], frames, streams, rows,
+        out, means, masses, places.slots, places.generated, places.lengths, own.stride(0), own.stride(1), prompt_plane,
+        window.stride(0), cfg_stride, window.shape[-2], frames, streams, rows,
         p.scores.shape[2] if p else 0, LOG2_E / dim**0.5, block,
         H=heads, D=dim, BD=triton.next_power_of_2(dim), QB=QUERY_BLOCK, KB=POSITIONS_KEY_BLOCK if p else KEY_BLOCK,
         SPLITS=splits, HAS_NORMS=n is not None, HAS_POSITIONS=p is not None, HAS_BLOCKS=block > 0,
-        num_warps=4, num_stages=3,
+        LINES=triton.next_power_of_2(triton.cdiv(2 * dim * out.element_size(), LINE_BYTES)),
+        num_warps=4, num_stages=3, **overlap_options(overlaps=overlaps),
     )  # fmt: skip
-    if splits > 1:
-        kernels.combine_kernel[(rows,)](
-            partial,
-            peaks,
-            out,
-            rows,
-            H=heads,
-            D=dim,
-            BD=triton.next_power_of_2(dim),
-            SPLITS=splits,
-            BLOCK_H=triton.next_power_of_2(heads),
-            num_warps=4,
-        )
+    if splits == 1:
+        return None
+    if not combines:
+        return Pieces(means, masses)
+    kernels.combine_kernel[(rows,)](
+        means, masses, out, rows,
+        H=heads, D=dim, BD=triton.next_power_of_2(dim), SPLITS=splits, BLOCK_H=triton.next_power_of_2(heads),
+        num_warps=4,
+    )  # fmt: skip
+    return None
 
 
 def choose_splits(x: Tensor, blocks: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gpukit.prefetch import prefetch_lines
+from gpukit.overlap import await_earlier
 
 
 @triton.jit
@@ -32,28 +32,29 @@ def _store_shifted(out, value, row, frame, frames, tail, new_tail, length, chann
 
 
 @triton.jit
-def _prefetch(ahead, lines, LINES: tl.constexpr):
-    # Brings what a later product reads into the cache, while this kernel leaves the memory idle.
-    line = tl.minimum(tl.program_id(0) * LINES + tl.arange(0, LINES), lines - 1)
-    prefetch_lines(ahead.to(tl.int64) + line.to(tl.int64) * 128)
+def _sum_parts(row, part_stride, channel, valid, PARTS: tl.constexpr):
+    # Adds up a product's parts in order.
+    value = tl.load(row + channel, mask=valid, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(row + part * part_stride + channel, mask=valid, other=0.0).to(tl.float32)
+    return value
 
 
-@triton.jit(do_not_specialize=("frames", "streams", "ahead_lines"))
+@triton.jit(do_not_specialize=("frames", "streams"))
 def residual_norm_kernel(
     hidden, branch, gate, scale, shift, out,
     slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride,
-    frames, streams, eps, ahead, ahead_lines,
-    HAS_BRANCH: tl.constexpr, HAS_GATE: tl.constexpr, IS_SHIFTED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
-    AHEAD: tl.constexpr,
+    frames, streams, eps, part_stride,
+    PARTS: tl.constexpr, HAS_GATE: tl.constexpr, IS_SHIFTED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    if AHEAD > 0:
-        _prefetch(ahead, ahead_lines, AHEAD)
+    await_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     valid = channel < C
     x = tl.load(hidden + row * C + channel, mask=valid, other=0.0)
-    if HAS_BRANCH:
-        added = tl.load(branch + row * C + channel, mask=valid, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        added = _sum_parts(branch + row * C, part_stride, channel, valid, PARTS)
         if HAS_GATE:
             added *= tl.load(gate + channel, mask=valid, other=0.0)
         x += added
@@ -78,19 +79,19 @@ def residual_norm_kernel(
         tl.store(out + row * C + channel, y.to(out.dtype.element_ty), mask=valid)
 
 
-@triton.jit(do_not_specialize=("frames", "streams", "ahead_lines"))
+@triton.jit(do_not_specialize=("frames", "streams"))
 def norm_mish_kernel(
     x_ptr, weight, bias, added, out,
     slots, lengths, tail, new_tail, tail_slot_stride, tail_cfg_stride, new_tail_slot_stride,
-    frames, streams, ahead, ahead_lines, added_stride,
-    HAS_ADDED: tl.constexpr, IS_SHIFTED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr,
+    frames, streams, added_stride, part_stride,
+    PARTS: tl.constexpr, HAS_ADDED: tl.constexpr, IS_SHIFTED: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    if AHEAD > 0:
-        _prefetch(ahead, ahead_lines, AHEAD)
+    await_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     valid = channel < C
-    x = tl.load(x_ptr + row * C + channel, mask=valid, other=0.0).to(tl.float32)
+    x = _sum_parts(x_ptr + row * C, part_stride, channel, valid, PARTS)
     mean = tl.sum(x, 0) / C
     centred = tl.where(valid, x - mean, 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 0) / C + 1e-5)

@@ -10,13 +10,10 @@ import torch
 import triton
 from torch import Tensor
 
-from gpukit.prefetch import LINE_BYTES
+from gpukit.overlap import overlap_options
 from token2wav_service.runtime.kernels import kernels
 
 ELEMENTS = 1024
-PREFETCH_ROWS = 128
-"""Rows up to which weights are prefetched: longer products have time to fetch them themselves."""
-PREFETCH_BLOCK = 512
 
 
 def residual_norm(
@@ -29,19 +26,20 @@ def residual_norm(
     convolution: ConvolutionTails | None,
     frames: int,
     eps: float = 1e-6,
-    ahead: Tensor | None = None,
+    *,
+    overlaps: bool = False,
 ) -> None:
     """hidden += gate * branch (in place), then out = norm(hidden) * (1 + scale) + shift.
 
     Args:
         hidden: [2BT, C] float32 residual stream.
-        branch: [2BT, C] what the previous branch made; None at the start of a step.
+        branch: [2BT, C] what the previous branch made, or [parts, 2BT, C] to be added up; None at the start of a step.
         gate, scale, shift: [C] float32 modulations of this solver step and block; no gate adds the branch as it is.
         out: [2BT, C], or [2BT, 3C] shifted rows when `convolution` is given.
         convolution: of the shifted rows.
         frames: T.
         eps: of the norm.
-        ahead: weights that a product after the next will read; see `_ahead`.
+        overlaps: start while the kernel before it ends.
     """
     rows, channels = hidden.shape
     t = convolution
@@ -49,9 +47,9 @@ def residual_norm(
     kernels.residual_norm_kernel[grid](
         hidden, hidden if branch is None else branch, scale if gate is None else gate, scale, shift, out,
         *_tail_arguments(t),
-        frames, rows // frames // 2, eps, *_ahead(hidden, ahead),
-        HAS_BRANCH=branch is not None, HAS_GATE=gate is not None, IS_SHIFTED=t is not None, C=channels,
-        BLOCK_C=triton.next_power_of_2(channels), AHEAD=_ahead_block(hidden, ahead), num_warps=4,
+        frames, rows // frames // 2, eps, _part_stride(branch),
+        PARTS=_parts(branch), HAS_GATE=gate is not None, IS_SHIFTED=t is not None, C=channels,
+        BLOCK_C=triton.next_power_of_2(channels), num_warps=4, **overlap_options(overlaps=overlaps),
     )  # fmt: skip
 
 
@@ -62,27 +60,28 @@ def norm_mish(
     out: Tensor,
     tails: ConvolutionTails | None,
     frames: int,
-    ahead: Tensor | None = None,
     added: Tensor | None = None,
+    *,
+    overlaps: bool = False,
 ) -> None:
     """out = mish(layer_norm(x) * weight + bias) + added.
 
     Args:
-        x: [2BT, C].
+        x: [2BT, C], or [parts, 2BT, C] to be added up.
         weight, bias: [C] float32.
         out: [2BT, 3C] shifted rows, or [2BT, C] without `tails`.
         tails: of the convolution that reads the shifted rows.
         frames: T.
-        ahead: as in `residual_norm`.
         added: [C], or [2BT, C]; None adds nothing.
+        overlaps: start while the kernel before it ends.
     """
-    rows, channels = x.shape
+    rows, channels = x.shape[-2:]
     added_stride = added.stride(0) if added is not None and added.dim() > 1 else 0
     kernels.norm_mish_kernel[(rows,)](
         x, weight, bias, bias if added is None else added, out, *_tail_arguments(tails), frames, rows // frames // 2,
-        *_ahead(x, ahead), added_stride,
-        HAS_ADDED=added is not None, IS_SHIFTED=tails is not None, C=channels, BLOCK_C=triton.next_power_of_2(channels),
-        AHEAD=_ahead_block(x, ahead), num_warps=4,
+        added_stride, _part_stride(x),
+        PARTS=_parts(x), HAS_ADDED=added is not None, IS_SHIFTED=tails is not None, C=channels,
+        BLOCK_C=triton.next_power_of_2(channels), num_warps=4, **overlap_options(overlaps=overlaps),
     )  # fmt: skip
 
 
@@ -152,18 +151,12 @@ def _draw(seeds: Tensor, starts: Tensor, positions: int, width: int, domain: int
     return out
 
 
-def _ahead(x: Tensor, ahead: Tensor | None) -> tuple[Tensor, int]:
-    """Return what to prefetch and its cache lines.
-
-    With few rows a product waits for its weights from memory, which all others of a solver step have pushed out of the
-    cache; the kernels between the products leave memory idle.
-    """
-    return (x, 0) if ahead is None else (ahead, triton.cdiv(ahead.numel() * ahead.element_size(), LINE_BYTES))
+def _parts(x: Tensor | None) -> int:
+    return 0 if x is None else x.shape[0] if x.dim() > 2 else 1
 
 
-def _ahead_block(x: Tensor, ahead: Tensor | None) -> int:
-    """Return the lines that each row's block prefetches: none with many rows, or without a GPU."""
-    return PREFETCH_BLOCK if ahead is not None and x.is_cuda and x.shape[0] <= PREFETCH_ROWS else 0
+def _part_stride(x: Tensor | None) -> int:
+    return x.stride(0) if x is not None and x.dim() > 2 else 0
 
 
 class ConvolutionTails:
@@ -188,10 +181,3 @@ class ConvolutionTails:
 
 def _tail_arguments(tails: ConvolutionTails | None) -> tuple[object, ...]:
     return tails.arguments() if tails else (None, None, None, None, 0, 0, 0)
-
-
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x weight^T + bias), tanh form, in one product where the library can."""
-    if x.is_cuda:
-        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
-    return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias), approximate="tanh")

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
 from token2wav_service.models.flow.dit import MODULATIONS, DiT
-from token2wav_service.runtime.kernels import attention_ops, ops
+from token2wav_service.runtime.kernels import attention_ops, ops, product_ops
 from token2wav_service.runtime.kernels.attention_ops import HeadNorms, KeyPlaces
 
 CONVOLUTIONS = 2
@@ -90,9 +90,11 @@ class FusedSolver:
             weight = dit.in_proj.weight.to(dtype)
             self.x_weight, self.constant_weight = weight[:, :mel].contiguous(), weight[:, mel:].contiguous()
             self.in_bias = dit.in_proj.bias.to(dtype)
-            self.blocks = _pack_blocks(dit, dtype)
-            self.out_weight = dit.final_layer.linear.weight.to(dtype)
-            self.out_bias = dit.final_layer.linear.bias.to(dtype)
+            self.blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
+            final_linear = dit.final_layer.linear
+            self.out = _pack([final_linear.weight], [final_linear.bias], dtype)
+        self.few_rows = product_ops.FEW_ROWS if all(block.allows_few_rows() for block in self.blocks) else 0
+        """Rows up to which each kernel starts while the one before it ends."""
 
     def prompt_size(self, frames: int) -> int:
         """Prompts of any length are read where they are."""
@@ -160,36 +162,36 @@ class FusedSolver:
         gate: Tensor | None = None
         heads = self.config.num_heads
         planes = 2 * heads
+        few = hidden.shape[0] <= self.few_rows
         for layer, block in enumerate(self.blocks):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = self.modulations[step, layer]
-            ops.residual_norm(hidden, branch, gate, scale_a, shift_a, work.normed, None, frames, ahead=block.after_qkv)
-            qkv = functional.linear(work.normed, block.qkv_weight, block.qkv_bias)
-            attention_ops.attend(
+            ops.residual_norm(hidden, branch, gate, scale_a, shift_a, work.normed, None, frames, overlaps=few)
+            qkv = product_ops.linear(work.normed, *block.qkv, is_few=few)
+            pieces = attention_ops.attend(
                 qkv, heads, pool.window[:, step, layer], (step * self.config.depth + layer) * planes, places, frames,
-                work.attended, norms=HeadNorms(block.norms, own[:, step, layer]),
+                work.attended, norms=HeadNorms(block.norms, own[:, step, layer]), combines=not few, overlaps=few,
             )  # fmt: skip
-            branch = functional.linear(work.attended, block.proj_weight, block.proj_bias)
+            if pieces is None:
+                branch = product_ops.linear_in_parts(work.attended, *block.proj, is_few=few)
+            else:
+                branch = product_ops.linear_of_pieces(pieces, *block.proj)
             first, second = (
                 ops.ConvolutionTails(
                     batch.slots, batch.lengths, pool.tails[:, step, layer, index], tails[:, step, layer, index]
                 )
                 for index in range(CONVOLUTIONS)
             )
-            ops.residual_norm(
-                hidden, branch, gate_a, scale_c, shift_c, work.shifted, first, frames, ahead=block.conv2_weight
-            )
-            convolved = functional.linear(work.shifted, block.conv1_weight, block.conv1_bias)
-            ops.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames, block.fc1_weight)
-            branch = functional.linear(work.shifted, block.conv2_weight, block.conv2_bias)
-            ops.residual_norm(
-                hidden, branch, gate_c, scale_m, shift_m, work.normed, None, frames, ahead=block.after_fc1
-            )
-            widened = ops.linear_gelu(work.normed, block.fc1_weight, block.fc1_bias)
-            branch = functional.linear(widened, block.fc2_weight, block.fc2_bias)
+            ops.residual_norm(hidden, branch, gate_a, scale_c, shift_c, work.shifted, first, frames, overlaps=few)
+            convolved = product_ops.linear_in_parts(work.shifted, *block.conv1, is_few=few)
+            ops.norm_mish(convolved, *block.conv_norm, work.shifted, second, frames, overlaps=few)
+            branch = product_ops.linear_in_parts(work.shifted, *block.conv2, is_few=few)
+            ops.residual_norm(hidden, branch, gate_c, scale_m, shift_m, work.normed, None, frames, overlaps=few)
+            widened = product_ops.linear_gelu(work.normed, *block.fc1, is_few=few)
+            branch = product_ops.linear_in_parts(widened, *block.fc2, is_few=few)
             gate = gate_m
         shift, scale = self.final_modulations[step]
-        ops.residual_norm(hidden, branch, gate, scale, shift, work.normed, None, frames)
-        return functional.linear(work.normed, self.out_weight, self.out_bias)
+        ops.residual_norm(hidden, branch, gate, scale, shift, work.normed, None, frames, overlaps=few)
+        return product_ops.linear(work.normed, *self.out, is_few=few)
 
 
 class _Workspace:
@@ -202,46 +204,30 @@ class _Workspace:
 
 
 class _PackedBlock:
-    """One block's weights in the layouts of the fused path."""
+    """One block's weights and biases in the layouts of the fused path."""
 
     def __init__(self, block: Any, dtype: torch.dtype) -> None:
         attn, conv, mlp = block.attn, block.conv.block, block.mlp
         heads = (attn.to_q, attn.to_k, attn.to_v)
-        self.qkv_weight = torch.cat([layer.weight for layer in heads]).to(dtype)
-        self.qkv_bias = torch.cat([layer.bias for layer in heads]).to(dtype)
+        self.qkv = _pack([layer.weight for layer in heads], [layer.bias for layer in heads], dtype)
         q, k = attn.q_norm, attn.k_norm
         self.norms = (_float32(q.weight), _float32(q.bias), _float32(k.weight), _float32(k.bias))
-        self.proj_weight, self.proj_bias = attn.proj.weight.to(dtype), attn.proj.bias.to(dtype)
-        self.conv1_weight, self.conv1_bias = shifted_weight(conv[1], dtype)
+        self.proj = _pack([attn.proj.weight], [attn.proj.bias], dtype)
+        self.conv1 = shifted_weight(conv[1], dtype)
         self.conv_norm = (conv[3].weight.float(), conv[3].bias.float())
-        self.conv2_weight, self.conv2_bias = shifted_weight(conv[6], dtype)
-        self.fc1_weight, self.fc1_bias = mlp.fc1.weight.to(dtype), mlp.fc1.bias.to(dtype)
-        self.fc2_weight, self.fc2_bias = mlp.fc2.weight.to(dtype), mlp.fc2.bias.to(dtype)
-        self.after_qkv = self.after_fc1 = self.proj_weight
-        """Weights to prefetch; see `_pack_blocks`."""
+        self.conv2 = shifted_weight(conv[6], dtype)
+        self.fc1 = _pack([mlp.fc1.weight], [mlp.fc1.bias], dtype)
+        self.fc2 = _pack([mlp.fc2.weight], [mlp.fc2.bias], dtype)
+
+    def allows_few_rows(self) -> bool:
+        """Return whether the kernels for few rows take weights of these sizes."""
+        whole, in_parts = (self.qkv, self.fc1), (self.proj, self.conv1, self.conv2, self.fc2)
+        counts = [product_ops.parts_of(weight.shape[1]) for weight, _ in (*whole, *in_parts)]
+        return all(counts) and counts[: len(whole)] == [1] * len(whole)
 
 
-WEIGHTS = ("qkv_weight", "proj_weight", "conv1_weight", "conv2_weight", "fc1_weight", "fc2_weight")
-"""Names of a block's weights, in the order in which it reads them."""
-
-
-def _pack_blocks(dit: DiT, dtype: torch.dtype) -> list[_PackedBlock]:
-    """Pack all blocks; their weights stand in one tensor in the order of use, so that ranges can be prefetched."""
-    blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
-    weights = [(block, name, getattr(block, name)) for block in blocks for name in WEIGHTS]
-    flat = torch.cat([weight.flatten() for _, _, weight in weights])
-    begins: dict[tuple[int, str], int] = {}
-    at = 0
-    for index, (block, name, weight) in enumerate(weights):
-        begins[index // len(WEIGHTS), name] = at
-        setattr(block, name, flat[at : at + weight.numel()].view(weight.shape))
-        at += weight.numel()
-    for index, block in enumerate(blocks):
-        block.after_qkv = flat[begins[index, "proj_weight"] : begins[index, "conv2_weight"]]
-        # The first weight of the next block is prefetched, too.
-        end = begins.get((index + 1, "proj_weight"), at)
-        block.after_fc1 = flat[begins[index, "fc2_weight"] : end]
-    return blocks
+def _pack(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.cat(weights).to(dtype), torch.cat(biases).to(dtype)
 
 
 def _float32(parameter: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, time_grid
 from token2wav_service.models.flow.rotary_dit import CONV_GROUPS, LEFT_CONTEXT, MODULATIONS, RotaryDiT, rotation_table
-from token2wav_service.runtime.kernels import attention_ops, ops
+from token2wav_service.runtime.kernels import attention_ops, ops, product_ops
 from token2wav_service.runtime.slots.block_solver import (
     BlockSolverBatch,
     HeadedRows,
@@ -121,7 +121,7 @@ class RotarySolver:
             attended = rows.attend(step, layer, batch, pool, frames)
             branch = functional.linear(attended, *block.out)
             ops.residual_norm(hidden, branch, gate_a, scale_m, shift_m, normed, None, frames)
-            branch = functional.linear(ops.linear_gelu(normed, *block.first), *block.second)
+            branch = functional.linear(product_ops.linear_gelu(normed, *block.first), *block.second)
             gate = gate_m
         scale, shift = self.final_modulations[step]
         ops.residual_norm(hidden, branch, gate, scale, shift, normed, None, frames)
