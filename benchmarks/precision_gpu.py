@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"], help="dtypes to compare with float32")
-    parser.add_argument("--commit", default=None, help="commit of the code, where there is no git")
+    parser.add_argument("--commit", default=None, help="commit of the code that runs (default: as git says)")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         make_random_token2wav(Path(scratch), seed=0, flow=FlowConfig(), hift=HiFTConfig())
@@ -78,8 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         header = ["streams", "tokens", "mel SNR dB", "log-mel distance", "wave SNR dB"]
         values = [[f"{value:.4g}" for value in asdict(row).values()] for row in rows[name]]
         print("\n".join(aligned_table([header, *values]).splitlines()))
-    environment = describe_environment({k: v for k, v in vars(args).items() if k != "out"})
-    environment["git_commit"] = environment["git_commit"] or args.commit
+    environment = describe_environment({k: v for k, v in vars(args).items() if k != "out"}, args.commit)
     content = {name: [asdict(row) for row in found] for name, found in rows.items()}
     write_json(args.out, {"precision": content, "environment": environment})
     return 0
