@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--apart", type=Path, help="with --points: directory of benchmarks.end_to_end with a GPU for each service"
     )
+    parser.add_argument("--without-mps", type=Path, help="directory of benchmarks.end_to_end without MPS")
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--plot", type=Path, help="PNG of the sweep to write (needs matplotlib)")
     args = parser.parse_args(argv)
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.apart is not None:
             arrangements.append(measured_json(APART, args.apart.name, read_runs(args.apart)))
         figures = {**compute_figures(engine["raw"]), **end_to_end_figures(runs)}
+        without_mps = {} if args.without_mps is None else read_runs(args.without_mps)
+        figures |= figures_without_mps(without_mps)
         setting = json.loads((args.end_to_end / ENVIRONMENT_FILE).read_text("utf-8"))
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
         print(f"figures: {error!r}", file=sys.stderr)
@@ -71,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "engine": {"file": args.engine.name, **_origin(engine)},
         "end_to_end": {"directory": args.end_to_end.name, **_origin(setting)},
     }
+    if args.without_mps is not None:
+        origin = json.loads((args.without_mps / ENVIRONMENT_FILE).read_text("utf-8"))
+        sources["without_mps"] = {"directory": args.without_mps.name, **_origin(origin)}
     table = {name: _row(run) for name, run in runs.items()}
     write_json(args.out, {"figures": figures, "end_to_end": table, "sources": sources})
     if args.points is not None:
@@ -175,15 +181,29 @@ def end_to_end_figures(
     for name, run in runs.items():
         kind, _, rate = name.partition("-")
         if kind == "poisson":
-            summary = run.summary
-            figures[f"ttfa_poisson{int(rate)}_p95_ms"] = _MS * summary["ttfa_s"]["p95"]
-            figures[f"underrun_ratio_poisson{int(rate)}"] = _underrun_ratio(summary)
-            figures[f"failed_ratio_poisson{int(rate)}"] = summary["failures"] / summary["requests"]
+            figures |= open_loop_figures(run, f"poisson{int(rate)}")
         elif kind == "audible":
             figures |= audible_figures(run, int(rate))
         elif run.is_unseen:
             figures["ttfa_unseen_p50_ms"] = _MS * run.summary["ttfa_s"]["p50"]
     return figures
+
+
+def figures_without_mps(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
+    """Compute the published figures of open loops on a GPU that the services take turns on."""
+    rates = {name: name.removeprefix("poisson-") for name in runs if name.startswith("poisson-")}
+    each = [open_loop_figures(runs[name], f"poisson{int(rate)}_no_mps") for name, rate in rates.items()]
+    return {key: value for figures in each for key, value in figures.items()}
+
+
+def open_loop_figures(run: FinishedRun, name: str) -> dict[str, float]:
+    """Compute an open loop's published figures, whose names have `name` in them."""
+    summary = run.summary
+    return {
+        f"ttfa_{name}_p95_ms": _MS * summary["ttfa_s"]["p95"],
+        f"underrun_ratio_{name}": _underrun_ratio(summary),
+        f"failed_ratio_{name}": summary["failures"] / summary["requests"],
+    }
 
 
 def audible_figures(run: FinishedRun, requests_per_s: int) -> dict[str, float]:

@@ -4,14 +4,14 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly PARTS=(engine precision families end_to_end offline figures prediction llm_form disaggregated)
+readonly PARTS=(engine precision families end_to_end without_mps offline disaggregated figures prediction llm_form)
 readonly UNFINISHED=3
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
 NAME=${NAME:-gpu}
 WORK=${WORK:-${TMPDIR:-/tmp}/cosydit-gpu}
 LLM_BACKEND=${LLM_BACKEND:-auto}
-LIMIT_S=${LIMIT_S:-330}
+LIMIT_S=${LIMIT_S:-460}
 FAMILIES=${FAMILIES:-cosyvoice2 cosyvoice3}
 OFFLINE_BATCH_SIZE=${OFFLINE_BATCH_SIZE:-256}
 OFFLINE_TOKEN2WAV_BATCH_SIZE=${OFFLINE_TOKEN2WAV_BATCH_SIZE:-64}
@@ -29,12 +29,13 @@ usage() {
 Usage: benchmarks/gpu.sh [PART ...]
 
 Parts (default: all, in this order): ${PARTS[*]}.
-Each part takes at most 9 minutes on an H200 (prediction 14, families 7 each), writes OUT/NAME_* (offline: OUT/offline_NAME.json), and is
-skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two GPUs or more. Environment:
-NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB), LLM_BACKEND (auto: our
-own engine unless trtllm-serve works; vllm or trtllm, on PATH), LIMIT_S (of a sweep), FAMILIES (cosyvoice2 cosyvoice3), OFFLINE_BATCH_SIZE and
-OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in each service at once: 256, 64), MPS (on or off; on where there is nvidia-cuda-mps-control), VLLM_USE_V2_MODEL_RUNNER (0), COMMIT
-(where there is no git).
+Each part takes at most 9 minutes on an H200 (prediction 14, families 7 each), writes OUT/NAME_* (offline:
+OUT/offline_NAME.json), and is skipped if its result is there; sweeps go on where they were stopped. disaggregated needs two
+GPUs or more. Environment: NAME (default gpu), OUT (benchmarks/results), PYTHON (.venv/bin/python), WORK (scratch, 4 GB),
+LIMIT_S (of a sweep), FAMILIES (cosyvoice2 cosyvoice3), MPS (on or off; on where there is nvidia-cuda-mps-control), COMMIT
+(where there is no git). Of prediction, offline and llm_form: LLM_BACKEND (auto: our own engine unless trtllm-serve works;
+vllm or trtllm, on PATH), VLLM_USE_V2_MODEL_RUNNER (0), OFFLINE_BATCH_SIZE and OFFLINE_TOKEN2WAV_BATCH_SIZE (utterances in
+each service at once: 256, 64).
 Stage -1 of run_stepaudio2_dit_token2wav.sh makes the .venv.
 USAGE
 }
@@ -47,7 +48,8 @@ main() {
   trap stop_services EXIT
   for part in "${@:-${PARTS[@]}}"; do
     case $part in
-      engine | precision | families | end_to_end | offline | figures | prediction | llm_form | disaggregated) "part_$part" ;;
+      engine | precision | families | end_to_end | without_mps | offline | disaggregated | figures | prediction | llm_form)
+        "part_$part" ;;
       *) usage >&2; return 2 ;;
     esac
   done
@@ -123,7 +125,12 @@ family_offline() {
     --setting '{"batch_options": "none but the list", "prompt_s": 5}' "${options[@]}"
 }
 
-part_end_to_end() { sweep "$OUT/${NAME}_end_to_end"; }
+# A plain `serve`, which chooses every setting by the host. The loads of the published table, then those of tts_bench.
+part_end_to_end() {
+  sweep "$OUT/${NAME}_end_to_end" --closed 1 --open 10 20 32 64 --audible 1 6 10 20 32 --unseen 12
+}
+
+part_without_mps() { MPS=off sweep "$OUT/${NAME}_without_mps" --closed 1 --open 32 --unseen 0; }
 
 # Fits the simulator to some runs on this host, has it predict others, makes those too, and says how far off it was.
 # The runs are long: the figures of short ones differ by chance by as much as is asked of a prediction, those of a closed
@@ -133,14 +140,14 @@ part_prediction() {
   local runs=$OUT/${NAME}_capacity model=$OUT/cost_model_$NAME.json predicted=$OUT/prediction_$NAME.json
   is_done "$OUT/${NAME}_prediction.json" && return
   start_services
-  measure "$runs" --closed 1 16 32 64 --open 12 20 32 --open-s 33 --requests-a-caller 24 --unseen 0
+  measure "$(setting)" "$runs" --closed 1 16 32 64 --open 12 20 32 --open-s 33 --requests-a-caller 24 --unseen 0
   if ! is_done "$predicted"; then
     "$PYTHON" -m benchmarks.simulate fit --gpu "$NAME" --engine "$(engine_figures)" --end-to-end "$runs" \
       --callers 1 16 32 64 --rates 12 20 32 --processes "$(nproc)" --out "$model"
     "$PYTHON" -m benchmarks.simulate predict --model "$model" --callers 24 48 --rates 15 25 \
       --open-s 60 --requests-a-caller 40 --processes "$(nproc)" --out "$predicted"
   fi
-  measure "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 40 --unseen 0
+  measure "$(setting)" "$runs" --closed 24 48 --open 15 25 --open-s 60 --requests-a-caller 40 --unseen 0
   stop_services
   "$PYTHON" -m benchmarks.verify_prediction --prediction "$predicted" --model "$model" --measured "$runs" \
     --out "$OUT/${NAME}_prediction.json"
@@ -163,48 +170,45 @@ part_llm_form() {
     --tolerance 2 --certificate "$OUT/${NAME}_llm_form.json"
 }
 
-# The LLM on the first GPU, token2wav on one, two... others: one server on each, then two and the original's callers,
-# of which each server had one to six.
+# A plain `serve` with the LLM on the first GPU and token2wav on one, two... others.
 part_disaggregated() {
-  local n count status=0
+  local n count gpus status=0
   count=$(nvidia-smi -L | wc -l)
   if ((count < 2)); then
     echo "disaggregated needs two GPUs or more, got $count" >&2
     return 1
   fi
   for ((n = 1; n < count; n++)); do
-    disaggregated_sweep "$n" 1 --open $((20 * n)) $((32 * n)) $((40 * n)) $((48 * n)) || status=$?
-    disaggregated_sweep "$n" 2 --open || status=$?
+    gpus=$(seq -s , "$n")
+    SERVE_OPTIONS=(--llm-gpu 0 --token2wav-gpus "$gpus")
+    GPUS=$((n + 1)) sweep "$OUT/${NAME}_disaggregated_1+${n}_1" --closed $((2 * n)) $((12 * n)) \
+      --open $((32 * n)) $((64 * n)) --unseen 0 || status=$?
   done
+  SERVE_OPTIONS=()
   return "$status"
 }
 
-# Args: token2wav GPUs, servers on each, further options of benchmarks.end_to_end.
-disaggregated_sweep() {
-  local gpus
-  gpus=$(seq -s , "$1")
-  SERVE_OPTIONS=(--llm-gpu 0 --token2wav-gpus "$gpus" --token2wav-replicas $(($1 * $2)))
-  GPUS=$(($1 + 1)) sweep "$OUT/${NAME}_disaggregated_1+$1_$2" --unseen 0 \
-    --closed $((2 * $1)) $((4 * $1)) $((6 * $1)) $((8 * $1)) $((10 * $1)) $((12 * $1)) "${@:3}"
-}
-
-# Args: folder of the samples, further options of benchmarks.end_to_end.
+# Starts a plain server. Args: folder of the samples, further options of benchmarks.end_to_end.
 sweep() {
   local status=0
   is_done "$1/summary.txt" && return
-  start_services
-  measure "$@" | tee "$WORK/summary.txt" || status=$?
+  mkdir -p "$1"
+  start_mps
+  make_checkpoint "$WORK/checkpoint" step_audio2
+  start_server --checkpoint "$WORK/checkpoint" --work-dir "$WORK" --gateway-options "--llm-max-speech-tokens 200" \
+    "${SERVE_OPTIONS[@]}"
+  measure "$(plain_setting)" "$@" --open-s 20 --warm-up-burst 32 | tee "$WORK/summary.txt" || status=$?
   stop_services
   if ((status == 0)); then mv "$WORK/summary.txt" "$1/summary.txt"; fi
   if ((status == UNFINISHED)); then echo "run this part again"; fi
   return "$status"
 }
 
-# Needs the services. Args: as sweep.
+# Needs the services. Args: what is said of them, folder of the samples, further options of benchmarks.end_to_end.
 measure() {
   local options
   mapfile -t options < <(commit_option)
-  "$PYTHON" -m benchmarks.end_to_end --out "$1" --limit-s "$LIMIT_S" --setting "$(setting)" "${@:2}" "${options[@]}"
+  "$PYTHON" -m benchmarks.end_to_end --out "$2" --limit-s "$LIMIT_S" --setting "$1" "${@:3}" "${options[@]}"
 }
 
 # 512 utterances of about 8 s in 64 voices, both services on one GPU, 256 requests in the LLM.
@@ -232,15 +236,22 @@ make_texts() {
 }
 
 part_figures() {
+  local others=()
+  if [[ -e $OUT/${NAME}_without_mps ]]; then others=(--without-mps "$OUT/${NAME}_without_mps"); fi
   "$PYTHON" -m benchmarks.figures --engine "$OUT/${NAME}_engine.json" --end-to-end "$OUT/${NAME}_end_to_end" \
-    --out "$OUT/$NAME.json" --plot "$OUT/$NAME.png"
+    "${others[@]}" --out "$OUT/$NAME.json" --plot "$OUT/$NAME.png"
+}
+
+plain_setting() {
+  cat <<JSON
+{"serve": "plain, --llm-max-speech-tokens 200 ${SERVE_OPTIONS[*]}", "gpus": $GPUS, "mps": "$MPS"}
+JSON
 }
 
 setting() {
   cat <<JSON
 {"llm": "$LLM_BACKEND, Qwen2-0.5B sizes, bfloat16, batch 64", "token2wav": "float16, 10 ODE steps, batch 64",
- "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": $GPUS, "serve_options": "${SERVE_OPTIONS[*]}",
- "mps": "$MPS",
+ "audio_s": 8, "prompt_s": 5, "chunks": "deadline", "gpus": 1, "mps": "$MPS",
  "vllm_v2_model_runner": "$VLLM_USE_V2_MODEL_RUNNER"}
 JSON
 }
@@ -267,6 +278,7 @@ stop_mps() {
   HAS_MPS=
 }
 
+# A server with settings given by hand, for the simulator, whose model is of such a one.
 start_services() {
   local checkpoint=$WORK/checkpoint
   start_mps
@@ -275,7 +287,7 @@ start_services() {
     --set BLS_INSTANCE_NUM=1 --set device=cuda --set dtype=float16 --set TRITON_MAX_BATCH_SIZE=64 \
     --set max_streams=400 --set voice_cache_bytes=20000000000 \
     --llm-backend "$LLM_BACKEND" --llm-options "$(llm_options)" \
-    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline" "${SERVE_OPTIONS[@]}"
+    --gateway-options "--llm-max-speech-tokens 200 --dynamic-chunk-strategy deadline"
 }
 
 # Args: of `cosydit serve`.

@@ -1,4 +1,4 @@
-"""Parts `prediction` and `families` of `benchmarks/gpu.sh`: what they run, over a Python that only notes it."""
+"""What the parts of `benchmarks/gpu.sh` run, over a Python that only notes it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ esac
 """
 
 
-def predict(directory: Path, verified: int = 0, part: str = "prediction") -> tuple[int, list[str]]:
+def predict(
+    directory: Path, verified: int = 0, part: str = "prediction", path: str = "/usr/bin:/bin"
+) -> tuple[int, list[str]]:
     """Run a part; returns its exit status and the command lines of what it started."""
     calls, python = directory / "calls", directory / "python"
     calls.unlink(missing_ok=True)
     python.write_text(PYTHON.format(calls=calls, verified=verified), encoding="utf-8")
     python.chmod(0o755)
-    variables = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "OUT": str(directory), "WORK": str(directory / "work")}
+    variables = {"PATH": path, "PYTHON": str(python), "OUT": str(directory), "WORK": str(directory / "work")}
     done = subprocess.run(["bash", str(SCRIPT), part], env=variables, capture_output=True, timeout=60, check=False)
     return done.returncode, calls.read_text("utf-8").splitlines()
 
@@ -61,6 +63,32 @@ def test_each_family_is_looked_at_and_then_measured_alone_end_to_end_and_offline
     assert "--set " not in serve and "--llm-backend" not in serve, "a plain server chooses for itself"
     assert "--closed 1 --open 16" in load
     assert f"--offline {tmp_path}/offline_gpu_cosyvoice3.json --out {tmp_path}/gpu_families.json" in others[-1]
+
+
+@pytest.mark.parametrize(
+    ("part", "loads"),
+    [
+        ("end_to_end", "--closed 1 --open 10 20 32 64 --audible 1 6 10 20 32 --unseen 12 --open-s 20"),
+        ("without_mps", "--closed 1 --open 32 --unseen 0 --open-s 20"),
+    ],
+)
+def test_a_sweep_loads_a_plain_server(part: str, loads: str, tmp_path: Path) -> None:
+    status, (make, serve, load) = predict(tmp_path, part=part)
+    assert status == 0 and "make-random" in make
+    assert "--set " not in serve and "--llm-backend" not in serve, "a plain server chooses for itself"
+    assert f"--out {tmp_path}/gpu_{part} " in load and loads in load
+    assert '"mps": "off"' in load and (tmp_path / f"gpu_{part}/summary.txt").is_file()
+
+
+def test_the_services_are_measured_apart_on_every_number_of_gpus(tmp_path: Path) -> None:
+    there = tmp_path / "nvidia-smi"
+    there.write_text("#!/bin/sh\nseq 3\n", encoding="utf-8")
+    there.chmod(0o755)
+    status, calls = predict(tmp_path, part="disaggregated", path=f"{tmp_path}:/usr/bin:/bin")
+    served = [call for call in calls if "main serve" in call]
+    assert status == 0
+    assert ["--token2wav-gpus 1 " in served[0], "--token2wav-gpus 1,2 " in served[1]] == [True, True]
+    assert ["--open 64 128 " in call for call in calls if "end_to_end" in call] == [False, True]
 
 
 @pytest.mark.parametrize("verified", [1, 2])

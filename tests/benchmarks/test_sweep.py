@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.end_to_end import table
-from benchmarks.figures import APART, FAMILY_RUNS, TOGETHER, end_to_end_figures, main, plan_points
+from benchmarks.figures import APART, FAMILY_RUNS, TOGETHER, end_to_end_figures, figures_without_mps, main, plan_points
 from benchmarks.lib.simulate.curves import measured_json
 from benchmarks.lib.sweep import (
     FinishedRun,
@@ -129,6 +129,16 @@ def test_figures_come_from_the_samples() -> None:
     assert figures["ttfa_poisson10_p95_ms"] == pytest.approx(100)
     assert (figures["underrun_ratio_poisson10"], figures["underrun_ratio_poisson32"]) == (0.0, 1.0)
     assert figures["failed_ratio_poisson32"] == 0.25
+
+
+def test_loads_without_mps_are_named_so_and_a_single_caller_of_them_is_left_out() -> None:
+    runs = {"closed-001": finished("closed-001", [0.1]), "poisson-032": finished("poisson-032", [0.2] * 4)}
+    runs["poisson-032"].result.records[0].error = "lost"
+    assert figures_without_mps(runs) == {
+        "ttfa_poisson32_no_mps_p95_ms": pytest.approx(200),
+        "underrun_ratio_poisson32_no_mps": 0.0,
+        "failed_ratio_poisson32_no_mps": 0.25,
+    }
 
 
 def test_a_run_that_listened_is_timed_from_dispatch_to_the_first_sound() -> None:
