@@ -6,12 +6,16 @@ Written in the Triton language. Only a GPU can run it: the interpreter runs one 
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime import driver
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+LEAST_ARCHITECTURE = 90
+"""Oldest architecture that has the launch: Hopper, compute capability 9.0."""
 
 
 @triton.jit
@@ -25,5 +29,11 @@ def await_earlier(OVERLAPS: tl.constexpr):
 
 def overlap_options(*, overlaps: bool) -> dict[str, bool]:
     """Return the launch options of a kernel that calls `await_earlier`, and whose every predecessor does or is done."""
-    overlaps = overlaps and not IS_INTERPRETED
+    overlaps = overlaps and starts_early()
     return {"OVERLAPS": overlaps} | ({"launch_pdl": True} if overlaps else {})
+
+
+@cache
+def starts_early() -> bool:
+    """Tell whether this process's GPU can start a kernel while the one before it ends."""
+    return not IS_INTERPRETED and driver.active.get_current_target().arch >= LEAST_ARCHITECTURE

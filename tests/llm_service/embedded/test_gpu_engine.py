@@ -30,6 +30,7 @@ from llm_service.vocab import (
     is_speech_llm_id,
 )
 from tests.gateway.fakes import ManualClock
+from tests.triton_compiler import compiled_kernels
 
 pytestmark = pytest.mark.slow
 
@@ -533,3 +534,11 @@ def test_text_that_can_not_be_taken_is_refused(make_engine: EngineMaker, text: l
     with pytest.raises(InvalidGenerationError, match="expected at least 1, and speech tokens behind both"):
         engine.add_request(replace(make_request("c"), interleaved=INTERLEAVED))
     engine.abort("a")
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("architecture", ["80", "90"])
+def test_every_kernel_compiles_for_a_gpu(architecture: str, llm_dir: Path, tmp_path: Path) -> None:
+    module = "tests.llm_service.embedded.compile_gpu_kernels"
+    compiled = compiled_kernels(module, str(llm_dir), architecture, cache=tmp_path)
+    assert {"product_kernel", "attention_kernel", "write_cache_kernel", "sample_kernel", "add_norm_kernel"} <= compiled

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
-from tests import ROOT
 from tests.token2wav_service.streaming.flow_factory import randomise
+from tests.triton_compiler import compiled_kernels
 from token2wav_service.models.config import DiTConfig
 from token2wav_service.models.flow.cfm import ConditionalFlowMatching, SolverHistory
 from token2wav_service.models.flow.dit import DiT
@@ -114,6 +111,24 @@ def test_sums_that_can_t_be_cut_into_equal_parts_are_left_to_the_library() -> No
     assert FusedSolver(cfm, STEPS, torch.float32).few_rows == 0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "overlaps", "shared", "expected"),
+    [
+        pytest.param(torch.float16, True, 232_448, True, id="H100"),
+        pytest.param(torch.bfloat16, True, 232_448, True, id="H100, bfloat16"),
+        pytest.param(torch.float32, True, 232_448, False, id="tiles of float32 are too large"),
+        pytest.param(torch.float16, False, 166_912, False, id="A100"),
+        pytest.param(torch.float16, True, 101_376, False, id="a newer GPU with little shared memory"),
+    ],
+)
+def test_few_rows_have_kernels_of_their_own_where_the_gpu_has_what_they_need(
+    dtype: torch.dtype, overlaps: bool, shared: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_ops, "starts_early", lambda: overlaps)
+    monkeypatch.setattr(product_ops, "_shared_bytes", lambda _: shared)
+    assert product_ops.suits(torch.device("cuda"), dtype) is expected
+
+
 def test_slots_are_handed_out_once_and_come_back() -> None:
     slots = SlotAllocator(3)
     taken = [slots.allocate() for _ in range(3)]
@@ -130,10 +145,8 @@ def _upstream_tails(tails: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.servers
-def test_every_kernel_compiles_for_a_gpu_at_the_demo_voice_s_sizes(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.token2wav_service.runtime.compile_kernels"]
-    compiled = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert compiled.returncode == 0, compiled.stderr[-3000:]
+@pytest.mark.parametrize("architecture", ["80", "90"])
+def test_every_kernel_compiles_for_a_gpu_at_the_demo_voice_s_sizes(architecture: str, tmp_path: Path) -> None:
+    compiled = compiled_kernels("tests.token2wav_service.runtime.compile_kernels", architecture, cache=tmp_path)
     some = {"attend_kernel", "commit_rows_kernel", "combine_kernel", "product_kernel", "mixed_product_kernel"}
-    assert some <= set(compiled.stdout.split())
+    assert some <= compiled

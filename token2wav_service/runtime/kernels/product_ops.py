@@ -12,8 +12,9 @@ import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
+from triton.runtime import driver
 
-from gpukit.overlap import IS_INTERPRETED, overlap_options
+from gpukit.overlap import IS_INTERPRETED, overlap_options, starts_early
 from token2wav_service.runtime.kernels import product_kernels as kernels
 from token2wav_service.runtime.kernels.attention_ops import Pieces
 
@@ -24,9 +25,13 @@ THIN_ROWS = 64
 PART_CHANNELS = 512
 """Most channels of one part of a sum."""
 MOST_MIXED_PARTS = 4
+HALF_BYTES = 2
+"""Bytes of float16 and bfloat16."""
 LEAST_DOT = 16
 """Rows, columns and channels of the smallest product of a tensor core."""
 WIDE_COLUMNS = 2048
+SHARED_BYTES = 160_000
+"""Shared memory that a program takes for a tile's rows and columns of 512 channels, and some for the compiler."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,21 @@ class Tile:
     rows: int
     columns: int
     warps: int
+
+
+def suits(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether the kernels for few rows are the faster ones: a GPU can overlap them, and has room for their tiles.
+
+    Where there is no GPU, they run for tests.
+    """
+    if device.type != "cuda":
+        return True
+    return dtype.itemsize == HALF_BYTES and starts_early() and _shared_bytes(device) >= SHARED_BYTES
+
+
+def _shared_bytes(device: torch.device) -> int:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_few: bool) -> Tensor:

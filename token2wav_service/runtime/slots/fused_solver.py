@@ -93,7 +93,8 @@ class FusedSolver:
             self.blocks = [_PackedBlock(block, dtype) for block in dit.blocks]
             final_linear = dit.final_layer.linear
             self.out = _pack([final_linear.weight], [final_linear.bias], dtype)
-        self.few_rows = product_ops.FEW_ROWS if all(block.allows_few_rows() for block in self.blocks) else 0
+        allows_few = product_ops.suits(self.device, dtype) and all(block.allows_few_rows() for block in self.blocks)
+        self.few_rows = product_ops.FEW_ROWS if allows_few else 0
         """Rows up to which each kernel starts while the one before it ends."""
 
     def prompt_size(self, frames: int) -> int:
