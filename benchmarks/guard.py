@@ -1,7 +1,7 @@
 """Counts how often speech leaves its text, without the guard and with it: `python -m benchmarks.guard`.
 
 Speaks the thousand texts of `benchmarks.lib.guard_texts` in this process through the gateway's own path, and has the
-recogniser and the voice's teachers judge each. Rows are appended to a JSONL file beside `--out`; a run that was
+recognisers and the voice's teachers judge each. Rows are appended to a JSONL file beside `--out`; a run that was
 broken off goes on behind them.
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import json
 import sys
 import wave
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,15 +31,19 @@ from benchmarks.lib.guard_study import (
     SpokenSegment,
     bad_shares,
     figures,
+    is_misheard,
     row_from_json,
     row_json,
+    shares_by_recogniser,
 )
 from benchmarks.lib.guard_texts import GuardText, guard_texts
+from benchmarks.lib.hearing import heard_as
 from benchmarks.lib.in_process import EmbeddedLM, EngineToken2Wav, make_pipeline
 from benchmarks.lib.instant import InstantToken2Wav
 from cosydit.bench.report import write_study, write_text
 from cosydit.bench.types import count
-from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
+from demo_voice.ears.moonshine import MoonshineRecogniser
+from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser
 from demo_voice.ears.study import Heard
 from demo_voice.train.make_voices import SourceVoices
 from demo_voice.train.teachers.flite import SynthesisError
@@ -59,10 +63,11 @@ _CHUNKS = FixedChunks(125, 125)
 """Long chunks, which cost least; they do not change which tokens are spoken."""
 _PCM16_SCALE = 32767.0
 _JUDGED = (
-    f"bad: more than {WORST_ERROR_RATE:.0%} of the words are heard wrong, of the source engine's own audio not more; "
-    f"or longer than {LONGEST_SHARE} times that audio and {SLACK_S} s, or shorter than {SHORTEST_SHARE} of it less "
-    f"{SLACK_S} s. The source engine is heard where the voice is misheard only, as nothing else asks for it. With the "
-    "guard, those texts are spoken again in whose recorded answers it sees a trouble; it changes no token of others."
+    f"bad: every recogniser hears more than {WORST_ERROR_RATE:.0%} of the words wrong, and one of them not more of the "
+    f"source engine's own audio; or longer than {LONGEST_SHARE} times that audio and {SLACK_S} s, or shorter than "
+    f"{SHORTEST_SHARE} of it less {SLACK_S} s. The source engine is heard where a recogniser mishears the voice, as "
+    "nothing else asks for it. With the guard, those texts are spoken again in whose recorded answers it sees a "
+    "trouble; it changes no token of others."
 )
 
 
@@ -123,13 +128,15 @@ class UnheardToken2Wav(InstantToken2Wav):
 class Study:
     """What a study speaks and listens with."""
 
-    def __init__(self, checkpoint: Path, source: SourceVoices, recogniser: Recogniser, audio_dir: Path | None) -> None:
+    def __init__(
+        self, checkpoint: Path, source: SourceVoices, recognisers: Mapping[str, Recogniser], audio_dir: Path | None
+    ) -> None:
         """Load everything.
 
         Args:
             checkpoint: directory with llm/, token2wav/ and voices/.
             source: the teachers' own speech.
-            recogniser: judges.
+            recognisers: judge together, by name.
             audio_dir: keeps the audio of each text; None: it is not kept.
         """
         torch.set_num_threads(1)
@@ -138,7 +145,7 @@ class Study:
         self._without = make_pipeline(checkpoint, self._llm, token2wav, GuardMode.OFF, _CHUNKS)
         self._with = make_pipeline(checkpoint, self._llm, token2wav, GuardMode.MEND)
         self._replayed = make_pipeline(checkpoint, self._replay, UnheardToken2Wav(token2wav), GuardMode.MEND)
-        self._source, self._recogniser, self._audio_dir = source, recogniser, audio_dir
+        self._source, self._recognisers, self._audio_dir = source, recognisers, audio_dir
 
     async def before(self, text: GuardText) -> GuardRow:
         """Speak one text without the guard and judge it."""
@@ -162,7 +169,7 @@ class Study:
         audio_16k = resample_poly(audio, SAMPLE_RATE_HZ, RATE_HZ)
         if self._audio_dir is not None:
             _write_wav(self._audio_dir / f"{text.number:04}.wav", audio_16k)
-        heard = self._heard(result.spoken_text, audio_16k)
+        heard = await self._heard(result.spoken_text, audio_16k)
         source = audio_of(self._source.speak(result.spoken_text, VOICE), RATE_HZ)
         return GuardRow(
             number=text.number,
@@ -173,13 +180,16 @@ class Study:
             audio_s=len(audio) / SAMPLE_RATE_HZ,
             heard=heard,
             source_s=len(source) / RATE_HZ,
-            source=self._heard(result.spoken_text, source) if heard.errors.rate > WORST_ERROR_RATE else None,
+            source=await self._heard(result.spoken_text, source) if any(map(is_misheard, heard.values())) else None,
             notes=tuple(f"{note.trouble} {note.outcome.value}" for note in result.guard_notes),
         )
 
-    def _heard(self, text: str, audio_16k: FloatArray) -> Heard:
-        transcript = self._recogniser.transcribe(audio_16k)
-        return Heard(transcript, word_errors(text, transcript))
+    async def _heard(self, text: str, audio_16k: FloatArray) -> dict[str, Heard]:
+        front_end = self._without.front_end
+        return {
+            name: await heard_as(recogniser.transcribe(audio_16k), text, front_end)
+            for name, recogniser in self._recognisers.items()
+        }
 
 
 def _write_wav(path: Path, samples: FloatArray) -> None:
@@ -238,7 +248,10 @@ def _take(args: argparse.Namespace) -> dict[str, Any]:
     if args.audio_dir is not None:
         args.audio_dir.mkdir(parents=True, exist_ok=True)
     source = SourceVoices(teachers_of(args.checkpoint), args.engines)
-    study = Study(args.checkpoint, source, SphinxRecogniser(), args.audio_dir)
+    recognisers: dict[str, Recogniser] = {"pocketsphinx": SphinxRecogniser()}
+    if args.moonshine is not None:
+        recognisers["moonshine"] = MoonshineRecogniser(args.moonshine)
+    study = Study(args.checkpoint, source, recognisers, args.audio_dir)
     texts = guard_texts()[: args.limit]
     before, after = (RowFile(args.out.with_suffix(f".{name}.jsonl")) for name in ("before", "after"))
     asyncio.run(_speak_all(study, texts, before))
@@ -251,6 +264,7 @@ def _take(args: argparse.Namespace) -> dict[str, Any]:
         "bad_shares_after": bad_shares([after.rows.get(row.number, row) for row in rows]),
         "changed_by_the_guard": {row.number: row.notes for row in touched},
         "judged": _JUDGED,
+        "bad_shares_before_by_recogniser_alone": shares_by_recogniser(rows),
     }
 
 
@@ -272,6 +286,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory with llm/, token2wav/ and voices/")
     parser.add_argument(
         "--engines", type=Path, help="directory of unpacked source engines (default: the installed ones)"
+    )
+    parser.add_argument(
+        "--moonshine", type=Path, help="directory of a second recogniser's files (default: pocketsphinx alone)"
     )
     parser.add_argument("--limit", type=count, default=None, help="number of first texts to speak (default: all)")
     parser.add_argument("--audio-dir", type=Path, help="directory for a WAV of each text (default: none is kept)")

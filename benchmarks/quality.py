@@ -5,17 +5,19 @@ Needs two gateways in front of the same services: one as it serves (`--url`), on
 seeds give equal speech tokens, so that the two differ in their seams alone. The voice's teachers, which the checkpoint
 names in `bundle.json`, speak the same sentences for the yardstick. Where the package `speechmos` is installed
 (`pip install --no-deps speechmos`), DNSMOS scores the streamed audio. `--speed` takes over what `benchmarks.cpu_speed`
-found beside an earlier commit. Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
+found beside an earlier commit. With `--moonshine` a neural recogniser listens as well (`demo_voice/ears/moonshine.py`).
+Writes the figures with the environment as JSON, and the raw rows beside it as JSONL.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.lib.hearing import heard_as
 from cosydit.bench.report import describe_environment, write_json, write_text
 from cosydit.bench.types import count, zero_or_more
 from demo_voice.ears import bandwidth
 from demo_voice.ears.faults import find_faults
+from demo_voice.ears.moonshine import MoonshineRecogniser
 from demo_voice.ears.opinion import Critic, DnsMos, Opinion
 from demo_voice.ears.recognition import RATE_HZ, FloatArray, Recogniser, SphinxRecogniser, word_errors
 from demo_voice.ears.seams import contour_distance
@@ -39,6 +43,7 @@ from demo_voice.train.text.make_heldout import heldout_fragments, heldout_senten
 from demo_voice.train.utterance import audio_of
 from demo_voice.unpack import BundleError, teachers_of
 from gateway.client import ClientError, SpeechTiming, speak_over_http
+from gateway.text import TextFrontEnd, load_text_front_end
 from servicekit.clock import Clock, SystemClock
 from token2wav_service.contract import SAMPLE_RATE_HZ
 from token2wav_service.features.audio import load_prompt_audio, resample_poly
@@ -65,6 +70,10 @@ class Study:
     clock: Clock
     critic: Critic | None = None
     """None: no scores."""
+    neural: Recogniser | None = None
+    """A second recogniser, which writes as people do; None: there is one only."""
+    front_end: TextFrontEnd = field(default_factory=load_text_front_end)
+    """Reads what the second one wrote."""
 
     def full_row(self, text: str, voice: str, seed: int) -> StudyRow:
         """Speak a sentence streamed, offline and by the source engine."""
@@ -84,14 +93,16 @@ class Study:
             band=bandwidth.bandwidth(streamed, audio_of(source, SAMPLE_RATE_HZ)),
             distances=(_known(semitones), _known(decibels)),
         )
-        return replace(row, source_opinion=self._opinion(source_16k))
+        again = self._heard_again(text, source_16k)
+        return replace(row, source_opinion=self._opinion(source_16k), source_neural=again)
 
     def fragment_row(self, text: str, voice: str, seed: int) -> StudyRow:
         """Speak a fragment streamed, and by the source engine."""
         timing, streamed = self._spoken(self.url, text, voice, seed)
-        source = self._heard(text, audio_of(self.source.speak(text, voice), RATE_HZ))
+        source_16k = audio_of(self.source.speak(text, voice), RATE_HZ)
+        source = self._heard(text, source_16k)
         row = self._row(text, voice, seed, timing, streamed, offline=None, source=source, distances=(None, None))
-        return replace(row, is_fragment=True)
+        return replace(row, is_fragment=True, source_neural=self._heard_again(text, source_16k))
 
     def speaker_row(self, text: str, voice: str, seed: int) -> StudyRow:
         """Speak a sentence streamed only, to hear in whose voice it is."""
@@ -127,6 +138,7 @@ class Study:
             loudness_distance=distances[1],
             opinion=self._opinion(audio_16k),
             bandwidth=band,
+            streamed_neural=self._heard_again(text, audio_16k),
         )
 
     def _opinion(self, audio_16k: FloatArray) -> Opinion | None:
@@ -141,6 +153,11 @@ class Study:
     def _heard(self, text: str, audio_16k: FloatArray) -> Heard:
         transcript = self.recogniser.transcribe(audio_16k)
         return Heard(transcript, word_errors(text, transcript))
+
+    def _heard_again(self, text: str, audio_16k: FloatArray) -> Heard | None:
+        if self.neural is None:
+            return None
+        return asyncio.run(heard_as(self.neural.transcribe(audio_16k), text, self.front_end))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -200,6 +217,7 @@ def _open(args: argparse.Namespace) -> Study:
         source=SourceVoices(args.teachers or teachers_of(args.checkpoint), args.engines),
         clock=SystemClock(),
         critic=_critic(),
+        neural=None if args.moonshine is None else MoonshineRecogniser(args.moonshine),
     )
 
 
@@ -255,6 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--fragments", type=zero_or_more, default=50, help="number of held-out fragments (default %(default)s)"
     )
+    parser.add_argument("--moonshine", type=Path, help="directory of a second recogniser's files (default: none)")
     parser.add_argument("--speed", type=Path, help="JSON of benchmarks.cpu_speed (default: no ratios of speed)")
     parser.add_argument(
         "--speaker-sentences",

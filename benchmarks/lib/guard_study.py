@@ -1,12 +1,12 @@
 """The rows and figures of the study of speech that keeps to its text. Pure; `benchmarks.guard` fills the rows.
 
-A row is one text. It is bad if more than half its words are heard wrong although the recogniser understands the source
-engine's own audio of it, or if it is much longer or shorter than that audio.
+A row is one text. It is bad if every recogniser hears more than half its words wrong although one of them understands
+the source engine's own audio of it, or if it is much longer or shorter than that audio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,20 +43,29 @@ class GuardRow:
     """Normalised text, which the errors are counted against."""
     segments: tuple[SpokenSegment, ...]
     audio_s: float
-    heard: Heard
+    heard: Mapping[str, Heard]
+    """What each recogniser heard, by its name."""
     source_s: float
     """Seconds of the source engine's audio of the spoken text."""
-    source: Heard | None
-    """What the recogniser heard in the source engine's audio; None if the text was heard well."""
+    source: Mapping[str, Heard] | None
+    """What they heard in the source engine's audio; None if all heard the text well."""
     notes: tuple[str, ...] = ()
     """Troubles that the guard saw, and their outcomes."""
 
     @property
     def is_misheard(self) -> bool:
-        """Whether it is not understood and the source engine is."""
-        if self.heard.errors.rate <= WORST_ERROR_RATE or self.source is None:
+        """Whether no recogniser understands it, and one understands the source engine."""
+        return self._is_misheard_by(self.heard)
+
+    def is_bad_to(self, recogniser: str) -> bool:
+        """Tell whether it does not keep to its text as one recogniser alone hears it."""
+        return self._is_misheard_by([recogniser]) or self.is_out_of_bounds
+
+    def _is_misheard_by(self, recognisers: Iterable[str]) -> bool:
+        names = list(recognisers)
+        if self.source is None or not all(is_misheard(self.heard[name]) for name in names):
             return False
-        return self.source.errors.rate <= WORST_ERROR_RATE
+        return not all(is_misheard(self.source[name]) for name in names)
 
     @property
     def is_out_of_bounds(self) -> bool:
@@ -68,6 +77,16 @@ class GuardRow:
     def is_bad(self) -> bool:
         """Whether it does not keep to its text."""
         return self.is_misheard or self.is_out_of_bounds
+
+
+def is_misheard(heard: Heard) -> bool:
+    """Tell whether too many words were heard wrong."""
+    return heard.errors.rate > WORST_ERROR_RATE
+
+
+def shares_by_recogniser(rows: Sequence[GuardRow]) -> dict[str, float]:
+    """Return the share of rows that are bad to each recogniser alone."""
+    return {name: sum(row.is_bad_to(name) for row in rows) / len(rows) for name in rows[0].heard}
 
 
 def bad_shares(rows: Sequence[GuardRow]) -> dict[str, float]:
@@ -100,9 +119,13 @@ def row_json(row: GuardRow) -> dict[str, Any]:
 def row_from_json(values: Mapping[str, Any]) -> GuardRow:
     """Undo `row_json`."""
     segments = tuple(SpokenSegment(**{**each, "token_ids": tuple(each["token_ids"])}) for each in values["segments"])
-    source = values["source"] and _heard(values["source"])
+    source = values["source"] and _all_heard(values["source"])
     lists = {"segments": segments, "notes": tuple(values.get("notes", ()))}
-    return GuardRow(**{**values, **lists, "heard": _heard(values["heard"]), "source": source})
+    return GuardRow(**{**values, **lists, "heard": _all_heard(values["heard"]), "source": source})
+
+
+def _all_heard(values: Mapping[str, Any]) -> dict[str, Heard]:
+    return {name: _heard(each) for name, each in values.items()}
 
 
 def _heard(values: Mapping[str, Any]) -> Heard:

@@ -18,6 +18,7 @@ from demo_voice.ears.recognition import WordErrors, total
 from demo_voice.ears.speakers import SpeakerRanking, top1
 
 _MS = 1000.0
+_HEARD = ("streamed", "offline", "source", "streamed_neural", "source_neural")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class StudyRow:
     """Scores of the source engine's own audio; None where no critic listened to it."""
     bandwidth: Bandwidth | None = None
     """How high streamed and source audio reach; None without source audio, or where it never hisses."""
+    streamed_neural: Heard | None = None
+    """What a neural recogniser heard of the streamed speech; None where none listened."""
+    source_neural: Heard | None = None
+    """What it heard of the source engine's own audio; None where it did not listen to that."""
     is_fragment: bool = False
     """Whether the text is a fragment without a stop; those count for the fragments' figures alone."""
 
@@ -69,7 +74,8 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
 
     Returns:
         Figures by name; `dnsmos_p808` and `dnsmos_ovrl`, and those of the source (`source_dnsmos_p808`), only if a
-        critic heard every row of the voice; those of fragments and `bandwidth_over_source` only if there are such rows.
+        critic heard every row of the voice; `neural_wer` and the like only if a neural recogniser did; those of
+        fragments and `bandwidth_over_source` only if there are such rows.
 
     Raises:
         ValueError: there are no rows of the voice, or one lacks the offline or the source audio.
@@ -91,6 +97,8 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         "source_wer": source_rate,
         "wer_over_source": _ratio(streamed_rate, source_rate),
         **_fragments([row for row in rows if row.is_fragment and row.voice == voice]),
+        **_neural(own, ""),
+        **_neural([row for row in rows if row.is_fragment and row.voice == voice], "fragment_"),
         "rtf": sum(row.total_s for row in own) / sum(row.audio_s for row in own),
         "ttfa_ms": _MS * median(row.ttfa_s for row in own),
         "speaker_top1": top1([row.ranking for row in sentences]),
@@ -108,6 +116,15 @@ def _fragments(rows: Sequence[StudyRow]) -> dict[str, float]:
     rate, source_rate = total(row.streamed.errors for row in rows).rate, total(heard.errors for heard in source).rate
     ratio = _ratio(rate, source_rate)
     return {"fragment_wer": rate, "fragment_source_wer": source_rate, "fragment_wer_over_source": ratio}
+
+
+def _neural(rows: Sequence[StudyRow], prefix: str) -> dict[str, float]:
+    heard = [(row.streamed_neural, row.source_neural) for row in rows]
+    both = [(streamed.errors, source.errors) for streamed, source in heard if streamed and source]
+    if not both or len(both) < len(rows):
+        return {}
+    rate, source_rate = (total(errors).rate for errors in zip(*both, strict=True))
+    return {f"neural_{prefix}wer": rate, f"neural_{prefix}source_wer": source_rate}
 
 
 def _bandwidth(rows: Sequence[StudyRow]) -> dict[str, float]:
@@ -137,7 +154,7 @@ def row_json(row: StudyRow) -> dict[str, Any]:
 
 def row_from_json(values: Mapping[str, Any]) -> StudyRow:
     """Undo `row_json`."""
-    nested = {name: _heard(values[name]) for name in ("streamed", "offline", "source")}
+    nested = {name: _heard(values.get(name)) for name in _HEARD}
     ranking, faults = SpeakerRanking(**values["ranking"]), AudioFaults(**values["faults"])
     opinions = {
         name: None if values.get(name) is None else Opinion(**values[name]) for name in ("opinion", "source_opinion")

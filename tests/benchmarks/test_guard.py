@@ -11,16 +11,29 @@ from pathlib import Path
 import pytest
 
 from benchmarks import guard
-from benchmarks.lib.guard_study import GuardRow, SpokenSegment, bad_shares, figures, row_from_json, row_json
+from benchmarks.lib.guard_study import (
+    GuardRow,
+    SpokenSegment,
+    bad_shares,
+    figures,
+    row_from_json,
+    row_json,
+    shares_by_recogniser,
+)
 from benchmarks.lib.guard_texts import KINDS, LONGEST_LONG, SHORTEST_LONG, TEXTS_A_KIND, guard_texts
+from benchmarks.lib.hearing import heard_as
+from demo_voice.ears.moonshine import END_ID
 from demo_voice.ears.recognition import WordErrors
 from demo_voice.ears.study import Heard
+from gateway.text import load_text_front_end
+from tests.demo_voice.ears.test_moonshine import write_models
 from tests.fake_flite import install_fake_flite
 from tests.workers import demo_checkpoint
 
 TEXTS_SHA256_BEGINS = "e56ef16b"
 """Figures are of these texts only."""
-GOOD, MISHEARD = Heard("all right", WordErrors(0, 2)), Heard("or light", WordErrors(2, 2))
+RIGHT, WRONG = Heard("all right", WordErrors(0, 2)), Heard("or light", WordErrors(2, 2))
+GOOD, MISHEARD = {"a": RIGHT, "b": RIGHT}, {"a": WRONG, "b": WRONG}
 
 
 def row(number: int = 0, **changes: object) -> GuardRow:
@@ -44,6 +57,8 @@ def test_the_texts_are_the_same_everywhere_and_of_five_kinds() -> None:
         pytest.param({}, False, id="good"),
         pytest.param({"heard": MISHEARD, "source": GOOD}, True, id="misheard"),
         pytest.param({"heard": MISHEARD, "source": MISHEARD}, False, id="the source is misheard too"),
+        pytest.param({"heard": {"a": WRONG, "b": RIGHT}, "source": GOOD}, False, id="one recogniser understands it"),
+        pytest.param({"heard": MISHEARD, "source": {"a": WRONG, "b": RIGHT}}, True, id="one understands the source"),
         pytest.param({"audio_s": 2.3}, True, id="too long"),
         pytest.param({"audio_s": 0.4, "source_s": 2.0}, True, id="too short"),
     ],
@@ -51,6 +66,16 @@ def test_the_texts_are_the_same_everywhere_and_of_five_kinds() -> None:
 def test_a_row_is_bad_if_misheard_or_out_of_bounds(changes: dict[str, object], is_bad: bool) -> None:
     assert row(**changes).is_bad is is_bad
     assert bad_shares([row(), row(**changes)]) == {"short": is_bad / 2, "all": is_bad / 2}
+
+
+def test_each_recogniser_alone_has_a_share_too() -> None:
+    rows = [
+        row(),
+        row(heard={"a": WRONG, "b": RIGHT}, source=GOOD),
+        row(heard=MISHEARD, source={"a": RIGHT, "b": WRONG}),
+    ]
+    assert shares_by_recogniser(rows) == pytest.approx({"a": 2 / 3, "b": 0.0})
+    assert shares_by_recogniser([row(audio_s=9.0)]) == {"a": 1.0, "b": 1.0}
 
 
 def test_the_guards_rows_replace_those_before() -> None:
@@ -76,6 +101,22 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert guard.read_rows(path) == rows
 
 
+@pytest.mark.parametrize(
+    ("text", "transcript", "errors"),
+    [
+        ("Goodbye!", "Good-bye.", 0),
+        ("I scream for ice cream.", "I scream for ice-cream.", 0),
+        ("Good evening.", "Good-bye.", 1),
+        ("Mister Hill paid five dollars.", "Mr. Hill paid $5.", 0),
+        ("The code is eighty three thousand.", "The code is 83,001.", 2),
+        ("Call six three zero, one three two.", "Call 630-132.", 0),
+        ("No?", "No.", 0),
+    ],
+)
+async def test_transcripts_are_judged_as_they_are_spoken(text: str, transcript: str, errors: int) -> None:
+    assert (await heard_as(transcript, text, load_text_front_end())).errors.errors == errors
+
+
 class Deaf:
     """Understands nothing."""
 
@@ -95,6 +136,7 @@ def test_a_quick_run_speaks_judges_and_goes_on_where_it_was(
     out, audio = tmp_path / "guard.json", tmp_path / "audio"
     checkpoint = demo_checkpoint(tmp_path_factory)
     arguments = ["--checkpoint", str(checkpoint), "--engines", str(engines), "--audio-dir", str(audio)]
+    arguments += ["--moonshine", str(write_models(tmp_path, {1: 3, 3: END_ID}, {}))]
 
     for limit in (1, 2):
         assert guard.main([*arguments, "--limit", str(limit), "--out", str(out)]) == 0
@@ -102,5 +144,7 @@ def test_a_quick_run_speaks_judges_and_goes_on_where_it_was(
 
     rows = guard.read_rows(tmp_path / "guard.before.jsonl")
     assert [each.number for each in rows] == [text.number for text in short[:2]]
+    assert {each.heard["moonshine"].transcript for each in rows} == {"hello"}
+    assert all(each.source is not None and list(each.source) == ["pocketsphinx", "moonshine"] for each in rows)
     assert all(each.audio_s > 0.3 and each.segments[0].finish_reason == "stop" for each in rows)
     assert sorted(path.stem for path in audio.iterdir()) == sorted(f"{text.number:04}" for text in short[:2])

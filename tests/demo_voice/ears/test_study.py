@@ -16,6 +16,7 @@ import pytest
 from benchmarks import quality
 from demo_voice.ears.bandwidth import Bandwidth
 from demo_voice.ears.faults import AudioFaults
+from demo_voice.ears.moonshine import END_ID
 from demo_voice.ears.opinion import Opinion
 from demo_voice.ears.recognition import WordErrors
 from demo_voice.ears.speakers import SpeakerRanking
@@ -23,6 +24,7 @@ from demo_voice.ears.study import Heard, StudyRow, figures, row_from_json, row_j
 from demo_voice.unpack import VOICES
 from tests.bundled_voices import NAMES
 from tests.demo_voice.ears.conftest import Voice
+from tests.demo_voice.ears.test_moonshine import write_models
 from token2wav_service.checkpoint.make_onnx import make_speaker_encoder
 from token2wav_service.features.audio import resample_16k_to_24k
 
@@ -94,6 +96,17 @@ def test_opinions_are_figures_only_where_every_row_of_the_voice_has_one() -> Non
     assert not {"dnsmos_p808", "source_dnsmos_p808"} & figures([*rows, ROW], "default").keys()
     unheard = figures([rows[0], replace(rows[1], source_opinion=None)], "default")
     assert unheard["dnsmos_p808"] == 3.5 and "source_dnsmos_p808" not in unheard
+
+
+def test_a_second_recogniser_s_errors_are_figures_only_where_it_heard_every_row_and_its_source() -> None:
+    wrong, right = Heard("to", WordErrors(1, 4)), Heard("one two three four", WordErrors(0, 4))
+    row = replace(ROW, streamed_neural=wrong, source_neural=right)
+    fragment = replace(row, is_fragment=True, streamed_neural=right, source_neural=wrong)
+    found = figures([row, fragment], "default")
+    assert (found["neural_wer"], found["neural_source_wer"]) == (0.25, 0.0)
+    assert (found["neural_fragment_wer"], found["neural_fragment_source_wer"]) == (0.0, 0.25)
+    assert "neural_wer" not in figures([row, ROW], "default")
+    assert row_from_json(json.loads(json.dumps(row_json(row)))) == row
 
 
 def test_fragments_have_figures_of_their_own() -> None:
@@ -169,16 +182,18 @@ def test_the_benchmark_listens_to_both_gateways_and_the_source_engine(
     out = tmp_path / "voice.json"
     options = ["--url", gateway, "--offline-url", gateway, "--checkpoint", str(checkpoint), "--engines", str(engines)]
 
-    assert (
-        quality.main([*options, "--sentences", "1", "--speaker-sentences", "1", "--fragments", "1", "--out", str(out)])
-        == 0
-    )
+    options += ["--moonshine", str(write_models(tmp_path, {1: 3, 3: END_ID}, {}))]
+    options += ["--sentences", "1", "--speaker-sentences", "1", "--fragments", "1", "--out", str(out)]
+
+    assert quality.main(options) == 0
 
     result = json.loads(out.read_text("utf-8"))
     rows = [row_from_json(json.loads(line)) for line in out.with_suffix(".jsonl").read_text("utf-8").splitlines()]
     assert result["figures"] == pytest.approx(figures(rows, "default"))
     assert len(rows) == result["rows"] == len(NAMES) + 1
     assert result["teachers"] == "flite" and "fragment_wer" in result["figures"]
+    assert {row.streamed_neural and row.streamed_neural.transcript for row in rows} == {"hello"}
+    assert result["figures"]["neural_wer"] == 1.0
     assert result["figures"]["seam_wer_ratio"] == 1.0
     assert result["figures"]["speaker_top1"] == 1.0
     assert "seam_wer_ratio" in capsys.readouterr().out
