@@ -22,6 +22,13 @@ DIRECTORY = "COSYDIT_CLIENTS"
 _SCRIPTS = Path(__file__).parent / "clients"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark these tests as slow: each starts a client's Python."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def python_of() -> Callable[[str], Path]:
     """Return what finds the Python of a client's environment."""
