@@ -44,7 +44,10 @@ async def test_the_riva_client_hears_speech_and_understands_refusals(
 
     facts = json.loads((tmp_path / "facts.json").read_text())
     assert [word for word, _, _ in facts["words"]] == WORDS
-    assert facts["words"] == facts["online_words"] and facts["words"][-1][2] == 2000
+    # Times of a segment that the LLM still draws are estimated, so that only the ends are sure to be the same.
+    assert [word for word, _, _ in facts["online_words"]] == WORDS
+    assert facts["words"][0][1] == facts["online_words"][0][1] == 0
+    assert facts["words"][-1][2] == facts["online_words"][-1][2] == 2000
     assert facts["voices"] == ["cosydit.anna", "cosydit.default"]
     assert (facts["voice_error"], facts["dictionary_error"]) == ("NOT_FOUND", "INVALID_ARGUMENT")
     assert llm.times_asked(LONG_TEXT) == 1
