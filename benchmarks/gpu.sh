@@ -4,7 +4,7 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly PARTS=(engine precision families end_to_end without_mps offline disaggregated figures prediction llm_form)
+readonly PARTS=(engine precision families end_to_end without_mps offline figures prediction llm_form disaggregated)
 readonly UNFINISHED=3
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 OUT=${OUT:-$ROOT/benchmarks/results}
@@ -48,7 +48,7 @@ main() {
   trap stop_services EXIT
   for part in "${@:-${PARTS[@]}}"; do
     case $part in
-      engine | precision | families | end_to_end | without_mps | offline | disaggregated | figures | prediction | llm_form)
+      engine | precision | families | end_to_end | without_mps | offline | figures | prediction | llm_form | disaggregated)
         "part_$part" ;;
       *) usage >&2; return 2 ;;
     esac

@@ -65,30 +65,42 @@ def test_each_family_is_looked_at_and_then_measured_alone_end_to_end_and_offline
     assert f"--offline {tmp_path}/offline_gpu_cosyvoice3.json --out {tmp_path}/gpu_families.json" in others[-1]
 
 
+def put_command(directory: Path, name: str, script: str) -> str:
+    """Write a command that stands in for one of NVIDIA's; returns the path to find it by."""
+    command = directory / name
+    command.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    command.chmod(0o755)
+    return f"{directory}:/usr/bin:/bin"
+
+
 @pytest.mark.parametrize(
-    ("part", "loads"),
+    ("part", "loads", "mps"),
     [
-        ("end_to_end", "--closed 1 --open 10 20 32 64 --audible 1 6 10 20 32 --unseen 12 --open-s 20"),
-        ("without_mps", "--closed 1 --open 32 --unseen 0 --open-s 20"),
+        ("end_to_end", "--closed 1 --open 10 20 32 64 --audible 1 6 10 20 32 --unseen 12 --open-s 20", "on"),
+        ("without_mps", "--closed 1 --open 32 --unseen 0 --open-s 20", "off"),
     ],
 )
-def test_a_sweep_loads_a_plain_server(part: str, loads: str, tmp_path: Path) -> None:
-    status, (make, serve, load) = predict(tmp_path, part=part)
+def test_a_sweep_loads_a_plain_server(part: str, loads: str, mps: str, tmp_path: Path) -> None:
+    path = put_command(tmp_path, "nvidia-cuda-mps-control", ":")
+    status, (make, serve, load) = predict(tmp_path, part=part, path=path)
     assert status == 0 and "make-random" in make
     assert "--set " not in serve and "--llm-backend" not in serve, "a plain server chooses for itself"
     assert f"--out {tmp_path}/gpu_{part} " in load and loads in load
-    assert '"mps": "off"' in load and (tmp_path / f"gpu_{part}/summary.txt").is_file()
+    assert f'"mps": "{mps}"' in load and (tmp_path / f"gpu_{part}/summary.txt").is_file()
 
 
 def test_the_services_are_measured_apart_on_every_number_of_gpus(tmp_path: Path) -> None:
-    there = tmp_path / "nvidia-smi"
-    there.write_text("#!/bin/sh\nseq 3\n", encoding="utf-8")
-    there.chmod(0o755)
-    status, calls = predict(tmp_path, part="disaggregated", path=f"{tmp_path}:/usr/bin:/bin")
+    status, calls = predict(tmp_path, part="disaggregated", path=put_command(tmp_path, "nvidia-smi", "seq 3"))
     served = [call for call in calls if "main serve" in call]
     assert status == 0
     assert ["--token2wav-gpus 1 " in served[0], "--token2wav-gpus 1,2 " in served[1]] == [True, True]
     assert ["--open 64 128 " in call for call in calls if "end_to_end" in call] == [False, True]
+
+
+def test_what_needs_two_gpus_comes_last_so_that_the_others_are_measured_on_one() -> None:
+    usage = subprocess.run(["bash", str(SCRIPT), "--help"], capture_output=True, text=True, timeout=60, check=True)
+    (parts,) = [line for line in usage.stdout.splitlines() if line.startswith("Parts ")]
+    assert parts.endswith(" disaggregated.")
 
 
 @pytest.mark.parametrize("verified", [1, 2])
