@@ -64,23 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.apart is not None:
             arrangements.append(measured_json(APART, args.apart.name, read_runs(args.apart)))
         figures = {**compute_figures(engine["raw"]), **end_to_end_figures(runs)}
-        without_mps = {} if args.without_mps is None else read_runs(args.without_mps)
-        figures |= figures_without_mps(without_mps)
-        setting = json.loads((args.end_to_end / ENVIRONMENT_FILE).read_text("utf-8"))
+        sources = {
+            "engine": {"file": args.engine.name, **_origin(engine)},
+            "end_to_end": {"directory": args.end_to_end.name, **_sweep_origin(args.end_to_end)},
+        }
+        if args.without_mps is not None:
+            figures |= figures_without_mps(read_runs(args.without_mps))
+            sources["without_mps"] = {"directory": args.without_mps.name, **_sweep_origin(args.without_mps)}
     except (OSError, ValueError, LookupError, BenchmarkError) as error:
         print(f"figures: {error!r}", file=sys.stderr)
         return 1
-    sources = {
-        "engine": {"file": args.engine.name, **_origin(engine)},
-        "end_to_end": {"directory": args.end_to_end.name, **_origin(setting)},
-    }
-    if args.without_mps is not None:
-        origin = json.loads((args.without_mps / ENVIRONMENT_FILE).read_text("utf-8"))
-        sources["without_mps"] = {"directory": args.without_mps.name, **_origin(origin)}
     table = {name: _row(run) for name, run in runs.items()}
     write_json(args.out, {"figures": figures, "end_to_end": table, "sources": sources})
     if args.points is not None:
-        held, environment = figures.get("realtime_streams"), setting["environment"]
+        held, environment = figures.get("realtime_streams"), sources["end_to_end"]["environment"]
         write_json(args.points, plan_points(args.points, arrangements, held, environment))
     if args.plot is not None:
         draw_sweep(args.plot, list(runs.values()))
@@ -131,8 +128,7 @@ def family_document(
     if end_to_end is not None:
         runs = read_runs(end_to_end)
         figures |= {prefix + name: value for name, value in end_to_end_figures(runs, FAMILY_RUNS).items()}
-        setting = json.loads((end_to_end / ENVIRONMENT_FILE).read_text("utf-8"))
-        source["end_to_end"] = {"runs": {name: _row(run) for name, run in runs.items()}, **_origin(setting)}
+        source["end_to_end"] = {"runs": {name: _row(run) for name, run in runs.items()}, **_sweep_origin(end_to_end)}
     if offline is not None:
         content = json.loads(offline.read_text("utf-8"))
         figures[f"{prefix}offline_rtf"] = content["figures"]["rtf"]
@@ -191,9 +187,12 @@ def end_to_end_figures(
 
 def figures_without_mps(runs: Mapping[str, FinishedRun]) -> dict[str, float]:
     """Compute the published figures of open loops on a GPU that the services take turns on."""
-    rates = {name: name.removeprefix("poisson-") for name in runs if name.startswith("poisson-")}
-    each = [open_loop_figures(runs[name], f"poisson{int(rate)}_no_mps") for name, rate in rates.items()]
-    return {key: value for figures in each for key, value in figures.items()}
+    figures: dict[str, float] = {}
+    for name, run in runs.items():
+        kind, _, rate = name.partition("-")
+        if kind == "poisson":
+            figures |= open_loop_figures(run, f"poisson{int(rate)}_no_mps")
+    return figures
 
 
 def open_loop_figures(run: FinishedRun, name: str) -> dict[str, float]:
@@ -247,6 +246,10 @@ def _row(run: FinishedRun) -> dict[str, Any]:
     ]
     counts = {name: summary[name] for name in ("requests", "failures", "wall_s", "audio_s_per_s")}
     return {**counts, "ttfa_ms": ttfa_ms, "underruns": silence}
+
+
+def _sweep_origin(directory: Path) -> dict[str, Any]:
+    return _origin(json.loads((directory / ENVIRONMENT_FILE).read_text("utf-8")))
 
 
 def _origin(source: Mapping[str, Any]) -> dict[str, Any]:
