@@ -25,7 +25,7 @@ async def heard_as(transcript: str, text: str, front_end: TextFrontEnd) -> Heard
         front_end: turns writing into English words.
     """
     written = [transcript, _DIGIT.sub(lambda digit: f" {_DIGITS[int(digit[0])]} ", transcript)]
-    forms = [form for each in written for form in (each, each.replace("-", ""))]
+    forms = dict.fromkeys(form for each in written for form in (each, each.replace("-", "")))
     errors = [word_errors(text, each) for each in (transcript, *[await _as_spoken(form, front_end) for form in forms])]
     return Heard(transcript, min(errors, key=lambda each: each.errors))
 
