@@ -82,6 +82,7 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
     """
     sentences = [row for row in rows if not row.is_fragment]
     own = [row for row in sentences if row.voice == voice]
+    fragments = [row for row in rows if row.is_fragment and row.voice == voice]
     offline = [row.offline for row in own if row.offline is not None]
     source = [row.source for row in own if row.source is not None]
     if not own or not len(own) == len(offline) == len(source):
@@ -96,9 +97,9 @@ def figures(rows: Sequence[StudyRow], voice: str) -> dict[str, float]:
         "wer": streamed_rate,
         "source_wer": source_rate,
         "wer_over_source": _ratio(streamed_rate, source_rate),
-        **_fragments([row for row in rows if row.is_fragment and row.voice == voice]),
+        **_fragments(fragments),
         **_neural(own, ""),
-        **_neural([row for row in rows if row.is_fragment and row.voice == voice], "fragment_"),
+        **_neural(fragments, "fragment_"),
         "rtf": sum(row.total_s for row in own) / sum(row.audio_s for row in own),
         "ttfa_ms": _MS * median(row.ttfa_s for row in own),
         "speaker_top1": top1([row.ranking for row in sentences]),
