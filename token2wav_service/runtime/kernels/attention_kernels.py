@@ -75,7 +75,8 @@ def _history(
     window_slot_stride, window_cfg_stride, window_size,
     D2: tl.constexpr, H: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    # Where the voice's prompt and the stream's ring stand, and how many keys each has.
+    # Where the voice's prompt and the stream's ring stand, and how many keys each has. Both, and what says where they
+    # are, were written before the step: they may be read while earlier kernels of it run.
     prompt_count = tl.load(prompt_lengths + stream).to(tl.int32)
     window_count = tl.minimum(tl.load(generated + stream), window_size).to(tl.int32)
     plane = prompt_plane + cfg * H + head
@@ -86,15 +87,24 @@ def _history(
 
 
 @triton.jit
+def _tile(tile, before_ring, prompt_address, prompt_count, ring_address, window_count, KB: tl.constexpr):
+    # Whether a tile is the prompt's; where its keys stand, how many there are, and which of them it has.
+    is_prompt = tile < before_ring
+    address = tl.where(is_prompt, prompt_address, ring_address)
+    count = tl.where(is_prompt, prompt_count, window_count)
+    key = tl.where(is_prompt, tile, tile - before_ring) * KB + tl.arange(0, KB)
+    return is_prompt, address, count, key
+
+
+@triton.jit
 def _fetch_tiles(first, end, before_ring, prompt_address, prompt_count, ring_address, window_count,
                  KB: tl.constexpr, ROW_BYTES: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
     # Brings this part's keys and values into the L2 cache, a line of 128 bytes at a time.
     line = tl.arange(0, LINES) * 128
     for tile in range(first, end):
-        is_prompt = tile < before_ring
-        address = tl.where(is_prompt, prompt_address, ring_address)
-        count = tl.where(is_prompt, prompt_count, window_count)
-        key = tl.where(is_prompt, tile, tile - before_ring) * KB + tl.arange(0, KB)
+        _, address, count, key = _tile(
+            tile, before_ring, prompt_address, prompt_count, ring_address, window_count, KB
+        )  # fmt: skip
         key = tl.minimum(key, count - 1).to(tl.int64)
         prefetch_lines(address + key[:, None] * ROW_BYTES + tl.minimum(line, ROW_BYTES - 1)[None, :])
 
@@ -180,10 +190,9 @@ def attend_kernel(
     # Then the voice's prompt and the stream's ring of newest frames.
     made = tl.load(generated + stream)
     for tile in range(first_tile, end_tile):
-        is_prompt = tile < before_ring
-        address = tl.where(is_prompt, prompt_address, ring_address)
-        count = tl.where(is_prompt, prompt_count, window_count)
-        key = tl.where(is_prompt, tile, tile - before_ring) * KB + tl.arange(0, KB)
+        is_prompt, address, count, key = _tile(
+            tile, before_ring, prompt_address, prompt_count, ring_address, window_count, KB
+        )  # fmt: skip
         seen = key < count
         # The alignment is stated so that loads are 16 bytes wide: a pointer from memory could be unaligned.
         kv = tl.multiple_of(address.to(tl.pointer_type(element)), 16 if D % 8 == 0 else 2)
