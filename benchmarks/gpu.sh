@@ -180,7 +180,7 @@ part_disaggregated() {
   fi
   for ((n = 1; n < count; n++)); do
     gpus=$(seq -s , "$n")
-    SERVE_OPTIONS=(--llm-gpu 0 --token2wav-gpus "$gpus")
+    SERVE_OPTIONS=(--llm-gpu 0 --token2wav-gpus "$gpus" --token2wav-replicas "$n")
     GPUS=$((n + 1)) sweep "$OUT/${NAME}_disaggregated_1+${n}_1" --closed $((2 * n)) $((12 * n)) \
       --open $((32 * n)) $((64 * n)) --unseen 0 || status=$?
   done
@@ -266,7 +266,12 @@ JSON
 
 # Two processes share the GPU: under MPS their kernels run side by side, without it they take turns of milliseconds.
 start_mps() {
-  if [[ $MPS != on ]]; then return; fi
+  if [[ $MPS != on ]]; then
+    export COSYDIT_MPS=off  # else a plain server starts it
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    return
+  fi
+  unset COSYDIT_MPS
   export CUDA_MPS_PIPE_DIRECTORY=$WORK/mps CUDA_MPS_LOG_DIRECTORY=$WORK/mps-log
   mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
   nvidia-cuda-mps-control -d

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = "nvidia-cuda-mps-control"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+SWITCH_VARIABLE, OFF = "COSYDIT_MPS", "off"
+"""`off` here leaves MPS alone; anything else uses it where it can be had."""
 SYSTEM_PIPES = Path("/tmp/nvidia-mps")
 """Folder where CUDA looks for the daemon if no other is named."""
 ANSWER_TIMEOUT_S = 10.0
@@ -90,6 +92,8 @@ def start_mps(log_dir: Path, control: Control = run_control, system_pipes: Path 
         control: runs the control program.
         system_pipes: where a daemon is looked for if the environment names no other place.
     """
+    if os.environ.get(SWITCH_VARIABLE) == OFF:
+        return MpsUse(f"off: {SWITCH_VARIABLE}={OFF}; the services take turns on the GPU, which costs a lot")
     if shutil.which(PROGRAM) is None:
         return MpsUse(
             f"off: {PROGRAM} is not on PATH; without it the services take turns on the GPU, which costs a lot"

@@ -47,6 +47,7 @@ _ENVIRONMENT = (
         "the GPU where there is one",
         "auto",
     ),
+    ("COSYDIT_MPS", "`off`: `serve`, `batch` and the script neither start nor use NVIDIA's MPS", ""),
     ("COSYDIT_API_KEYS", "the gateway's API keys, as lines of a keys file or separated by `; `", ""),
     ("COSYDIT_API_KEY", "the key that `cosydit client http` sends", ""),
     ("COSYDIT_LOG_FORMAT", "`text` or `json`, for all services", "text"),

@@ -11,7 +11,7 @@ from benchmarks import verify_prediction
 
 SCRIPT = Path(verify_prediction.__file__).with_name("gpu.sh")
 PYTHON = r"""#!/usr/bin/env bash
-echo "$*" | tr '\n' ' ' >> "{calls}"
+echo "$* ${{COSYDIT_MPS:+COSYDIT_MPS=$COSYDIT_MPS}}" | tr '\n' ' ' >> "{calls}"
 echo >> "{calls}"
 case "$*" in
   *"main serve"*) echo "speak: now"; exec sleep 60 ;;
@@ -85,6 +85,7 @@ def test_a_sweep_loads_a_plain_server(part: str, loads: str, mps: str, tmp_path:
     status, (make, serve, load) = predict(tmp_path, part=part, path=path)
     assert status == 0 and "make-random" in make
     assert "--set " not in serve and "--llm-backend" not in serve, "a plain server chooses for itself"
+    assert ("COSYDIT_MPS=off" in serve) == (mps == "off"), "else it starts a daemon"
     assert f"--out {tmp_path}/gpu_{part} " in load and loads in load
     assert f'"mps": "{mps}"' in load and (tmp_path / f"gpu_{part}/summary.txt").is_file()
 
@@ -93,7 +94,10 @@ def test_the_services_are_measured_apart_on_every_number_of_gpus(tmp_path: Path)
     status, calls = predict(tmp_path, part="disaggregated", path=put_command(tmp_path, "nvidia-smi", "seq 3"))
     served = [call for call in calls if "main serve" in call]
     assert status == 0
-    assert ["--token2wav-gpus 1 " in served[0], "--token2wav-gpus 1,2 " in served[1]] == [True, True]
+    assert [
+        "--token2wav-gpus 1 --token2wav-replicas 1" in served[0],
+        "--token2wav-gpus 1,2 --token2wav-replicas 2" in served[1],
+    ] == [True, True]
     assert ["--open 64 128 " in call for call in calls if "end_to_end" in call] == [False, True]
 
 

@@ -63,6 +63,16 @@ def test_a_daemon_is_started_for_the_services_and_stopped_with_them(host: Path) 
     assert daemon.calls[-1] == ("quit", str(host / "own"))
 
 
+def test_a_daemon_is_left_alone_where_mps_is_off(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSYDIT_MPS", "off")
+    daemon = FakeDaemon()
+    daemon.run_at(host / "system")
+    with mps_running(host, daemon, host / "system") as use:
+        assert use.note.startswith("off: COSYDIT_MPS=off") and use.pipes is None
+        assert MPS_VARIABLE not in os.environ, "services inherit none"
+    assert not daemon.calls
+
+
 def test_a_client_of_the_daemon_does_not_wait_for_its_end(host: Path) -> None:
     asked = host / "asked"
     program = host / "nvidia-cuda-mps-control"
