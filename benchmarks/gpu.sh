@@ -268,7 +268,6 @@ JSON
 start_mps() {
   if [[ $MPS != on ]]; then
     export COSYDIT_MPS=off  # else a plain server starts it
-    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     return
   fi
   unset COSYDIT_MPS

@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 PROGRAM = "nvidia-cuda-mps-control"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 SWITCH_VARIABLE, OFF = "COSYDIT_MPS", "off"
-"""`off` here leaves MPS alone; anything else uses it where it can be had."""
+"""`off` here keeps the services from MPS; anything else uses it where it can be had."""
+_NO_PIPES = "no-mps"
+"""Folder below the logs that is never made. CUDA runs without MPS if the folder that is named has no daemon; if none is
+named, it looks in `SYSTEM_PIPES`."""
 SYSTEM_PIPES = Path("/tmp/nvidia-mps")
 """Folder where CUDA looks for the daemon if no other is named."""
 ANSWER_TIMEOUT_S = 10.0
@@ -41,7 +44,7 @@ class MpsUse:
     note: str
     """Message to the user: what was found or done."""
     pipes: Path | None = None
-    """Value of CUDA_MPS_PIPE_DIRECTORY for the services; None: there is no daemon."""
+    """Value of CUDA_MPS_PIPE_DIRECTORY for the services; None: it stays as it is."""
     is_ours: bool = False
     """Whether the daemon was started here, and must be stopped here."""
 
@@ -93,7 +96,8 @@ def start_mps(log_dir: Path, control: Control = run_control, system_pipes: Path 
         system_pipes: where a daemon is looked for if the environment names no other place.
     """
     if os.environ.get(SWITCH_VARIABLE) == OFF:
-        return MpsUse(f"off: {SWITCH_VARIABLE}={OFF}; the services take turns on the GPU, which costs a lot")
+        off = f"off: {SWITCH_VARIABLE}={OFF}; the services take turns on the GPU, which costs a lot"
+        return MpsUse(off, log_dir / _NO_PIPES)
     if shutil.which(PROGRAM) is None:
         return MpsUse(
             f"off: {PROGRAM} is not on PATH; without it the services take turns on the GPU, which costs a lot"

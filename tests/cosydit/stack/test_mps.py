@@ -68,9 +68,9 @@ def test_a_daemon_is_left_alone_where_mps_is_off(host: Path, monkeypatch: pytest
     daemon = FakeDaemon()
     daemon.run_at(host / "system")
     with mps_running(host, daemon, host / "system") as use:
-        assert use.note.startswith("off: COSYDIT_MPS=off") and use.pipes is None
-        assert MPS_VARIABLE not in os.environ, "services inherit none"
-    assert not daemon.calls
+        assert use.note.startswith("off: COSYDIT_MPS=off") and not use.is_ours
+        assert not Path(os.environ[MPS_VARIABLE]).exists(), "else CUDA finds the system's daemon by itself"
+    assert not daemon.calls and MPS_VARIABLE not in os.environ
 
 
 def test_a_client_of_the_daemon_does_not_wait_for_its_end(host: Path) -> None:
