@@ -54,7 +54,8 @@ def unpack_engines(archive: Path, root: Path) -> None:
     if (root / _ENGINE_FILES[0]).exists():
         return
     with tarfile.open(archive) as file:
-        file.extractall(root, filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # older than 3.10.12 and 3.11.4 have none
+        file.extractall(root)
 
 
 def write_texts(root: Path, directory: Path) -> None:

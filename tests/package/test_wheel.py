@@ -71,7 +71,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # older than 3.10.12 and 3.11.4 have none
+        archive.extractall(folder)
     source = folder / sdist.name.removesuffix(".tar.gz")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     run(sys.executable, "-m", "pip", "wheel", *options, source, cwd=folder)
