@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from servicekit.logs import first_line
+
 PART_SUFFIX = ".part"
 """Ending of a file that is being written; one left behind belongs to a process that died."""
 
@@ -98,7 +100,7 @@ def writing(directory: Path) -> Iterator[None]:
             raise
         where = next(folder for folder in (directory, *directory.absolute().parents) if folder.is_dir())
         free_mib = shutil.disk_usage(where).free // (1 << 20)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OSError(
-            f"{directory} can't be written ({reason}); {free_mib} MiB are free there, and files may be limited in size"
+            f"{directory} can't be written ({first_line(error)}); {free_mib} MiB are free there, and files may be "
+            "limited in size"
         ) from error

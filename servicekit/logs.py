@@ -76,3 +76,8 @@ def configure_logging(log_format: LogFormat, text_format: str = TEXT_FORMAT, lev
     if log_format is LogFormat.JSON:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, for a message of one line; its type's name if it has no text."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

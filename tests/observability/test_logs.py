@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from gateway.telemetry.call import Call, CallFilter, serving
-from servicekit.logs import JsonFormatter, LogFormat, log_format_of
+from servicekit.logs import JsonFormatter, LogFormat, first_line, log_format_of
 from servicekit.tracing import Span
 
 
@@ -67,3 +67,8 @@ def test_the_environment_chooses_the_format_and_a_mistake_is_told() -> None:
     assert log_format_of({"COSYDIT_LOG_FORMAT": "json"}) is LogFormat.JSON
     with pytest.raises(ValueError, match="text or json"):
         log_format_of({"COSYDIT_LOG_FORMAT": "yaml"})
+
+
+def test_an_error_is_named_on_one_line() -> None:
+    assert first_line(RuntimeError("CUDA error: no driver\nSearch for it elsewhere")) == "CUDA error: no driver"
+    assert first_line(RuntimeError()) == "RuntimeError"

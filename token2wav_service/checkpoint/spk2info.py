@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from servicekit.logs import first_line
 from token2wav_service.contract import LOOKAHEAD_TOKENS, MAX_PROMPT_SECONDS, SPEECH_VOCAB_SIZE, TOKEN_RATE_HZ
 from token2wav_service.errors import CheckpointError
 from token2wav_service.voice_file import FRAMES_PER_TOKEN
@@ -71,7 +72,7 @@ def read_spk2info(path: Path) -> list[OriginalVoice | UnusableVoice]:
         entries = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as err:  # torch.load raises many kinds, among them what refuses pickled code
         raise CheckpointError(
-            f"{path} can't be read as tensors, texts and numbers alone ({_first_line(err)}); a file that needs code to "
+            f"{path} can't be read as tensors, texts and numbers alone ({first_line(err)}); a file that needs code to "
             "be read is never run: save it again with torch.save from plain dicts of tensors"
         ) from err
     if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
@@ -126,7 +127,3 @@ def _tensor(entry: Mapping[str, Any], names: tuple[str, ...]) -> Tensor:
         if isinstance(found, Tensor) and found.dim():
             return found.detach()
     raise ValueError(f"it lacks a tensor {' or '.join(names)}, so nothing can be spoken in it; it has {sorted(entry)}")
-
-
-def _first_line(err: Exception) -> str:
-    return next(iter(str(err).splitlines()), type(err).__name__)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpukit.graphs import capture, graph_memory, warm_up
+from servicekit.logs import first_line
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.runtime.slots.slot_vocoder import VocoderProgress
 from token2wav_service.runtime.slots.step_shapes import StepShapes
@@ -138,7 +139,7 @@ class BucketProgram:
             streams, tokens = self._tokens.shape
             raise ProgramCaptureError(
                 f"the program of {streams} streams and {tokens} tokens (look-ahead included) could not be captured as "
-                f"a CUDA graph: {type(err).__name__}: {err}; runner=torch runs without graphs"
+                f"a CUDA graph: {type(err).__name__}: {first_line(err)}; runner=torch runs without graphs"
             ) from err
 
     def _capture_on_side_stream(self) -> None:

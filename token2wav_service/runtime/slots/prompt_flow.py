@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpukit.graphs import capture, graph_memory, own_stream, warm_up
+from servicekit.logs import first_line
 from token2wav_service.errors import ProgramCaptureError
 from token2wav_service.models.flow.flow import Flow
 from token2wav_service.models.flow.flow_state import FlowState
@@ -221,5 +222,5 @@ class _PromptProgram:
         except Exception as err:
             raise ProgramCaptureError(
                 f"the program of prompts of {self.size} tokens could not be captured as a CUDA graph: "
-                f"{type(err).__name__}: {err}; runner=torch runs without graphs"
+                f"{type(err).__name__}: {first_line(err)}; runner=torch runs without graphs"
             ) from err
